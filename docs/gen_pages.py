@@ -15,7 +15,7 @@ from typing import Any
 import vispe
 from vispe.encodings.base import HOST_FACTS
 from vispe.encodings.registry import encoding_class
-from vispe.hosts.support import HOSTS, support_table
+from vispe.hosts.support_matrix import HOSTS, support_table
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "eval"), str(ROOT / "docs" / "site")]

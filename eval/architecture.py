@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from tests.test_architecture import ARROWS, FILES, FLOORS, PACKAGE, room
-from vispe.report.style import BLUE, FAINT, GREY, INK, new_figure
+from vispe.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures" / "architecture.png"
 WIDTH = 9.0  # of a floor

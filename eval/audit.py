@@ -21,10 +21,10 @@ import checkout  # noqa: F401  (finds vispe)
 import timm
 import torch
 
-from vispe.backbones.maps import VisionModel
-from vispe.evaluate.audit.finding import Audit
-from vispe.evaluate.audit.host import Host
-from vispe.evaluate.audit.run import audit
+from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.findings import Audit
+from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.extrapolation import PATCH, Recipe, train
 from vispe.files import write_json
 from vispe.hosts.convert import convert

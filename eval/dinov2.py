@@ -30,8 +30,8 @@ import checkout  # noqa: F401  (finds vispe)
 import torch
 
 from vispe.files import atomic_path
-from vispe.train.evaluate.pair import Pair
-from vispe.train.evaluate.pictures import Settings
+from vispe.train.evaluate.model_pair import Pair
+from vispe.train.evaluate.probe_images import Settings
 from vispe.train.retrofit.student import load_student
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))

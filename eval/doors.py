@@ -20,11 +20,11 @@ from PIL import Image
 
 import vispe
 from vispe.cli.main import main as command
+from vispe.evaluate.evaluated import Subject, load_subject
 from vispe.evaluate.plots.positions import plot_positions
-from vispe.evaluate.subject import Subject, load_subject
-from vispe.images.find import find_images
-from vispe.report.style import INK, SOFT
-from vispe.segment.draw import PALETTE
+from vispe.images.file_search import find_images
+from vispe.report.figure_style import INK, SOFT
+from vispe.segment.overlays import PALETTE
 
 matplotlib.use("Agg")
 from matplotlib.axes import Axes

@@ -19,8 +19,8 @@ from PIL import Image
 
 import vispe
 from vispe.attention.bias.strip import Layout, layout_of
-from vispe.images.find import find_images
-from vispe.report.style import BLUE, GREY, INK, ORANGE
+from vispe.images.file_search import find_images
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE
 
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
@@ -137,7 +137,7 @@ def memory() -> None:
 def rotation() -> None:
     """Draw what turning does to an untrained model, and to one that treats all directions alike."""
     from vispe.evaluate import rotation as measure
-    from vispe.evaluate.rotation.pictures.rows import plot_d4, plot_polar
+    from vispe.evaluate.rotation.figures.record_figures import plot_d4, plot_polar
 
     (path,) = find_images(["skimage:ihc"])
     whole = torch.from_numpy(np.asarray(Image.open(path)).copy()).permute(2, 0, 1) / 127.5 - 1
@@ -166,7 +166,7 @@ def rotation() -> None:
 
 def orders() -> None:
     """Draw in which order the patches of a grid are written, as colours, and the first steps as numbers."""
-    from vispe.grid.orders import fractal, quadtree, raster, shuffled
+    from vispe.grid.token_orders import fractal, quadtree, raster, shuffled
 
     side, shown = 11, 10
     count = side * side

@@ -26,14 +26,14 @@ from torch import Tensor
 
 import vispe
 from vispe.attention import Expand
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import UnsupportedCombination
-from vispe.report.style import GREY, INK
+from vispe.report.figure_style import GREY, INK
 
 OUT = Path(__file__).parents[1] / "docs" / "gallery"
 HEADS, WIDTH, DEPTH = 8, 48, 12

@@ -21,8 +21,8 @@ from PIL import Image
 import vispe
 from vispe.attention import DistanceBias
 from vispe.attention.bias.strip import Layout, build
-from vispe.evaluate.subject import load_subject
-from vispe.report.style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
+from vispe.evaluate.evaluated import load_subject
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 LARGEST = 300_000  # bytes

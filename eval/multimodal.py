@@ -113,7 +113,7 @@ def parallel_picture() -> None:
     """Draw coordinates and masks of images in order, and side by side in two ways."""
     from matplotlib import pyplot
 
-    from vispe.evaluate.plots.blocks import plot_blocks
+    from vispe.evaluate.plots.attention_blocks import plot_blocks
     from vispe.evaluate.plots.positions import plot_positions
 
     images = [Image(3, 4), Image(3, 3), Image(4, 4)]

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 import vispe
 from vispe.train.data import Augment, Concat, FolderSource, Source, SyntheticSource
-from vispe.train.data.source import digest
+from vispe.train.data.dataset import digest
 from vispe.train.retrofit.config import Probe as ProbeConfig
 from vispe.train.retrofit.config import Retrofit, Stage, Student, Target, Teacher, Weights, Window
-from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.distillation import retrofit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 sys.path.insert(0, str(Path(__file__).parent / "bench"))

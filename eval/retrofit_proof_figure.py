@@ -10,7 +10,7 @@ import retrofit_proof_measure as measure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vispe.report.style import BLUE, GREY, INK, ORANGE, new_figure
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 
 WORDS = {"own": "pictures that anyone can make", "pool": "the same and an unlabelled pool"}
 FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing

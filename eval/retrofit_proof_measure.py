@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.evaluate.probe.averages import effective_rank, mean_cosine
 from vispe.evaluate.probe.debias import blank_channels
+from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.train.data import SyntheticSource
-from vispe.train.evaluate.masks import FilterFeatures, mean_known, score_masks
-from vispe.train.evaluate.measure import Side, evaluate
-from vispe.train.evaluate.pictures import Settings, Windows
+from vispe.train.evaluate.before_after import Side, evaluate
+from vispe.train.evaluate.mask_scores import FilterFeatures, mean_known, score_masks
+from vispe.train.evaluate.probe_images import Settings, Windows
 from vispe.train.retrofit.student import load_student
 
 SIZES = (96, 192)

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vispe
-from vispe.evaluate.rotation import ModelFeatures, measure
-from vispe.evaluate.rotation.pictures.rows import plot_models
+from vispe.evaluate.rotation import ModelFeatures, evaluation
+from vispe.evaluate.rotation.figures.record_figures import plot_models
 from vispe.images import textures
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -79,7 +79,7 @@ def main() -> None:
             continue
         model = trained(name, args.runs)
         found = list(images(args.micrographs, args.images))
-        report = measure(
+        report = evaluation(
             ModelFeatures(model),
             [image for _, image, _ in found],
             truths=[truth for _, _, truth in found],

@@ -4,7 +4,7 @@
     python eval/schemes.py draw
 
 Each is a Qwen2-VL of two decoder layers and random weights, without any block in its vision tower, so that nothing but
-the scheme says where a patch is. It learns the three tasks of `vispe.train.vlm.tasks` at once, packed by
+the scheme says where a patch is. It learns the three tasks of `vispe.train.vlm.synthetic_tasks` at once, packed by
 `vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json after
 every model, and goes on where it was stopped; `draw` makes docs/pictures/schemes-tasks.png.
 """
@@ -25,7 +25,7 @@ import vispe
 from vispe.train.vlm.lora import accuracy
 from vispe.train.vlm.packing import Packing
 from vispe.train.vlm.prompts import Arranged
-from vispe.train.vlm.tasks import TASKS, Words, draw
+from vispe.train.vlm.synthetic_tasks import TASKS, Words, draw
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment

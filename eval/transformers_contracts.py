@@ -194,11 +194,11 @@ def built(model, stock=PreTrainedModel.post_init):
 
 if spec != "stock":
     import vispe
-    from vispe.hosts.transformers.classes import stock_of
+    from vispe.hosts.transformers.subclasses import stock_of
     from vispe.hosts.transformers.language.convert import is_vlm
     from vispe.hosts.transformers.language.families import FAMILIES, family_of
-    from vispe.hosts.transformers.vision.family import family_of as tower_of
-    from vispe.hosts.windows.family import family_of as windows_of
+    from vispe.hosts.transformers.vision.families import family_of as tower_of
+    from vispe.hosts.windows.families import family_of as windows_of
     PreTrainedModel.post_init = built
 
 def pytest_collection_modifyitems(items):

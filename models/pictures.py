@@ -43,7 +43,7 @@ def installed() -> Iterator[Tensor]:
 
 def folders(paths: Sequence[str | Path]) -> Iterator[Tensor]:
     """Yield every picture below the folders (3, H, W) uint8, sorted by path; stacks give their pages."""
-    from vispe.images.find import find_images
+    from vispe.images.file_search import find_images
     from vispe.images.normalize import normalize
     from vispe.images.read import read_image
 

@@ -8,7 +8,7 @@ import pytest
 
 from vispe.errors import InputError
 from vispe.files import check_no_link, remove
-from vispe.segment.run.claim import LOCK, claimed
+from vispe.segment.run.lock import LOCK, claimed
 from vispe.train.retrofit.checkpoint import Folder
 
 PACKAGE = Path(__file__).parents[1] / "vispe"

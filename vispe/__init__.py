@@ -10,21 +10,21 @@ from vispe import encodings as encodings
 from vispe import symmetry as symmetry
 from vispe._lazy import face
 from vispe.attention import attention, explain, use_backend
+from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
-from vispe.encodings.layer import Attention
 from vispe.encodings.registry import EncodingInfo, create_encoding, encoding_info, list_encodings, register
 from vispe.errors import VispeError
 from vispe.evaluate.plots.encoding import plot_bias
 from vispe.grid import Grid, Positions
-from vispe.hosts.arrival import await_hosts
+from vispe.hosts.import_hooks import await_hosts
 from vispe.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from vispe.hosts.common.block_loops import positions_for
     from vispe.hosts.convert import convert, describe, restore
     from vispe.hosts.transformers.saving.loading import from_pretrained
-    from vispe.hosts.transplant.loop import positions_for
-    from vispe.symmetry.remedies import symmetrize
+    from vispe.symmetry.symmetrization import symmetrize
 
 __all__ = [
     "Additive",
@@ -60,9 +60,9 @@ __getattr__, __dir__ = face(  # names whose modules import timm, which is slow, 
         "convert": "vispe.hosts.convert",
         "describe": "vispe.hosts.convert",
         "from_pretrained": "vispe.hosts.transformers.saving.loading",
-        "positions_for": "vispe.hosts.transplant.loop",
+        "positions_for": "vispe.hosts.common.block_loops",
         "restore": "vispe.hosts.convert",
-        "symmetrize": "vispe.symmetry.remedies",
+        "symmetrize": "vispe.symmetry.symmetrization",
     },
 )
 await_hosts()

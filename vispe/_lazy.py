@@ -9,7 +9,7 @@ from typing import Any
 def face(package: str, names: Mapping[Any, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose `names` stand in the modules given.
 
-    >>> __getattr__, __dir__ = face(__name__, {"symmetrize": "vispe.symmetry.remedies"})
+    >>> __getattr__, __dir__ = face(__name__, {"symmetrize": "vispe.symmetry.symmetrization"})
     """
 
     def get(name: str) -> Any:

@@ -6,8 +6,8 @@ import inspect
 import types
 import typing
 
+from vispe.cli.arguments import read_docstring
 from vispe.cli.main import COMMANDS, load_command
-from vispe.cli.options import read_docstring
 
 
 def commands_page() -> str:

@@ -31,7 +31,7 @@ from timing import environment
 from tune import ODD, WORK, milliseconds, strips, work
 
 from vispe import Grid
-from vispe.evaluate.speed.checks import check
+from vispe.evaluate.speed.correctness import check
 
 HERE = Path(__file__)
 KERNELS = ("forward", "grad_q", "grad_once", "grad_bias")  # grad_q launches that of keys and values as well

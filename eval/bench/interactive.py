@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from timing import environment
 
-from vispe.segment.classify.calibrate import strokes as of_strokes
-from vispe.segment.classify.learn import learn
-from vispe.segment.features.features import Features
+from vispe.segment.classify.calibration import strokes as of_strokes
+from vispe.segment.classify.classifier_fit import learn
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.pipeline import DEFAULT
-from vispe.segment.run.predict import Post, Prediction, predict_page
+from vispe.segment.run.prediction import Post, Prediction, predict_page
 
 STROKES = 24
 WIDTH = 5  # pixels

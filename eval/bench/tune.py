@@ -27,9 +27,9 @@ from timing import version
 
 from vispe import Grid
 from vispe.attention.backends.triton import tiles
-from vispe.attention.bias import narrow, strip
-from vispe.evaluate.speed.checks import LIMITS, check
-from vispe.evaluate.speed.measure import timed, warm
+from vispe.attention.bias import float16_strip, strip
+from vispe.evaluate.speed.correctness import LIMITS, check
+from vispe.evaluate.speed.timing import timed, warm
 
 KERNELS = ("forward", "grad_q", "grad_kv", "grad_bias")
 WIDTHS = (64, 96, 128)
@@ -202,7 +202,7 @@ def work(
     scale = width**-0.5
     copy = None
     if stored == "float32" and dtype != torch.float32:
-        packed, edge, copy = narrow.pack_both(runs, ends, layout, scale, dtype, lead=layout.lead)
+        packed, edge, copy = float16_strip.pack_both(runs, ends, layout, scale, dtype, lead=layout.lead)
     else:
         packed, edge = strip.pack(runs, ends, layout, scale, getattr(torch, stored), lead=layout.lead)
     address, base = layout.patches_first(device)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from retrofitted.targets import others, targets
-from vispe.report.style import BLUE, GREY, INK, ORANGE, new_figure
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 from vispe.train.evaluate.criteria import Criterion
 
 FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing

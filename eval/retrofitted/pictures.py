@@ -13,7 +13,7 @@ from torch import Tensor
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.train.data import FolderSource, SyntheticSource
-from vispe.train.evaluate.pictures import Noise, Settings, Textures, Windows
+from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows
 
 KINDS = ("noise", "textures", "micrographs", "synthetic", "pool")
 """Uniform noise; generated homogeneous textures; homogeneous micrographs; synthetic pictures such as students learn

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from retrofitted.pictures import PLACELESS, Extent
-from vispe.evaluate.probe.averages import effective_rank, mean_cosine
+from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
 from vispe.evaluate.probe.positional import ProbeResult, positional_probe
-from vispe.evaluate.rotation.keys import D4_MEAN, FULL
-from vispe.evaluate.rotation.questions.features import equivariance
-from vispe.train.evaluate.masks import FilterFeatures
-from vispe.train.evaluate.pair import SIDES, Pair, likeness
-from vispe.train.evaluate.pictures import Settings, probe_step
+from vispe.evaluate.rotation.metrics.equivariance import equivariance
+from vispe.evaluate.rotation.record_key import D4_MEAN, FULL
+from vispe.train.evaluate.mask_scores import FilterFeatures
+from vispe.train.evaluate.model_pair import SIDES, Pair, likeness
+from vispe.train.evaluate.probe_images import Settings, probe_step
 
 
 def looked_at(

@@ -1,6 +1,6 @@
 """Few-scribble segmentation by one linear classifier of tokens, of filters, and of tokens beside filters.
 
-Scribbles, pixels that count and the classifier are those of `vispe.train.evaluate.masks`; what is added is that tokens
+Scribbles, pixels that count and the classifier are those of `vispe.train.evaluate.mask_scores`; what is added is that tokens
 and filters, whose maps differ in resolution, may stand side by side.
 """
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from retrofitted.pictures import Frame
-from vispe.evaluate.rotation.questions.quadrant import quadrants
-from vispe.evaluate.rotation.steps import scribbles
-from vispe.evaluate.rotation.trained import at_pixels
+from vispe.evaluate.rotation.helpers import scribbles
+from vispe.evaluate.rotation.metrics.quadrant_gap import quadrants
+from vispe.evaluate.rotation.scribble_segmenter import at_pixels
 from vispe.segment.metrics import mean_iou
-from vispe.train.evaluate.masks import FilterFeatures, mean_known
-from vispe.train.evaluate.pair import SIDES, Pair
-from vispe.train.evaluate.pictures import Settings, Windows
+from vispe.train.evaluate.mask_scores import FilterFeatures, mean_known
+from vispe.train.evaluate.model_pair import SIDES, Pair
+from vispe.train.evaluate.probe_images import Settings, Windows
 
 ALONE = (*SIDES, "filters")
 BESIDE = tuple(f"{side} + filters" for side in SIDES)

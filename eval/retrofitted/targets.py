@@ -10,7 +10,7 @@ import numpy as np
 from retrofitted.pictures import PLACELESS
 from vispe.report.statistics import summarise
 from vispe.train.evaluate.criteria import GONE, Criterion
-from vispe.train.evaluate.masks import mean_known
+from vispe.train.evaluate.mask_scores import mean_known
 
 COSINE, RANK = 0.95, 0.6
 """Least cosine to the blanked teacher, and least share of the teacher's effective rank."""

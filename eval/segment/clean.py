@@ -26,7 +26,7 @@ from PIL import Image
 from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.classify.clean import PENALTY, RADIUS, clean
+from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
 from vispe.segment.metrics import scores
 from vispe.segment.pipeline import segment
 

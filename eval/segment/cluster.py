@@ -26,11 +26,11 @@ import numpy as np
 
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
-from vispe.images.labels.read import read_truth
-from vispe.segment.classify.cluster import METHODS
-from vispe.segment.features.dense import NAME
-from vispe.segment.features.features import KINDS, FeatureConfig
-from vispe.segment.model.file import versions
+from vispe.images.labels.label_files import read_truth
+from vispe.segment.classify.clustering import METHODS
+from vispe.segment.features.micro_features import NAME
+from vispe.segment.features.pixel_features import KINDS, FeatureConfig
+from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import Scoring, segment
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"

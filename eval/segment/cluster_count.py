@@ -28,8 +28,8 @@ from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.images.textures import voronoi
-from vispe.segment.classify.cluster import PixelClusters
-from vispe.segment.features.features import Features
+from vispe.segment.classify.clustering import PixelClusters
+from vispe.segment.features.pixel_features import Features
 from vispe.segment.pipeline import DEFAULT
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster_count.json"

@@ -5,7 +5,7 @@ Models are trained on the scribbles of one image of a set, and of four. Each is 
 and twice the magnification, noisy), and about the images of other sets with as many channels. Features, summary and
 score are those of `vispe.segment`; mIoU is that of the classifier on every eighth pixel along each axis, classes not
 weighed. `loss` is what it lies below that of a model from the own scribbles of the unchanged image. Rows hold the
-distance in units of the largest distance of a held-out part: 1 over the margins of `vispe.segment.classify.domain` is
+distance in units of the largest distance of a held-out part: 1 over the margins of `vispe.segment.classify.out_of_distribution` is
 the limit. Finished trainings are kept: a second call goes on where the first stopped; `--fresh` starts again.
 
     python eval/segment/domain.py ../shared/data/microscopy
@@ -30,13 +30,13 @@ from skimage.transform import resize
 from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.classify.domain import MARGIN, MARGIN_ONE, learn_domain, tally
-from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.features.features import Features
-from vispe.segment.features.lattice import Sample, offsets, sample
+from vispe.segment.classify.out_of_distribution import MARGIN, MARGIN_ONE, learn_domain, tally
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.pixel_features import Features
+from vispe.segment.features.sample_grid import Sample, offsets, sample
 from vispe.segment.features.tiles import Region
-from vispe.segment.live.engine import micrograph
-from vispe.segment.model.file import versions
+from vispe.segment.live.live_segmentation import micrograph
+from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import DEFAULT
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "domain.json"

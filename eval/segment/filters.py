@@ -23,7 +23,7 @@ import checkout  # noqa: F401  (finds vispe)
 import numpy as np
 
 from vispe.files import write_json
-from vispe.segment.model.file import versions
+from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_filters.json"

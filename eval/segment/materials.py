@@ -21,7 +21,7 @@ import numpy as np
 
 from vispe.files import write_json
 from vispe.images.textures import voronoi
-from vispe.segment.materials.measure import measure
+from vispe.segment.materials.statistics import measure
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "materials.json"
 SIDE, PAGES, PHASES = 256, 24, 4

@@ -27,9 +27,9 @@ from filters import CROSS, TRAIN
 
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
-from vispe.segment.features.dense import NAME
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.model.file import versions
+from vispe.segment.features.micro_features import NAME
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.model_file import versions
 from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_micro.json"

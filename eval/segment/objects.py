@@ -33,7 +33,7 @@ from skimage.segmentation import watershed
 
 from vispe.backbones.micro import WEIGHTS
 from vispe.files import write_json
-from vispe.segment.model.file import versions
+from vispe.segment.model.model_file import versions
 from vispe.segment.objects.split import NECK
 from vispe.segment.pipeline import MODEL_NAME, ObjectOptions, apply, segment
 

@@ -27,14 +27,23 @@ from PIL import Image
 from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.classify.calibrate import calibrate, calibration_error, joined, strokes
-from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.classify.prior import PRIORS, areas, count, estimate, interval, reweigh, tempered, weights
-from vispe.segment.features.dense import NAME
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.features.kept import KeptFeatures
-from vispe.segment.model.file import versions
-from vispe.segment.run.predict import Post, predict_page
+from vispe.segment.classify.calibration import calibrate, calibration_error, joined, strokes
+from vispe.segment.classify.class_prior import (
+    PRIORS,
+    areas,
+    count,
+    estimate,
+    interval,
+    reweigh,
+    tempered,
+    weights,
+)
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.feature_cache import KeptFeatures
+from vispe.segment.features.micro_features import NAME
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.model_file import versions
+from vispe.segment.run.prediction import Post, predict_page
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"

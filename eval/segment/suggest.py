@@ -25,11 +25,11 @@ import numpy as np
 
 from vispe.files import write_json
 from vispe.images.textures import disc_packing, random_field, voronoi
-from vispe.segment.draw import PALETTE
 from vispe.segment.live import Live, micrograph
-from vispe.segment.live.guide import drawn
-from vispe.segment.live.suggest import candidates, radius_for, suggest
-from vispe.segment.model.file import versions
+from vispe.segment.live.suggest_file import drawn
+from vispe.segment.live.suggestions import candidates, radius_for, suggest
+from vispe.segment.model.model_file import versions
+from vispe.segment.overlays import PALETTE
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "suggest.json"
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "suggest-curve.png"

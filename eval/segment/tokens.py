@@ -37,13 +37,13 @@ from torch.nn.functional import interpolate
 from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.features.dense import NAME
-from vispe.segment.features.features import FeatureConfig, Features
-from vispe.segment.features.kept import KeptFeatures
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.feature_cache import KeptFeatures
+from vispe.segment.features.micro_features import NAME
+from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.metrics import mean_iou
-from vispe.segment.model.file import versions
-from vispe.segment.run.predict import Post, predict_page
+from vispe.segment.model.model_file import versions
+from vispe.segment.run.prediction import Post, predict_page
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_tokens.json"
 SYNTHETIC = "synthetic"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.backbones.maps import VisionModel
 from vispe.backbones.micro.model import PATCH, Micro
+from vispe.backbones.vision_model import VisionModel
 from vispe.train.retrofit.student import load_student
 
 

@@ -19,8 +19,8 @@ import torch
 from models import pictures as data
 from models.micro.geometry import Random
 from models.micro.tasks import HELD, task
-from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.features.features import FeatureConfig, Features
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.pixel_features import FeatureConfig, Features
 
 KINDS = {"filters": "filters", "micro": "tokens", "both": "both"}
 _SHARE = 0.006  # of the pixels that are drawn on

@@ -12,7 +12,7 @@ from tests.encodings.test_conformance import DEPTH, DIM, NAMES, build, positions
 from vispe import attention
 from vispe.attention import DistanceBias
 from vispe.attention.call import Call
-from vispe.attention.choose import BACKENDS
+from vispe.attention.dispatch import BACKENDS
 from vispe.encodings.compose import bias_of, value_term_of
 from vispe.encodings.registry import encoding_class, encoding_info
 from vispe.errors import BackendUnavailable

@@ -8,7 +8,7 @@ from tests.encodings.test_conformance import DEPTH, DIM, build, positions, shape
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
 from vispe.attention.call import Call
-from vispe.attention.choose import BACKENDS
+from vispe.attention.dispatch import BACKENDS
 from vispe.encodings.compose import bias_of
 from vispe.errors import VispeError
 

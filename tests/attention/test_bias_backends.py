@@ -22,7 +22,7 @@ from tests.attention.bias_matrix import (
 )
 from tests.attention.cases import CASES, tensors
 from vispe import Grid, attention
-from vispe.attention.choose import BACKENDS
+from vispe.attention.dispatch import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -7,7 +7,7 @@ from tests.attention.cases import tensors
 from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
 from tests.encodings.test_conformance import NAMES, build, positions, shapes, tokens
 from vispe.attention.backends import blocked as strip_gradient
-from vispe.encodings.branches import calls_of
+from vispe.encodings.multi_softmax import calls_of
 from vispe.encodings.registry import encoding_info
 
 pytestmark = pytest.mark.usefixtures("poisoned")

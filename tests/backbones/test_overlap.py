@@ -9,11 +9,11 @@ import timm
 import torch
 
 import vispe
-from vispe.backbones.maps import VisionModel
 from vispe.backbones.overlap import overlap
 from vispe.backbones.timm import load_backbone
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.hosts.transplant.overlap import table_at
+from vispe.hosts.common.overlapping_patches import table_at
 
 BIASED = "alibi2d.local(slopes=geometric)"
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from vispe.backbones.attention import attention_layers, attention_map, watch
-from vispe.backbones.folders.transformers_model import TransformersModel
-from vispe.backbones.maps import VisionModel, random_twin
+from vispe.backbones.attention_recorder import attention_layers, attention_map, watch
+from vispe.backbones.local.transformers_model import TransformersModel
+from vispe.backbones.vision_model import VisionModel, random_twin
 from vispe.errors import InputError, UnsupportedHost
-from vispe.evaluate.audit.host import host_of
-from vispe.evaluate.subject import load_subject
+from vispe.evaluate.audit.audited_model import host_of
+from vispe.evaluate.evaluated import load_subject
 
 transformers = pytest.importorskip("transformers")
 KINDS = {"ViT": "ViTModel", "Dinov2": "Dinov2Model", "CLIPVision": "CLIPVisionModel"}

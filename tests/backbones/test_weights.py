@@ -16,8 +16,8 @@ from vispe.backbones.timm import load_backbone
 from vispe.backbones.weights import built_with
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.evaluate.subject import load_subject
-from vispe.segment.features.tokens import TokenModel
+from vispe.evaluate.evaluated import load_subject
+from vispe.segment.features.token_features import TokenModel
 from vispe.train.retrofit.config import Teacher
 from vispe.train.retrofit.teacher import load_teacher
 

@@ -5,8 +5,7 @@ import torch
 
 from vispe.cli.main import main
 from vispe.evaluate import speed as attention_bench
-from vispe.evaluate.speed import Case, Plan
-from vispe.evaluate.speed import run as runner
+from vispe.evaluate.speed import Case, Plan, benchmark
 
 
 @pytest.fixture
@@ -39,7 +38,9 @@ def test_json_has_every_number(tiny, capsys):
 
 
 def test_nothing_is_timed_after_a_failed_check(tiny, capsys, monkeypatch):
-    monkeypatch.setattr(runner, "run_check", lambda record, *_: {**record, "failure": "no", "passed": False})
+    monkeypatch.setattr(
+        benchmark, "run_check", lambda record, *_: {**record, "failure": "no", "passed": False}
+    )
     assert main(["bench", "attention", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
     assert out == "A check against float64 failed, so nothing was timed.\n"

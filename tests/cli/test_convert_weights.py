@@ -10,11 +10,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import vispe  # noqa: F401 - timm takes specs
-from tests.hosts.common import image, shake
+from tests.hosts.helpers import image, shake
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.hosts.checkpoints.files import read_weights
 from vispe.hosts.checkpoints.released import KINDS, convert_weights
+from vispe.hosts.checkpoints.weight_files import read_weights
 
 SIZES = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
 PUBLISHED = {**SIZES, "embed_dim": 128, "num_heads": 2}

@@ -6,8 +6,8 @@ import torch
 
 import vispe
 from vispe.cli.main import main
-from vispe.encodings import layer as layers
-from vispe.hosts.explain import STOCK, attention_paths
+from vispe.encodings import attention_layer
+from vispe.hosts.attention_paths import STOCK, attention_paths
 
 MODEL = ["doctor", "test_vit", "--device", "cpu"]
 
@@ -83,10 +83,10 @@ def test_layers_that_differ_are_told_apart():
     model.blocks[1].attn.fused_attn = False
     paths = attention_paths(model, torch.zeros(1, 3, 160, 160))
     assert [p.backend for p in paths][:3] == ["sdpa", "reference", "sdpa"]
-    assert layers.attention is vispe.attention
+    assert attention_layer.attention is vispe.attention
     with pytest.raises(RuntimeError, match="channels"):
         attention_paths(model, torch.zeros(1, 1, 160, 160))
-    assert layers.attention is vispe.attention
+    assert attention_layer.attention is vispe.attention
     assert not model.blocks[0].attn._forward_pre_hooks
 
 

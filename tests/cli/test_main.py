@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 import vispe
+from vispe.cli import arguments
 from vispe.cli import main as frame
-from vispe.cli import options
+from vispe.cli.arguments import read_docstring
 from vispe.cli.main import COMMANDS, load_command, main
-from vispe.cli.options import read_docstring
 from vispe.errors import InputError, MissingExtra
 from vispe.multimodal import create_scheme, list_schemes
 
@@ -249,7 +249,7 @@ def test_missing_parser_package_is_named(capsys, monkeypatch):
     def absent(module, extra, purpose):
         raise MissingExtra(f"{purpose} needs the package {module!r}, which is not installed; vispe[{extra}]")
 
-    monkeypatch.setattr(options, "require", absent)
+    monkeypatch.setattr(arguments, "require", absent)
     assert failed(capsys, "toy", "a").startswith("the command `vispe toy` needs the package 'jsonargparse'")
 
 
@@ -310,8 +310,8 @@ def test_overview_and_help_import_only_what_they_need():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == [
         "[]",
-        "[] ['vispe.cli.commands', 'vispe.cli.commands.probe', 'vispe.cli.main', 'vispe.cli.options', "
-        "'vispe.cli.streams']",
+        "[] ['vispe.cli.commands', 'vispe.cli.commands.probe', 'vispe.cli.main', 'vispe.cli.arguments', "
+        "'vispe.cli.terminal']",
     ]
 
 

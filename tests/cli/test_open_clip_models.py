@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vispe.backbones.model_access import input_settings
 from vispe.backbones.open_clip import load_model
-from vispe.backbones.tokens import input_settings
 from vispe.cli.main import main
 
 TEXT = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from vispe.cli.main import main
-from vispe.train.retrofit.recipes import as_permitted
+from vispe.train.retrofit.recipe_files import as_permitted
 
 CODE = "from pathlib import Path\nPath('RAN').write_text('x')\ndef f(images):\n    return images\n"
 

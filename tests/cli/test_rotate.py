@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vispe.backbones.callables import D4Segmenter
+from vispe.backbones.user_callables import D4Segmenter
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName
+from vispe.evaluate.evaluated import Subject, load_subject
+from vispe.evaluate.image_sources import load_sources
 from vispe.evaluate.rotation import ModelFeatures
-from vispe.evaluate.sources import load_sources
-from vispe.evaluate.subject import Subject, load_subject
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
 from vispe.images.textures import random_field
 from vispe.symmetry import D4Features
@@ -44,7 +44,7 @@ number = 3
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two micrographs with masks, a Python file, and a saved segmentation model."""
-    from vispe.segment.features.features import FeatureConfig
+    from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.pipeline import segment
 
     made = tmp_path_factory.mktemp("rotate")

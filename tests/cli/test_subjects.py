@@ -7,8 +7,8 @@ import torch
 
 from vispe.cli.commands import audit, health, probe, rotate
 from vispe.cli.main import main
-from vispe.evaluate import subject
-from vispe.evaluate.subject import Subject
+from vispe.evaluate import evaluated
+from vispe.evaluate.evaluated import Subject
 
 CALLABLE = """
 import torch
@@ -105,7 +105,7 @@ def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
             return torch.stack([side, 1 - side])
 
     saved = Subject("seg.vispe", segmenter=Halves(), size=48, names=("left", "right"))
-    monkeypatch.setattr(subject, "_saved", lambda *words: saved)
+    monkeypatch.setattr(evaluated, "_saved", lambda *words: saved)
     found = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
     assert found["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99
     assert "seg.vispe shows health no attention" in refused(capsys, "health", "seg.vispe", "--noise", "1")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.segment.text.common import planted
 from vispe.cli.main import main
-from vispe.segment.model.file import load_model
+from vispe.segment.model.model_file import load_model
 from vispe.segment.text.config import TextConfig
 
 
@@ -171,7 +171,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, caps
 
 
 def test_options_take_words_up_to_the_next_option():
-    from vispe.cli.options import spelled
+    from vispe.cli.arguments import spelled
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
     wanted = [

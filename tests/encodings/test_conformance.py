@@ -14,8 +14,8 @@ import torch
 
 import vispe
 from vispe import create_encoding, list_encodings
+from vispe.encodings.attention_layer import attend
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.encodings.layer import attend
 from vispe.encodings.registry import KINDS, encoding_class, encoding_info
 from vispe.errors import OptionError, ShapeError
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import vispe
-from tests.hosts.common import image, tiny
+from tests.hosts.helpers import image, tiny
 
 SPEC = "alibi2d(slopes=learned)+learned"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from timm.models import NaFlexVit
 
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 
 NAFLEX = {
     "patch_size": 8,

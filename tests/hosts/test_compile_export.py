@@ -8,8 +8,8 @@ import torch
 from torch.export import Dim
 
 import vispe
-from tests.hosts.common import close, grads, image, tiny
-from vispe.encodings.parts.skew import exp_by_products, skew_matrix
+from tests.hosts.helpers import close, grads, image, tiny
+from vispe.encodings.parts.skew_symmetric import exp_by_products, skew_matrix
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelSca
 from timm.models.vision_transformer_hybrid import HybridEmbed
 
 import vispe
-from tests.hosts.common import close, shake
+from tests.hosts.helpers import close, shake
 from vispe.errors import UnsupportedCombination
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.hosts.common import close, image
 from tests.hosts.distributed_worker import gradients, model
+from tests.hosts.helpers import close, image
 
 ROOT = Path(__file__).resolve().parents[2]
 

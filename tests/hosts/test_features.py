@@ -9,9 +9,9 @@ import timm
 import torch
 
 import vispe
-from tests.hosts.common import SHAPE, close, dense, head_masks, image, oracle, set_fused, tiny, without_table
+from tests.hosts.helpers import SHAPE, close, dense, head_masks, image, oracle, set_fused, tiny, without_table
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.hosts.transplant.context import Context
+from vispe.hosts.common.context import Context
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "sincos2d", "learned", "learn+alibi2d"]
 

@@ -6,7 +6,7 @@ from timm.layers import Attention
 from timm.models import VisionTransformer
 
 import vispe
-from tests.hosts.common import close, shake
+from tests.hosts.helpers import close, shake
 
 SIZES = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 2, "num_classes": 0}
 SPECS = [

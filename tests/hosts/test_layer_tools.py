@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils import weight_norm as old_weight_norm
 
 import vispe
-from tests.hosts.common import cotangent, image, shake, tiny
+from tests.hosts.helpers import cotangent, image, shake, tiny
 
 NAMES = [
     "cable", "carope", "dape", "deberta", "distance_bank", "dynamic", "fire", "fourier_learned", "fox", "gpsa",

@@ -8,7 +8,7 @@ from timm.models import Eva, VisionTransformer
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelThingsBlock
 
 import vispe
-from tests.hosts.common import SHAPE, close, grads, image, keep_of, tiny, without_table
+from tests.hosts.helpers import SHAPE, close, grads, image, keep_of, tiny, without_table
 from vispe.encodings import registry
 from vispe.encodings.base import Mixing
 from vispe.errors import UnsupportedCombination

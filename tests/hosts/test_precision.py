@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import vispe
-from tests.hosts.common import RELEASE, close, grads, image, tiny
+from tests.hosts.helpers import RELEASE, close, grads, image, tiny
 
 SPECS = [
     "alibi2d",

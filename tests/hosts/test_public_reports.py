@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import vispe
-from tests.hosts.common import image
+from tests.hosts.helpers import image
 from vispe.cli.main import main
 
 IMAGE_SIZE = 64

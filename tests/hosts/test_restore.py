@@ -11,7 +11,7 @@ from timm.models import NaFlexVit, VisionTransformer
 from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, ParallelThingsBlock
 
 import vispe
-from tests.hosts.common import SHAPE, VisionTransformerDistilled, image, tiny
+from tests.hosts.helpers import SHAPE, VisionTransformerDistilled, image, tiny
 from tests.hosts.packed import naflex
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.timm.attention import SWAPS

@@ -20,7 +20,7 @@ from torch import nn
 from torch.export import Dim
 
 import vispe
-from tests.hosts.common import EVERY, RELEASE, close, grads, image, shake, tiny
+from tests.hosts.helpers import EVERY, RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts import curves

@@ -11,7 +11,7 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay, param_grou
 from timm.utils import ModelEmaV3
 
 import vispe
-from tests.hosts.common import (
+from tests.hosts.helpers import (
     SHAPE,
     close,
     cotangent,

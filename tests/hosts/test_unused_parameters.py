@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vispe
-from tests.hosts.common import EVERY, cotangent
+from tests.hosts.helpers import EVERY, cotangent
 from vispe.errors import VispeError
 
 

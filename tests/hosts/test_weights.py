@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from timm.models import load_checkpoint, save_for_hf
 
 import vispe
-from tests.hosts.common import (
+from tests.hosts.helpers import (
     RELEASE,
     SHAPE,
     close,

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from vispe.errors import InputError
-from vispe.images.find import find_images
-from vispe.images.labels.read import read_labels
+from vispe.images.file_search import find_images
+from vispe.images.labels.label_files import read_labels
 from vispe.images.read import read_image
 
 H, W = 13, 21

@@ -11,9 +11,9 @@ from PIL import Image
 from tests.cli.test_segment import scene
 from vispe.cli.main import main, parse
 from vispe.errors import InputError, OptionError
-from vispe.images.find import find_images
+from vispe.images.file_search import find_images
 from vispe.images.paths import check_file, expanded
-from vispe.segment.big import find_stores, is_store
+from vispe.segment.out_of_core import find_stores, is_store
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import tifffile
 from PIL import Image, ImageOps
 
 from vispe.errors import InputError, OptionError
-from vispe.images.find import find_images
-from vispe.images.formats import decoded as decoding
+from vispe.images.file_search import find_images
+from vispe.images.formats import decoded_image
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph, read_image
 
@@ -511,7 +511,7 @@ def test_large_images_are_read_and_noted(tmp_path, monkeypatch):
         "a.png has 0.0 Gpixel; expect long run times and much memory.",
     )
     assert Image.MAX_IMAGE_PIXELS == 10
-    assert decoding.GIGAPIXEL == 10**9
+    assert decoded_image.GIGAPIXEL == 10**9
 
 
 # --- find_images ---

@@ -18,7 +18,7 @@ import pytest
 
 from vispe.cli.main import main
 from vispe.errors import InputError, MissingExtra
-from vispe.images.find import find_images
+from vispe.images.file_search import find_images
 from vispe.images.formats.vendors import VENDORS, vendor_of
 from vispe.images.read import read_image
 

@@ -18,7 +18,7 @@ from vispe.errors import InputError, ShapeError
 from vispe.files import atomic_path, check_writable, write_csv, write_json
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
-from vispe.segment.draw import PALETTE, boundaries, overlay, uncertainty_image
+from vispe.segment.overlays import PALETTE, boundaries, overlay, uncertainty_image
 
 RNG = np.random.default_rng(2)
 H, W = 31, 45
@@ -348,10 +348,10 @@ def test_overlay_uses_given_colours_and_title():
     ],
 )
 def test_scale_bars_are_round(pixel_size, length, text):
-    from vispe.segment import draw
+    from vispe.segment import overlays
 
-    assert draw._scale_bar(draw._page(500), 500, 1, pixel_size) == (length, text)
-    assert draw._scale_bar(draw._page(500), 100, 5, pixel_size)[0] <= 125
+    assert overlays._scale_bar(overlays._page(500), 500, 1, pixel_size) == (length, text)
+    assert overlays._scale_bar(overlays._page(500), 100, 5, pixel_size)[0] <= 125
 
 
 @pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)])

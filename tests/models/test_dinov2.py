@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.train.tiny import config
-from vispe.evaluate.rotation.trained import TrainedSegmenter
-from vispe.train.evaluate.masks import score_masks
-from vispe.train.evaluate.pair import Pair
-from vispe.train.evaluate.pictures import Settings
+from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
+from vispe.train.evaluate.mask_scores import score_masks
+from vispe.train.evaluate.model_pair import Pair
+from vispe.train.evaluate.probe_images import Settings
 from vispe.train.retrofit.config import Teacher
 from vispe.train.retrofit.student import load_student, load_teacher, make_student
 

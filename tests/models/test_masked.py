@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import vispe
 from models import masked, pictures
-from vispe.symmetry.remedies import patch_kernel
+from vispe.symmetry.symmetrization import patch_kernel
 
 ROOT = Path(__file__).parents[2]
 TINY = masked.Recipe(side=24, patch=4, dim=24, depth=2, num_heads=2, textures=5, steps=6, batch=3)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from models.micro import coarse, train, trainer
 from models.micro.trainer import Recipe, Trainer, distance
-from vispe.backbones.maps import VisionModel
 from vispe.backbones.micro import Micro, load_micro
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
 
 PICTURES = torch.rand(3, 3, 96, 96, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vispe.train.data import SyntheticSource
-from vispe.train.data.source import Source
+from vispe.train.data.dataset import Source
 from vispe.train.retrofit.config import Probe, Stage
 
 ROOT = Path(__file__).parents[2]

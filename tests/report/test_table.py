@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from vispe.report.style import short
+from vispe.report.figure_style import short
 from vispe.report.table import aligned, columns, interval, json_list, json_value, number
 
 TABLE = [["what", "mean"], ["rot90", "0.4"], ["x", "12.25"]]

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vispe.backbones.hub as hub_module
 from vispe.cli.main import main
-from vispe.segment.run import predict
+from vispe.segment.run import prediction
 
 SIZE = (32, 45)
 
@@ -222,7 +222,7 @@ def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
     def never(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(predict, "predict_page", never)
+    monkeypatch.setattr(prediction, "predict_page", never)
     code, _, err = vispe(capsys, f"segment a.png --device cpu {LEARN}")
     assert code == 2
     assert "halved to 256 px" in err
@@ -230,7 +230,7 @@ def test_memory_trouble_is_announced_and_at_the_end_named(capsys, monkeypatch):
 
 
 def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
-    plain = predict.predict_page
+    plain = prediction.predict_page
 
     def stopped(page, *rest):
         if stopped.calls:
@@ -239,7 +239,7 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
         return plain(page, *rest)
 
     stopped.calls = 0
-    monkeypatch.setattr(predict, "predict_page", stopped)
+    monkeypatch.setattr(prediction, "predict_page", stopped)
     code, out, err = vispe(capsys, f"segment a.png b.png {LEARN}")
     assert code == 130
     assert "finished are complete" in err

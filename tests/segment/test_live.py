@@ -10,13 +10,13 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment import pipeline
-from vispe.segment.classify.calibrate import calibrate, strokes
-from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.features.features import FeatureConfig, Features
-from vispe.segment.features.kept import KeptFeatures
+from vispe.segment.classify.calibration import calibrate, strokes
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.feature_cache import KeptFeatures
+from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.live import Live, micrograph
-from vispe.segment.model.file import Model, load_model
-from vispe.segment.run.predict import Post, predict_page
+from vispe.segment.model.model_file import Model, load_model
+from vispe.segment.run.prediction import Post, predict_page
 
 FILTERS = FeatureConfig(sigmas=(1.0, 4.0))
 TILED = FeatureConfig("both", sigmas=(1.0, 2.0), model="vispe_micro", tile=64)

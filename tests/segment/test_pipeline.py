@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.pipeline import MODEL_NAME, Labelling, Post, Scoring, apply, segment
-from vispe.segment.run import predict
-from vispe.segment.run.report import Watcher
+from vispe.segment.run import prediction
+from vispe.segment.run.run_report import Watcher
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
 
@@ -227,14 +227,14 @@ def test_smoothing_and_small_patches(folder):
 
 
 def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
-    plain = predict.predict_page
+    plain = prediction.predict_page
 
     def small_only(page, valid, features, *rest):
         if features.tile is None or features.tile > 128:
             raise MemoryError
         return plain(page, valid, features, *rest)
 
-    monkeypatch.setattr(predict, "predict_page", small_only)
+    monkeypatch.setattr(prediction, "predict_page", small_only)
     report = run(folder)
     assert report.notes == [
         "out of memory: the tile was halved to 256 px.",
@@ -247,7 +247,7 @@ def test_memory_trouble_that_stays_names_the_smallest_tile(folder, monkeypatch):
     def never(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(predict, "predict_page", never)
+    monkeypatch.setattr(prediction, "predict_page", never)
     with pytest.raises(InputError, match="out of memory even with tiles of 64 px on cpu"):
         run(folder, device="cpu")
 
@@ -285,7 +285,7 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
         import sys, time
         from pathlib import Path
         from vispe.segment import pipeline
-        from vispe.segment.run.report import Watcher
+        from vispe.segment.run.run_report import Watcher
 
         class Slow(Watcher):
             def done(self, record):

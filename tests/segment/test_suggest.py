@@ -10,10 +10,10 @@ from scipy.ndimage import distance_transform_edt
 
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
-from vispe.segment.live.guide import drawn, suggest_file
-from vispe.segment.live.suggest import MOST, Place, candidates, choose, radius_for, suggest
+from vispe.segment.live.suggest_file import drawn, suggest_file
+from vispe.segment.live.suggestions import MOST, Place, candidates, choose, radius_for, suggest
 from vispe.segment.pipeline import MODEL_NAME, segment
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))

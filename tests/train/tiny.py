@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.backbones.processes import Processes
+from vispe.backbones.distributed import Processes
 from vispe.train.data import Source
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Probe, Retrofit, Stage, Student, Target, Teacher
-from vispe.train.retrofit.loop import Training
-from vispe.train.retrofit.losses import Objective
-from vispe.train.retrofit.recipe import make_plan
+from vispe.train.retrofit.distillation import make_plan
+from vispe.train.retrofit.distillation_losses import Objective
 from vispe.train.retrofit.student import load_teacher, make_student
+from vispe.train.retrofit.trainer import Training
 
 OPTIONS = {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8}
 TEACHER = Teacher("vit_tiny_patch16_224", weights="random", img_size=32, options=OPTIONS)

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from tests.train.tiny import Pictures, config
-from vispe.train.data.augment import Augment
+from vispe.train.data.augmentation import Augment
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Stage, Student, Target, Weights
-from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.distillation import retrofit
 
 TOGETHER = {
     "loss": Weights(1.0, 0.5, 0.25, place=0.5),
@@ -66,7 +66,7 @@ def killed(out: str, *places: str) -> None:
 
 def together(out: str) -> None:
     """Train as one of several processes, and save the gradient of the first update."""
-    from vispe.train.retrofit.loop import Training
+    from vispe.train.retrofit.trainer import Training
 
     plain = Training._update
 
@@ -84,9 +84,9 @@ def together(out: str) -> None:
 
 def slots(out: str) -> None:
     """Save loss, weights and gradient of this process's share of a batch; the first has more samples."""
-    from tests.train.vlm.test_slots import batch
-    from vispe.backbones.processes import Processes
-    from vispe.train.vlm.slots import slot_distillation
+    from tests.train.vlm.test_slot_distillation import batch
+    from vispe.backbones.distributed import Processes
+    from vispe.train.vlm.slot_distillation import slot_distillation
 
     processes = Processes.started()
     mine = slice(0, 4) if processes.main else slice(4, None)
@@ -99,8 +99,8 @@ def slots(out: str) -> None:
 
 def orders(out: str) -> None:
     """Learn orders of prompts as one of several processes; the first saves the weights."""
-    from tests.train.vlm.test_order import learnt
-    from vispe.backbones.processes import Processes
+    from tests.train.vlm.test_order_invariance import learnt
+    from vispe.backbones.distributed import Processes
 
     processes = Processes.started()
     weights = learnt(processes=processes)

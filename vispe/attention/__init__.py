@@ -5,19 +5,19 @@ columns), `triton` (fused kernels, on CUDA) and `flex` (FlexAttention of torch).
 says why it cannot serve a call, and `run(call)`.
 """
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.backend_selection import use_backend
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias
-from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.bias.windows import WindowMask
-from vispe.attention.choose import Explanation, attention, explain
-from vispe.attention.preference import use_backend
+from vispe.attention.dispatch import Explanation, attention, explain
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.chain import Calibrate, Chain
 from vispe.attention.transform.expand import Expand

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias
-from vispe.attention.bias.kept import mask
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.mask_cache import mask
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, readable
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from vispe.backbones.tokens import blocks_of, image_tower, patch_projection
+from vispe.backbones.model_access import blocks_of, image_tower, patch_projection
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
+from vispe.hosts.common.overlapping_patches import without_distances
+from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.convert import convert
-from vispe.hosts.transplant.loading import LoadsWeights
-from vispe.hosts.transplant.overlap import without_distances
 
 
 def overlap(model: nn.Module, stride: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.hub import cached, check_reach, downloaded, repositories, short, with_safe
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.vision_model import VisionModel
 from vispe.backbones.weights import built_with
 from vispe.errors import InputError, OptionError, UnknownName, VispeError, did_you_mean, is_memory
 

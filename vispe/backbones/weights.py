@@ -18,11 +18,11 @@ import timm
 from torch import Tensor, nn
 
 from vispe.backbones.hub import short
-from vispe.encodings.saved import named, saved_terms
+from vispe.encodings.saved_spec import named, saved_terms
 from vispe.errors import EncodingMismatch, InputError
-from vispe.hosts.checkpoints.files import read_file
-from vispe.hosts.timm.front_door import Recipe, noted_recipes
-from vispe.hosts.transplant.loading import LoadsWeights
+from vispe.hosts.checkpoints.weight_files import read_file
+from vispe.hosts.common.state_dict_loading import LoadsWeights
+from vispe.hosts.timm.patch_constructors import Recipe, noted_recipes
 
 _logger = logging.getLogger(__name__)
 # what holds the weights in files of training programs, the one to be used first

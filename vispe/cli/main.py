@@ -32,8 +32,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vispe.cli.options import read_options
-from vispe.cli.streams import one_line, outlasting_readers
+from vispe.cli.arguments import read_options
+from vispe.cli.terminal import one_line, outlasting_readers
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory
 
 COMMANDS: dict[str, str] = {
@@ -157,7 +157,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if words[0].startswith("-"):
         raise OptionError(f"`vispe {words[0]}` has no command; write the command first. See vispe --help.")
-    from vispe.train.retrofit.recipes import as_permitted
+    from vispe.train.retrofit.recipe_files import as_permitted
 
     length = 2 if " ".join(words[:2]) in COMMANDS else 1
     with as_permitted(words[length:]) as rest:

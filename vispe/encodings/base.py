@@ -15,12 +15,12 @@ from typing import Any, ClassVar, cast, dataclass_transform
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import float32_buffers, restore_buffers
-from vispe.attention.transform.base import Transform
-from vispe.encodings.parts.kept import Kept
-from vispe.encodings.saved import keep, refuse_other, saved_grid
+from vispe.attention.transform.abstract_transform import Transform
+from vispe.encodings.parts.eval_cache import Kept
+from vispe.encodings.saved_spec import keep, refuse_other, saved_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.options import check_options, option_signature

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.bias.values import ValueTerm
-from vispe.attention.transform.base import Transform
+from vispe.attention.bias.value_term import ValueTerm
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.chain import Chain
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
-from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.preparation import prepare
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 

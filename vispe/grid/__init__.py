@@ -1,5 +1,5 @@
 """Where tokens are: grids, positions and frequencies."""
 
-from vispe.grid.grid import Grid, PerToken, Positions, as_positions, as_spacing
+from vispe.grid.coordinates import Grid, PerToken, Positions, as_positions, as_spacing
 
 __all__ = ["Grid", "PerToken", "Positions", "as_positions", "as_spacing"]

@@ -8,14 +8,14 @@ from torch import nn
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnsupportedHost
+from vispe.hosts.common.convert import converted_parts, in_words, put_in, take_out
+from vispe.hosts.common.host_spec import read
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
-from vispe.hosts.timm.family import family_of
+from vispe.hosts.timm.families import family_of
 from vispe.hosts.transformers.diagnosis import check_no_scheme
 from vispe.hosts.transformers.version import check_version
-from vispe.hosts.transplant.plan import converted_parts, in_words, put_in, take_out
-from vispe.hosts.transplant.words import read
-from vispe.hosts.windows import family as windows
-from vispe.hosts.wrappers import opened, unknown, unwrapped
+from vispe.hosts.unwrap import opened, unknown, unwrapped
+from vispe.hosts.windows import families
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -80,7 +80,7 @@ def convert(
     if host := _transformers(model):
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         return given
-    family = windows.family_of(model)
+    family = families.family_of(model)
     if family is None and family_of(model) is None:
         raise UnsupportedHost(unknown(model))
     check_no_scheme(model, spec)
@@ -127,7 +127,7 @@ def restore(model: M) -> M:
         host.restore_image_tower(model)
     elif host := _transformers(model):
         host.restore_transformers(model)
-    elif family := windows.family_of(model):
+    elif family := families.family_of(model):
         take_out(model, family)
     else:
         restore_timm(model)
@@ -158,7 +158,7 @@ def describe(model: nn.Module) -> str:
 def _described(model: nn.Module) -> str:
     if host := _open_clip(model):
         return host.describe_tower(model)
-    family = windows.family_of(model)
+    family = families.family_of(model)
     return in_words(model, family) if family else describe_timm(model)
 
 

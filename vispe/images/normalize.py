@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, OptionError, did_you_mean
-from vispe.images.formats.guards import enough_memory
+from vispe.images.formats.size_limits import enough_memory
 from vispe.images.read import Micrograph
 
 MODES = ("stack", "image", "none")

@@ -14,8 +14,8 @@ import numpy as np
 
 from vispe.errors import InputError, did_you_mean
 from vispe.images.formats.decode import decode
-from vispe.images.formats.decoded import GIGAPIXEL, Decoded, PageAxes, Resolution
-from vispe.images.formats.guards import enough_memory
+from vispe.images.formats.decoded_image import GIGAPIXEL, Decoded, PageAxes, Resolution
+from vispe.images.formats.size_limits import enough_memory
 from vispe.images.orientation import AS_STORED, Frame, Orientation, check_orientation
 from vispe.images.sample import parse_crop, read_mask, transparent
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.formats.decoded import Decoded
-from vispe.images.labels.read import check_pages, decoded_labels
+from vispe.images.formats.decoded_image import Decoded
+from vispe.images.labels.label_files import check_pages, decoded_labels
 from vispe.images.orientation import Frame
 
 _RANGE = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from vispe.errors import InputError, ShapeError
 from vispe.files import atomic_path
-from vispe.images.formats.decoded import PageAxes, physical
+from vispe.images.formats.decoded_image import PageAxes, physical
 from vispe.images.formats.metadata import scale_chunk
 from vispe.images.read import Micrograph
 

@@ -16,14 +16,14 @@ from vispe.multimodal.registry import (
 )
 from vispe.multimodal.rotary import angles, on_axis, rotation, tables, to_half, to_interleaved
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
-from vispe.multimodal.schemes.tiles import media_ids
+from vispe.multimodal.schemes.rope_dhr import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
-from vispe.multimodal.streams.blocks import Blocks
-from vispe.multimodal.streams.merging import Merged, merge_tokens
-from vispe.multimodal.streams.parallel import Parallel
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.parallel_segments import Parallel
 from vispe.multimodal.streams.segments import Image, Text, Video
-from vispe.multimodal.streams.stream import Stream
-from vispe.multimodal.streams.translation import Streamed, group_mask, streamed
+from vispe.multimodal.streams.simultaneous_translation import Streamed, group_mask, streamed
+from vispe.multimodal.streams.token_merging import Merged, merge_tokens
+from vispe.multimodal.streams.token_stream import Stream
 
 __all__ = [
     "Blocks",

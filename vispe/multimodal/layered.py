@@ -13,7 +13,7 @@ from vispe.errors import UnsupportedCombination
 from vispe.multimodal.layers import LayerSchemes
 from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme
-from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.token_stream import Stream
 
 
 @dataclass(frozen=True)

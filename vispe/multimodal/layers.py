@@ -12,7 +12,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme
-from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.token_stream import Stream
 
 
 @dataclass(frozen=True)

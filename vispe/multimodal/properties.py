@@ -14,8 +14,8 @@ from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.rotary import angles
 from vispe.multimodal.scheme import Coordinates, Scheme
 from vispe.multimodal.streams.segments import Image, Segment, Text, Video
-from vispe.multimodal.streams.stream import Stream
-from vispe.multimodal.streams.typed import distinct, listed, unfolded
+from vispe.multimodal.streams.token_stream import Stream
+from vispe.multimodal.streams.torch_typing import distinct, listed, unfolded
 
 PAIRS, KV_HEADS = 64, 8  # of the imagined model
 _IMAGES = ((1, 1), (3, 5), (7, 4), (24, 36), (40, 11), (61, 61))

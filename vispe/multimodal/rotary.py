@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.base import Layout
+from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal.allocation import ZERO, T
-from vispe.multimodal.streams.typed import listed, unfolded
+from vispe.multimodal.streams.torch_typing import listed, unfolded
 
 
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:

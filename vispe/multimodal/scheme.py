@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
-from vispe.multimodal.streams.blocks import Blocks
-from vispe.multimodal.streams.coupling import couple
-from vispe.multimodal.streams.parallel import steps
-from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.parallel_segments import steps
+from vispe.multimodal.streams.position_coupling import couple
+from vispe.multimodal.streams.token_stream import Stream
 from vispe.options import check_options
 
 

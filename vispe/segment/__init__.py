@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from vispe._lazy import face
 
 if TYPE_CHECKING:
-    from vispe.segment.features.features import FeatureConfig
-    from vispe.segment.live.engine import Live
+    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.invariance_report import trust_page
+    from vispe.segment.live.live_segmentation import Live
     from vispe.segment.pipeline import Labelling, Post, Reading, Scoring, apply, segment
     from vispe.segment.text.prompts import Prompts
-    from vispe.segment.trust import trust_page
 
 __all__ = [
     "FeatureConfig",
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 _HOMES = dict.fromkeys(__all__, "vispe.segment.pipeline") | {
-    "FeatureConfig": "vispe.segment.features.features",
-    "Live": "vispe.segment.live.engine",
+    "FeatureConfig": "vispe.segment.features.pixel_features",
+    "Live": "vispe.segment.live.live_segmentation",
     "Prompts": "vispe.segment.text.prompts",
-    "trust_page": "vispe.segment.trust",
+    "trust_page": "vispe.segment.invariance_report",
 }
 __getattr__, __dir__ = face(__name__, _HOMES)

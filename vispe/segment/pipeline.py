@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Literal
 
 from vispe.errors import OptionError, did_you_mean
-from vispe.segment.big import large_images
-from vispe.segment.classify.cluster import METHODS, PixelClusters
-from vispe.segment.classify.pixels import KINDS
-from vispe.segment.features.dense import NAME
-from vispe.segment.features.features import FeatureConfig, Features
-from vispe.segment.model.file import Model, load_model, open_features
+from vispe.segment.classify.clustering import METHODS, PixelClusters
+from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.features.micro_features import NAME
+from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.model.model_file import Model, load_model, open_features
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.run.base import MODEL_NAME, refitted
-from vispe.segment.run.batch import Batch
+from vispe.segment.out_of_core import large_images
+from vispe.segment.run.batch_run import Batch
 from vispe.segment.run.inputs import Paths, Reading
-from vispe.segment.run.predict import Post, Segmenter
-from vispe.segment.run.report import Report, Watcher
+from vispe.segment.run.prediction import Post, Segmenter
 from vispe.segment.run.request import Labelling, Request
+from vispe.segment.run.run_report import Report, Watcher
+from vispe.segment.run.run_state import MODEL_NAME, refitted
 from vispe.segment.run.scoring import Scoring
 from vispe.segment.run.train import read_drawn, train, train_clusters
 from vispe.segment.text.config import TextConfig
@@ -84,7 +84,7 @@ def segment(
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
             belongs to image `a`). Images without labels are predicted all the same.
         cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by peaks of grey levels or silhouette
-            (`vispe.segment.classify.count`), and draws them in `clusters.png`.
+            (`vispe.segment.classify.cluster_count`), and draws them in `clusters.png`.
         cluster_method: `'kmeans'` or `'spectral'`.
         text: classes in words, in place of labels; nothing is trained.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.
@@ -114,9 +114,9 @@ def segment(
     asked = Request.of("segment", locals())
     _check(asked)
     if stores := large_images(images, memory, scheduler):
-        from vispe.segment.big import run as large
+        from vispe.segment.out_of_core import entry_points
 
-        return large.segment(replace(asked, features=features or DEFAULT), stores)
+        return entry_points.segment(replace(asked, features=features or DEFAULT), stores)
     run = Batch(asked)
     with run.begun():
         kept = run.kept_model()
@@ -237,9 +237,9 @@ def apply(
     """
     asked = Request.of("apply", locals())
     if stores := large_images(images, memory, scheduler):
-        from vispe.segment.big import run as large
+        from vispe.segment.out_of_core import entry_points
 
-        return large.apply(asked, stores)
+        return entry_points.apply(asked, stores)
     loaded = load_model(model)
     reading = replace(asked.reading, normalize=loaded.normalize, clip=loaded.clip)
     run = Batch(replace(asked, reading=reading))

@@ -29,8 +29,8 @@ _PLACES = ("Placement", "shared")
 _D4 = ("D4", "IDENTITY", "Element", "element", "fit_to_patches")
 __getattr__, __dir__ = face(
     __name__,
-    dict.fromkeys(_REMEDIES, "vispe.symmetry.remedies")
+    dict.fromkeys(_REMEDIES, "vispe.symmetry.symmetrization")
     | dict.fromkeys(_D4, "vispe.symmetry.d4")
-    | dict.fromkeys(_PLACES, "vispe.symmetry.placements")
+    | dict.fromkeys(_PLACES, "vispe.symmetry.translations")
     | dict.fromkeys(("Canvas", "rotate"), "vispe.symmetry.warp"),
 )

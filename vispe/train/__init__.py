@@ -19,10 +19,10 @@ import vispe.train.retrofit  # noqa: F401 - the folder first: the function of it
 from vispe._lazy import face
 
 if TYPE_CHECKING:
-    from vispe.train.data.source import Source
+    from vispe.train.data.dataset import Source
     from vispe.train.retrofit.config import Retrofit
-    from vispe.train.retrofit.loop import OnStep
-    from vispe.train.retrofit.recipe import Result, Say
+    from vispe.train.retrofit.distillation import Result, Say
+    from vispe.train.retrofit.trainer import OnStep
 
 __all__ = ["Retrofit", "load_student", "retrofit"]
 
@@ -41,6 +41,6 @@ def retrofit(
         on_step: called after every update with its number, the number of all, and the new line of the log, if any.
         say: called with a sentence about what is done beside training.
     """
-    from vispe.train.retrofit.recipe import retrofit as run
+    from vispe.train.retrofit.distillation import retrofit as run
 
     return run(config, source=source, on_step=on_step, say=say)

@@ -7,7 +7,7 @@ from tests.attention import oracle
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention
 from vispe.attention import OffsetBias, RadialBias
-from vispe.attention.bias.lower import not_a_table
+from vispe.attention.bias.lower_to_table import not_a_table
 from vispe.errors import ShapeError
 
 GRIDS = [Grid((7,), 2), Grid((3, 4), 1), Grid((1, 5)), Grid((2, 3, 4), 1, (5.0, 0.7, 0.5))]

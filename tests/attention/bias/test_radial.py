@@ -7,7 +7,7 @@ from tests.attention import oracle
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, RadialBias
 from vispe.attention.backends import blocked
-from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import not_a_table, table_of
 from vispe.errors import OptionError, ShapeError
 
 GRIDS = [Grid((7,), 2), Grid((3, 4), 1), Grid((1, 5)), Grid((4, 1)), Grid((2, 3, 4), 1, (5.0, 0.7, 0.5))]

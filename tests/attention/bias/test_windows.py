@@ -6,7 +6,7 @@ import torch
 from tests.attention.windows import mask_of, shifted
 from vispe import Grid
 from vispe.attention import SumBias, TableBias, WindowMask, attention, explain, use_backend
-from vispe.attention.backends.triton.places.places import not_placed
+from vispe.attention.backends.triton.coords.operands import not_placed
 from vispe.errors import ShapeError
 from vispe.hosts.windows.torchvision import apart
 

@@ -10,7 +10,7 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid.launch import product_of
-from vispe.attention.bias.narrow import fits_half
+from vispe.attention.bias.float16_strip import fits_half
 from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")

@@ -8,8 +8,8 @@ from tests.attention import oracle
 from vispe import Grid, attention
 from vispe.attention import SumBias
 from vispe.attention.backends.triton import tiles as sizes
+from vispe.attention.backends.triton.content.axis_tables import lay_out, slots_of
 from vispe.attention.backends.triton.content.decomposed_op import decomposed_attention, slots_for
-from vispe.attention.backends.triton.content.slots import lay_out, slots_of
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.errors import BackendUnavailable
 

@@ -7,8 +7,8 @@ from tests.attention import oracle
 from vispe import Grid, Positions, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
-from vispe.attention.backends.triton.places.op import coords_attention
-from vispe.attention.backends.triton.places.places import cell_numbers, extended, places_of, segments
+from vispe.attention.backends.triton.coords.op import coords_attention
+from vispe.attention.backends.triton.coords.operands import cell_numbers, extended, places_of, segments
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

@@ -13,7 +13,7 @@ from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid.launch import run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward
-from vispe.attention.bias.narrow import pack_both
+from vispe.attention.bias.float16_strip import pack_both
 from vispe.attention.bias.strip import Layout, build
 
 HEADS = 4

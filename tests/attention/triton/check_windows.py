@@ -7,7 +7,7 @@ import torch
 import vispe
 from tests.attention.cases import HEADS, close, leaf, tensors
 from tests.attention.windows import mask_of
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 from vispe import Grid, attention, use_backend
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias, explain
 

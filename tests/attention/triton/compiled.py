@@ -18,12 +18,12 @@ from vispe.attention.backends.triton.content.gated import (
     gated_grad_profile,
     gated_grad_q,
 )
+from vispe.attention.backends.triton.coords.backward import grad_kv_coords, grad_q_coords, grad_table
+from vispe.attention.backends.triton.coords.forward import forward_coords
 from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q
+from vispe.attention.backends.triton.grid.bias_gradient import grad_bias
 from vispe.attention.backends.triton.grid.forward import forward
-from vispe.attention.backends.triton.grid.gradient import grad_bias
 from vispe.attention.backends.triton.grid.launch import tile_of
-from vispe.attention.backends.triton.places.backward import grad_kv_coords, grad_q_coords, grad_table
-from vispe.attention.backends.triton.places.forward import forward_coords
 from vispe.attention.backends.triton.tiles import Tiles, rows_of, tiles
 
 KERNELS = {

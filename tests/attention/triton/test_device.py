@@ -13,11 +13,10 @@ from torch._subclasses import FakeTensorMode
 
 import vispe
 from vispe import Grid, attention, explain, use_backend
-from vispe.attention import DistanceBias, PairRotation
-from vispe.attention import preference as selection
+from vispe.attention import DistanceBias, PairRotation, backend_selection
 from vispe.attention.backends import flex
 from vispe.attention.backends.triton import device
-from vispe.attention.choose import BACKENDS
+from vispe.attention.dispatch import BACKENDS
 from vispe.attention.transform import pairs as rotation
 from vispe.errors import BackendUnavailable, ShapeError
 
@@ -268,7 +267,7 @@ def test_rotations_do_without_kernels_too(gpu, monkeypatch):
 def test_with_another_backend_for_the_process_nothing_is_ever_launched(gpu, monkeypatch):
     gpu.error = COMPILER
     monkeypatch.setattr(rotation, "INTERPRETED", True)
-    monkeypatch.setattr(selection, "_ENVIRONMENT", "sdpa")
+    monkeypatch.setattr(backend_selection, "_ENVIRONMENT", "sdpa")
     angle = torch.randn(1, 1, GRID.tokens, 4)
     attention(*tensors(), bias=BIAS, transform=PairRotation(angle.cos(), angle.sin(), "half"))
     assert gpu.launched == 0

@@ -6,7 +6,7 @@ import torch
 from vispe import Grid, Positions, attention, explain
 from vispe.attention import DenseBias, DistanceBias, SumBias, TableBias, ValueTerm
 from vispe.attention.backends.triton import refuses
-from vispe.attention.bias.lower import not_a_table
+from vispe.attention.bias.lower_to_table import not_a_table
 from vispe.attention.call import Call
 from vispe.errors import BackendUnavailable
 

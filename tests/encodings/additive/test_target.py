@@ -6,7 +6,7 @@ import torch
 from vispe import Grid, Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError
-from vispe.grid.orders import fractal, ordered, quadtree, shuffled
+from vispe.grid.token_orders import fractal, ordered, quadtree, shuffled
 
 DIM, GRID = 16, Grid((3, 4), prefix=1)
 FACTS = {"dim": DIM, "grid": GRID.shape}

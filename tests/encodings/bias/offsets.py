@@ -7,7 +7,7 @@ import torch
 
 from tests.attention import oracle
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.attention.bias.lower import not_a_table
+from vispe.attention.bias.lower_to_table import not_a_table
 
 HEADS, WIDTH = 3, 8
 GRIDS = [

@@ -11,7 +11,7 @@ import vispe
 from tests.attention import oracle
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.layer import attend
+from vispe.encodings.attention_layer import attend
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 GRIDS = [Grid((9,), 1), Grid((3, 8), 2), Grid((1, 6)), Grid((2, 3, 2), 1)]

@@ -10,7 +10,7 @@ from torch import nn
 
 import vispe
 from vispe import Attention, Grid, create_encoding
-from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 

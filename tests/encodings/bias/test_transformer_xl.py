@@ -9,8 +9,8 @@ import torch
 import vispe
 from tests.encodings.bias.products import DIM, HEADS, WIDTH, check_dropped_tokens, content, random_encoding
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.encodings.branches import calls_of, weights_of
-from vispe.encodings.layer import attend
+from vispe.encodings.attention_layer import attend
+from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.errors import OptionError, ShapeError
 
 GRIDS = [Grid((5,), 1), Grid((3, 4), 2), Grid((1, 6)), Grid((4, 3), 0, (0.5, 2.0)), Grid((2, 3, 2), 1)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.layer import Attention
+from vispe.encodings.attention_layer import Attention
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 sides = st.integers(1, 7)

@@ -9,7 +9,7 @@ import torch
 
 import vispe
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import list_encodings
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
@@ -182,7 +182,7 @@ def test_shift_is_invisible_to_distances():
         pos = both.prepare(Grid((3, 4), prefix=1).positions())
         still = Grid((3, 4), prefix=1).positions()
         for one in both.parts()[1:]:
-            outs = [vispe.encodings.layer.attend(q, q, q, (one,), p, 0) for p in (pos, still)]
+            outs = [vispe.encodings.attention_layer.attend(q, q, q, (one,), p, 0) for p in (pos, still)]
             a, b = (o[:, :, 1:] for o in outs)
             if name == "alibi2d(wrap=false,normalize=none)":
                 torch.testing.assert_close(a, b, rtol=0, atol=1e-5)

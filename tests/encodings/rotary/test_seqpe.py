@@ -8,13 +8,13 @@ import torch
 from torch.nn import functional as F
 
 from vispe import Attention, Grid, Positions, create_encoding
-from vispe.encodings.parts.digit_losses import (
+from vispe.encodings.parts.seqpe.encoder import DigitEncoder, digits_of, may_attend
+from vispe.encodings.parts.seqpe.losses import (
     contrastive_loss,
     contrastive_positions,
     transfer_loss,
     transfer_positions,
 )
-from vispe.encodings.parts.digits import DigitEncoder, digits_of, may_attend
 from vispe.errors import OptionError, ShapeError
 
 FACTS = {"dim": 12, "num_heads": 3, "depth": 2, "grid": (3, 4)}

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe import Attention, Grid, Positions, create_encoding
-from vispe.encodings.layer import attend
+from vispe.encodings.attention_layer import attend
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 

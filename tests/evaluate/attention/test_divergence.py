@@ -6,7 +6,7 @@ import pytest
 import timm
 import torch
 
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.evaluate.attention import divergence
 from vispe.evaluate.attention.divergence import (
@@ -16,7 +16,7 @@ from vispe.evaluate.attention.divergence import (
     strongest,
     symmetric_kl,
 )
-from vispe.evaluate.audit.host import Host
+from vispe.evaluate.audit.audited_model import Host
 
 
 def maps(heads, tokens=5, seed=0, causal=False):

@@ -7,11 +7,11 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
 from vispe.evaluate.attention.receptive_field import Trf, fall, one_sided, plane
-from vispe.evaluate.audit.host import Host
-from vispe.evaluate.audit.run import audit
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.runner import audit
 
 
 def naive(values, eps):

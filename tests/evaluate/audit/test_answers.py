@@ -10,14 +10,14 @@ import vispe
 from tests.hosts.transformers.processors import CHAT, llava_processor
 from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.audit.answers import ChatAnswers, ClipAnswers, _image
-from vispe.evaluate.audit.host import Host, host_of
+from vispe.evaluate.audit.audited_model import Host, host_of
 from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.order import Order
-from vispe.evaluate.behaviour.reruns import Reruns
-from vispe.evaluate.subject import load_subject
+from vispe.evaluate.behaviour.answer_order import Order
+from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.evaluated import load_subject
 
 
 def clip():

@@ -5,9 +5,9 @@ import timm
 import torch
 
 import vispe
-from vispe.backbones.maps import VisionModel
-from vispe.evaluate.audit.host import Host
-from vispe.evaluate.audit.run import audit
+from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.runner import audit
 
 PATCH, SIDE = 8, 12
 MIX = torch.randn(32, 3 * PATCH**2, generator=torch.Generator().manual_seed(0)) / 14

@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.host import Host
+from vispe.evaluate.audit.audited_model import Host
 from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.audit.run import audit
+from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.spectrum import (
     Spectrum,
     alpha_req,

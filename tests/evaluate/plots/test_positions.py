@@ -10,7 +10,7 @@ from vispe.cli.main import main
 from vispe.errors import OptionError, ShapeError, UnknownName
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, list_schemes
 from vispe.multimodal.streams.segments import Segment
-from vispe.multimodal.streams.text import parse_segments
+from vispe.multimodal.streams.stream_text import parse_segments
 
 pytest.importorskip("matplotlib", reason="vispe[cli] is not installed")
 import matplotlib

@@ -6,7 +6,7 @@ from torch.nn import functional
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.probe.debias import blank_channels, svd_debias
 from vispe.evaluate.probe.positional import positional_probe
-from vispe.evaluate.probe.ramps import ramp
+from vispe.evaluate.probe.targets import ramp
 
 
 def draw(*shape, seed=0):

@@ -14,7 +14,7 @@ from vispe.backbones.timm import load_backbone, patch_features
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
 from vispe.evaluate.probe.fit import Fit, channel_r2, fit_probe, r2_score
 from vispe.evaluate.probe.positional import positional_probe
-from vispe.evaluate.probe.ramps import TARGETS, n_random_samples, ramp, sample_mask, sample_region
+from vispe.evaluate.probe.targets import TARGETS, n_random_samples, ramp, sample_mask, sample_region
 
 SMALL = {"weights": "random", "img_size": 64}
 
@@ -410,7 +410,7 @@ def test_missing_weights_without_network_end_quickly(monkeypatch, tmp_path):
 
 
 def test_picture_of_a_probe_holds_the_verdict_and_every_score(tmp_path):
-    from vispe.evaluate.probe.pictures.sheet import plot_probe
+    from vispe.evaluate.probe.figures.summary_figure import plot_probe
 
     for targets, panels in ((("lr+ud", "lr"), 6 + 2), (("radial",), 4 + 1)):
         result = positional_probe(features(12, 9, 10, strength=3)[None], targets=targets, step=3)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from vispe.evaluate.rotation import D4, Fingerprint, Measurement, RotationResult
-from vispe.evaluate.rotation.keys import Key
-from vispe.evaluate.rotation.questions.quadrant import QUADRANTS
+from vispe.evaluate.rotation.metrics.quadrant_gap import QUADRANTS
+from vispe.evaluate.rotation.record_key import Key
 from vispe.evaluate.rotation.report import RotationReport
 
 POSES = [g.name for g in D4[1:]]

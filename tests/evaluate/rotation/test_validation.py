@@ -15,7 +15,7 @@ from vispe.evaluate.rotation import (
 )
 from vispe.images.textures import disc_packing, random_field, voronoi
 from vispe.segment.metrics import mean_iou
-from vispe.symmetry.labels import posed_labels
+from vispe.symmetry.label_maps import posed_labels
 
 SIZE, ANGLES = (72, 72), (20, 45, 90, 130)
 SAMPLES = {

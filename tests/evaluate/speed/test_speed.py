@@ -12,14 +12,23 @@ import torch
 from vispe.attention.backends import triton as fused
 from vispe.attention.backends.triton import tiles
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.speed import Bench, Case, Plan, judge, plan_for, structured, table, winners
-from vispe.evaluate.speed import run as runner
+from vispe.evaluate.speed import (
+    Bench,
+    Case,
+    Plan,
+    benchmark,
+    judge,
+    plan_for,
+    structured_calls,
+    table,
+    winners,
+)
+from vispe.evaluate.speed.case_inputs import Setup
 from vispe.evaluate.speed.cases import STRUCTURED
-from vispe.evaluate.speed.checks import run_check
 from vispe.evaluate.speed.contenders import Contender, contenders, ours
-from vispe.evaluate.speed.inputs import Setup
-from vispe.evaluate.speed.measure import measure
-from vispe.evaluate.speed.structured import KINDS, Structured, exact_rows
+from vispe.evaluate.speed.correctness import run_check
+from vispe.evaluate.speed.structured_calls import KINDS, Structured, exact_rows
+from vispe.evaluate.speed.timing import measure
 
 ROOT = Path(__file__).parents[3]
 TINY = Case((3, 4), 1, 2, 2, 16, "float32")
@@ -173,7 +182,7 @@ def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_p
         Contender("broken", "mode", broken, ("forward",)),
         Contender("fatal", "mode", ours("mode"), ("forward",)),
     ]
-    monkeypatch.setattr(runner, "contenders", lambda plan, device: rivals)
+    monkeypatch.setattr(benchmark, "contenders", lambda plan, device: rivals)
     path = tmp_path / "a.json"
     bench = Bench(PLAN, "cpu", path)
     key = f"{TINY} | forward | fatal"
@@ -181,9 +190,9 @@ def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_p
     bench.save()
     bench = Bench(PLAN, "cpu", path)
     bench.state["running"] = {"key": key, "tries": 2}
-    monkeypatch.setattr(runner, "contenders", lambda plan, device: rivals[1:])
+    monkeypatch.setattr(benchmark, "contenders", lambda plan, device: rivals[1:])
     assert bench.run() == 0
-    monkeypatch.setattr(runner, "contenders", lambda plan, device: rivals)
+    monkeypatch.setattr(benchmark, "contenders", lambda plan, device: rivals)
     assert bench.run() == 0
     failures = {r["contender"]: r["failure"] for r in bench.state["rows"]}
     assert failures == {"broken": "RuntimeError: cannot", "fatal": "the process ended 2 times while this ran"}
@@ -195,9 +204,9 @@ def test_what_fails_becomes_a_row_and_what_ends_the_process_is_tried_twice(tmp_p
 def test_a_wrong_result_is_seen(monkeypatch):
     record = {"dtype": "float32", "grid": "3x4+1", "width": 16, "bias": "table"}
     assert run_check(record, "cpu", "auto")["passed"]
-    right = structured.attention
+    right = structured_calls.attention
     monkeypatch.setattr(
-        structured,
+        structured_calls,
         "attention",
         lambda *a, backend, **o: right(*a, backend=backend, **o) * (1 + 1e-4 * (backend == "auto")),
     )
@@ -329,12 +338,12 @@ def test_plans():
 
 def test_the_kernels_are_part_of_the_environment(tmp_path, monkeypatch):
     assert Path(fused.__file__).with_name("tiles.json").exists()
-    before = runner.environment("cpu")["kernels"]
+    before = benchmark.environment("cpu")["kernels"]
     assert len(before) == 16
     for name in ("tiles.json", "grid/forward.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    monkeypatch.setattr(runner.fused, "__file__", str(tmp_path / "__init__.py"))
-    first = runner.environment("cpu")["kernels"]
+    monkeypatch.setattr(benchmark.fused, "__file__", str(tmp_path / "__init__.py"))
+    first = benchmark.environment("cpu")["kernels"]
     (tmp_path / "grid" / "forward.py").write_text("y")
-    assert len({before, first, runner.environment("cpu")["kernels"]}) == 3
+    assert len({before, first, benchmark.environment("cpu")["kernels"]}) == 3

@@ -1,6 +1,6 @@
 """Ids of longer inputs than a table was trained for."""
 
-from vispe.encodings.parts.longer import places, stretched
+from vispe.encodings.parts.extended_table import places, stretched
 
 
 def longer(case):

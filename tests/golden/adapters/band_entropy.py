@@ -1,6 +1,6 @@
 """Golden cases of the ranks of keys and of their rotary bands."""
 
-from vispe.evaluate.attention.bands import band_ranks, effective_rank
+from vispe.evaluate.attention.rotary_bands import band_ranks, effective_rank
 
 
 def run(case):

@@ -11,8 +11,8 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.encodings.parts.skew import skew_matrix, skew_upper
-from vispe.hosts.transplant.context import Context
+from vispe.encodings.parts.skew_symmetric import skew_matrix, skew_upper
+from vispe.hosts.common.context import Context
 
 NAMES = {
     "comrope-ap": "comrope_ap",

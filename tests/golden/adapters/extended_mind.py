@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe.attention.call import Call
-from vispe.attention.memories import Memories, attend_with_memories, memory_bias
+from vispe.attention.extended_mind import Memories, attend_with_memories, memory_bias
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.grid.frequencies import inverse_frequencies

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.multi_softmax import calls_of, weights_of
 
 
 def run(case):

@@ -3,7 +3,7 @@
 import torch
 
 from vispe.multimodal import Stream, Text, create_scheme
-from vispe.multimodal.streams.translation import streamed
+from vispe.multimodal.streams.simultaneous_translation import streamed
 
 
 def run(case):

@@ -1,6 +1,6 @@
 """Golden cases of the scores and classes of attention heads."""
 
-from vispe.evaluate.attention.heads import PATTERNS, Thresholds, language_scores
+from vispe.evaluate.attention.head_health import PATTERNS, Thresholds, language_scores
 
 
 def run(case):

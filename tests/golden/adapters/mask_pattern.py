@@ -1,6 +1,6 @@
 """Golden cases of logits behind a causal mask, in a stack without parameters."""
 
-from vispe.evaluate.attention.mask import stack_scores, without_offsets
+from vispe.evaluate.attention.causal_mask import stack_scores, without_offsets
 
 NORMS = {"l2": "l2", "layer": "layer", "layernorm": "layer", "layer_norm": "layer", "ln": "layer"}
 

@@ -1,6 +1,6 @@
 """Golden cases of the search for channels that run with the position."""
 
-from vispe.evaluate.features.channels import search
+from vispe.evaluate.features.position_channels import search
 
 WORDS = ("degree", "skip", "layers_from", "layers_to", "window", "polyorder")
 

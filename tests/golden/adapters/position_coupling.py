@@ -1,6 +1,6 @@
 """Golden cases of coupled positions: digits of a sum, and the cells of a board."""
 
-from vispe.multimodal.streams.coupling import addition_positions, board_positions
+from vispe.multimodal.streams.position_coupling import addition_positions, board_positions
 
 
 def run(case):

@@ -6,7 +6,7 @@ from tests.golden.adapters._rotary import asked, rotated
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import create_scheme, rotation
 from vispe.multimodal.schemes.ppe import reference_rotation, reference_sections
-from vispe.multimodal.streams.merging import merge_tokens
+from vispe.multimodal.streams.token_merging import merge_tokens
 
 
 def run(case):

@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from vispe.encodings.branches import calls_of, weights_of
+from vispe.encodings.multi_softmax import calls_of, weights_of
 
 KINDS = {"relative_key": "key", "relative_key_query": "key_query", "relative_key_clamped": "key"}
 NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}

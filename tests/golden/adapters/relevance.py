@@ -1,6 +1,6 @@
 """Golden cases of the rules by which relevance is split between tokens and positions."""
 
-from vispe.evaluate.behaviour.relevance_rules import (
+from vispe.evaluate.behaviour.saliency_rules import (
     split_epsilon,
     split_ratio,
     through_product,

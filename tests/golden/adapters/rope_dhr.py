@@ -1,7 +1,7 @@
 """Golden cases of RoPE-DHR, with the order of tiles and the places that the reference takes."""
 
 from vispe.multimodal import Image, Stream, create_scheme
-from vispe.multimodal.schemes.tiles import SHRINK, media_ids
+from vispe.multimodal.schemes.rope_dhr import SHRINK, media_ids
 
 ORDERS = {"columns outer, rows inner": "column_major", "rows outer, columns inner": "row_major"}
 

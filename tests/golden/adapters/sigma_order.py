@@ -3,7 +3,7 @@
 import torch
 
 import vispe
-from vispe.grid.orders import TARGET_CELL, fractal, inputs_and_targets, ordered, raster, shuffled
+from vispe.grid.token_orders import TARGET_CELL, fractal, inputs_and_targets, ordered, raster, shuffled
 
 
 def run(case):

@@ -1,6 +1,6 @@
 """Golden cases of the prior of slots: its index, and attention calibrated by it."""
 
-from vispe.hosts.slots import calibrate, psi
+from vispe.hosts.slot_calibration import calibrate, psi
 
 
 def run(case):

@@ -1,8 +1,8 @@
 """Golden cases of the relative attention of Transformer-XL and XLNet: queries, keys and values are given."""
 
 import vispe
-from vispe.encodings.branches import calls_of, weights_of
-from vispe.encodings.layer import attend
+from vispe.encodings.attention_layer import attend
+from vispe.encodings.multi_softmax import calls_of, weights_of
 
 
 def run(case):

@@ -8,7 +8,7 @@ import torch
 from open_clip import CLIP
 from open_clip.transformer import VisionTransformer
 
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 
 TEXT = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}
 VISION = {"image_size": (24, 40), "patch_size": 8, "width": 32, "layers": 2}

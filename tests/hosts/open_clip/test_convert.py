@@ -8,9 +8,9 @@ import torch
 from open_clip.transformer import PatchDropout, VisionTransformer
 
 import vispe
-from tests.hosts.common import close, cotangent, dense, grads, image, shake
+from tests.hosts.helpers import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
-from vispe.backbones.attention import watch
+from vispe.backbones.attention_recorder import watch
 from vispe.errors import InputError, OptionError
 from vispe.hosts.open_clip.tower import HostedTower
 

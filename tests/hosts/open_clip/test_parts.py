@@ -10,7 +10,7 @@ from open_clip.transformer import VisionTransformer
 from torch import nn
 
 import vispe
-from tests.hosts.common import close, image, shake
+from tests.hosts.helpers import close, image, shake
 from tests.hosts.open_clip.common import TEXT, TOWER, VISION, tiny_clip, tiny_tower, words
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.open_clip.tower import HostedTower

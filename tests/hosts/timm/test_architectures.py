@@ -19,7 +19,7 @@ from timm.models.vision_transformer import (
 from timm.models.vision_transformer_hybrid import HybridEmbed
 
 import vispe
-from tests.hosts.common import (
+from tests.hosts.helpers import (
     RELEASE,
     close,
     dense,

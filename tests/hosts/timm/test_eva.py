@@ -11,9 +11,9 @@ from timm.models import Eva
 from timm.optim import param_groups_layer_decay
 
 import vispe
-from tests.hosts.common import SHAPE, close, cotangent, dense, grads, image, set_fused, shake, slopes_of
+from tests.hosts.helpers import SHAPE, close, cotangent, dense, grads, image, set_fused, shake, slopes_of
 from vispe.errors import UnknownEncoding, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.timm import front_door
+from vispe.hosts.timm import patch_constructors
 from vispe.hosts.timm.eva import HostedEva
 
 ROPE = {"use_rot_pos_emb": True}
@@ -261,12 +261,12 @@ def test_wrong_words_and_subclasses_in_the_factory():
 
     with pytest.raises(UnsupportedHost, match=r"Own, a subclass .* build it with no pos_embed"):
         Own(**SHAPE, pos_embed="alibi2d")
-    front_door.uninstall()
+    patch_constructors.uninstall()
     try:
         with pytest.raises(TypeError, match="pos_embed"):
             Eva(**SHAPE, pos_embed="alibi2d")
     finally:
-        front_door.install()
+        patch_constructors.install()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from timm.models._features_fx import create_feature_extractor
 
 import vispe
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 from vispe import Attention
 from vispe.errors import OptionError, UnsupportedCombination
 

@@ -9,7 +9,7 @@ import torch
 from timm.models import NaFlexVit
 
 import vispe
-from tests.hosts.common import close, dense, grads, image, shake
+from tests.hosts.helpers import close, dense, grads, image, shake
 from tests.hosts.packed import NAFLEX, alone, naflex, pack
 from vispe.errors import ShapeError, UnsupportedCombination
 

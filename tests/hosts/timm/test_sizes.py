@@ -7,7 +7,7 @@ import timm
 import torch
 from torch.nn import functional as F
 
-from tests.hosts.common import close, shake
+from tests.hosts.helpers import close, shake
 
 VIT = {"patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 0}
 

@@ -10,7 +10,7 @@ from timm.models import Eva, VisionTransformer
 from timm.models.deit import VisionTransformerDistilled
 
 import vispe
-from tests.hosts.common import SHAPE, close, image, tiny
+from tests.hosts.helpers import SHAPE, close, image, tiny
 from tests.hosts.open_clip.common import TOWER, tiny_tower
 from vispe.errors import UnsupportedHost
 

@@ -6,10 +6,10 @@ from timm.models import Eva, VisionTransformer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vispe
-from tests.hosts.common import close, image, tiny
+from tests.hosts.helpers import close, image, tiny
 from tests.hosts.packed import naflex
-from vispe.attention import choose as choose_module
-from vispe.attention.bias.lower import not_a_table
+from vispe.attention import dispatch
+from vispe.attention.bias.lower_to_table import not_a_table
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "rpb", "alibi2d+rope_axial"]
 HOSTS = {
@@ -24,15 +24,15 @@ HOSTS = {
 def reasons(monkeypatch):
     """Why each call of attention was not one of a table, None where it was."""
     found = []
-    choose = choose_module._choose
+    choose = dispatch._choose
 
     def chosen(call, backend):
         found.append(not_a_table(call.bias))
         return choose(call, backend)
 
-    monkeypatch.setattr(choose_module, "_choose", chosen)
-    monkeypatch.setattr(choose_module.sdpa, "known", lambda *_: None)
-    monkeypatch.setattr("vispe.hosts.transplant.context.Context.plain_mask", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_choose", chosen)
+    monkeypatch.setattr(dispatch.sdpa, "known", lambda *_: None)
+    monkeypatch.setattr("vispe.hosts.common.context.Context.plain_mask", lambda *_: None)
     return found
 
 

@@ -8,8 +8,8 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
-from tests.hosts.common import dense, shake
-from vispe.hosts.windows.known import attentions
+from tests.hosts.helpers import dense, shake
+from vispe.hosts.windows.model_table import attentions
 
 _SWIN = {
     "patch_size": 4,

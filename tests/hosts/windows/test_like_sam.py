@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import vispe
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 from tests.hosts.windows.common import _sam_of_transformers, build, image, run
 from tests.hosts.windows.test_windows import close
 from vispe.errors import UnsupportedCombination, UnsupportedHost
-from vispe.hosts.windows.known import LIKE_SAM
+from vispe.hosts.windows.model_table import LIKE_SAM
 
 transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
 SHAPE = {

@@ -8,10 +8,10 @@ import torch
 from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 
 import vispe
-from tests.hosts.common import cotangent, dense, shake
+from tests.hosts.helpers import cotangent, dense, shake
 from tests.hosts.windows.test_windows import close
 from vispe.errors import UnsupportedHost
-from vispe.hosts.windows.known import attentions
+from vispe.hosts.windows.model_table import attentions
 
 MODELS = {
     "maxvit_of_tensorflow": {"model_name": "test_maxvit", "transformer_rel_pos_type": "bias_tf"},

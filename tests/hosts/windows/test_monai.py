@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import vispe
-from tests.hosts.common import cotangent, shake
+from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.test_windows import close
 from vispe.errors import ShapeError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.windows.known import attentions
+from vispe.hosts.windows.model_table import attentions
 
 nets = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
 swin = pytest.importorskip("monai.networks.nets.swin_unetr", reason="MONAI is not installed")

@@ -12,10 +12,10 @@ import torch
 import torchvision
 
 import vispe
-from tests.hosts.common import cotangent, shake
+from tests.hosts.helpers import cotangent, shake
 from tests.hosts.windows.common import MODELS, build, by_hand, image, inner, run
 from vispe.errors import UnsupportedCombination, UnsupportedHost
-from vispe.hosts.windows.known import attentions
+from vispe.hosts.windows.model_table import attentions
 
 
 @pytest.fixture(autouse=True)

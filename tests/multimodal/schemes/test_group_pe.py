@@ -7,7 +7,7 @@ from vispe.attention import attention
 from vispe.errors import InputError, OptionError, UnsupportedCombination
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, create_scheme, rotation
-from vispe.multimodal.streams.translation import group_mask, streamed
+from vispe.multimodal.streams.simultaneous_translation import group_mask, streamed
 
 SOURCE, TARGET = 0, 1
 ARRIVAL = [Text(3), Text(2, group=1), Text(4), Text(1, group=1), Text(1), Text(3, group=1)]

@@ -8,7 +8,7 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Image, Stream, Text, Video, allocation, angles, create_scheme, rotation
 from vispe.multimodal.schemes.ppe import reference_rotation, reference_sections
-from vispe.multimodal.streams.merging import merge_tokens
+from vispe.multimodal.streams.token_merging import merge_tokens
 
 KS = [1, 2, 3, 4, 5, 8]
 MIXED = [[Text(4), Image(3, 4), Text(2), Video(2, 2, 3), Text(1)], [Text(3), Image(2, 5), Text(2)]]

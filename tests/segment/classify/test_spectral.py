@@ -4,7 +4,7 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import make_moons
 
 from vispe.segment.classify import spectral
-from vispe.segment.classify.cluster import PixelClusters
+from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.spectral import LEADING, NearestPoint, cut, eigenvectors
 from vispe.segment.metrics import adjusted_rand
 

@@ -6,9 +6,9 @@ from scipy import ndimage
 
 from vispe.errors import InputError, OptionError
 from vispe.images.read import Micrograph
-from vispe.segment.features.features import FeatureConfig, Features
 from vispe.segment.features.filters import Filters
 from vispe.segment.features.filters3d import KINDS_3D, Filters3D, Stack
+from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.tiles import Region
 
 RNG = np.random.default_rng(5)

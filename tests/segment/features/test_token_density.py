@@ -5,11 +5,11 @@ import pytest
 import timm
 import torch
 
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
-from vispe.segment.features import tokens
-from vispe.segment.features.features import FeatureConfig, Features
-from vispe.segment.features.tokens import TokenBasis, TokenModel, token_maps
+from vispe.segment.features import token_features
+from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.features.token_features import TokenBasis, TokenModel, token_maps
 
 NAME = "test_vit"  # timm's tiny model for tests: patch 16, 6 blocks, one class token
 BIASED = "alibi2d.local(slopes=geometric)"
@@ -166,7 +166,7 @@ def test_blocks_are_joined_each_with_the_final_norm():
 
 
 def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
-    monkeypatch.setattr(tokens, "MAX_TOKENS", 36)
+    monkeypatch.setattr(token_features, "MAX_TOKENS", 36)
     plain, fine = (TokenModel(NAME, weights="random", stride=s, shifts=1) for s in (None, 4))
     grey = page(96, 96)
     assert [r.shape for r in token_maps(plain, grey, None).regions] == [(96, 96)]

@@ -13,8 +13,8 @@ from PIL import Image
 
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError
-from vispe.images.formats import guards
-from vispe.images.labels.read import read_labels
+from vispe.images.formats import size_limits
+from vispe.images.labels.label_files import read_labels
 from vispe.images.read import read_image
 
 FILES = {name: (data, pattern) for name, data, pattern in corpus.hostile()}
@@ -62,41 +62,41 @@ def test_hostile_files_are_refused_at_little_cost(found, name):
 def test_the_limit_is_by_the_file_and_by_the_memory(monkeypatch, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(bytes(10_000_000))
-    large = guards.LARGE
-    monkeypatch.setattr(guards, "machine_memory", lambda: 10**12)
-    guards.check_size(path, (large,), 8)
-    guards.check_size(path, (1_900_000_000,), 8)
-    guards.check_size(path, (8, 1_900_000_000), 1)
+    large = size_limits.LARGE
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 10**12)
+    size_limits.check_size(path, (large,), 8)
+    size_limits.check_size(path, (1_900_000_000,), 8)
+    size_limits.check_size(path, (8, 1_900_000_000), 1)
     with pytest.raises(
         InputError, match=r"2100000000 values, 2\.1 GB, in a file of 10 MB.*limit 200 to 1 above 1\.074 GB"
     ):
-        guards.check_size(path, (2_100_000_000,), 8)
-    guards.check_size(path, (2_100_000_000,), 8, trusted=True)
-    guards.check_size(path, (2_100_000_000,), 8, stored=11_000_000)
-    monkeypatch.setattr(guards, "machine_memory", lambda: 4_000_000_000)
+        size_limits.check_size(path, (2_100_000_000,), 8)
+    size_limits.check_size(path, (2_100_000_000,), 8, trusted=True)
+    size_limits.check_size(path, (2_100_000_000,), 8, stored=11_000_000)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 4_000_000_000)
     with pytest.raises(
         InputError, match=r"holds 2100000000 values, 2\.1 GB, but only half of the 4 GB of memory"
     ):
-        guards.check_size(path, (2_100_000_000,), 8, trusted=True)
+        size_limits.check_size(path, (2_100_000_000,), 8, trusted=True)
     with pytest.raises(InputError, match=r"OME-Zarr"):  # bits become bytes
-        guards.check_size(path, (2_100_000_000,), 1)
-    monkeypatch.setattr(guards, "machine_memory", lambda: None)
-    guards.check_size(path, (2_100_000_000,), 8, trusted=True)
+        size_limits.check_size(path, (2_100_000_000,), 1)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: None)
+    size_limits.check_size(path, (2_100_000_000,), 8, trusted=True)
 
 
 @unix
 def test_the_memory_is_that_of_the_machine_and_its_limits(monkeypatch):
     import resource
 
-    plain = guards.machine_memory()
+    plain = size_limits.machine_memory()
     assert plain > 1 << 28
     monkeypatch.setattr(resource, "getrlimit", lambda _: (123_456_789, resource.RLIM_INFINITY))
-    assert guards.machine_memory() == min(plain, 123_456_789)
+    assert size_limits.machine_memory() == min(plain, 123_456_789)
 
 
 def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        guards.check_size, "__kwdefaults__", {**guards.check_size.__kwdefaults__, "free": 1000}
+        size_limits.check_size, "__kwdefaults__", {**size_limits.check_size.__kwdefaults__, "free": 1000}
     )
     monkeypatch.setattr("vispe.images.formats.decode.LARGE", 1000)
     drawn = np.zeros((1200, 1000), np.uint8)

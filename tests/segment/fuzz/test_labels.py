@@ -13,8 +13,8 @@ from skimage.draw import disk, line
 
 from tests.segment.fuzz import corpus
 from vispe.errors import InputError, VispeError
-from vispe.images.labels.levels import read_names
-from vispe.images.labels.read import read_labels, read_truth
+from vispe.images.labels.class_values import read_names
+from vispe.images.labels.label_files import read_labels, read_truth
 
 SHAPE = (1, 12, 17)
 GOOD = [{"class": 1, "points": [[2, 3], [9, 3]]}, {"class": 2, "width": 3, "points": [[5, 8]]}]
@@ -73,7 +73,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 
 def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.images.labels.levels._JSON_BYTES", 50)
+    monkeypatch.setattr("vispe.images.labels.class_values._JSON_BYTES", 50)
     with pytest.raises(InputError, match=r"s\.json has more than 0 MB"):
         strokes(tmp_path, GOOD)
 

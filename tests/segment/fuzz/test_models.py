@@ -23,11 +23,11 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from tests.segment.fuzz import corpus
 from vispe.cli.main import main
 from vispe.errors import InputError, VispeError
-from vispe.segment.classify.cluster import PixelClusters
-from vispe.segment.classify.pixels import PixelClassifier
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.model.check import TRUSTED
-from vispe.segment.model.file import Model, load_model, save_model
+from vispe.segment.classify.clustering import PixelClusters
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.file_checks import TRUSTED
+from vispe.segment.model.model_file import Model, load_model, save_model
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((90, 26)).astype(np.float32), RNG.integers(1, 4, 90)
@@ -246,7 +246,7 @@ def test_members_that_lead_elsewhere_are_refused(tmp_path, plain, name):
 
 
 def test_members_that_unpack_to_far_more_are_refused(tmp_path, plain, monkeypatch):
-    monkeypatch.setattr("vispe.segment.model.check._FREE", 1_000_000)
+    monkeypatch.setattr("vispe.segment.model.file_checks._FREE", 1_000_000)
     for member in ("estimator", "tensors"):
         data = {member: bytes(3_000_000)}
         path = changed(tmp_path / "m.vispe", plain["forest"], compression=zipfile.ZIP_DEFLATED, **data)

@@ -122,7 +122,7 @@ def test_a_wrong_checksum_of_the_pixels_of_a_png_is_refused_though_pillow_reads_
 @pytest.mark.parametrize(("h", "w"), [(1, 1), (3, 5), (8, 8), (9, 17), (2, 33)])
 @pytest.mark.parametrize(("bits", "colour"), [(1, 0), (4, 0), (8, 0), (8, 2), (16, 0), (8, 6)])
 def test_the_length_of_the_pixels_of_a_png_is_known(tmp_path, h, w, bits, colour, interlaced):
-    from vispe.images.formats.damage import _png_bytes, png_damage
+    from vispe.images.formats.integrity import _png_bytes, png_damage
 
     head = struct.pack(">IIBBBBB", w, h, bits, colour, 0, 0, interlaced)
     data = corpus.png(w, h, bits, colour, zlib.compress(bytes(_png_bytes(head))))

@@ -19,8 +19,8 @@ from tests.segment.live.browser import CHROMIUM, Browser
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
-from vispe.segment.live.engine import Live
-from vispe.segment.live.paint.open import open_paint
+from vispe.segment.live.live_segmentation import Live
+from vispe.segment.live.paint.open_page import open_paint
 from vispe.segment.live.paint.server import Server
 from vispe.segment.live.paint.session import checked_names, checked_strokes
 

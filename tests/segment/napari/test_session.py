@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from vispe.images.read import Micrograph
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
-from vispe.segment.live.suggest import suggest
-from vispe.segment.model.file import load_model
+from vispe.segment.live.suggestions import suggest
+from vispe.segment.model.model_file import load_model
 from vispe.segment.napari.session import FEATURES, Request, Session, Setup
 from vispe.segment.pipeline import DEFAULT
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vispe.segment.draw import PALETTE
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
-from vispe.segment.live.suggest import suggest
+from vispe.segment.live.suggestions import suggest
+from vispe.segment.overlays import PALETTE
 
 pytestmark = [
     pytest.mark.slow,  # importing napari and Qt takes seconds

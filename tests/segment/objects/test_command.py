@@ -13,10 +13,10 @@ from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.images.write import write_instances
-from vispe.segment.draw import PALETTE
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.overlays import PALETTE
 from vispe.segment.pipeline import ObjectOptions, apply, segment
-from vispe.segment.run.report import Watcher
+from vispe.segment.run.run_report import Watcher
 
 FAST = ["--features", "filters", "--classes", "ground,disc"]
 

@@ -9,8 +9,8 @@ import tifffile
 from PIL import Image
 from scipy.ndimage import binary_erosion
 
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.objects.find import find
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.sizes import of_batch, of_image
 from vispe.segment.objects.table import measure

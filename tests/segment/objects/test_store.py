@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from tests.segment.big.conftest import small_blocks  # noqa: F401
-from tests.segment.big.stores import scene, scribbled, write_store, zarr
+from tests.segment.out_of_core.conftest import small_blocks  # noqa: F401
+from tests.segment.out_of_core.stores import scene, scribbled, write_store, zarr
 from vispe.cli.main import main
 from vispe.errors import OptionError
-from vispe.segment.big.run import _refuse
-from vispe.segment.objects.find import find
+from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
+from vispe.segment.out_of_core.entry_points import _refuse
 from vispe.segment.run.request import Request
 
 

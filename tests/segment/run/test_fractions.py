@@ -14,15 +14,15 @@ from PIL import Image
 
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
-from vispe.segment import draw
+from vispe.segment import overlays
 from vispe.segment.classify.fractions import estimate_words, map_words
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.invariance_report import figure
 from vispe.segment.live.paint.session import Paint
 from vispe.segment.pipeline import Post, segment
-from vispe.segment.run import image as stage
-from vispe.segment.run.predict import Areas
-from vispe.segment.run.report import fractions
-from vispe.segment.trust import figure
+from vispe.segment.run import image_pipeline
+from vispe.segment.run.prediction import Areas
+from vispe.segment.run.run_report import fractions
 
 NAMES = ["ground", "disc"]
 """Classes of the scene, whose estimated fractions differ from those of the map."""
@@ -38,8 +38,10 @@ def run(tmp_path_factory):
     Image.fromarray(drawn).save(folder / "drawn.png")
     said = {"legend": [], "key": []}
     patch = pytest.MonkeyPatch()
-    rows, key = draw._legend_rows, figure.key_words
-    patch.setattr(draw, "_legend_rows", lambda *given: said["legend"].append(found := rows(*given)) or found)
+    rows, key = overlays._legend_rows, figure.key_words
+    patch.setattr(
+        overlays, "_legend_rows", lambda *given: said["legend"].append(found := rows(*given)) or found
+    )
     patch.setattr(figure, "key_words", lambda *given: said["key"].append(found := key(*given)) or found)
     words = [
         "segment",
@@ -105,7 +107,7 @@ def test_console(run, shares):
 def test_legend_and_key_of_the_figures(run, shares):
     (rows,) = run[1]["legend"]
     assert [(name, share) for _, name, share in rows] == [
-        (name, draw._percent(share)) for name, share in shares[0].items()
+        (name, overlays._percent(share)) for name, share in shares[0].items()
     ]
     assert run[1]["key"] == [figure.key_words(name, share) for name, share in shares[0].items()]
 
@@ -176,8 +178,8 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
     pages[1, :20] = 255
     tifffile.imwrite(tmp_path / "z.tif", pages, imagej=True, metadata={"axes": "TYX"})
     found = []
-    plain = stage.overlay
-    monkeypatch.setattr(stage, "overlay", lambda *a, **k: found.append((a[1], k)) or plain(*a, **k))
+    plain = image_pipeline.overlay
+    monkeypatch.setattr(image_pipeline, "overlay", lambda *a, **k: found.append((a[1], k)) or plain(*a, **k))
     drawn = np.zeros(pages.shape, np.uint8)
     drawn[0] = np.asarray(Image.open(run[0].parent / "drawn.png"))
     tifffile.imwrite(tmp_path / "l.tif", drawn, photometric="minisblack")

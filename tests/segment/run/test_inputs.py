@@ -11,13 +11,13 @@ from PIL import Image
 from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.images.companions import companions
-from vispe.images.find import find_images
+from vispe.images.file_search import find_images
 from vispe.images.formats.decode import decode
-from vispe.images.formats.decoded import reason_of
+from vispe.images.formats.decoded_image import reason_of
 from vispe.images.formats.headers import stored_shape
-from vispe.images.labels.read import read_labels
+from vispe.images.labels.label_files import read_labels
 from vispe.images.read import read_image
+from vispe.images.sidecars import companions
 
 FAST = "--features filters"
 

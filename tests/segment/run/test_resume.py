@@ -17,12 +17,11 @@ from tests.cli.test_segment import scene, vispe
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images import write as outputs
-from vispe.segment.run import batch, claim, resume
-from vispe.segment.run import image as stages
-from vispe.segment.run.claim import LOCK, claimed
-from vispe.segment.run.disk import DiskFull, room
-from vispe.segment.run.report import Watcher
+from vispe.segment.run import batch_run, image_pipeline, lock, resume
+from vispe.segment.run.disk_space import DiskFull, room
+from vispe.segment.run.lock import LOCK, claimed
 from vispe.segment.run.resume import NAME, State
+from vispe.segment.run.run_report import Watcher
 
 posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and forked")
 FAST = "--features filters"
@@ -125,7 +124,7 @@ class Stop(BaseException):
 
 def stopped(monkeypatch, words, after):
     """Run a command that ends after so many images."""
-    done, whole = [], batch.Batch._whole
+    done, whole = [], batch_run.Batch._whole
 
     def counted(self, image, by):
         if len(done) == after:
@@ -134,7 +133,7 @@ def stopped(monkeypatch, words, after):
         return whole(self, image, by)
 
     with monkeypatch.context() as patched:
-        patched.setattr(batch.Batch, "_whole", counted)
+        patched.setattr(batch_run.Batch, "_whole", counted)
         with pytest.raises(Stop):
             main(words.split())
 
@@ -147,9 +146,11 @@ def test_training_and_finished_images_are_not_done_again(data, monkeypatch, caps
     before = {path: path.stat().st_mtime_ns for path in Path("out").iterdir() if "report" not in path.name}
     monkeypatch.setattr("vispe.segment.pipeline.train", None)
     seen = []
-    original = batch.Batch._whole
+    original = batch_run.Batch._whole
     monkeypatch.setattr(
-        batch.Batch, "_whole", lambda run, image, by: seen.append(image.path.name) or original(run, image, by)
+        batch_run.Batch,
+        "_whole",
+        lambda run, image, by: seen.append(image.path.name) or original(run, image, by),
     )
     assert vispe(words) == 0
     assert seen == ["c.png", "d.png"]
@@ -264,7 +265,7 @@ def test_a_line_that_breaks_off_does_not_count(data, monkeypatch):
 
 def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
     assert vispe(f"{WAYS['labels']} -o whole") == 0
-    original = stages.read_image
+    original = image_pipeline.read_image
 
     def failing(path, **how):
         if path.name == "c.png":
@@ -272,7 +273,7 @@ def test_images_that_failed_are_tried_again(data, monkeypatch, capsys):
         return original(path, **how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(stages, "read_image", failing)
+        patched.setattr(image_pipeline, "read_image", failing)
         assert vispe(f"{WAYS['labels']} -o out") == 1
     assert vispe(f"{WAYS['labels']} -o out") == 0
     assert contents("out") == contents("whole")
@@ -328,7 +329,7 @@ def test_of_two_processes_one_wins(data):
 @posix
 def test_a_lock_is_free_when_its_process_was_killed(data):
     Path("out").mkdir()
-    program = "import os, signal; from pathlib import Path; from vispe.segment.run.claim import claimed\n"
+    program = "import os, signal; from pathlib import Path; from vispe.segment.run.lock import claimed\n"
     program += "with claimed(Path('out')): os.kill(os.getpid(), signal.SIGKILL)"
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
     subprocess.run([sys.executable, "-c", program], env=env, timeout=100)
@@ -342,7 +343,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def none(handle):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(claim, "_lock", none)
+    monkeypatch.setattr(lock, "_lock", none)
     with claimed(tmp_path / "a"):
         (tmp_path / "a" / "b").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
@@ -352,7 +353,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypatch, capsys):
-    monkeypatch.setattr("vispe.segment.run.disk.shutil.disk_usage", lambda _: Usage(9000))
+    monkeypatch.setattr("vispe.segment.run.disk_space.shutil.disk_usage", lambda _: Usage(9000))
     assert vispe(f"{WAYS['labels']} -o out") == 2
     said = capsys.readouterr().err
     assert (

@@ -14,8 +14,8 @@ from vispe.errors import InputError, OptionError
 from vispe.images import write as outputs
 from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_labels, write_probabilities
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.model.file import load_model
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import MODEL_NAME, Labelling, Reading, apply, segment
 
 RNG = np.random.default_rng(11)

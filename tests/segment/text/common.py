@@ -9,7 +9,7 @@ import open_clip
 import torch
 from safetensors.torch import save_file
 
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 from vispe.backbones.clip_weights import quiet
 
 VOCABULARY = 49408  # of the tokenizer that comes with open_clip

@@ -9,7 +9,7 @@ from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_t
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
 from vispe.segment.features.tiles import tiles, window
-from vispe.segment.run.predict import Post, predict_page, within_memory
+from vispe.segment.run.prediction import Post, predict_page, within_memory
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.features import OVERLAP, TextFeatures, TextPage
 

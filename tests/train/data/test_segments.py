@@ -7,7 +7,7 @@ import torch
 from vispe import Attention, create_encoding
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid
-from vispe.train.data.windows import segments, window_patches
+from vispe.train.data.window_sequences import segments, window_patches
 
 GRID = (7, 9)
 

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from tests.train.tiny import Pictures, config
 from tests.train.worker import killed_config
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.audit.host import host_of
-from vispe.evaluate.subject import load_subject
+from vispe.evaluate.audit.audited_model import host_of
+from vispe.evaluate.evaluated import load_subject
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Stage, Student, Target
-from vispe.train.retrofit.log import read_log
-from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.distillation import retrofit
 from vispe.train.retrofit.student import final_tokens, load_student
+from vispe.train.retrofit.training_log import read_log
 
 ROOT = Path(__file__).resolve().parents[3]
 

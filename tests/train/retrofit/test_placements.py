@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from tests.train.tiny import TEACHER, Pictures, config, training
-from vispe.backbones.tokens import final_tokens
+from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError
 from vispe.symmetry import IDENTITY, Placement, shared
 from vispe.train.data import Augment
-from vispe.train.retrofit.check import check
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Stage, Student, Weights
-from vispe.train.retrofit.losses import Objective, cosine_distance, disagreement, pair_of
-from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.config_checks import check
+from vispe.train.retrofit.distillation import retrofit
+from vispe.train.retrofit.distillation_losses import Objective, cosine_distance, disagreement, pair_of
 from vispe.train.retrofit.student import check_models, load_teacher, make_student
 
 PLACED = {"loss": Weights(1.0, 0.0, place=0.5), "augment": Augment(place=9, curriculum=0.8)}

@@ -9,11 +9,11 @@ from safetensors.torch import load_file
 from tests.train.processes import two_processes
 from tests.train.tiny import Pictures, config
 from tests.train.worker import TOGETHER, together
-from vispe.backbones.processes import Processes
+from vispe.backbones.distributed import Processes
 from vispe.errors import OptionError
-from vispe.train.retrofit.log import read_log
-from vispe.train.retrofit.loop import Training
-from vispe.train.retrofit.recipe import retrofit
+from vispe.train.retrofit.distillation import retrofit
+from vispe.train.retrofit.trainer import Training
+from vispe.train.retrofit.training_log import read_log
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.train.tiny import config, training
-from vispe.backbones.processes import POSITIONS, Processes
+from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.base import Encoding
 from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Student

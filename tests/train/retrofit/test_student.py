@@ -8,11 +8,11 @@ from timm.models import Eva, VisionTransformer
 import vispe
 from tests.hosts.open_clip.common import tiny_tower
 from tests.train.tiny import OPTIONS, TEACHER, config
-from vispe.backbones.maps import VisionModel
 from vispe.backbones.timm import patch_features
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
-from vispe.train.retrofit.check import check
 from vispe.train.retrofit.config import Probe, Stage, Student, Target, Teacher, Weights
+from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.lora import LowRank, add_lora, merge_lora
 from vispe.train.retrofit.student import (
     blanked_count,

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from vispe.attention.bias.kept import keepable
-from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import not_a_table, table_of
+from vispe.attention.bias.mask_cache import keepable
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_autocast, rounded

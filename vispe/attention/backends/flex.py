@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.attention.backends.triton.coords.operands import cell_numbers, extended, segments
 from vispe.attention.backends.triton.device import failed, no_device, watched
-from vispe.attention.backends.triton.places.places import cell_numbers, extended, segments
-from vispe.attention.bias.lower import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import not_a_table, table_of
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_autocast
 from vispe.errors import BackendUnavailable, ShapeError

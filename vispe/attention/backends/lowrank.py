@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.backends import sdpa
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias
-from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.bias.distances import largest
+from vispe.attention.bias.distance_bias import DistanceBias
+from vispe.attention.bias.distance_metrics import largest
 from vispe.attention.call import Call
 from vispe.attention.precision import readable
 from vispe.errors import BackendUnavailable

@@ -1,7 +1,7 @@
 """Attention by `torch.nn.functional.scaled_dot_product_attention` with the bias as one dense mask.
 
 The mask has q's dtype (a float32 mask under bfloat16 inputs costs 1.4 times the time on CPU). Masks of fixed biases
-are kept with their positions, those of learned ones while their numbers stay the same (`vispe.attention.bias.kept`);
+are kept with their positions, those of learned ones while their numbers stay the same (`vispe.attention.bias.mask_cache`);
 tables that the content reads are served some rows at a time (`rows`). Batch and head axes are swapped when each
 head has its own mask and that is large, which lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB
 is made and used group by group.
@@ -21,9 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 from vispe.attention.backends import blocked as strip_gradient
-from vispe.attention.backends import rows
-from vispe.attention.bias import kept as learned
-from vispe.attention.bias.base import Bias
+from vispe.attention.backends import content_cpu
+from vispe.attention.bias import mask_cache
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.call import Call, combine
 from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, rounded
 
@@ -45,7 +45,7 @@ def run(call: Call) -> Tensor:
     by_strips = strip_gradient.attend(call)
     if by_strips is not None:
         return by_strips
-    rows_at_a_time = rows.attend(call)
+    rows_at_a_time = content_cpu.attend(call)
     if rows_at_a_time is not None:
         return rows_at_a_time
     q, k, v = call.transformed()
@@ -80,7 +80,7 @@ def known(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
         return None
     if key is not None:
         return pos.memo.get(("checked", key, q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype))
-    entry = learned.look(bias, q.dtype, q.shape[1])
+    entry = mask_cache.look(bias, q.dtype, q.shape[1])
     if entry is None or (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype) not in entry.checked:
         return None
     return entry.mask
@@ -102,7 +102,7 @@ def know(call: Call) -> None:
         return
     like = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if bias.key is None:
-        entry = learned.look(bias, q.dtype, q.shape[1])
+        entry = mask_cache.look(bias, q.dtype, q.shape[1])
         if entry is not None and entry.finite:
             entry.checked.add(like)
     elif bias.pos.remember(("open", bias.key, call.dtype), lambda: no_infinity(bias.mask(call.dtype))):

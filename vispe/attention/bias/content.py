@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions

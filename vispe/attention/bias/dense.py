@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import no_infinity, readable
 from vispe.errors import ShapeError

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
-from vispe.attention.bias.distances import Metric, Normalize, Reference, check_rule, distances, offsets
+from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import no_infinity, readable
 from vispe.errors import ShapeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.precision import at_least_float32, no_infinity
 from vispe.errors import ShapeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 
 
 class Affine(Transform):

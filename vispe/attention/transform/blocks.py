@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import exact_product
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import ShapeError
 
 

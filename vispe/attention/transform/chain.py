@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import widened
-from vispe.attention.transform.base import Transform
 from vispe.errors import ShapeError
 
 

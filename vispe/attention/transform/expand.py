@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
-from vispe.attention.transform.base import Layout, Transform
 from vispe.errors import OptionError, ShapeError
 
 Magnitude = Literal["softplus"] | None

@@ -10,9 +10,9 @@ import os
 import torch
 from torch import Tensor
 
-from vispe.attention.preference import environment
+from vispe.attention.backend_selection import environment
+from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
-from vispe.attention.transform.base import Layout, Transform
 from vispe.errors import ShapeError
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # kernels then run on the CPU, for tests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vispe.backbones.micro.kernels import Gelu, SymmetricConv
+from vispe.backbones.micro.equivariant_conv import Gelu, SymmetricConv
 from vispe.backbones.micro.trunk import Trunk
 from vispe.errors import OptionError, ShapeError
 

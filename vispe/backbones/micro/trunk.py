@@ -7,9 +7,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vispe.attention import DistanceBias, attention
-from vispe.backbones.micro.kernels import Gelu
+from vispe.backbones.micro.equivariant_conv import Gelu
 from vispe.grid import Grid, Positions
-from vispe.hosts.transplant.cache import PositionCache
+from vispe.hosts.common.position_cache import PositionCache
 
 REFERENCE = (32, 32)  # grid whose diagonal divides distances, whatever the grid of the picture
 

@@ -104,7 +104,7 @@ def apply(
     from vispe.cli.commands.segment import Console
     from vispe.segment import pipeline
     from vispe.segment.objects.options import options_or_none
-    from vispe.segment.run.predict import Post
+    from vispe.segment.run.prediction import Post
 
     counted = options_or_none(
         objects,

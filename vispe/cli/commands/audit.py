@@ -56,17 +56,17 @@ def audit(
     """
     from pathlib import Path
 
-    from vispe.backbones.processes import Processes
-    from vispe.cli.frame import Output, find, section, share_done, versions
+    from vispe.backbones.distributed import Processes
+    from vispe.cli.common import Output, find, section, share_done, versions
     from vispe.errors import OptionError
     from vispe.evaluate.attention.divergence import heads_apart
-    from vispe.evaluate.audit.finding import Against
-    from vispe.evaluate.audit.host import host_of
+    from vispe.evaluate.audit.audited_model import host_of
+    from vispe.evaluate.audit.findings import Against
+    from vispe.evaluate.audit.html_report import audit_page, plot_audit
     from vispe.evaluate.audit.measure import choose
-    from vispe.evaluate.audit.page import audit_page, plot_audit
-    from vispe.evaluate.audit.pictures import pictures_of
-    from vispe.evaluate.audit.run import VIEWS, audit
-    from vispe.evaluate.subject import load_subject
+    from vispe.evaluate.audit.probe_images import pictures_of
+    from vispe.evaluate.audit.runner import VIEWS, audit
+    from vispe.evaluate.evaluated import load_subject
     from vispe.files import remove
 
     paths, measures = find(images), choose(only)

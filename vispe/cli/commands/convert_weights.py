@@ -41,8 +41,7 @@ def convert_weights(
 
     from vispe.errors import InputError
     from vispe.files import atomic_path, check_writable
-    from vispe.hosts.checkpoints import files as weight_files
-    from vispe.hosts.checkpoints import released
+    from vispe.hosts.checkpoints import released, weight_files
 
     if not Path(src).is_file():
         raise InputError(f"There is no file {src}.")

@@ -89,11 +89,11 @@ def _model(
     import torch
 
     from vispe.backbones.device import choose_device
+    from vispe.backbones.model_access import image_size as built_for
     from vispe.backbones.open_clip import load_model, names_weights
-    from vispe.backbones.tokens import image_size as built_for
     from vispe.errors import OptionError
+    from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert
-    from vispe.hosts.explain import attention_paths
 
     if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
         raise OptionError(f"The image size is one side or height,width in pixels, got {image_size}.")
@@ -172,8 +172,8 @@ def _choice() -> dict[str, str]:
     """Return which backend is named and by whom, and on which devices the Triton kernels run."""
     import torch
 
+    from vispe.attention.backend_selection import VARIABLE, selected
     from vispe.attention.backends.triton.device import no_device
-    from vispe.attention.preference import VARIABLE, selected
 
     backend, by = selected()
     choice = {"backend": backend + (f", chosen by {by}" if by else f" (set {VARIABLE} to choose another)")}
@@ -191,7 +191,7 @@ def _backends() -> dict[str, str]:
     import torch
 
     import vispe
-    from vispe.encodings.branches import calls_of
+    from vispe.encodings.multi_softmax import calls_of
     from vispe.errors import BackendUnavailable, UnsupportedCombination
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -50,12 +50,12 @@ def health(
     """
     import warnings
 
-    from vispe.cli.frame import Output, find, load, progress, section
+    from vispe.cli.common import Output, find, load, progress, section
     from vispe.errors import OptionError, UnsupportedHost
-    from vispe.evaluate.attention.head_plots import health_page, plot_health
-    from vispe.evaluate.attention.heads import head_health
-    from vispe.evaluate.audit.host import host_of
-    from vispe.evaluate.audit.pictures import pictures_of
+    from vispe.evaluate.attention.head_figures import health_page, plot_health
+    from vispe.evaluate.attention.head_health import head_health
+    from vispe.evaluate.audit.audited_model import host_of
+    from vispe.evaluate.audit.probe_images import pictures_of
 
     if bool(images) == (noise > 0):
         raise OptionError("health needs something to look at: give either images or --noise N.")

@@ -21,7 +21,7 @@ def info(name: str = "", json: bool = False) -> None:
     from json import dumps
 
     import vispe
-    from vispe.hosts.support import HOSTS, support, support_table
+    from vispe.hosts.support_matrix import HOSTS, support, support_table
     from vispe.multimodal import list_schemes
 
     if not name:

@@ -57,8 +57,8 @@ def paint(
     import webbrowser
     from json import dumps
 
-    from vispe.cli.streams import one_line
-    from vispe.segment.live.paint.open import open_paint
+    from vispe.cli.terminal import one_line
+    from vispe.segment.live.paint.open_page import open_paint
     from vispe.segment.live.paint.server import Server
 
     session = open_paint(

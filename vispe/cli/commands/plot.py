@@ -38,7 +38,7 @@ def plot(
     from json import dumps
     from pathlib import Path
 
-    from vispe.cli.frame import write
+    from vispe.cli.common import write
     from vispe.errors import OptionError, UnknownEncoding, UnknownName
     from vispe.evaluate.plots.encoding import plot_bias
     from vispe.files import check_writable

@@ -31,7 +31,7 @@ def plot_positions(
     from json import dumps
     from pathlib import Path
 
-    from vispe.cli.frame import write
+    from vispe.cli.common import write
     from vispe.evaluate.plots.positions import plot_positions as draw
     from vispe.files import check_writable
 

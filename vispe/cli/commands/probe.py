@@ -70,10 +70,10 @@ def probe(
         vispe probe vit_small_patch14_reg4_dinov2 --textures 6 --baselines --blank 47,113,117,359 -o out
         vispe probe vit_tiny_patch16_224 --noise 4 --weights random --step 3 --no-layers --json
     """
-    from vispe.cli.frame import Output, find, load, progress, section
-    from vispe.evaluate.probe.pictures.page import heading, probe_page
-    from vispe.evaluate.probe.pictures.sheet import plot_probe
-    from vispe.evaluate.probe.run import Question, asked_sources, probe_source
+    from vispe.cli.common import Output, find, load, progress, section
+    from vispe.evaluate.probe.figures.html_report import heading, probe_page
+    from vispe.evaluate.probe.figures.summary_figure import plot_probe
+    from vispe.evaluate.probe.source_probe import Question, asked_sources, probe_source
 
     question = Question(target, step, masks, regressor, alpha, layers, baselines, blank, shifts, seed)
     paths = find(images)

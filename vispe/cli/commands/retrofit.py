@@ -89,7 +89,7 @@ def retrofit(
     import torch
 
     from vispe.train.retrofit.config import Retrofit
-    from vispe.train.retrofit.recipe import retrofit as run
+    from vispe.train.retrofit.distillation import retrofit as run
 
     with _Shown() as shown:
         result = run(Retrofit(**given), on_step=shown.step, say=shown.say)
@@ -106,7 +106,7 @@ class _Shown:
     def __init__(self) -> None:
         from rich.progress import MofNCompleteColumn
 
-        from vispe.cli.frame import progress
+        from vispe.cli.common import progress
 
         self.bar = progress(MofNCompleteColumn())
         self.console = self.bar.console

@@ -58,9 +58,9 @@ def retrofit_evaluate(
     """
     given = {name: value for name, value in locals().items() if name != "json"}
     given |= {"images": images or (), "masks": masks or ()}
-    from vispe.cli.frame import Output, share_done
-    from vispe.train.evaluate.checkpoint import evaluate_checkpoint
-    from vispe.train.evaluate.page import to_text
+    from vispe.cli.common import Output, share_done
+    from vispe.train.evaluate.html_report import to_text
+    from vispe.train.evaluate.retrofit_folder import evaluate_checkpoint
 
     output = Output(out, ["report.html", "report.json"], force)
     with share_done("reading") as progress:

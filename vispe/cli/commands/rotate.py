@@ -87,13 +87,13 @@ def rotate(
         vispe rotate my_model.py:features images/*.png --patch 14 -o out
         torchrun --nproc-per-node 4 -m vispe rotate vit_base_patch16_224 images/ -o out
     """
-    from vispe.backbones.processes import Processes
-    from vispe.cli.frame import Output, find, share_done, versions
+    from vispe.backbones.distributed import Processes
+    from vispe.cli.common import Output, find, share_done, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.rotation.measure import check_metrics, measure
-    from vispe.evaluate.rotation.pictures.page import rotation_page
-    from vispe.evaluate.sources import load_sources
-    from vispe.evaluate.subject import load_subject
+    from vispe.evaluate.evaluated import load_subject
+    from vispe.evaluate.image_sources import load_sources
+    from vispe.evaluate.rotation.evaluation import check_metrics, measure
+    from vispe.evaluate.rotation.figures.html_report import rotation_page
 
     paths, mask_paths = find(images), find(masks)
     if not paths and textures < 1:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from vispe.cli.streams import one_line
+from vispe.cli.terminal import one_line
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
@@ -171,9 +171,9 @@ def segment(
         vispe segment steel.png --labels scribbles.png --model vit_small_patch14_dinov2 --token-stride 7 -o out
     """
     from vispe.segment import pipeline
-    from vispe.segment.features.features import FeatureConfig
+    from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.objects.options import options_or_none
-    from vispe.segment.run.predict import Post
+    from vispe.segment.run.prediction import Post
     from vispe.segment.text.prompts import prompts_or_none
 
     prompts = prompts_or_none(
@@ -265,8 +265,8 @@ class Console:
     def __init__(self, json: bool) -> None:
         from rich.progress import TextColumn
 
-        from vispe.cli.frame import progress
-        from vispe.segment.run.report import Watcher
+        from vispe.cli.common import progress
+        from vispe.segment.run.run_report import Watcher
 
         bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
         stderr = bar.console

@@ -67,10 +67,10 @@ def suggest(
     import sys
     from json import dumps
 
-    from vispe.cli.streams import one_line
-    from vispe.segment.features.dense import NAME
-    from vispe.segment.features.features import FeatureConfig
-    from vispe.segment.live.guide import suggest_file
+    from vispe.cli.terminal import one_line
+    from vispe.segment.features.micro_features import NAME
+    from vispe.segment.features.pixel_features import FeatureConfig
+    from vispe.segment.live.suggest_file import suggest_file
     from vispe.segment.run.inputs import Reading
     from vispe.segment.run.request import Labelling
 

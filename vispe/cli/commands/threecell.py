@@ -33,10 +33,10 @@ def threecell(
         vispe threecell sincos2d rope_axial alibi2d none -o out
         vispe threecell 'alibi2d(wrap=false)' --seeds 1 --json
     """
-    from vispe.cli.frame import Output, share_done, versions
+    from vispe.cli.common import Output, share_done, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.three_cell.table import compare, plot_table, read_rows, report, to_markdown
-    from vispe.evaluate.three_cell.train import Recipe
+    from vispe.evaluate.three_cell.results import compare, plot_table, read_rows, report, to_markdown
+    from vispe.evaluate.three_cell.trainer import Recipe
 
     if seeds < 1:
         raise OptionError(f"threecell needs at least one run per encoding, got --seeds {seeds}.")

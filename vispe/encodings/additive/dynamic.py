@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.ranks import check_ranks, follow, ranks_of
+from vispe.encodings.parts.token_order import check_ranks, follow, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product, exporting
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.longer import Longer, read_longer
-from vispe.encodings.parts.regrid import trained_grid
+from vispe.encodings.parts.extended_table import Longer, read_longer
+from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 from vispe.options import NotNegative, Whole

@@ -15,7 +15,7 @@ from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places, traced_places
 from vispe.encodings.parts.fourier import Revealed, with_first
-from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import EncodingMismatch, OptionError, ShapeError
 from vispe.grid import Positions

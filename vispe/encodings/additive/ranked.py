@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.fourier import Revealed
-from vispe.encodings.parts.ranks import follow, ranks_of
+from vispe.encodings.parts.token_order import follow, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.grid import Positions

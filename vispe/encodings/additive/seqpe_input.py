@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.digit_tokens import DigitEncoding
+from vispe.encodings.parts.seqpe.tokens import DigitEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 

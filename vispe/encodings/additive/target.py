@@ -12,7 +12,7 @@ from vispe.encodings.registry import create_encoding, encoding_info, parse_spec,
 from vispe.encodings.spec import as_text
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.grid.orders import TARGET, TARGET_CELL, TARGET_MOVED
+from vispe.grid.token_orders import TARGET, TARGET_CELL, TARGET_MOVED
 from vispe.options import Shape, Whole
 
 
@@ -21,7 +21,7 @@ class Target(Additive):
     """Adds to every token the table of the place that comes after it, for models that write in any order.
 
     table(k) = of(place of token k + 1); beside the table of its own place, as in ``sincos2d+target``, it is the sum of
-    both. Positions say by `vispe.grid.orders.ordered` in which order they are; without one it is that of the grid, or
+    both. Positions say by `vispe.grid.token_orders.ordered` in which order they are; without one it is that of the grid, or
     of the sequence where there is no grid. The causal mask runs over the tokens as they stand.
 
     Args:
@@ -41,7 +41,7 @@ class Target(Additive):
 
     Example:
         >>> from vispe import Grid, create_encoding
-        >>> from vispe.grid.orders import fractal, ordered
+        >>> from vispe.grid.token_orders import fractal, ordered
         >>> encoding = create_encoding("sincos2d+target(of=sincos2d)", dim=16)
         >>> encoding.table(ordered(Grid((2, 3)).positions(), fractal(6))).shape
         torch.Size([1, 6, 16])

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.parts.slopes import AlibiBase
 from vispe.encodings.registry import register

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
-from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.slopes import AlibiBase
 from vispe.encodings.registry import register

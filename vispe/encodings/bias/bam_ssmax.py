@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.offset import OffsetBias
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.prior import PriorEncoding
+from vispe.encodings.parts.bam_prior import PriorEncoding
 from vispe.encodings.parts.ssmax import head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias, Request
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import exact_product
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear

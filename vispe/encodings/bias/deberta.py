@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.precision import at_least_float32, exact_product, no_autocast
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.parts.buckets import log_bucket
 from vispe.encodings.parts.coords import coordinate_count

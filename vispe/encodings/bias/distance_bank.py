@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias
-from vispe.attention.bias.distances import distances
+from vispe.attention.bias.distance_metrics import distances
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear

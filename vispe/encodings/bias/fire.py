@@ -7,9 +7,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
-from vispe.attention.bias.distances import distances, largest
+from vispe.attention.bias.distance_metrics import distances, largest
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.radial import RadialEncoding

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
-from vispe.attention.bias.distances import Metric, distances, offsets
+from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.distance_metrics import Metric, distances, offsets
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.branches import Branch
+from vispe.encodings.multi_softmax import Branch
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.tables import take
+from vispe.encodings.parts.table_interpolation import take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions

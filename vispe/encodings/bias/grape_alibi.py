@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias
-from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.bias.distances import Metric
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.distance_bias import DistanceBias
+from vispe.attention.bias.distance_metrics import Metric
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.rank2 import ContentGateBias, OneSidedBias
+from vispe.encodings.parts.grape_rank2 import ContentGateBias, OneSidedBias
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.grape_rank2 import path_bias
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.rank2 import path_bias
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.encodings.base import Biased
 from vispe.encodings.parts import buckets
 from vispe.encodings.parts.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index

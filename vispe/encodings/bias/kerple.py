@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.parts.radial import RadialEncoding, inverse_softplus, straight_clamp
 from vispe.encodings.registry import register

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias
-from vispe.attention.bias.distances import offsets
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.distance_metrics import offsets
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register

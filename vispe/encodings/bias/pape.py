@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.bias.dense import LowRankBias
-from vispe.attention.bias.distance import DistanceBias
+from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias
 from vispe.encodings.base import Additive, Biased
 from vispe.encodings.parts.layers import PreciseLinear

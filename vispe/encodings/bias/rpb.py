@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.regrid import trained_grid
-from vispe.encodings.parts.tables import Resample, drop_index, resample_table, take
+from vispe.encodings.parts.resample import trained_grid
+from vispe.encodings.parts.table_interpolation import Resample, drop_index, resample_table, take
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 from vispe.options import NotNegative, Shape, Whole, check_per_axis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.encodings.parts.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions

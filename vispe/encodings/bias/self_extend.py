@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.pairwise_rope.self_extend import GroupedScores
 from vispe.attention.precision import at_least_float32
-from vispe.attention.transform.base import Layout
-from vispe.attention.turned.grouped import GroupedScores
+from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.rope import pair_counts
 from vispe.encodings.parts.scores import ScoreBias

@@ -9,17 +9,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import same_grid
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import Table
-from vispe.encodings.parts.regrid import trained_grid
 from vispe.encodings.parts.relative import FactorBias, offset_rows, pair_rows, with_none
-from vispe.encodings.parts.tables import Resample, resample_table, take
+from vispe.encodings.parts.resample import trained_grid
+from vispe.encodings.parts.table_interpolation import Resample, resample_table, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
-from vispe.attention.bias.distances import distances
+from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.distance_metrics import distances
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register

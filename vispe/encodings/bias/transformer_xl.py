@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.precision import exact_product
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.relative import WaveBias, offset_rows, read_by_axis

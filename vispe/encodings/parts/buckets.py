@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Request
+from vispe.attention.bias.abstract_bias import Request
 from vispe.attention.bias.decomposed import DecomposedBias, line_of
 from vispe.attention.bias.table import table_index
-from vispe.attention.bias.values import ValueTerm
+from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.parts.coords import FRACTIONS, CoordinateEncoder, cell_centres
-from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.resample import training_grid
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 from vispe.options import Whole

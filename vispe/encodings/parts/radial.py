@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.distances import Metric, Normalize
+from vispe.attention.bias.distance_metrics import Metric, Normalize
 from vispe.attention.bias.radial import RadialBias
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.options import Positive, Whole, check_per_axis

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.bias.content import ContextBias, per_head
 from vispe.attention.bias.table import table_index
 from vispe.attention.precision import exact_product, no_infinity

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32
+from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Layout, Transform
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary

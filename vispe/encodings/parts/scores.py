@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.base import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Positions

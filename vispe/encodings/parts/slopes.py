@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias, SumBias
-from vispe.attention.bias.distance import DistanceBias
-from vispe.attention.bias.distances import Metric, Normalize
+from vispe.attention.bias.distance_bias import DistanceBias
+from vispe.attention.bias.distance_metrics import Metric, Normalize
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.radial import inverse_softplus
-from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
 from vispe.options import Integer, NotNegative, Positive, Whole, check_per_axis

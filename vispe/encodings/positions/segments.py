@@ -26,7 +26,7 @@ class Segments(Sampler):
     Invariant to: nothing; distances inside a run are kept.
     Raises: ShapeError if an axis has more cells than the canvas.
     Differs from the reference: the paper samples runs of long texts; this gives a whole input their coordinates. For
-        true windows of a large picture see `vispe.train.data.windows`.
+        true windows of a large picture see `vispe.train.data.window_sequences`.
 
     Example:
         >>> from vispe import Grid, create_encoding

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.comrope import ComRoPE, Form
-from vispe.encodings.parts.skew import Block, exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.parts.skew_symmetric import Block, exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings.registry import register
 
 Partition = Literal["interleaved", "contiguous"]

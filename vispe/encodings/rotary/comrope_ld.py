@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.parts.comrope import ComRoPE
-from vispe.encodings.parts.skew import exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.parts.skew_symmetric import exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings.registry import register
 
 

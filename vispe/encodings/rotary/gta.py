@@ -8,11 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.frames import Group, Matrices, angles_of, circle, joined, poses, rotations, shifts
-from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.gta_representations import (
+    Group,
+    Matrices,
+    angles_of,
+    circle,
+    joined,
+    poses,
+    rotations,
+    shifts,
+)
+from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
-from vispe.encodings.parts.regrid import training_grid
-from vispe.encodings.parts.skew import (
+from vispe.encodings.parts.resample import training_grid
+from vispe.encodings.parts.skew_symmetric import (
     Block,
     SkewRotary,
     skew_matrix,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.attention.transform.base import Layout
+from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.expand import Expand
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.angles import even_counts, spread_angles

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.base import Layout
+from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rope import (
     RopeBase,

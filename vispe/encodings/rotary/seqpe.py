@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.base import Bias
+from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Biased, Rotary
-from vispe.encodings.parts.digit_losses import contrastive_loss, transfer_loss
-from vispe.encodings.parts.digit_tokens import DigitEncoding
 from vispe.encodings.parts.layers import PreciseLinear
+from vispe.encodings.parts.seqpe.losses import contrastive_loss, transfer_loss
+from vispe.encodings.parts.seqpe.tokens import DigitEncoding
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
-from vispe.attention.transform.base import Transform
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.regrid import training_grid
+from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.parts.ssmax import Relative, head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.grid import Positions

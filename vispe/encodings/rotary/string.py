@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register

@@ -10,7 +10,7 @@ from vispe.attention.bias.dense import DenseBias
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.branches import Branch
+from vispe.encodings.multi_softmax import Branch
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.base import Layout
+from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.angles import AxialRotary
 from vispe.encodings.registry import register

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vispe.backbones.attention import Seen, attention_map
+from vispe.backbones.attention_recorder import Seen, attention_map
 from vispe.errors import ShapeError, UnsupportedHost
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.host import Host
+    from vispe.evaluate.audit.audited_model import Host
     from vispe.evaluate.audit.measure import Measure
 
 QUERIES = 64

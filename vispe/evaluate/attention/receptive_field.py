@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.backbones.attention import Seen
+from vispe.backbones.attention_recorder import Seen
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.attention.head_sums import alone, radii, reach, sums_of
-from vispe.evaluate.audit.host import Host
+from vispe.evaluate.attention.head_statistics import alone, radii, reach, sums_of
+from vispe.evaluate.audit.audited_model import Host
 from vispe.evaluate.audit.measure import Kept, Measure, Outcome
 from vispe.grid import Grid
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vispe.backbones.folders.transformers_model import of_transformers
+from vispe.backbones.local.transformers_model import of_transformers
 from vispe.errors import OptionError, UnsupportedHost
 
 

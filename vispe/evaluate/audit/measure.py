@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnknownName, did_you_mean
-from vispe.evaluate.audit.host import Host, Need
+from vispe.evaluate.audit.audited_model import Host, Need
 
 if TYPE_CHECKING:
-    from vispe.backbones.attention import Seen
-    from vispe.evaluate.behaviour.reruns import Reruns
+    from vispe.backbones.attention_recorder import Seen
+    from vispe.evaluate.behaviour.perturbed_runs import Reruns
 
 Family = Literal["attention", "features", "behaviour"]
 View = Literal["random", "none"]

@@ -16,7 +16,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.backbones.processes import POSITIONS, Processes
+from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.host import Host, Need
+from vispe.evaluate.audit.audited_model import Host, Need
 from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome, View
 
 if TYPE_CHECKING:
-    from vispe.backbones.attention import Seen
+    from vispe.backbones.attention_recorder import Seen
 
 WINDOW = (3, 99)  # ranks of the power law, from 0, where there are as many
 OUTLIERS = 4

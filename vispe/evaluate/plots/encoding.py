@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from vispe.encodings.base import Additive, Biased, Encoding, Rotary
-from vispe.encodings.branches import calls_of, weights_of
 from vispe.encodings.compose import bias_of, transform_of
+from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
-from vispe.report.style import INK, new
+from vispe.report.figure_style import INK, new
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,8 +14,8 @@ import numpy as np
 from vispe.errors import OptionError, ShapeError, require
 from vispe.multimodal import Scheme, Stream, create_scheme
 from vispe.multimodal.streams.segments import IMAGE, THUMBNAIL, Segment
-from vispe.multimodal.streams.text import parse_segments
-from vispe.report.style import GREY, INK
+from vispe.multimodal.streams.stream_text import parse_segments
+from vispe.report.figure_style import GREY, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """Removing positional content from features after the fact: a linear subspace, or chosen channels.
 
 In published tables neither brings a positional probe near 0; they are the baselines that a retrofit is compared with.
-`vispe.evaluate.probe.remedies` measures what they leave and what they cost. Source: the baselines of dino-saw
+`vispe.evaluate.probe.baselines` measures what they leave and what they cost. Source: the baselines of dino-saw
 (tldr-group, arXiv 2603.16840).
 """
 

@@ -6,7 +6,7 @@ below means that they do not. R² over the patches that were not sampled (`r2_he
 the one that reports lead with; R² over all patches (`r2`) is what published tables show. Two controls show that
 the probe is sound: the target `random`, and every target with the patches shuffled; both must not be readable.
 
-`vispe.evaluate.probe.layers` asks the same after every block, `vispe.evaluate.probe.remedies` after remedies.
+`vispe.evaluate.probe.layer_probe` asks the same after every block, `vispe.evaluate.probe.baselines` after remedies.
 
 Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
@@ -19,10 +19,10 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.probe.feature_sources import Source, each_features
 from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
-from vispe.evaluate.probe.ramps import TARGETS, check_target, ramp, sample_mask
-from vispe.evaluate.probe.sources import Source, each_features
-from vispe.evaluate.probe.trials import check_sampled, follower, mixed, same_region
+from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
+from vispe.evaluate.probe.targets import TARGETS, check_target, ramp, sample_mask
 from vispe.report.table import aligned, json_entries, json_list
 
 

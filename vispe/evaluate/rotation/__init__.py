@@ -4,31 +4,35 @@ Every function takes a callable and images and returns rows with a number for ea
 `RotationResult` holds rows, draws the table and gives the verdict. Images are streamed: memory is bounded by a batch.
 """
 
-from vispe.backbones.batches import PerImage
-from vispe.backbones.maps import ModelFeatures, random_twin
-from vispe.backbones.processes import Processes
-from vispe.evaluate.rotation.measure import measure
-from vispe.evaluate.rotation.plan import ANGLES, GROUPS
-from vispe.evaluate.rotation.questions.accuracy import across_poses
-from vispe.evaluate.rotation.questions.angles import angle_equivariance
-from vispe.evaluate.rotation.questions.clusters import cluster_consistency
-from vispe.evaluate.rotation.questions.controls import control_rows
-from vispe.evaluate.rotation.questions.features import (
+from vispe.backbones.batching import PerImage
+from vispe.backbones.distributed import Processes
+from vispe.backbones.vision_model import ModelFeatures, random_twin
+from vispe.evaluate.rotation.evaluation import measure
+from vispe.evaluate.rotation.metrics.accuracy import across_poses
+from vispe.evaluate.rotation.metrics.any_angle import angle_equivariance
+from vispe.evaluate.rotation.metrics.clusters import cluster_consistency
+from vispe.evaluate.rotation.metrics.controls import control_rows
+from vispe.evaluate.rotation.metrics.equivariance import (
     equivariance,
     orbit_average,
     position_equivariance,
     raw_intensity,
 )
-from vispe.evaluate.rotation.questions.fingerprint import Fingerprint, fingerprint, random_crops
-from vispe.evaluate.rotation.questions.layers import layer_curve, position_r2
-from vispe.evaluate.rotation.questions.lie import lie_derivative, lie_derivatives
-from vispe.evaluate.rotation.questions.quadrant import quadrant_gap, scribble_classifier
-from vispe.evaluate.rotation.questions.scores import argmax_consistency, score_changes
-from vispe.evaluate.rotation.questions.segmentation import angle_consistency, consistency, phase_consistency
-from vispe.evaluate.rotation.questions.shifts import crop_shift, roll_equivariance
+from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint, fingerprint, random_crops
+from vispe.evaluate.rotation.metrics.layer_curve import layer_curve, position_r2
+from vispe.evaluate.rotation.metrics.lie_derivative import lie_derivative, lie_derivatives
+from vispe.evaluate.rotation.metrics.quadrant_gap import quadrant_gap, scribble_classifier
+from vispe.evaluate.rotation.metrics.score_invariance import argmax_consistency, score_changes
+from vispe.evaluate.rotation.metrics.segmentation_consistency import (
+    angle_consistency,
+    consistency,
+    phase_consistency,
+)
+from vispe.evaluate.rotation.metrics.translation import crop_shift, roll_equivariance
+from vispe.evaluate.rotation.plan import ANGLES, GROUPS
+from vispe.evaluate.rotation.records import Measurement, RotationResult, merge, relabelled
 from vispe.evaluate.rotation.report import RotationReport
-from vispe.evaluate.rotation.rows import Measurement, RotationResult, merge, relabelled
-from vispe.evaluate.saved import SavedSegmenter
+from vispe.evaluate.saved_segmenter import SavedSegmenter
 from vispe.report.statistics import Summary, paired_difference, summarise
 from vispe.symmetry.d4 import D4, IDENTITY, Element, element, fit_to_patches
 from vispe.symmetry.warp import Canvas, rotate

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.batches import FeatureFunction, Segmenter, checked_labels
+from vispe.backbones.batching import FeatureFunction, Segmenter, checked_labels
 from vispe.errors import InputError, ShapeError
 from vispe.symmetry.d4 import fit_to_patches
 from vispe.symmetry.warp import Canvas

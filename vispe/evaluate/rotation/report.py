@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from vispe.evaluate.rotation import keys
-from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
-from vispe.evaluate.rotation.rows import Measurement, RotationResult
+from vispe.evaluate.rotation import record_key
+from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
+from vispe.evaluate.rotation.records import Measurement, RotationResult
 from vispe.report.statistics import FEWEST
 from vispe.report.table import aligned, interval, json_entries, number
 
@@ -22,34 +22,49 @@ _D4 = "turned by quarters and mirrored"
 _SAME = "mIoU, 0 = same"
 
 HEADLINES = {
-    (keys.D4_MEAN, "error", keys.FULL): (_D4, _CHANGE),
-    (keys.D4_WORST, "error", keys.FULL): ("the same, worst pose", _CHANGE),
-    (keys.D4_MEAN, "error", keys.POSITION_CODE): ("the same, due to the position code alone", _CHANGE),
-    (keys.D4_MEAN, "error", keys.RANDOM): ("for comparison: random weights", _CHANGE),
-    (keys.SHUFFLED, "error", keys.FULL): (_ORDER, _CHANGE),
-    (keys.ALL_ANGLES, "error", keys.FULL): ("turned by other angles", _CHANGE),
-    (f"{keys.ROLL}, {keys.WHOLE}", "error", keys.FULL): ("shifted around by whole patches", _CHANGE),
-    (f"{keys.ROLL}, {keys.PARTS}", "error", keys.FULL): ("shifted around by parts of a patch", _CHANGE),
-    (f"{keys.CROP_SHIFT}, {keys.WHOLE}", "error", keys.FULL): ("window shifted by whole patches", _CHANGE),
-    (f"{keys.CROP_SHIFT}, {keys.PARTS}", "error", keys.FULL): ("window shifted by parts of a patch", _CHANGE),
-    (keys.UNMOVED, "r2", keys.FULL): (
+    (record_key.D4_MEAN, "error", record_key.FULL): (_D4, _CHANGE),
+    (record_key.D4_WORST, "error", record_key.FULL): ("the same, worst pose", _CHANGE),
+    (record_key.D4_MEAN, "error", record_key.POSITION_CODE): (
+        "the same, due to the position code alone",
+        _CHANGE,
+    ),
+    (record_key.D4_MEAN, "error", record_key.RANDOM): ("for comparison: random weights", _CHANGE),
+    (record_key.SHUFFLED, "error", record_key.FULL): (_ORDER, _CHANGE),
+    (record_key.ALL_ANGLES, "error", record_key.FULL): ("turned by other angles", _CHANGE),
+    (f"{record_key.ROLL}, {record_key.WHOLE}", "error", record_key.FULL): (
+        "shifted around by whole patches",
+        _CHANGE,
+    ),
+    (f"{record_key.ROLL}, {record_key.PARTS}", "error", record_key.FULL): (
+        "shifted around by parts of a patch",
+        _CHANGE,
+    ),
+    (f"{record_key.CROP_SHIFT}, {record_key.WHOLE}", "error", record_key.FULL): (
+        "window shifted by whole patches",
+        _CHANGE,
+    ),
+    (f"{record_key.CROP_SHIFT}, {record_key.PARTS}", "error", record_key.FULL): (
+        "window shifted by parts of a patch",
+        _CHANGE,
+    ),
+    (record_key.UNMOVED, "r2", record_key.FULL): (
         "place in the image, read from the features",
         "R², 0 or less = not readable, 1 = exact",
     ),
-    (keys.SHUFFLED_POSITIONS, "r2", keys.FULL): (_ORDER, "R², 0 or less"),
-    (keys.FOUR_CORNERS, "quadrant_gap", keys.FULL): (
+    (record_key.SHUFFLED_POSITIONS, "r2", record_key.FULL): (_ORDER, "R², 0 or less"),
+    (record_key.FOUR_CORNERS, "quadrant_gap", record_key.FULL): (
         "learnt in one corner, used in the others",
         "mIoU lost, if negative",
     ),
-    (keys.D4_MEAN, "miou", keys.FULL): (_D4, f"{_AGREE} (mIoU)"),
-    (keys.D4_MEAN, "ari", keys.FULL): (_D4, f"{_AGREE} (adjusted Rand)"),
-    (keys.D4_MEAN, "miou", keys.FITTED_ONCE): (_D4, "clusters, 1 = same (mIoU)"),
-    (keys.ALL_POSES, "accuracy_mean", keys.FULL): ("accuracy, mean over angles", _TRUTH),
-    (keys.ALL_POSES, "accuracy_worst", keys.FULL): ("accuracy at the worst angle", _TRUTH),
-    (keys.ALL_POSES, "accuracy_spread", keys.FULL): ("best minus worst angle", _SAME),
-    (keys.ALL_POSES, "accuracy_mean", keys.EVERY_POSE): (f"{_AFTER}: mean", _TRUTH),
-    (keys.ALL_POSES, "accuracy_worst", keys.EVERY_POSE): (f"{_AFTER}: worst angle", _TRUTH),
-    (keys.ALL_POSES, "accuracy_spread", keys.EVERY_POSE): (f"{_AFTER}: best minus worst", _SAME),
+    (record_key.D4_MEAN, "miou", record_key.FULL): (_D4, f"{_AGREE} (mIoU)"),
+    (record_key.D4_MEAN, "ari", record_key.FULL): (_D4, f"{_AGREE} (adjusted Rand)"),
+    (record_key.D4_MEAN, "miou", record_key.FITTED_ONCE): (_D4, "clusters, 1 = same (mIoU)"),
+    (record_key.ALL_POSES, "accuracy_mean", record_key.FULL): ("accuracy, mean over angles", _TRUTH),
+    (record_key.ALL_POSES, "accuracy_worst", record_key.FULL): ("accuracy at the worst angle", _TRUTH),
+    (record_key.ALL_POSES, "accuracy_spread", record_key.FULL): ("best minus worst angle", _SAME),
+    (record_key.ALL_POSES, "accuracy_mean", record_key.EVERY_POSE): (f"{_AFTER}: mean", _TRUTH),
+    (record_key.ALL_POSES, "accuracy_worst", record_key.EVERY_POSE): (f"{_AFTER}: worst angle", _TRUTH),
+    (record_key.ALL_POSES, "accuracy_spread", record_key.EVERY_POSE): (f"{_AFTER}: best minus worst", _SAME),
 }
 """The rows that say most, as (transform, metric, part), in the order of the short table; what was done to the sample,
 and what the number is, in plain words."""
@@ -82,13 +97,13 @@ class RotationReport:
     def verdict(self) -> str:
         """One sentence: on the features, or, for a segmenter, on its labels."""
         sentences = [self.result.verdict] if self.result.verdict else []
-        agree = self.result.find(keys.D4_MEAN, "miou")
+        agree = self.result.find(record_key.D4_MEAN, "miou")
         if agree is not None:
             share = 100 * agree.summary().mean
             sentences.append(
                 f"labels under rotation and mirroring: mIoU {share:.1f} % with those of the sample at rest"
             )
-        spread = self.result.find(keys.ALL_POSES, "accuracy_spread")
+        spread = self.result.find(record_key.ALL_POSES, "accuracy_spread")
         if spread is not None:
             points = 100 * spread.summary().mean
             sentences.append(f"accuracy: {points:.1f} points of mIoU between the best and the worst pose")

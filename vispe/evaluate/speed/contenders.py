@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vispe.attention import attention
-from vispe.attention.preference import Backend
+from vispe.attention.backend_selection import Backend
 from vispe.errors import BackendUnavailable
+from vispe.evaluate.speed.case_inputs import Setup
 from vispe.evaluate.speed.cases import GRID_MODES, STRUCTURED, Mode, Plan
-from vispe.evaluate.speed.flex import make_flex, maker
-from vispe.evaluate.speed.inputs import Setup
-from vispe.evaluate.speed.structured import Attend
+from vispe.evaluate.speed.flex_attention import make_flex, maker
+from vispe.evaluate.speed.structured_calls import Attend
 
 EAGER_LIMIT = 2053  # tokens
 AUTOTUNE = "max-autotune-no-cudagraphs"  # of torch.compile

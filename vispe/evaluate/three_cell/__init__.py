@@ -4,4 +4,4 @@ from vispe._lazy import face
 
 __all__ = ["ThreeCellScores", "images", "labels", "majority", "sample_cells", "score"]
 
-__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.evaluate.three_cell.task"))
+__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.evaluate.three_cell.dataset"))

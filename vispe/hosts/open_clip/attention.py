@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.errors import InputError
-from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.layers import converted_in, layer_in, plain_class
-from vispe.hosts.transplant.loop import context_for, mask_of_torch
+from vispe.hosts.common.block_loops import context_for, mask_of_torch
+from vispe.hosts.common.context import Context
+from vispe.hosts.common.layer_access import converted_in, layer_in, plain_class
 
 CALLS = "the tower, encode_image or forward_intermediates"  # what supplies positions to the blocks
 

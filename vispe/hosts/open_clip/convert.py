@@ -1,10 +1,10 @@
 """Putting an encoding into the image tower of an open_clip model, and taking it out again.
 
 Two kinds of towers: those that timm builds, where the trunk is converted as any timm model, and open_clip's own
-`VisionTransformer`, whose conversion is that of `vispe.hosts.transplant.plan`. The text tower is never touched.
+`VisionTransformer`, whose conversion is that of `vispe.hosts.common.convert`. The text tower is never touched.
 
 The words are `vispe.convert`, `vispe.restore` and `vispe.describe`; they call what is here, so that `import vispe`
-need not import open_clip. For models that are built by name see `vispe.hosts.open_clip.names`.
+need not import open_clip. For models that are built by name see `vispe.hosts.open_clip.patch_constructors`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import nn
 
 from vispe.encodings.registry import Spec
 from vispe.errors import UnsupportedHost
+from vispe.hosts.common import convert
+from vispe.hosts.common.checks import moved
+from vispe.hosts.common.context import HostState
+from vispe.hosts.common.host_spec import Wanted, read
+from vispe.hosts.common.layer_access import block_in
+from vispe.hosts.common.state_dict_loading import encodings_of
 from vispe.hosts.open_clip.attention import SWAPS, attentions, stock_type
 from vispe.hosts.open_clip.tower import OVERRIDDEN, hosted, resampled
 from vispe.hosts.timm.convert import convert_timm, restore_timm
-from vispe.hosts.transplant import plan
-from vispe.hosts.transplant.context import HostState
-from vispe.hosts.transplant.fitting import moved
-from vispe.hosts.transplant.layers import block_in
-from vispe.hosts.transplant.loading import encodings_of
-from vispe.hosts.transplant.words import Wanted, read
 
 
-class _Tower(plan.Family):
+class _Tower(convert.Family):
     """open_clip's own image tower."""
 
     title = "open_clip "
@@ -50,7 +50,7 @@ class _Tower(plan.Family):
             yield at, block, SWAPS.get(stock_type(block))
             yield path, attention, SWAPS.get(stock_type(attention))
 
-    def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
+    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
         return {
             "dim": model.conv1.out_channels,
             "num_heads": getattr(layers[0][2], "num_heads", None) if layers else None,
@@ -171,14 +171,14 @@ def convert_tower(tower: VisionTransformer, wanted: Wanted, built: bool = False)
         wanted: what the spec asks.
         built: whether the tower is being built with the encoding, so that its table never counted.
     """
-    plan.put_in(tower, TOWER, wanted, built)
+    convert.put_in(tower, TOWER, wanted, built)
 
 
 def restore_tower(tower: VisionTransformer) -> None:
     """Give a converted tower its own classes and absolute table back; errors as of `vispe.restore`."""
-    plan.take_out(tower, TOWER)
+    convert.take_out(tower, TOWER)
 
 
 def describe_tower(tower: nn.Module) -> str:
     """Return what is attached where in a converted tower, in a few lines."""
-    return plan.in_words(tower, TOWER)
+    return convert.in_words(tower, TOWER)

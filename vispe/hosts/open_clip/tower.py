@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from vispe.encodings.base import Additive
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
+from vispe.hosts.common import fx_leaves, overlapping_patches
+from vispe.hosts.common.checks import counterpart, taken_blocks
+from vispe.hosts.common.context import Context, HostState
+from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.open_clip.attention import LAYERS, attentions
-from vispe.hosts.transplant import overlap, traced
-from vispe.hosts.transplant.context import Context, HostState
-from vispe.hosts.transplant.fitting import counterpart, taken_blocks
-from vispe.hosts.transplant.loading import LoadsWeights
 
 OVERRIDDEN = ("forward", "_embeds", "forward_intermediates", "lock", "_load_from_state_dict")
 
@@ -81,25 +81,25 @@ class HostedTower(LoadsWeights, VisionTransformer):
     def _vispe_embed(self, image: Tensor) -> tuple[Tensor, Context, tuple[int, int]]:
         """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
         self._vispe_intact()
-        image = traced.one_size(image)
+        image = fx_leaves.one_size(image)
         x = self.conv1(image)
         shape = (x.shape[2], x.shape[3])
         x = x.flatten(2).transpose(1, 2)
         encodings = self._vispe_shared()
         known = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
-        spacing = overlap.spacing_of(self.conv1)
-        pos = traced.positions(image, x.shape[1], shape, 1, *known, None, spacing)
+        spacing = overlapping_patches.spacing_of(self.conv1)
+        pos = fx_leaves.positions(image, x.shape[1], shape, 1, *known, None, spacing)
         x = torch.cat([self.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
         if self.positional_embedding is not None:
             table = self.positional_embedding
             if spacing is None:
                 table = resampled(table, self.grid_size, shape)
             else:
-                table = overlap.table_at(table[None], self.grid_size, shape, spacing, 1)[0]
+                table = overlapping_patches.table_at(table[None], self.grid_size, shape, spacing, 1)[0]
             x = x + table.to(x.dtype)
         for encoding in encodings:
             if isinstance(encoding, Additive):
-                x = traced.add(encoding, x, pos, image)
+                x = fx_leaves.add(encoding, x, pos, image)
         x, pos = self._vispe_drop(x, pos)
         if self.transformer.grad_checkpointing and torch.compiler.is_compiling():
             pos.memo = None  # fresh while compiling, so no other forward pass loses it
@@ -111,7 +111,7 @@ class HostedTower(LoadsWeights, VisionTransformer):
         return self._vispe_embed(x)[0]
 
     def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
-        spacing, reference = overlap.spacing_of(self.conv1), self.vispe.reference
+        spacing, reference = overlapping_patches.spacing_of(self.conv1), self.vispe.reference
         return Grid(shape, prefix=1 if prefix is None else prefix, reference=reference, spacing=spacing)
 
     def _vispe_drop(self, x: Tensor, pos: Positions) -> tuple[Tensor, Positions]:

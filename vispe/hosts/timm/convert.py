@@ -1,21 +1,21 @@
-"""Putting an encoding into a timm model, and taking it out again; the steps are in `vispe.hosts.transplant.plan`."""
+"""Putting an encoding into a timm model, and taking it out again; the steps are in `vispe.hosts.common.convert`."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.timm.family import family_of
-from vispe.hosts.transplant.plan import in_words, put_in, take_out
-from vispe.hosts.transplant.words import Wanted
-from vispe.hosts.wrappers import unknown, unwrapped
+from vispe.hosts.common.convert import in_words, put_in, take_out
+from vispe.hosts.common.host_spec import Wanted
+from vispe.hosts.timm.families import family_of
+from vispe.hosts.unwrap import unknown, unwrapped
 
 
 def convert_timm(model: nn.Module, wanted: Wanted, built: bool = False) -> None:
     """Convert a timm model in place, or exchange the encoding of a converted one.
 
     Args:
-        model: a timm model of one of `vispe.hosts.timm.family.FAMILIES`.
+        model: a timm model of one of `vispe.hosts.timm.families.FAMILIES`.
         wanted: what the spec asks.
         built: whether the model is being built with the encoding, so that its own table and rope never counted.
 

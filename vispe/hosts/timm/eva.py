@@ -14,9 +14,9 @@ from timm.models import Eva
 from torch import Tensor
 
 from vispe.grid import Positions
-from vispe.hosts.timm.hosted import HostedTokens, hosted_class
-from vispe.hosts.transplant import traced
-from vispe.hosts.transplant.context import Context
+from vispe.hosts.common import fx_leaves
+from vispe.hosts.common.context import Context
+from vispe.hosts.timm.converted import HostedTokens, hosted_class
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
@@ -54,7 +54,7 @@ class HostedEva(HostedTokens, Eva):
         if rope is not None:  # a batch axis comes in front of the tokens; depth stays first
             rope = apply_keep_indices_nlc(x, rope, keep)
             rope = rope.transpose(0, 1) if self.rope_mixed else rope.unsqueeze(1)
-        return x, traced.gather(pos, keep), rope
+        return x, fx_leaves.gather(pos, keep), rope
 
     def _vispe_arguments(self, context: Context, layer: int) -> tuple[Any, ...]:
         rope = context.rope

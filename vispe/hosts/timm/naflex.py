@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.encodings.base import Additive, Encoding
-from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import InputError, ShapeError
 from vispe.grid import Grid, Positions
-from vispe.hosts.timm.hosted import HostedTimm, hosted_class
-from vispe.hosts.transplant import traced
-from vispe.hosts.transplant.cache import PositionCache
-from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.packed import packed
+from vispe.hosts.common import fx_leaves
+from vispe.hosts.common.context import Context
+from vispe.hosts.common.packed_positions import packed
+from vispe.hosts.common.position_cache import PositionCache
+from vispe.hosts.timm.converted import HostedTimm, hosted_class
 
 OVERRIDDEN = ("_forward_embeds", "_load_from_state_dict")
 
@@ -71,7 +71,7 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
         self, x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, attn_mask: Tensor | None
     ) -> dict[str, Any]:
         self._vispe_intact()
-        x = given = x if patch_coord is not None else traced.one_size(x)
+        x = given = x if patch_coord is not None else fx_leaves.one_size(x)
         added = {"vispe_added": True} if isinstance(self.embeds, HostedEmbeds) else {}
         x, shape = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid, **added)
         prefix, shared = self.num_prefix_tokens, self._vispe_shared()
@@ -88,7 +88,7 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
         if self.training and self.patch_drop is not None:
             x, keep = self.patch_drop(x)
         if keep is not None:
-            pos = traced.gather(pos, keep)
+            pos = fx_leaves.gather(pos, keep)
             patch_valid = None if patch_valid is None else patch_valid.gather(1, keep)
             if rope is not None and not self.rope_is_mixed:
                 packed = patch_coord is not None
@@ -180,7 +180,7 @@ def located(
 def _with_shared(x: Tensor, pos: Positions, given: Tensor, shared: Sequence[Encoding]) -> Tensor:
     for encoding in shared:
         if isinstance(encoding, Additive):
-            x = traced.add(encoding, x, pos, given)
+            x = fx_leaves.add(encoding, x, pos, given)
     return x
 
 

@@ -15,9 +15,9 @@ from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 from vispe.grid import Positions
-from vispe.hosts.timm.hosted import HostedTokens, hosted_class
-from vispe.hosts.transplant import traced
-from vispe.hosts.transplant.context import Context
+from vispe.hosts.common import fx_leaves
+from vispe.hosts.common.context import Context
+from vispe.hosts.timm.converted import HostedTokens, hosted_class
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
@@ -66,7 +66,7 @@ class HostedViT(HostedTokens, VisionTransformer):
         if isinstance(drop, nn.Identity):
             return x, pos, rope
         x, keep = patch_dropout_forward(x, drop.prob, drop.num_prefix_tokens, drop.ordered, drop.training)
-        return x, pos if keep is None else traced.gather(pos, keep), rope
+        return x, pos if keep is None else fx_leaves.gather(pos, keep), rope
 
 
 VispeVisionTransformer = hosted(VisionTransformer)

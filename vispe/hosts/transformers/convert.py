@@ -10,11 +10,11 @@ from torch import nn
 
 from vispe.encodings.registry import Spec, list_encodings
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
-from vispe.hosts.transformers.classes import Named, positioned, stock_of
 from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
 from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, is_vlm, restore_vlm
 from vispe.hosts.transformers.language.families import inner_of
-from vispe.hosts.transformers.saving import record as hf_record
+from vispe.hosts.transformers.saving import config_record
+from vispe.hosts.transformers.subclasses import Named, positioned, stock_of
 from vispe.multimodal import list_schemes
 
 KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
@@ -61,8 +61,8 @@ def _convert_language(model: nn.Module, spec: Any, **options: Any) -> None:
 
 def _finish(model: nn.Module) -> None:
     """Let configuration and class of a converted model say what it has."""
-    hf_record.write(model)
-    if stock_of(type(model)) is None and hf_record.names(model):
+    config_record.write(model)
+    if stock_of(type(model)) is None and config_record.names(model):
         model.__class__ = positioned(type(model), Around)
 
 
@@ -80,7 +80,7 @@ def convert_named(model: nn.Module) -> None:
     Raises:
         InputError: the configuration names nothing.
     """
-    if not hf_record.names(model):
+    if not config_record.names(model):
         raise InputError(
             f"vispe.convert was given no encoding or position scheme, and the configuration of this "
             f"{type(model).__name__} names none; say which, as in vispe.convert(model, 'mrope_i')."
@@ -101,7 +101,7 @@ def complete(model: nn.Module, asked: type) -> None:
     Raises:
         InputError: it was to be loaded converted, and its configuration names nothing.
     """
-    if hf_record.names(model):
+    if config_record.names(model):
         _put_named(model)
     elif Named in asked.__bases__:
         raise InputError(
@@ -119,7 +119,7 @@ def _put_named(model: nn.Module) -> int:
         with torch.device("cpu"), warnings.catch_warnings():
             # text is as the model was trained to read it, whatever other models of the class were trained to
             warnings.filterwarnings("ignore", ".*does not encode text as", UserWarning)
-            for part, entry in list(hf_record.missing(model)):
+            for part, entry in list(config_record.missing(model)):
                 if "scheme" in entry:
                     whole = model if is_vlm(model) and inner_of(model) is part else part
                     more = {name: entry.get(name) for name in ("parallel", "self_extend")}
@@ -159,7 +159,7 @@ def restore_transformers(model: nn.Module) -> None:
         if not scheme:
             raise
     _bare(model)
-    hf_record.erase(model)
+    config_record.erase(model)
 
 
 def describe_transformers(model: nn.Module) -> str:

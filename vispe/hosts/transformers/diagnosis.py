@@ -12,9 +12,9 @@ from torch import nn
 
 from vispe.encodings.spec import parse_text
 from vispe.errors import UnsupportedHost
-from vispe.hosts.transformers.classes import stock_of
 from vispe.hosts.transformers.language.families import FAMILIES, inner_of, text_of
-from vispe.hosts.transformers.language.rotary import rotaries_of
+from vispe.hosts.transformers.language.rotary_detection import rotaries_of
+from vispe.hosts.transformers.subclasses import stock_of
 from vispe.multimodal import LayerSchemes, Scheme, list_schemes
 from vispe.multimodal.layered import Layered
 

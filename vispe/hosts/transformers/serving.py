@@ -16,9 +16,9 @@ from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.files import atomic_path, check_writable, write_json
 from vispe.hosts.transformers.language.convert import inner_of, is_vlm, with_host_sections
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
-from vispe.hosts.transformers.language.pictures import stream_of, token_types
-from vispe.hosts.transformers.language.rotary import rotaries_of
-from vispe.hosts.transformers.saving import record
+from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
+from vispe.hosts.transformers.language.rotary_detection import rotaries_of
+from vispe.hosts.transformers.saving import config_record
 from vispe.multimodal import Scheme, create_scheme
 from vispe.multimodal.layered import scheme_of
 from vispe.multimodal.serving import Rows, Table, install, table_of
@@ -170,7 +170,7 @@ def serve_positions(
             f"Models whose prompts come with grids take a scheme there: {names}."
         )
     text = text_of(inner)
-    entry = record.read(config)
+    entry = config_record.read(config)
     odd = [name for name in ("parallel", "self_extend") if entry.get(name)]
     if odd:
         raise UnsupportedCombination(

@@ -1,7 +1,7 @@
 """The oldest transformers that vispe works with, and what versions call the same thing.
 
 In 5.16 the language models of Qwen2-VL and Qwen2.5-VL take their position ids in another form; from 5.17 on all
-families take the one that `vispe.hosts.transformers.language.classes` hands them.
+families take the one that `vispe.hosts.transformers.language.converted_classes` hands them.
 """
 
 from __future__ import annotations

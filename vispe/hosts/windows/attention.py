@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.windows import WindowMask
 from vispe.encodings.base import Encoding
-from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.preparation import prepare
 from vispe.grid import Grid
-from vispe.hosts.transplant import traced
-from vispe.hosts.transplant.cache import PositionCache
-from vispe.hosts.transplant.context import Context
+from vispe.hosts.common import fx_leaves
+from vispe.hosts.common.context import Context
+from vispe.hosts.common.position_cache import PositionCache
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Sited(nn.Module):
         parts = () if self.pos_enc is None else self.pos_enc.parts()
         if isinstance(x, torch.fx.Proxy):  # a graph keeps no positions
             mask = dense_mask(x, own, shifted)
-            return Context(traced.sited(x, shape, site.prefix, site.grid, parts), (), mask, False)
+            return Context(fx_leaves.sited(x, shape, site.prefix, site.grid, parts), (), mask, False)
         pos = site.cache(Grid(shape, prefix=site.prefix, reference=site.grid), x)
         if shifted is None or own is not None:
             mask = dense_mask(x, own, shifted)

@@ -12,9 +12,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from vispe.errors import InputError, require
-from vispe.images.formats.arrays import decode_npy
-from vispe.images.formats.damage import PNG_CHANNELS, jpeg_damage, png_damage
-from vispe.images.formats.decoded import (
+from vispe.images.formats.decoded_image import (
     BROKEN,
     PICTURES,
     TIFF_MAGIC,
@@ -26,9 +24,11 @@ from vispe.images.formats.decoded import (
     physical,
     to_pages,
 )
-from vispe.images.formats.foreign import foreign_format
-from vispe.images.formats.guards import LARGE, check_size
+from vispe.images.formats.integrity import PNG_CHANNELS, jpeg_damage, png_damage
 from vispe.images.formats.metadata import png_scale
+from vispe.images.formats.numpy_files import decode_npy
+from vispe.images.formats.size_limits import LARGE, check_size
+from vispe.images.formats.unsupported import foreign_format
 from vispe.images.formats.vendors import decode_vendor, vendor_of
 from vispe.images.orientation import known_tag
 from vispe.images.paths import check_file

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from vispe.errors import InputError
-from vispe.images.formats.decoded import (
+from vispe.images.formats.decoded_image import (
     BROKEN,
     PICTURES,
     TIFF_MAGIC,

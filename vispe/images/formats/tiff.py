@@ -12,7 +12,7 @@ import tifffile
 from PIL import Image, TiffImagePlugin  # noqa: F401 - registers the TIFF format with Image.open
 
 from vispe.errors import InputError
-from vispe.images.formats.decoded import (
+from vispe.images.formats.decoded_image import (
     BROKEN,
     Decoded,
     Resolution,
@@ -24,8 +24,8 @@ from vispe.images.formats.decoded import (
     times,
     to_pages,
 )
-from vispe.images.formats.guards import check_size
 from vispe.images.formats.metadata import check_metadata, check_page_list
+from vispe.images.formats.size_limits import check_size
 from vispe.images.formats.units import microns, seconds
 from vispe.images.orientation import as_stored, known_tag
 

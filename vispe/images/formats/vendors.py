@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError, MissingExtra
-from vispe.images.formats.decoded import Decoded, count_axes, damaged, times, to_pages
-from vispe.images.formats.electrons import read_dm, read_mrc
-from vispe.images.formats.light import read_czi, read_lif, read_nd2
+from vispe.images.formats.decoded_image import Decoded, count_axes, damaged, times, to_pages
+from vispe.images.formats.electron_microscopy import read_dm, read_mrc
+from vispe.images.formats.light_microscopy import read_czi, read_lif, read_nd2
 from vispe.images.formats.scenes import Planes
 
 

@@ -6,10 +6,10 @@ Isotropic ones show no "up", so whatever changes when they are turned is due to 
 ones do, as negative controls.
 """
 
-from vispe.images.textures.base import Texture
 from vispe.images.textures.discs import DiscPacking, disc_packing
-from vispe.images.textures.fields import Layered, RandomField, layered, random_field
 from vispe.images.textures.grains import Voronoi, voronoi
+from vispe.images.textures.random_fields import Layered, RandomField, layered, random_field
+from vispe.images.textures.texture import Texture
 
 __all__ = [
     "DiscPacking",

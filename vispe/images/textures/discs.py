@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.textures.arguments import Seed, Size, both, frozen, smooth
-from vispe.images.textures.base import Texture
+from vispe.images.textures.checks import Seed, Size, both, frozen, smooth
 from vispe.images.textures.packing import neighbours, packed, shortest
+from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, fine
 from vispe.options import Limits, NotNegative, Number, Positive, checked
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.images.textures.arguments import frozen
+from vispe.images.textures.checks import frozen
 
 DETAIL = 4.0  # wavelength of the fine field that is added to grey levels, pixels
 

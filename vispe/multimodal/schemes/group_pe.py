@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.errors import UnsupportedCombination
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import RoPE1D
-from vispe.multimodal.streams.blocks import Blocks
+from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.options import Limits, NotNegative
 
 
@@ -22,7 +22,7 @@ class GroupPE(RoPE1D):
 
     What arrives later in one group does not move the other: a source may grow while its translation is written, and
     cached keys stay right. Groups are those of `Text.group`; positions then do not say which token came first, so
-    attention needs a mask, such as `vispe.multimodal.streams.translation` makes. Pictures are counted as by `rope1d`.
+    attention needs a mask, such as `vispe.multimodal.streams.simultaneous_translation` makes. Pictures are counted as by `rope1d`.
 
     Args:
         phi: where the counters of groups 1, 2, ... start; a number for all of them, or one for each. That of group 0

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.base import Transform
+from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, ShapeError
 from vispe.multimodal import allocation
@@ -18,8 +18,8 @@ from vispe.multimodal.rotary import rotation
 from vispe.multimodal.scheme import Coordinates
 from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
 from vispe.multimodal.sections import sections_for
-from vispe.multimodal.streams.merging import merge_tokens
-from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.token_merging import merge_tokens
+from vispe.multimodal.streams.token_stream import Stream
 from vispe.options import Whole
 
 
@@ -95,7 +95,7 @@ class PPE(MRoPE):
             coordinates: of the tokens before they are merged, by this scheme.
             tokens: (b, s, c).
             labels: (b, s), place of each token's merged token; text and what is not merged has labels of its own,
-                and padding is below 0. See `vispe.multimodal.streams.merging.merge_tokens`, also for merging in stages.
+                and padding is below 0. See `vispe.multimodal.streams.token_merging.merge_tokens`, also for merging in stages.
             epsilon: see there.
 
         Raises:

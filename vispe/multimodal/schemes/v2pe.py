@@ -14,8 +14,8 @@ from vispe.errors import InputError, OptionError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
-from vispe.multimodal.streams.blocks import Blocks
-from vispe.multimodal.streams.stream import Stream
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.token_stream import Stream
 
 STRIDES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # those that the authors train with
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal import allocation
 from vispe.multimodal.rotary import tables
-from vispe.multimodal.serving.rows import Rows
+from vispe.multimodal.serving.table_rows import Rows
 
 HEADS = 64  # key heads that a scheme is asked for; one axis for all heads is the same for any number of them
 

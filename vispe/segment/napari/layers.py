@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vispe.errors import InputError, require
-from vispe.images.formats.decoded import times
+from vispe.images.formats.decoded_image import times
 from vispe.images.read import Micrograph
-from vispe.segment.draw import PALETTE, Color
-from vispe.segment.live.engine import micrograph
+from vispe.segment.live.live_segmentation import micrograph
+from vispe.segment.overlays import PALETTE, Color
 
 if TYPE_CHECKING:
     from napari.layers import Image, Labels, Layer

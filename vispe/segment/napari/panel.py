@@ -20,9 +20,9 @@ from qtpy.QtWidgets import (
     QWidget,
 )
 
-from vispe.segment.classify.pixels import KINDS
-from vispe.segment.draw import PALETTE, Color
+from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.napari.session import FEATURES
+from vispe.segment.overlays import PALETTE, Color
 
 _FEWEST = 2
 _BAD = "#D55E00"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from napari.components import ViewerModel
     from napari.layers import Image, Layer
 
-    from vispe.segment.live.suggest import Place
+    from vispe.segment.live.suggestions import Place
     from vispe.segment.napari.session import Answer
 
 _OF, _COLORS = "vispe.of", "vispe.colors"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import require
-from vispe.images.find import find_images
+from vispe.images.file_search import find_images
 from vispe.images.read import read_image
 from vispe.segment.napari.layers import MARK, colormap
 

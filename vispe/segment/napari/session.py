@@ -11,14 +11,14 @@ import numpy as np
 
 from vispe.errors import VispeError, is_memory
 from vispe.images.read import Micrograph
-from vispe.segment.draw import Color
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.live.engine import Live
-from vispe.segment.live.suggest import Place, suggest
-from vispe.segment.model.file import Model
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.invariance_report import Trust, trust_page
+from vispe.segment.live.live_segmentation import Live
+from vispe.segment.live.suggestions import Place, suggest
+from vispe.segment.model.model_file import Model
+from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT
-from vispe.segment.run.predict import Prediction
-from vispe.segment.trust import Trust, trust_page
+from vispe.segment.run.prediction import Prediction
 
 FEATURES: dict[str, FeatureConfig] = {
     "vispe_micro and filters": DEFAULT,

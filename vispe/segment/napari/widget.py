@@ -15,8 +15,8 @@ from qtpy.QtWidgets import QFileDialog, QWidget
 
 from vispe.errors import VispeError
 from vispe.images.read import Micrograph
-from vispe.segment.live.engine import MAX_CLASSES
-from vispe.segment.model.file import Model, load_model, save_model
+from vispe.segment.live.live_segmentation import MAX_CLASSES
+from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.napari import layers as between
 from vispe.segment.napari.panel import Panel
 from vispe.segment.napari.results import hints, show_disagreement, show_pages, show_places

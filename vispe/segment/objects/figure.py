@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vispe.segment.draw import SMALLEST, Color, enlarged, lettering
 from vispe.segment.objects.table import Row
+from vispe.segment.overlays import SMALLEST, Color, enlarged, lettering
 
 _NUMBERED = 200
 """Largest number of objects on the page that still have their numbers drawn."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_whole
-from vispe.images.exchange.objects import ObjectKind, checked_kinds
-from vispe.images.labels.levels import class_number
+from vispe.images.annotations.object_files import ObjectKind, checked_kinds
+from vispe.images.labels.class_values import class_number
 
 TOUCHING = ("split", "keep")
 

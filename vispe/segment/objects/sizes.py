@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vispe.segment.objects.find import Found
+from vispe.segment.objects.labelling import Found
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.table import Row
 

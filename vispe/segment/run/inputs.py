@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 from vispe.errors import InputError, OptionError
-from vispe.images.companions import images_among, is_named, match_drawn
-from vispe.images.exchange.read import ENDINGS
-from vispe.images.find import find_images
+from vispe.images.annotations.annotation_files import ENDINGS
+from vispe.images.file_search import find_images
 from vispe.images.formats.decode import decode
 from vispe.images.formats.headers import stored_planes, stored_shape
-from vispe.images.labels.read import Labels
+from vispe.images.labels.label_files import Labels
 from vispe.images.orientation import Orientation, check_orientation
 from vispe.images.sample import parse_crop
+from vispe.images.sidecars import images_among, is_named, match_drawn
 
 Paths = Sequence[str | Path]
 _NUMBERS = 20  # largest value of labels that are numbers of classes and not colours

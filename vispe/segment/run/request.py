@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
-from vispe.segment.classify.cluster import METHODS
-from vispe.segment.classify.pixels import KINDS
-from vispe.segment.features.features import FeatureConfig
+from vispe.segment.classify.clustering import METHODS
+from vispe.segment.classify.pixel_classifier import KINDS
+from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.run.inputs import Paths, Reading
-from vispe.segment.run.predict import Post
-from vispe.segment.run.report import Watcher
+from vispe.segment.run.prediction import Post
 from vispe.segment.run.resume import state_of
+from vispe.segment.run.run_report import Watcher
 from vispe.segment.run.scoring import Scoring
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
@@ -24,7 +24,7 @@ _NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "schedul
 
 @dataclass(frozen=True)
 class Labelling:
-    """How label files are read, as in `read_labels` of `vispe.images.labels.read`."""
+    """How label files are read, as in `read_labels` of `vispe.images.labels.label_files`."""
 
     classes: Sequence[str] | None = None
     legend: str | Path | None = None

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.images.labels.read import Labels, read_label_set
-from vispe.segment.classify.calibrate import advice, joined, strokes
-from vispe.segment.classify.cluster import SAMPLE, PixelClusters
-from vispe.segment.classify.domain import Domain
-from vispe.segment.classify.learn import learn
-from vispe.segment.classify.pixels import import_early
-from vispe.segment.features.features import Features
-from vispe.segment.features.lattice import Sample, sample
-from vispe.segment.model.file import Model
-from vispe.segment.run.base import one_channel_count
-from vispe.segment.run.batch import Batch
-from vispe.segment.run.domain import learn_pages
+from vispe.images.labels.label_files import Labels, read_label_set
+from vispe.segment.classify.calibration import advice, joined, strokes
+from vispe.segment.classify.classifier_fit import learn
+from vispe.segment.classify.clustering import SAMPLE, PixelClusters
+from vispe.segment.classify.out_of_distribution import Domain
+from vispe.segment.classify.pixel_classifier import import_early
+from vispe.segment.features.pixel_features import Features
+from vispe.segment.features.sample_grid import Sample, sample
+from vispe.segment.model.model_file import Model
+from vispe.segment.run.batch_run import Batch
 from vispe.segment.run.inputs import BatchImage
-from vispe.segment.run.predict import within_memory
+from vispe.segment.run.out_of_distribution import learn_pages
+from vispe.segment.run.prediction import within_memory
 from vispe.segment.run.request import Labelling
+from vispe.segment.run.run_state import one_channel_count
 
 __all__ = ["Labelling", "read_drawn", "train", "train_clusters"]
 

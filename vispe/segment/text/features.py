@@ -17,9 +17,9 @@ from torch.nn.functional import normalize
 
 from vispe.backbones.device import choose_device
 from vispe.errors import InputError, OptionError
-from vispe.segment.features.features import BLOCK
+from vispe.segment.features.pixel_features import BLOCK
 from vispe.segment.features.tiles import blocks, fingerprint, tiles, window
-from vispe.segment.features.tokens import framed_page, shown
+from vispe.segment.features.token_features import framed_page, shown
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.text.readouts import parse_readout

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError, UnknownName, did_you_mean
-from vispe.hosts.transplant.context import Context
+from vispe.hosts.common.context import Context
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Biased
 from vispe.errors import UnsupportedCombination, UnsupportedHost
+from vispe.hosts.common.context import Context
 from vispe.hosts.convert import convert
 from vispe.hosts.open_clip.attention import stock_type
 from vispe.hosts.open_clip.convert import image_tower
-from vispe.hosts.transplant.context import Context
 from vispe.segment.text.readouts import Readout, ReadoutContext
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from vispe.segment.model.file import Model
+from vispe.segment.model.model_file import Model
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.features import TextFeatures
 from vispe.segment.text.prompts import Prompts
 from vispe.segment.text.readouts import parse_readout
 
 if TYPE_CHECKING:
-    from vispe.segment.run.batch import Batch
+    from vispe.segment.run.batch_run import Batch
 
 
 def text_model(

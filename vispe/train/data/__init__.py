@@ -7,15 +7,15 @@
 pictures as one sequence.
 """
 
-from vispe.train.data.augment import Augment
-from vispe.train.data.batches import Batches
-from vispe.train.data.config import from_config
-from vispe.train.data.folder import FolderSource
-from vispe.train.data.hub import HubSource
-from vispe.train.data.source import Concat, Mixture, Source
+from vispe.train.data.augmentation import Augment
+from vispe.train.data.dataloader import Batches
+from vispe.train.data.dataset import Concat, Mixture, Source
+from vispe.train.data.hub_dataset import HubSource
+from vispe.train.data.image_folder import FolderSource
+from vispe.train.data.source_config import from_config
 from vispe.train.data.synthetic import SyntheticSource
-from vispe.train.data.tar import TarSource
-from vispe.train.data.windows import segments
+from vispe.train.data.tar_dataset import TarSource
+from vispe.train.data.window_sequences import segments
 
 __all__ = [
     "Augment",

@@ -13,7 +13,7 @@ from vispe.errors import InputError, OptionError
 from vispe.files import atomic_path
 from vispe.images import textures
 from vispe.images.paths import expanded
-from vispe.train.data.source import Source, digest, index, whole
+from vispe.train.data.dataset import Source, digest, index, whole
 
 VERSION = 1  # of the formulas; part of the fingerprint
 SIDE = 256  # pixels

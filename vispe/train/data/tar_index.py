@@ -12,11 +12,11 @@ from pathlib import Path
 
 from vispe.errors import InputError
 from vispe.files import atomic_path
-from vispe.images.find import natural
-from vispe.images.formats.decoded import SUFFIXES
+from vispe.images.file_search import natural
+from vispe.images.formats.decoded_image import SUFFIXES
 from vispe.images.paths import expanded
-from vispe.train.data.reading import STACKS, Reading, as_file, count_pages
-from vispe.train.data.source import digest
+from vispe.train.data.dataset import digest
+from vispe.train.data.image_reading import STACKS, Reading, as_file, count_pages
 
 VERSION = 1
 

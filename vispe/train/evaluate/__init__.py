@@ -4,4 +4,4 @@ from vispe._lazy import face
 
 __all__ = ["evaluate"]
 
-__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.train.evaluate.measure"))
+__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.train.evaluate.before_after"))

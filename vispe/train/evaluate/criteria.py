@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vispe.report.page import Tone
+from vispe.report.html_page import Tone
 from vispe.report.table import json_list
-from vispe.train.evaluate.masks import mean_known
+from vispe.train.evaluate.mask_scores import mean_known
 
 READABLE, GONE = 0.5, 0.05
 """Held-out R² from which a model counts as biased before, and up to which it counts as freed after."""

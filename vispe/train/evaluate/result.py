@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from vispe.evaluate.probe.positional import ProbeResult
-from vispe.evaluate.rotation.questions.fingerprint import Fingerprint
+from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.files import write_json
 from vispe.report.table import json_entries, json_list, json_value
 from vispe.train.evaluate.criteria import Criterion, criteria, verdict
-from vispe.train.evaluate.masks import MaskScores
-from vispe.train.evaluate.pair import SIDES
+from vispe.train.evaluate.mask_scores import MaskScores
+from vispe.train.evaluate.model_pair import SIDES
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 import sys
 
-from vispe.train.linear.run import main
+from vispe.train.linear.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

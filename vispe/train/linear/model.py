@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from vispe.backbones.maps import VisionModel
-from vispe.backbones.tokens import final_tokens
+from vispe.backbones.model_access import final_tokens
+from vispe.backbones.vision_model import VisionModel
 from vispe.report.table import json_list
 from vispe.segment.features.tiles import Blend, padding, tiles, window
 from vispe.segment.metrics import confusion, ious, miou
-from vispe.train.linear.data import Part
+from vispe.train.linear.dataset import Part
 
 
 class LinearSegmenter(nn.Module):

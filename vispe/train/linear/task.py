@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vispe.errors import OptionError
 from vispe.train.retrofit.config import Teacher, flat
-from vispe.train.retrofit.recipes import with_recipes
+from vispe.train.retrofit.recipe_files import with_recipes
 
 FREE = ("out", "force", "device", "checkpoint_every", "log_every")
 """Keys that may differ when a stopped run goes on."""

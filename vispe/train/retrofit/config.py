@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from vispe.train.data.augment import Augment
+from vispe.train.data.augmentation import Augment
 
 FREE = ("out", "force", "workers", "log_every", "checkpoint_every", "tensorboard", "device", "chunk")
 """Top-level keys that may differ when a stopped run is continued: they do not change what is learnt."""

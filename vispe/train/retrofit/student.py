@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vispe.backbones.folders.retrofitted import fitted, read_card
-from vispe.backbones.maps import Backbone as Backbone
-from vispe.backbones.maps import VisionModel, random_twin
-from vispe.backbones.tokens import final_tokens as final_tokens
+from vispe.backbones.local.retrofitted import fitted, read_card
+from vispe.backbones.model_access import final_tokens as final_tokens
+from vispe.backbones.vision_model import Backbone as Backbone
+from vispe.backbones.vision_model import VisionModel, random_twin
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.symmetry import symmetrize

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from vispe.backbones.maps import VisionModel
+from vispe.backbones.model_access import blocks_of, patch_projection
 from vispe.backbones.open_clip import PREFIX, load_model
-from vispe.backbones.tokens import blocks_of, patch_projection
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.train.retrofit.config import Teacher
 

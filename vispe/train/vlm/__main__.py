@@ -2,7 +2,7 @@
 
 import sys
 
-from vispe.train.vlm.run import main
+from vispe.train.vlm.order_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

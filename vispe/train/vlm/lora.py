@@ -20,7 +20,7 @@ from vispe.files import write_json
 from vispe.hosts.convert import convert
 from vispe.hosts.transformers.language.convert import inner_of
 from vispe.hosts.transformers.language.families import text_of
-from vispe.hosts.transformers.packed import check_layers
+from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import Arranged

@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from vispe.errors import InputError, OptionError
 from vispe.hosts.transformers.language.convert import inner_of
 from vispe.hosts.transformers.language.families import text_of
-from vispe.hosts.transformers.language.pictures import stream_of, token_types
-from vispe.hosts.transformers.packed import check_layers
+from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
+from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.train.vlm.prompts import Arranged
 
 IGNORED = -100  # label of a token that has no loss, as in transformers

@@ -11,9 +11,9 @@ import vispe
 from tests.hosts.transformers.reference import converted, stock
 from tests.hosts.transformers.tiny import batch
 from vispe.errors import InputError
-from vispe.hosts.transformers.language import traced
+from vispe.hosts.transformers.language import traced_positions
 from vispe.hosts.transformers.language.call import Call
-from vispe.hosts.transformers.language.state import prompt_keys
+from vispe.hosts.transformers.language.kv_cache import prompt_keys
 from vispe.multimodal import alternating
 
 ROWS = [[3, "image", 4]], [[7], [3, "image", 4], [1, "wide", 1, "image", 2]], [[5]]
@@ -23,7 +23,7 @@ def asked(model, inputs):
     """The tensors and keyword arguments of a prompt, as the operator takes them."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     keys = prompt_keys(ids.shape[1], len(ids), mask, ids.device)
-    kwargs = {k: v for k, v in inputs.items() if k in traced.READ}
+    kwargs = {k: v for k, v in inputs.items() if k in traced_positions.READ}
     return [ids, None, None, keys, mask.bool(), None], kwargs
 
 
@@ -35,7 +35,7 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
         rows = [[w for w in row if w != "wide"] for row in rows]
     model = converted(family, spec).model
     tensors, kwargs = asked(model, batch(family, *rows).inputs)
-    found = traced.coordinates(model, tensors, kwargs)
+    found = traced_positions.coordinates(model, tensors, kwargs)
     wanted = Call(model, tensors[0], None, None, None, None, kwargs).coordinates(tensors[3], tensors[4], None)
     assert torch.equal(found.ids, wanted.ids)
     assert torch.equal(found.next, wanted.next)
@@ -67,17 +67,19 @@ def test_copies_have_numbers_of_their_own():
     other = copy.deepcopy(model)
     assert len({m.model.vispe_number for m in (model, other, converted("qwen2_vl", "mrope_i"))}) == 3
     number = other.model.vispe_number
-    assert traced._MODELS[number] is other.model
+    assert traced_positions._MODELS[number] is other.model
     del other
     gc.collect()
-    assert number not in traced._MODELS
+    assert number not in traced_positions._MODELS
 
 
 def test_wrong_grids_are_refused():
     model = converted("qwen2_vl", "mrope_i").model
     tensors, kwargs = asked(model, batch("qwen2_vl", *ROWS[0]).inputs)
     with pytest.raises(InputError, match=r"placeholder|grid|tokens"):
-        traced.coordinates(model, tensors, {**kwargs, "image_grid_thw": kwargs["image_grid_thw"] * 2})
+        traced_positions.coordinates(
+            model, tensors, {**kwargs, "image_grid_thw": kwargs["image_grid_thw"] * 2}
+        )
 
 
 @pytest.mark.slow

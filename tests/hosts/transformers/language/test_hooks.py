@@ -7,7 +7,7 @@ import vispe
 from tests.hosts.transformers.reference import converted, copy_of, stock
 from tests.hosts.transformers.tiny import FAMILIES, QWEN, batch
 from vispe.errors import UnsupportedHost
-from vispe.hosts.transformers.language.late import LateRotation
+from vispe.hosts.transformers.language.rope_in_attention import LateRotation
 
 accelerate = pytest.importorskip("accelerate", reason="vispe[train] is not installed")
 pytestmark = [  # LLaVA-OneVision has a parameter beside its modules, and the CPU is no device to be offloaded to

@@ -13,7 +13,7 @@ from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.convert import describe_vlm
 from vispe.hosts.transformers.language.families import text_of
-from vispe.hosts.transformers.language.rotary import kinds_of, rotaries_of
+from vispe.hosts.transformers.language.rotary_detection import kinds_of, rotaries_of
 from vispe.multimodal import Stream, Text, Video, create_scheme
 
 kinds = pytest.mark.parametrize("family", KINDS)

@@ -24,7 +24,7 @@ from tests.hosts.transformers.tiny import CLASSES as FIRST
 from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
-from vispe.hosts.transformers.language.rotary import rotary_of
+from vispe.hosts.transformers.language.rotary_detection import rotary_of
 from vispe.multimodal import Stream, list_schemes
 
 every = pytest.mark.parametrize("family", CLASSES)

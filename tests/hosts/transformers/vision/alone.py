@@ -7,10 +7,10 @@ import importlib
 import torch
 from torch import Tensor, nn
 
-from tests.hosts.common import shake
+from tests.hosts.helpers import shake
 from tests.hosts.transformers.tiny import transformers
 from vispe.hosts.transformers.vision.convert import vision_tower_of
-from vispe.hosts.transformers.vision.family import attentions, heads_of
+from vispe.hosts.transformers.vision.families import attentions, heads_of
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SHAPE |= {"image_size": 16, "patch_size": 4}

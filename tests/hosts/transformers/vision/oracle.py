@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.hosts.transformers.tiny import make
 from vispe.hosts.transformers.vision.convert import vision_tower_of
-from vispe.hosts.transformers.vision.family import attentions
+from vispe.hosts.transformers.vision.families import attentions
 
 # an image, a video and two images; windows are 4 x 4 patches
 GRIDS = ((1, 4, 6), (3, 2, 4), (1, 6, 10), (1, 4, 6))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vispe
-from tests.hosts.common import cotangent, dense
+from tests.hosts.helpers import cotangent, dense
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.alone import (
     ALONE,
@@ -28,7 +28,7 @@ from tests.hosts.transformers.vision.alone import (
 from tests.hosts.transformers.vision.oracle import close
 from vispe.errors import UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
-from vispe.hosts.transformers.vision.family import attentions
+from vispe.hosts.transformers.vision.families import attentions
 
 SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
 EVERY = (*ALONE, *BACKBONES, *HEADS)

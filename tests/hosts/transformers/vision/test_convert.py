@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import vispe
-from tests.hosts.common import cotangent, dense
+from tests.hosts.helpers import cotangent, dense
 from tests.hosts.transformers.tiny import FAMILIES, QWEN
 from tests.hosts.transformers.vision.oracle import (
     GRIDS,
@@ -24,12 +24,12 @@ from tests.hosts.transformers.vision.oracle import (
     pictures,
     tower,
 )
-from vispe.attention.backends.triton.places.places import not_placed
+from vispe.attention.backends.triton.coords.operands import not_placed
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
-from vispe.hosts.transformers.vision.chunks import prepared_alike
 from vispe.hosts.transformers.vision.convert import convert_vision, describe_vision, restore_vision
-from vispe.hosts.transformers.vision.family import attentions
+from vispe.hosts.transformers.vision.families import attentions
+from vispe.hosts.transformers.vision.packed_tokens import prepared_alike
 
 
 @cache
@@ -171,9 +171,9 @@ def test_a_bias_of_zero_changes_nothing(family):
 @pytest.mark.parametrize("family", QWEN)
 def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch):
     seen = []
-    real = vispe.encodings.layer.attention
+    real = vispe.encodings.attention_layer.attention
     monkeypatch.setattr(
-        vispe.encodings.layer,
+        vispe.encodings.attention_layer,
         "attention",
         lambda q, *a, bias, **kw: seen.append((q, bias)) or real(q, *a, bias=bias, **kw),
     )

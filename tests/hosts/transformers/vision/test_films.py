@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import vispe
-from tests.hosts.common import cotangent, shake
+from tests.hosts.helpers import cotangent, shake
 from tests.hosts.transformers.tiny import transformers
 from tests.hosts.transformers.vision.oracle import close
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.hosts.transformers.vision.convert import vision_tower_of
-from vispe.hosts.transformers.vision.family import attentions
+from vispe.hosts.transformers.vision.families import attentions
 
 SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

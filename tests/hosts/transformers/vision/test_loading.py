@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import vispe
-from tests.hosts.common import shake
+from tests.hosts.common.test_state_dict_loading import named
+from tests.hosts.helpers import shake
 from tests.hosts.transformers.tiny import make
 from tests.hosts.transformers.vision.oracle import tower
-from tests.hosts.transplant.test_loading import named
 from vispe.errors import EncodingMismatch
 from vispe.hosts.transformers.vision.convert import convert_vision, vision_tower_of
 

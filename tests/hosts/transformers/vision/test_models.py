@@ -19,7 +19,7 @@ from vispe.hosts.transformers.vision.convert import (
     restore_vision,
     vision_tower_of,
 )
-from vispe.hosts.transformers.vision.family import attentions
+from vispe.hosts.transformers.vision.families import attentions
 
 
 @pytest.mark.parametrize("family", ROWS)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.backends.triton.content import route as content
-from vispe.attention.backends.triton.content.route import not_decomposed, reads_content
+from vispe.attention.backends.triton.content import content_dispatch
+from vispe.attention.backends.triton.content.content_dispatch import not_decomposed, reads_content
+from vispe.attention.backends.triton.coords.operands import not_placed, placed_attention
 from vispe.attention.backends.triton.device import failed
 from vispe.attention.backends.triton.device import no_device as _no_device
-from vispe.attention.backends.triton.places.places import not_placed, placed_attention
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.lower import behind, not_a_table, not_causal, table_of
-from vispe.attention.bias.narrow import fits_half, pack_both
+from vispe.attention.bias.float16_strip import fits_half, pack_both
+from vispe.attention.bias.lower_to_table import behind, not_a_table, not_causal, table_of
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, sight_of
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_autocast
@@ -71,7 +71,7 @@ def run(call: Call) -> Tensor:
     # kernels of grids read the one head of keys that a group of query heads has
     q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed(repeated=content_read or scattered))
     if content_read:
-        return content.run(call, q, k, v)
+        return content_dispatch.run(call, q, k, v)
     if scattered:
         return call.finish(placed_attention(call, q, k, v))
     keep = call.key_padding_mask

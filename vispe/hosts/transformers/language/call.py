@@ -14,20 +14,10 @@ import torch
 from torch import Tensor
 
 from vispe.errors import InputError, VispeError
-from vispe.hosts.transformers.language import traced
-from vispe.hosts.transformers.language.beside import (
-    IDS,
-    MARKS,
-    RULES,
-    check_whole,
-    marks_of,
-    members_of,
-    plain_marks,
-)
+from vispe.hosts.transformers.language import traced_positions
 from vispe.hosts.transformers.language.families import text_of
-from vispe.hosts.transformers.language.pictures import stream_of, token_types, types_by_embedding
-from vispe.hosts.transformers.language.position_ids import check_given, check_layout, split_ids, stock_scheme
-from vispe.hosts.transformers.language.state import (
+from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types, types_by_embedding
+from vispe.hosts.transformers.language.kv_cache import (
     SequenceState,
     check_filled_here,
     check_mask,
@@ -40,7 +30,17 @@ from vispe.hosts.transformers.language.state import (
     text_coordinates,
     valid_tokens,
 )
-from vispe.hosts.transformers.packed import check_cache, check_call
+from vispe.hosts.transformers.language.parallel_sets import (
+    IDS,
+    MARKS,
+    RULES,
+    check_whole,
+    marks_of,
+    members_of,
+    plain_marks,
+)
+from vispe.hosts.transformers.language.position_ids import check_given, check_layout, split_ids, stock_scheme
+from vispe.hosts.transformers.packed_samples import check_cache, check_call
 from vispe.multimodal import Coordinates, Stream
 
 # what to do with packed samples
@@ -127,16 +127,16 @@ class Call:
         if state is not None:
             first = torch.where(valid, keys, keys.max()).amin(1)
             start = scheme.counted_on(state.offset, first)
-        if text_of(self.model).vispe_beside is None and traced.traceable(self.model, self.kwargs):
+        if text_of(self.model).vispe_beside is None and traced_positions.traceable(self.model, self.kwargs):
             tensors = (self.input_ids, self.inputs_embeds, self.types, keys, valid, start)
-            return traced.coordinates(self.model, tensors, self.kwargs)
+            return traced_positions.coordinates(self.model, tensors, self.kwargs)
         stream = self.stream(keys, valid)
         found = scheme.coordinates(stream, start=start, training=self.model.training)
         self.marks = marks_of(scheme, stream, found)
         return found
 
 
-@traced.runs
+@traced_positions.runs
 def _untraced(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
     """Return the coordinates of a call that a compiler handed on: the tensors and pictures of `Call.coordinates`."""
     ids, embeds, types, keys, valid, start = tensors

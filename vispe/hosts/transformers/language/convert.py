@@ -11,13 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.turned.grouped import check_grouping
+from vispe.attention.pairwise_rope.self_extend import check_grouping
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.transformers.classes import positioned, stock_of
 from vispe.hosts.transformers.diagnosis import refusal
-from vispe.hosts.transformers.language import late as hf_late
-from vispe.hosts.transformers.language.beside import Beside, check_beside
-from vispe.hosts.transformers.language.classes import (
+from vispe.hosts.transformers.language import rope_in_attention
+from vispe.hosts.transformers.language.converted_classes import (
     PositionedGeneration,
     PositionedLayer,
     PositionedModel,
@@ -30,13 +28,15 @@ from vispe.hosts.transformers.language.families import (
     inner_of,
     text_of,
 )
+from vispe.hosts.transformers.language.parallel_sets import Beside, check_beside
 from vispe.hosts.transformers.language.rope_index import (
     INDEX,
     PositionedIndex,
     PositionedIndexGeneration,
 )
-from vispe.hosts.transformers.language.rotary import Rotary, kinds_of, rotaries_of
-from vispe.hosts.transformers.language.traced import numbered
+from vispe.hosts.transformers.language.rotary_detection import Rotary, kinds_of, rotaries_of
+from vispe.hosts.transformers.language.traced_positions import numbered
+from vispe.hosts.transformers.subclasses import positioned, stock_of
 from vispe.multimodal import LayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.layered import Layered, scheme_of
@@ -105,11 +105,11 @@ def convert_vlm(
                 f"({scheme}); leave one of them out."
             )
         if value is not None:
-            hf_late.check_apart(text, name)
+            rope_in_attention.check_apart(text, name)
     by_head = any(axes.ndim == 2 for axes in allocated.values())
     late_rotation = late_rotation or by_head or bool(parallel or self_extend)
     if late_rotation:
-        hf_late.check(text)
+        rope_in_attention.check(text)
     if parallel or self_extend:
         for rotary in rotaries.values():
             _check_halves(text, rotary, "parallel" if parallel else "self_extend")
@@ -137,7 +137,7 @@ def convert_vlm(
     text.vispe_rotary = {key_of(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))}
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
-        hf_late.switch_on(text)
+        rope_in_attention.switch_on(text)
     text.vispe_allocation = {kind: axes.tolist() for kind, axes in allocated.items()}
     for kind, axes in allocated.items():
         device = text.vispe_rotary[kind].rates(text).device
@@ -330,7 +330,7 @@ def restore_vlm(model: nn.Module) -> None:
     text = text_of(inner)
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
-    hf_late.switch_off(text)
+    rope_in_attention.switch_off(text)
     for layer in text.layers:
         del layer.vispe_kind
     for kind in text.vispe_rotary:

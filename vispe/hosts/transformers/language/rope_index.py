@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import Call
-from vispe.hosts.transformers.language.classes import PositionedGeneration, PositionedModel
-from vispe.hosts.transformers.language.state import (
+from vispe.hosts.transformers.language.converted_classes import PositionedGeneration, PositionedModel
+from vispe.hosts.transformers.language.kv_cache import (
     SequenceState,
     check_filled_here,
     check_mask,

@@ -39,19 +39,19 @@ def from_pretrained(auto_class: Any, path: str | os.PathLike[str], **kwargs: Any
     """
     require("transformers", "vlm", "vispe.from_pretrained")
     check_version()
-    from vispe.hosts.transformers.saving import front_door as hf_front_door
+    from vispe.hosts.transformers.saving import patch_save_load
 
-    hf_front_door.install()
+    patch_save_load.install()
     load = getattr(auto_class, "from_pretrained", None)
     if load is None:
         raise InputError(
             f"vispe.from_pretrained needs a class of transformers that loads models, got {auto_class!r}."
         )
-    token = hf_front_door.converting.set(True)
+    token = patch_save_load.converting.set(True)
     try:
         loaded = load(path, **kwargs)
     finally:
-        hf_front_door.converting.reset(token)
+        patch_save_load.converting.reset(token)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if not isinstance(model, nn.Module):
         raise InputError(

@@ -18,10 +18,10 @@ from torch.nn.functional import dropout
 
 from vispe.encodings.base import Encoding
 from vispe.errors import InputError, UnsupportedCombination
-from vispe.hosts.transformers.vision.chunks import PackedContext
-from vispe.hosts.transformers.vision.family import heads_of
-from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.loop import context_for
+from vispe.hosts.common.block_loops import context_for
+from vispe.hosts.common.context import Context
+from vispe.hosts.transformers.vision.families import heads_of
+from vispe.hosts.transformers.vision.packed_tokens import PackedContext
 
 CALLS = "the model"  # what supplies positions to the blocks
 

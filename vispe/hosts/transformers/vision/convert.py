@@ -3,7 +3,7 @@
 The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches lie in the order in which they are merged, one image
 after another; those of CLIP, SigLIP and InternVL, of which LLaVA, LLaVA-OneVision and InternVL are made; models that
 see images alone, such as ViT, DINOv2 and DINOv3; and towers that timm made, which are converted as any timm model. The
-steps are in `vispe.hosts.transplant.plan`.
+steps are in `vispe.hosts.common.convert`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from vispe.encodings.attention_layer import attend
 from vispe.encodings.base import Encoding
-from vispe.encodings.layer import attend
-from vispe.encodings.parts.preparing import prepare
+from vispe.encodings.parts.preparation import prepare
 from vispe.encodings.registry import Spec, encoding_class, parse_spec
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
+from vispe.hosts.common import convert
+from vispe.hosts.common.checks import check_outside, refuse_patched
+from vispe.hosts.common.equivalent_models import advice
+from vispe.hosts.common.host_spec import Wanted, read
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
-from vispe.hosts.transformers.classes import positioned
-from vispe.hosts.transformers.vision.family import (
+from vispe.hosts.transformers.subclasses import positioned
+from vispe.hosts.transformers.vision.families import (
     FAMILIES,
     FILMS,
     attentions,
@@ -35,13 +39,14 @@ from vispe.hosts.transformers.vision.family import (
     stock_type,
     width_of,
 )
-from vispe.hosts.transformers.vision.tables import has_tables, never_loaded, put_tables, take_tables
+from vispe.hosts.transformers.vision.position_embeddings import (
+    has_tables,
+    never_loaded,
+    put_tables,
+    take_tables,
+)
 from vispe.hosts.transformers.vision.tower import SWAPS, swapped
-from vispe.hosts.transplant import plan
-from vispe.hosts.transplant.fitting import check_outside, refuse_patched
-from vispe.hosts.transplant.twins import advice
-from vispe.hosts.transplant.words import Wanted, read
-from vispe.hosts.windows import family as windows
+from vispe.hosts.windows import families
 
 # where towers are kept
 _INSIDE = (
@@ -56,7 +61,7 @@ _INSIDE = (
 )
 
 
-class _Tower(plan.Family):
+class _Tower(convert.Family):
     """The towers of transformers; where things are in them says `family_of`."""
 
     title = "transformers "
@@ -77,7 +82,7 @@ class _Tower(plan.Family):
         for path, module, mixin in swapped(model):
             yield path, module, positioned(stock_type(module), mixin)
 
-    def facts(self, model: Any, layers: plan.Layers) -> dict[str, Any]:
+    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
         heads, width = heads_of(layers[0][2])
         return {
             "dim": width_of(layers[0][2]),
@@ -106,7 +111,7 @@ class _Tower(plan.Family):
         for term in terms:
             _check_kind(term, reference_of(model), stock)
 
-    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: plan.Layers) -> None:
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
         """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
         heads, width = heads_of(layers[0][2])
         like = next(model.parameters())
@@ -141,7 +146,7 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
         UnsupportedHost: there is no vision tower in it, or one of a class that vispe does not know.
     """
     tower: Any = model
-    while family_of(tower) is None and windows.family_of(tower) is None:
+    while family_of(tower) is None and families.family_of(tower) is None:
         # heads of transformers name the model below them
         names = (*_INSIDE, getattr(tower, "base_model_prefix", "") or "model")
         parts = (getattr(tower, name, None) for name in names)
@@ -149,7 +154,7 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
         if inner is None:
             break
         tower = inner
-    if windows.family_of(tower):
+    if families.family_of(tower):
         return tower
     if family_of(tower) is None and not any(c.__module__.startswith("timm.") for c in type(tower).__mro__):
         known = ", ".join(dict.fromkeys(f.tower for f in FAMILIES))
@@ -190,14 +195,14 @@ def convert_vision(
     tower = vision_tower_of(model)
     if family_of(tower) is None:
         wanted = read(spec, options, bool(keep_abs), bool(keep_rope))
-        windowed = windows.family_of(tower)
-        plan.put_in(tower, windowed, wanted) if windowed else convert_timm(tower, wanted)
+        windowed = families.family_of(tower)
+        convert.put_in(tower, windowed, wanted) if windowed else convert_timm(tower, wanted)
     else:
-        plan.put_in(tower, TOWER, read(spec, options, keep_abs, keep_rope))
+        convert.put_in(tower, TOWER, read(spec, options, keep_abs, keep_rope))
 
 
 def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
-    """Convert a tower as `vispe.hosts.transformers.saving.record` has it, and return how many weights its encoding has.
+    """Convert a tower as `vispe.hosts.transformers.saving.config_record` has it, and return how many weights its encoding has.
 
     Args:
         part: the tower, or what holds a tower of timm.
@@ -205,12 +210,12 @@ def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
     """
     tower = vision_tower_of(part)
     wanted = Wanted(parse_spec(entry["encoding"]), entry["keep_abs"], entry["keep_rope"])
-    if windowed := windows.family_of(tower):
-        plan.put_in(tower, windowed, wanted)
+    if windowed := families.family_of(tower):
+        convert.put_in(tower, windowed, wanted)
     elif family_of(tower) is None:
         convert_timm(tower, wanted)
     else:
-        plan.put_in(tower, TOWER, wanted)
+        convert.put_in(tower, TOWER, wanted)
     return sum(p.numel() for name, p in tower.named_parameters() if "pos_enc." in name)
 
 
@@ -221,25 +226,25 @@ def restore_vision(model: nn.Module) -> None:
         UnsupportedHost: there is no tower that vispe knows, or it is not converted.
     """
     tower = vision_tower_of(model)
-    if windowed := windows.family_of(tower):
-        plan.take_out(tower, windowed)
+    if windowed := families.family_of(tower):
+        convert.take_out(tower, windowed)
     elif family_of(tower) is None:
         restore_timm(tower)
     else:
-        plan.take_out(tower, TOWER)
+        convert.take_out(tower, TOWER)
 
 
 def describe_vision(model: nn.Module) -> str:
     """Return what is attached where in the tower of a model, in a few lines."""
     tower = vision_tower_of(model)
-    converted = [part for _, part in plan.converted_parts(tower)]
+    converted = [part for _, part in convert.converted_parts(tower)]
     if not converted:
         return (
             f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
         )
-    if windowed := windows.family_of(tower):
-        return plan.in_words(tower, windowed)
-    return describe_timm(converted[0]) if family_of(tower) is None else plan.in_words(tower, TOWER)
+    if windowed := families.family_of(tower):
+        return convert.in_words(tower, windowed)
+    return describe_timm(converted[0]) if family_of(tower) is None else convert.in_words(tower, TOWER)
 
 
 def _check_class(path: str, cls: type[Any], module: str, name: str) -> None:

@@ -17,8 +17,12 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 
 from vispe.encodings.base import Encoding
 from vispe.grid import Grid, Positions
-from vispe.hosts.transformers.classes import stock_of
+from vispe.hosts.common import fx_leaves
+from vispe.hosts.common.context import Context
+from vispe.hosts.common.packed_positions import packed
+from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.transformers.signature import like_stock
+from vispe.hosts.transformers.subclasses import stock_of
 from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
     FilmAttention,
@@ -31,13 +35,9 @@ from vispe.hosts.transformers.vision.attention import (
     JepaLayer,
     PackedAttention,
 )
-from vispe.hosts.transformers.vision.chunks import PackedContext, chunks_of, prepared_alike
-from vispe.hosts.transformers.vision.family import attentions, family_of, pair, prefix_of
-from vispe.hosts.transformers.vision.tables import NoTable, table_names
-from vispe.hosts.transplant import traced
-from vispe.hosts.transplant.context import Context
-from vispe.hosts.transplant.loading import LoadsWeights
-from vispe.hosts.transplant.packed import packed
+from vispe.hosts.transformers.vision.families import attentions, family_of, pair, prefix_of
+from vispe.hosts.transformers.vision.packed_tokens import PackedContext, chunks_of, prepared_alike
+from vispe.hosts.transformers.vision.position_embeddings import NoTable, table_names
 
 
 class HostedTower(LoadsWeights):
@@ -110,7 +110,7 @@ class GridTower(HostedTower):
         grid = Grid(shape, prefix=prefix_of(self), reference=self.vispe.reference)
         prepare = prepared_alike(self._vispe_all(), self.training)
         pos = prepare(self.vispe.cache(grid, pixel_values))
-        pos = pos if keep is None else traced.gather(pos, keep)
+        pos = pos if keep is None else fx_leaves.gather(pos, keep)
         return Context(pos, self._vispe_shared(), None, False, rope=self.vispe.keep_rope)
 
     def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
@@ -205,7 +205,7 @@ class VideoMaeTower(FilmTower):
         pos = self._vispe_films(frames, height, width, pixel_values)
         if bool_masked_pos is not None:
             visible = int((~bool_masked_pos[0]).sum())
-            pos = traced.gather(pos, bool_masked_pos.long().argsort(dim=1, stable=True)[:, :visible])
+            pos = fx_leaves.gather(pos, bool_masked_pos.long().argsort(dim=1, stable=True)[:, :visible])
         x = self.embeddings(pixel_values, bool_masked_pos)
         x = self.encoder(x, vispe_context=self._vispe_of(pos)).last_hidden_state
         made = sys.modules[type(self).__module__].BaseModelOutput

@@ -14,15 +14,15 @@ from PIL import Image
 
 from vispe.errors import InputError, OptionError, is_whole
 from vispe.files import check_writable, write_json
-from vispe.images.labels.levels import LONGEST, has_controls
-from vispe.images.labels.strokes import WIDEST, Stroke, check_work, stroke_pixels
+from vispe.images.labels.class_values import LONGEST, has_controls
+from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
 from vispe.images.read import Micrograph
 from vispe.images.write import write_labels
-from vispe.segment.draw import PALETTE, Color
-from vispe.segment.features.features import FeatureConfig
-from vispe.segment.live.engine import MAX_CLASSES, Live
-from vispe.segment.model.file import save_model
-from vispe.segment.run.predict import Prediction
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.live.live_segmentation import MAX_CLASSES, Live
+from vispe.segment.model.model_file import save_model
+from vispe.segment.overlays import PALETTE, Color
+from vispe.segment.run.prediction import Prediction
 
 SIDE = 2048
 """Pixels of a picture that the window gets at most; strokes are kept in pixels of the image."""

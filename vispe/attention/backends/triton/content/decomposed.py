@@ -10,9 +10,9 @@ read is contiguous along them. All is stored by `slots.lay_out`: lines (rows, co
 import triton
 import triton.language as tl
 
+from vispe.attention.backends.triton.grid.column_tiles import empty, inner, mixed, rows, times
 from vispe.attention.backends.triton.grid.forward import finish, shares, weights
-from vispe.attention.backends.triton.grid.matrix import empty, inner, mixed, rows, times
-from vispe.attention.backends.triton.grid.parts import pitch_of
+from vispe.attention.backends.triton.grid.shared import pitch_of
 
 FEW = tl.constexpr(16)  # prefix tokens in one tile
 

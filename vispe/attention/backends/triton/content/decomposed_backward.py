@@ -12,8 +12,8 @@ from vispe.attention.backends.triton.content.decomposed import (
     tokens_at,
 )
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
-from vispe.attention.backends.triton.grid.matrix import empty, inner, mixed, rows, times, write
-from vispe.attention.backends.triton.grid.parts import pitch_of, sums_at
+from vispe.attention.backends.triton.grid.column_tiles import empty, inner, mixed, rows, times, write
+from vispe.attention.backends.triton.grid.shared import pitch_of, sums_at
 
 
 @triton.jit

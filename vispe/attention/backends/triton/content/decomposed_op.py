@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from triton import cdiv
 
+from vispe.attention.backends.triton.content.axis_tables import Slots, rows_of, slots_of
 from vispe.attention.backends.triton.content.decomposed import decomposed_forward
 from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
-from vispe.attention.backends.triton.content.slots import Slots, rows_of, slots_of
 from vispe.attention.backends.triton.device import watched
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,

@@ -4,10 +4,10 @@ import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
+from vispe.attention.backends.triton.grid.bias_gradient import write_bias
+from vispe.attention.backends.triton.grid.column_tiles import empty, inner, mixed, rows, times, write
 from vispe.attention.backends.triton.grid.forward import finish, shares, weigh
-from vispe.attention.backends.triton.grid.gradient import write_bias
-from vispe.attention.backends.triton.grid.matrix import empty, inner, mixed, rows, times, write
-from vispe.attention.backends.triton.grid.parts import edges, padding, pitch_of, program, sums_at
+from vispe.attention.backends.triton.grid.shared import edges, padding, pitch_of, program, sums_at
 
 
 @triton.jit

@@ -3,9 +3,7 @@
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.dropout import luck_of, survive
-from vispe.attention.backends.triton.grid.forward import scores
-from vispe.attention.backends.triton.grid.matrix import (
+from vispe.attention.backends.triton.grid.column_tiles import (
     add,
     dots,
     empty,
@@ -17,7 +15,9 @@ from vispe.attention.backends.triton.grid.matrix import (
     token,
     write,
 )
-from vispe.attention.backends.triton.grid.parts import (
+from vispe.attention.backends.triton.grid.dropout import luck_of, survive
+from vispe.attention.backends.triton.grid.forward import scores
+from vispe.attention.backends.triton.grid.shared import (
     FEW,
     NARROW,
     bias_of,

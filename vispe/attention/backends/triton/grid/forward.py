@@ -7,8 +7,7 @@ the matrix product starts from, and the scale is part of the exponential: ``p = 
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.dropout import luck_of, survive
-from vispe.attention.backends.triton.grid.matrix import (
+from vispe.attention.backends.triton.grid.column_tiles import (
     empty,
     inner,
     mixed,
@@ -18,7 +17,8 @@ from vispe.attention.backends.triton.grid.matrix import (
     token,
     write,
 )
-from vispe.attention.backends.triton.grid.parts import (
+from vispe.attention.backends.triton.grid.dropout import luck_of, survive
+from vispe.attention.backends.triton.grid.shared import (
     FEW,
     NARROW,
     bias_of,

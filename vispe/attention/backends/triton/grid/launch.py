@@ -9,7 +9,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 
 from vispe.attention.backends.triton.grid.forward import forward
-from vispe.attention.backends.triton.grid.parts import FEW, NARROW
+from vispe.attention.backends.triton.grid.shared import FEW, NARROW
 from vispe.attention.backends.triton.tiles import Tiles, rows_of, tiles
 
 LOG2E = 1.4426950408889634

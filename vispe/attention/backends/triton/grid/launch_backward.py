@@ -7,7 +7,7 @@ from torch import Tensor
 from triton import cdiv
 
 from vispe.attention.backends.triton.grid.backward import grad_kv, grad_q, row_sums
-from vispe.attention.backends.triton.grid.gradient import grad_bias
+from vispe.attention.backends.triton.grid.bias_gradient import grad_bias
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
     bias_of,

@@ -1,0 +1,118 @@
+"""Tables with a vector for every offset, whose windows are shifted into place: which are, and against the reference."""
+
+import pytest
+import torch
+
+from vispe import Grid, attention, create_encoding
+from vispe.attention.backends import content_cpu, sdpa
+from vispe.attention.backends.content_cpu import windows
+from vispe.attention.backends.content_cpu.windows import windows_of
+from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.dense import SumBias
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
+def _small(request, monkeypatch):
+    monkeypatch.setattr(content_cpu, "by_hand", lambda dtype: request.param)
+    monkeypatch.setattr(content_cpu, "LEAST", 300)
+    monkeypatch.setattr(content_cpu, "ROWS", 20)  # several blocks of several rows of the grid
+    monkeypatch.setattr(content_cpu, "WHOLE", 20)
+    monkeypatch.setattr(windows, "ALONG", 4)  # several pieces of a row, of two lengths
+    monkeypatch.setattr(windows, "TOGETHER", 8)
+    monkeypatch.setattr(sdpa, "_masked", None)
+
+
+def made(spec, grid, dim=24, heads=3):
+    encoding = create_encoding(spec, dim=dim, num_heads=heads, grid=grid)
+    for p in encoding.parameters():
+        torch.nn.init.normal_(p)
+    return encoding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("threads", [1, 7])
+@pytest.mark.parametrize("spec", ["shaw", "shaw(shared=false)", "shaw(index=key_query)"])
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize("shapes", [[(7, 9), (9, 7)], [(23,), (17,)], [(1, 6), (6, 1)]], ids=str)
+def test_attention_on_two_grids(shapes, prefix, spec, threads, dtype, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    encoding = made(spec, shapes[0])
+    for shape in shapes:
+        pos = Grid(shape, prefix).positions()
+        q, k, v = torch.randn(3, 4, 3, pos.tokens, 8, dtype=dtype)
+        with torch.no_grad():
+            bias = encoding.bias(pos, 0)
+            assert windows_of(bias) is not None
+            found = [attention(q, k, v, bias=bias) for _ in range(2)]
+            wanted = attention(*(t.double() for t in (q, k, v)), bias=bias, backend="reference")
+        assert torch.equal(*found)
+        assert (found[0] - wanted).abs().max() < {torch.bfloat16: 6e-2}.get(dtype, 5e-6)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+def test_windows_say_what_the_buckets_say(prefix):
+    """Every vector alone: a bias of one bucket must stand where that bucket is read."""
+    pos = Grid((3, 4), prefix).positions()
+    encoding = create_encoding("shaw", dim=8, num_heads=1, grid=(3, 4))
+    bias = encoding.bias(pos, 0)
+    buckets = bias.buckets.view(pos.tokens, pos.tokens)
+    assert windows_of(bias) is not None
+    for bucket in range(bias.weights.shape[1]):
+        weights = torch.zeros(1, bias.weights.shape[1], 8)
+        weights[0, bucket] = 1
+        one = ContextBias(weights, bias.buckets, "query", False, pos, known=bias.known)
+        way = windows.Windows(one, windows_of(one), torch.float32)
+        ask = content_cpu.Request(None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None))
+        made = way.rows(way.read(ask, 0), slice(0, 1), slice(0, pos.tokens))[0]
+        assert torch.equal(made, 8.0 * (buckets == bucket))
+
+
+def test_heads_that_share_keys():
+    encoding, pos = made("shaw", (7, 9), 32, 4), Grid((7, 9), 1).positions()
+    q, k, v = torch.randn(3, 2, 4, pos.tokens, 8)
+    k, v = k[:, :2], v[:, :2]
+    with torch.no_grad():
+        bias = encoding.bias(pos, 0)
+        found = attention(q, k, v, bias=bias, enable_gqa=True)
+        wanted = attention(q, k, v, bias=bias, enable_gqa=True, backend="reference")
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize("spec", ["shaw(method=key_query)", "shaw(clip=[2,2])", "shaw(clip=[9,3])"])
+def test_with_other_ways(spec):
+    """A term that keys read is looked up beside windows; clipped tables are small, or have repeated offsets."""
+    encoding, pos = made(spec, (7, 9)), Grid((7, 9), 2).positions()
+    q, k, v = torch.randn(3, 2, 3, pos.tokens, 8)
+    with torch.no_grad():
+        bias = encoding.bias(pos, 0)
+        found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+def test_where_windows_are_not_taken(monkeypatch):
+    """Three axes; small tables; tables of no offsets; unnamed buckets; other tokens; many kinds of prefix pairs."""
+    pos = Grid((7, 9), 1).positions()
+    bias = made("shaw", (7, 9)).bias(pos, 0)
+    assert windows_of(made("shaw", (3, 4, 5)).bias(Grid((3, 4, 5)).positions(), 0)) is None
+    assert windows_of(made("shaw(clip=[2,2])", (7, 9)).bias(pos, 0)) is None
+    assert windows_of(ContextBias(bias.weights, bias.buckets, "query", True, pos)) is None
+    assert windows_of(made("shaw(method=key_query)", (7, 9)).bias(pos, 0).terms[1]) is None
+    mixed = bias.buckets.clone()
+    mixed[..., 5, 7] = mixed[..., 7, 5]
+    assert windows_of(ContextBias(bias.weights, mixed, "query", True, pos, known="mixed")) is None
+    many = bias.buckets.clone()
+    many[..., 0] = torch.arange(pos.tokens)
+    monkeypatch.setattr(windows, "EDGES", pos.tokens - 1)
+    assert windows_of(ContextBias(bias.weights, many, "query", True, pos, known="many")) is None
+    few = pos.gather(torch.arange(40)[None])
+    assert windows_of(made("shaw", (7, 9)).bias(few, 0)) is None
+
+
+def test_tables_of_two_grids():
+    """As many tokens in other rows: the windows of one grid end where those of the other do not."""
+    biases = [made("shaw", shape).bias(Grid(shape, 1).positions(), 0) for shape in ((6, 10), (10, 6))]
+    q, k, v = torch.randn(3, 2, 3, 61, 8)
+    with torch.no_grad():
+        for bias in (SumBias(biases), SumBias([biases[0], biases[0]])):
+            found, wanted = (attention(q, k, v, bias=bias, backend=b) for b in ("auto", "reference"))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

@@ -1,0 +1,337 @@
+"""The backend that a user names for a call, a block of code or a process: who wins, and that everything obeys."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import timm
+import torch
+import transformers
+
+import vispe
+from tests.hosts.open_clip import common as open_clip_common
+from vispe import Grid, attention, explain, use_backend
+from vispe.attention import DistanceBias, backend_selection
+from vispe.attention.dispatch import BACKENDS
+from vispe.cli.main import main
+from vispe.errors import BackendUnavailable, UnknownName
+from vispe.hosts.attention_paths import STOCK, attention_paths
+
+POS = Grid((3, 4), prefix=1).positions()
+BIAS = DistanceBias((0.5, 0.2, 0.1), POS)
+
+
+def tensors():
+    return [torch.randn(2, 3, POS.tokens, 8) for _ in range(3)]
+
+
+def taken(**arguments):
+    return explain(*tensors(), **{"bias": BIAS} | arguments).backend
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    return lambda value: monkeypatch.setattr(backend_selection, "_ENVIRONMENT", value)
+
+
+def test_a_call_wins_over_a_context_and_that_over_the_environment(environment):
+    assert taken() == "sdpa"
+    environment("reference")
+    assert taken() == "reference"
+    assert taken(backend="sdpa") == "sdpa"
+    with use_backend("sdpa"):
+        assert taken() == "sdpa"
+        assert taken(backend="reference") == "reference"
+        with use_backend("auto"):
+            assert explain(*tensors(), bias=BIAS).reason == "one dense mask, kept with its positions"
+        assert taken() == "sdpa"
+    assert taken() == "reference"
+
+
+def test_a_context_ends_with_an_error():
+    with pytest.raises(KeyError), use_backend("reference"):
+        raise KeyError
+    assert taken() == "sdpa"
+
+
+def test_explain_says_who_named_it(environment):
+    environment("reference")
+    caught = explain(*tensors(), bias=BIAS)
+    assert caught.reason == "asked for by VISPE_BACKEND"
+    assert caught.refused["sdpa"] == "not the one that is named"
+    with use_backend("sdpa"):
+        assert explain(*tensors(), bias=BIAS).reason == "asked for by vispe.use_backend"
+        assert explain(*tensors(), backend="reference").reason == "asked for by name"
+
+
+def test_names_are_checked_at_once(environment):
+    with pytest.raises(UnknownName, match=r"There is no backend 'sdap'. Did you mean 'sdpa'"):
+        use_backend("sdap")
+    with pytest.raises(UnknownName, match="There is no backend None"):
+        use_backend(None)
+    environment("sdap")
+    with pytest.raises(
+        UnknownName, match=r"VISPE_BACKEND='sdap' names no backend. Did you mean 'sdpa'.* unset it"
+    ):
+        attention(*tensors(), bias=BIAS)
+    with use_backend("auto"):
+        assert taken() == "sdpa"
+
+
+def test_what_cannot_serve_a_call_is_an_error_and_not_passed_over(environment):
+    with (
+        use_backend("lowrank"),
+        pytest.raises(
+            BackendUnavailable,
+            match=r"'lowrank', chosen by vispe.use_backend, cannot serve this call: only squared",
+        ),
+    ):
+        attention(*tensors(), bias=BIAS)
+    environment("triton")
+    for function in (attention, explain):
+        with pytest.raises(
+            BackendUnavailable, match=r"'triton', chosen by VISPE_BACKEND, cannot serve this call:"
+        ):
+            function(*tensors(), bias=BIAS)
+
+
+def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypatch):
+    q, k, v = tensors()
+    attention(q, k, v, bias=BIAS)  # its mask is kept from here on
+    ran = []
+    refuses, run = BACKENDS["reference"]
+    monkeypatch.setitem(BACKENDS, "reference", (refuses, lambda call: ran.append(call) or run(call)))
+    with use_backend("reference"):
+        attention(q, k, v, bias=BIAS)
+    assert len(ran) == 1
+
+
+def test_threads_and_tasks_have_their_own():
+    with use_backend("reference"), ThreadPoolExecutor(1) as pool:
+        assert taken() == "reference"
+        assert pool.submit(taken).result() == "sdpa"
+
+    async def work(name, others):
+        with use_backend(name):
+            others.append(name)
+            while len(others) < 2:  # both are inside of their contexts from here on
+                await asyncio.sleep(0)
+            first = taken()
+            await asyncio.sleep(0)
+            return first, taken()
+
+    async def both():
+        begun = []
+        return await asyncio.gather(work("reference", begun), work("sdpa", begun))
+
+    assert asyncio.run(both()) == [("reference", "reference"), ("sdpa", "sdpa")]
+
+
+# models
+
+
+@pytest.fixture(
+    params=[True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["guard on the context", "guard on the thread"],
+)
+def readable(request, monkeypatch):
+    if request.param and not backend_selection._READABLE:
+        pytest.skip("this version of torch cannot compile a ContextVar")
+    torch._dynamo.reset()
+    monkeypatch.setattr(backend_selection, "_READABLE", request.param)
+    yield
+    torch._dynamo.reset()
+
+
+def kinds(graphs):
+    """Return by what each graph computes attention."""
+    names = [{str(node.target) for node in graph.graph.nodes} for graph in graphs]
+    return ["sdpa" if any("scaled_dot_product" in n for n in found) else "reference" for found in names]
+
+
+@pytest.mark.parametrize("name", ["alibi2d", pytest.param("rope_axial", marks=pytest.mark.slow)])
+def test_compiled_models_obey_every_change(readable, environment, name):
+    model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
+    graphs, x = [], torch.randn(1, 3, 32, 32)
+
+    def recorded(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    fast = torch.compile(model, backend=recorded, fullgraph=True)
+    with torch.no_grad():
+        wanted = model(x)
+        out = [fast(x)]
+        with use_backend("reference"):
+            out.append(fast(x))
+            with use_backend("sdpa"):
+                out.append(fast(x))
+        environment("reference")
+        out.append(fast(x))
+        count = len(graphs)
+        environment("")
+        out.append(fast(x))  # a graph that was compiled before
+    assert kinds(graphs[:2]) == ["sdpa", "reference"]
+    assert kinds(graphs[-1:]) == ["reference"]
+    assert len(graphs) == count
+    for found in out:
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_models_are_refused_what_cannot_serve_them(readable):
+    model = torch.compile(
+        timm.create_model("test_vit", img_size=32, pos_embed="alibi2d").eval(), backend="eager"
+    )
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        model(x)
+        with use_backend("lowrank"), pytest.raises(Exception, match="cannot serve this call: only squared"):
+            model(x)
+
+
+@pytest.mark.parametrize("name", ["alibi2d", "alibi2d(slopes=learned)", "rope_axial"])
+def test_converted_models_obey(name):
+    model = timm.create_model("test_vit", img_size=32, pos_embed=name).eval()
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        wanted = model(x)
+        for backend in ("reference", "sdpa"):
+            with use_backend(backend):
+                paths = attention_paths(model, x)
+                torch.testing.assert_close(model(x), wanted, atol=1e-5, rtol=1e-5)
+            caught = {(path.backend, path.reason) for path in paths}
+            if (name, backend) == ("alibi2d", "sdpa"):
+                assert {path.backend for path in paths} == {STOCK}  # one mask, and SDPA is what timm runs
+            else:
+                assert caught == {(backend, "asked for by vispe.use_backend")}
+
+
+def test_towers_of_open_clip_and_transformers_obey():
+    config = transformers.CLIPVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=24,
+        patch_size=8,
+    )
+    towers = {
+        "open_clip": (open_clip_common.tiny_tower(), torch.randn(1, 3, 24, 40)),
+        "transformers": (transformers.CLIPVisionModel(config).eval(), torch.randn(1, 3, 24, 24)),
+    }
+    for name, (tower, x) in towers.items():
+        vispe.convert(tower, "alibi2d(slopes=learned)")
+        with torch.no_grad(), use_backend("reference"):
+            assert {path.backend for path in attention_paths(tower, x)} == {"reference"}, name
+        with torch.no_grad(), use_backend("lowrank"), pytest.raises(BackendUnavailable, match="only squared"):
+            tower(x)
+
+
+def test_a_model_without_fused_attention_has_named_plain_products():
+    model = timm.create_model("test_vit", img_size=32, pos_embed="rope_axial").eval()
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    with torch.no_grad(), use_backend("sdpa"):
+        (path, *rest) = attention_paths(model, torch.randn(1, 3, 32, 32))
+    assert (path.backend, path.reason) == ("reference", "fused attention of this layer is switched off")
+    assert {other.backend for other in rest} == {"reference"}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocks_are_computed_again_with_the_choice_of_the_forward_pass(monkeypatch, reentrant):
+    model = timm.create_model("test_vit", img_size=32, pos_embed="alibi2d(slopes=learned)")
+    model.set_grad_checkpointing(True)
+    monkeypatch.setattr("timm.models._manipulate.use_reentrant_ckpt", lambda: reentrant)
+    ran = []
+    for name, (refuses, run) in list(BACKENDS.items()):
+        counted = lambda call, name=name, run=run: ran.append(name) or run(call)  # noqa: E731
+        monkeypatch.setitem(BACKENDS, name, (refuses, counted))
+    with use_backend("reference"):
+        out = model(torch.randn(1, 3, 32, 32, requires_grad=True))
+    out.sum().backward()
+    assert ran == ["reference"] * 2 * len(model.blocks)
+
+
+def test_the_layer_obeys_and_what_it_was_built_with_wins():
+    x = torch.randn(1, 6, 16)
+    for built, wanted in (("auto", "reference"), ("sdpa", "sdpa")):
+        layer = vispe.Attention(16, 2, "alibi2d", backend=built)
+        found = []
+
+        def seen(*tensors, found=found, **arguments):
+            found.append(explain(*tensors, **arguments).backend)
+            return attention(*tensors, **arguments)
+
+        with pytest.MonkeyPatch.context() as patch, use_backend("reference"):
+            patch.setattr(vispe.encodings.attention_layer, "attention", seen)
+            layer(x, (2, 3))
+        assert found == [wanted]
+
+
+# the environment, read once when vispe is imported
+
+
+def process(value, *words):
+    done = subprocess.run(
+        [sys.executable, *words], env=os.environ | {"VISPE_BACKEND": value}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_the_environment_of_a_process():
+    program = (
+        "import os, torch, vispe; q = torch.zeros(1, 1, 4, 8); os.environ['VISPE_BACKEND'] = 'sdpa'; "
+        "print(vispe.explain(q, q, q))"
+    )
+    code, out, _ = process("reference", "-c", program)
+    assert (code, out.splitlines()[0]) == (0, "reference: asked for by VISPE_BACKEND")
+    code, out, _ = process("", "-c", program)
+    assert out.splitlines()[0] == "sdpa: there is no bias"
+    code, out, err = process(
+        "sdap", "-m", "vispe", "doctor", "test_vit", "--encoding", "alibi2d", "--device", "cpu"
+    )
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "VISPE_BACKEND='sdap' names no backend. Did you mean 'sdpa'" in err
+
+
+def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
+    words = ["doctor", "test_vit", "--encoding", "rope_axial", "--device", "cpu", "--image-size", "32"]
+    environment("reference")
+    assert main(words) == 0
+    assert "    reference: asked for by VISPE_BACKEND\n" in capsys.readouterr().out
+    environment("flex")
+    assert main([*words, "--dtype", "bfloat16"]) == 0
+    environment("lowrank")
+    assert main(["doctor", "test_vit", "--encoding", "alibi2d", "--device", "cpu", "--image-size", "32"]) == 2
+    assert "'lowrank', chosen by VISPE_BACKEND, cannot serve this call" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_doctor_without_a_model_says_it_too(capsys, environment):
+    def caught():
+        assert main(["doctor", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    assert caught()["choice"]["backend"] == "auto (set VISPE_BACKEND to choose another)"
+    environment("lowrank")
+    report = caught()
+    assert report["choice"]["backend"] == "lowrank, chosen by VISPE_BACKEND"
+    assert report["choice"]["triton"] in ("Triton kernels do not run on cpu", "Triton is not installed")
+    assert "chosen by VISPE_BACKEND, cannot serve this call: only squared" in report["attention"]["alibi2d"]
+
+
+def test_describe_says_it():
+    model = timm.create_model("test_vit", img_size=32, pos_embed="alibi2d")
+    assert vispe.describe(model).endswith("; backend auto")
+    with use_backend("sdpa"):
+        assert vispe.describe(model).endswith("; backend sdpa (chosen by vispe.use_backend)")
+        model.blocks[0].attn.fused_attn = False
+        assert vispe.describe(model).endswith("; backend reference (fused attention is off)")

@@ -1,0 +1,87 @@
+"""How longer inputs read a table: the rules on one axis, and on grids axis by axis."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from vispe import Grid, create_encoding
+from vispe.encodings.additive.learned import resample
+from vispe.encodings.parts.extended_table import places, stretched
+from vispe.errors import OptionError
+
+RULES = ["tile", "nearest", "linear"]
+
+
+@pytest.mark.parametrize("entries", [1, 2, 5, 9])
+@pytest.mark.parametrize("tokens", [1, 2, 5, 13, 45])
+def test_rules_against_their_definitions(tokens, entries):
+    group = -(-tokens // entries)
+    wanted = {
+        "tile": [i % entries for i in range(tokens)],
+        "nearest": [i // group for i in range(tokens)],
+        "linear": [i * (entries - 1) / max(tokens - 1, 1) for i in range(tokens)],
+    }
+    for rule, numbers in wanted.items():
+        found = places(tokens, entries, rule)
+        assert found.tolist() == pytest.approx(numbers, abs=1e-12)
+        assert 0 <= found.min() <= found.max() <= entries - 1
+        if tokens == entries:
+            assert found.tolist() == list(range(tokens))
+
+
+def test_the_jump_of_the_authors():
+    assert stretched(4, 5, 20).tolist() == [0, 4, 8, 12]
+    assert stretched(5, 5, 23).tolist() == [0, 4, 8, 12, 16]
+    assert stretched(6, 5, 20).tolist() == [0, 1, 2, 3, 4, 5]
+    assert stretched(3, 5, 4).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("new", [(7, 9), (2, 6), (3, 1)])
+def test_grids_are_read_axis_by_axis(rule, new):
+    old = (3, 4)
+    table = torch.randn(1, 12, 5, dtype=torch.float64)
+    rows, columns = (places(n, o, rule) for n, o in zip(new, old, strict=True))
+    picture, wanted = table.reshape(*old, 5), torch.zeros(*new, 5, dtype=torch.float64)
+    for (y, row), (x, column) in product(enumerate(rows.tolist()), enumerate(columns.tolist())):
+        for r, c in product(range(3), range(4)):  # every entry, by its distance on both axes
+            wanted[y, x] += max(0, 1 - abs(row - r)) * max(0, 1 - abs(column - c)) * picture[r, c]
+    found = resample(table, old, new, rule).reshape(*new, 5)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_grid_of_training_is_unchanged_and_others_read_the_table(rule):
+    encoding = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
+    table = encoding.weight.detach()
+    assert torch.equal(encoding.table(Grid((3, 4)).positions()), table)
+    found = encoding.table(Grid((6, 8)).positions()).reshape(6, 8, 6)
+    own = table.reshape(3, 4, 6)
+    if rule == "tile":
+        assert torch.equal(found, own.repeat(2, 2, 1))
+    elif rule == "nearest":
+        assert torch.equal(found, own.repeat_interleave(2, 0).repeat_interleave(2, 1))
+    else:
+        for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+            torch.testing.assert_close(found[corner], own[corner])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_of_a_smaller_grid_load_as_they_would_be_read(rule):
+    small = create_encoding("learned", dim=6, grid=(3, 4), resample=rule)
+    large = create_encoding("learned", dim=6, grid=(6, 7), resample=rule)
+    large.load_state_dict(small.state_dict())
+    grid = Grid((6, 7)).positions()
+    torch.testing.assert_close(large.table(grid), small.table(grid))
+
+
+def test_what_is_refused():
+    with pytest.raises(
+        OptionError, match="resample must be one of bicubic, tile, nearest, linear, got 'cubic'"
+    ):
+        create_encoding("learned(resample=cubic)", dim=4, grid=(2, 2))
+    with pytest.raises(OptionError, match="rule must be one of tile, nearest, linear, got 'bicubic'"):
+        places(3, 2, "bicubic")
+    with pytest.raises(OptionError, match="longest needs a whole number above 0, got longest=0"):
+        stretched(3, 2, 0)

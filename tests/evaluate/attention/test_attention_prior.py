@@ -1,0 +1,150 @@
+"""The prior of places against hand counts, and models that have one by construction."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from vispe.backbones.vision_model import VisionModel
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.attention.attention_prior import DUMMIES, Prior, asymmetry, held_out_spread
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.hosts.convert import convert
+from vispe.hosts.slot_calibration import calibrate, psi, slot_curve, slot_spread
+
+
+def images(count, side=80):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(3, side, side, generator=generator) for _ in range(count)]
+
+
+def plain(seed=0):
+    torch.manual_seed(seed)
+    return convert(timm.create_model("test_vit", img_size=80, depth=3).eval(), "none").eval()
+
+
+def measured(model, count=2, **options):
+    host = Host(VisionModel(model), "a model")
+    return audit(host, images(count), [Prior()], **options).findings[0]
+
+
+def test_slot_curve_by_hand():
+    attention = torch.rand(3, 7)
+    item = torch.tensor([-1, 0, 0, 1, 1, 1, -1])
+    curve = slot_curve(attention, item)
+    assert curve.shape == (3, 2)
+    assert curve[1, 0].item() == pytest.approx(attention[1, 1:3].mean().item())
+    assert curve[2, 1].item() == pytest.approx(attention[2, 3:6].mean().item())
+    assert slot_spread(torch.tensor([1.0, 2.0, 3.0])) == 1
+    assert psi(torch.tensor([1.0, 3.0, 2.0]), 2) == 0.67
+    with pytest.raises(ShapeError, match="Item 1 has no tokens"):
+        slot_curve(torch.rand(3), torch.tensor([0, 0, 2]))
+    with pytest.raises(ShapeError, match="each of 3 tokens"):
+        slot_curve(torch.rand(3), torch.tensor([0, 0]))
+
+
+def test_calibration_keeps_the_total_and_takes_out_the_prior():
+    item = torch.tensor([-1, 0, 0, 1, 1, 2])
+    prior = torch.tensor([0.3, 0.1, 0.05], dtype=torch.float64)
+    attention = torch.cat([torch.tensor([0.1], dtype=torch.float64), prior[item[1:]]])
+    found = calibrate(attention, item, prior, 5e-5)
+    assert found.relevance.abs().max() < 1e-15
+    assert found.share.numpy() == pytest.approx([1 / 3] * 3)
+    assert found.attention.sum().item() == pytest.approx(attention.sum().item(), abs=1e-15)
+    assert found.attention[0] == attention[0]
+    # with nothing but the prior, all items get alike
+    assert slot_curve(found.attention, item).numpy() == pytest.approx([0.17] * 3)
+    # an item that nobody looks at stays so
+    attention[3:5] = 0
+    for slots in (prior, torch.tensor([0.9, 0.0, 0.9])):
+        found = calibrate(attention, item, slots, 5e-5)
+        assert found.attention[3:5].abs().max() == 0
+        assert found.attention.sum().item() == pytest.approx(attention.sum().item())
+    assert not calibrate(torch.zeros(6), item, prior, 1.0).attention.any()
+    with pytest.raises(OptionError, match="temperature above 0"):
+        calibrate(attention, item, prior, 0.0)
+    with pytest.raises(ShapeError, match="3 items and the prior of 2 slots"):
+        calibrate(attention, item, prior[:2], 1.0)
+
+
+def test_spread_is_read_from_what_did_not_choose_the_places():
+    table = torch.tensor([1.0, 4.0, 1.0, 2.0])
+    assert held_out_spread(table.repeat(3, 1)).tolist() == [slot_spread(table).item()] * 3
+    noise = torch.rand(400, 6, 50, generator=torch.Generator().manual_seed(0))
+    naive, held = slot_spread(noise.mean(1)).mean(), held_out_spread(noise.transpose(0, 1)).mean()
+    assert naive > 0.9
+    assert abs(held) < 0.05
+
+
+def test_asymmetry():
+    ring = torch.tensor([[1.0, 2.0, 1.0], [2.0, 5.0, 2.0], [1.0, 2.0, 1.0]])
+    assert asymmetry(ring) == pytest.approx(0, abs=1e-6)
+    assert asymmetry(torch.arange(12.0).reshape(3, 4)) == pytest.approx(1)
+    assert asymmetry(torch.ones(3, 4)) == 0
+
+
+def test_a_model_without_positions_has_no_prior():
+    found = measured(plain())
+    assert found.outcome.details["mean_colour"] < 1e-5
+    assert abs(found.value) < 0.05
+    assert found.verdict == "no"
+    assert len(found.outcome.per_layer) == 3
+    assert found.outcome.units == DUMMIES
+
+
+@pytest.mark.parametrize("query", ["class token", "mean over patches"])
+def test_a_planted_place_is_found(query):
+    torch.manual_seed(0)
+    options = {} if query == "class token" else {"class_token": False, "global_pool": "avg"}
+    model = timm.create_model("test_vit", img_size=80, depth=3, **options).eval()
+    with torch.no_grad():
+        # one token is 40 times as long, and heads look for its direction
+        model.pos_embed.zero_()
+        model.pos_embed[0, -1] = 3.0 * torch.randn(64).sign()
+        for block in model.blocks:
+            q, k, _ = block.attn.qkv.weight.chunk(3)
+            q.zero_()
+            k.copy_(torch.eye(64))
+            block.attn.qkv.bias[:64] = model.pos_embed[0, -1]
+    found = measured(model)
+    assert found.verdict == "yes"
+    assert found.value > 1
+    assert found.outcome.details["query"] == query
+    table = np.array(found.outcome.details["map"])
+    assert table.shape == (5, 5)
+    assert table.argmax() == 24
+    assert found.outcome.details["asymmetry"] > 0.5
+    assert found.outcome.details["explains"] > 0.9
+    assert found.outcome.details["psi"] > 0.5
+
+
+def kept_of(host, count):
+    kept, measure = Kept(), Prior()
+    for number, image in enumerate(images(count)):
+        kept.begin(number)
+        host.watch(image[None], partial(measure.see, kept))
+        measure.ask(kept, Reruns(host, image, number))
+    return kept
+
+
+def test_what_is_kept_does_not_grow():
+    host = Host(VisionModel(plain()), "a model")
+    few, many = kept_of(host, 1), kept_of(host, 3)
+    assert {n: s.shape for n, s in few.sums.items()} == {n: s.shape for n, s in many.sums.items()}
+    assert set(many.records[-1]) == {"size", "prefix_share"}
+
+
+def test_dummies_are_six_more_passes():
+    model, passes = plain(), []
+    host = Host(VisionModel(model), "a model")
+    kept, before = kept_of(host, 2), model(images(1)[0][None])
+    handle = model.patch_embed.register_forward_hook(lambda *_: passes.append(1))
+    Prior().finish(kept, host)
+    handle.remove()
+    assert len(passes) == DUMMIES == 6
+    assert torch.equal(before, model(images(1)[0][None]))

@@ -1,0 +1,78 @@
+"""The measure of sinks: what `vispe health` says of one image, and a planted sink that turns it."""
+
+import pytest
+import torch
+from timm.models import VisionTransformer
+
+from vispe.backbones.attention_recorder import watch
+from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.attention.attention_sink import Heads
+from vispe.evaluate.attention.head_health import head_health
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.runner import audit
+
+
+def small(seed=0):
+    torch.manual_seed(seed)
+    sizes = {"img_size": 40, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 0}
+    return VisionTransformer(**sizes, pos_embed="none", reg_tokens=1).eval()
+
+
+def kept_of(model, images):
+    kept, measure = Kept(), Heads()
+    for i, image in enumerate(images):
+        kept.begin(i)
+        watch(model, image[None], lambda seen: measure.see(kept, seen))
+    return kept
+
+
+IMAGES = list(torch.randn(5, 3, 40, 40, generator=torch.Generator().manual_seed(1)))
+
+
+def test_numbers_are_those_of_health():
+    model = small()
+    for block in model.blocks:
+        block.attn.qkv.weight.data.mul_(20)
+    found = Heads().finish(kept_of(model, IMAGES), Host(VisionModel(model), ""))
+    health = head_health(model, IMAGES)
+    assert found.value == pytest.approx(health.peak_mass.mean())
+    assert torch.tensor(found.per_layer).tolist() == pytest.approx(health.peak_mass.mean(1).tolist())
+    assert found.details["entropy"][0] == pytest.approx(health.entropy[0].tolist())
+    assert found.details["local_mass"][1] == pytest.approx(health.local_mass[1].tolist())
+    assert found.control == {"uniform": 1 / 27}
+    assert sum(found.details["classes"].values()) == pytest.approx(1)
+    assert list(found.details["strongest"]) == ["class", "register 1", "patch"]
+    one = Heads().finish(kept_of(model, IMAGES[:1]), Host(VisionModel(model), ""))
+    lone = head_health(model, IMAGES[:1])
+    assert [len(one.details["reach"]), len(one.details["reach"][0])] == [2, 2]
+    for i in (0, 1):
+        assert one.details["reach"][i] == lone.reach[1, i].tolist()
+        assert one.details["sink_mass"][i] == pytest.approx(lone.sink_mass[i].tolist())
+
+
+def test_a_planted_sink_turns_the_number_and_says_where_it_is():
+    model = small()
+    host = Host(VisionModel(model), "")
+    plain = audit(host, IMAGES, [Heads()]).findings[0]
+    assert plain.verdict == "no"
+    assert plain.value == pytest.approx(1 / 27, abs=0.02)
+    torch.nn.init.normal_(model.cls_token)
+    for block in model.blocks:
+        inside = []
+        watch(model, torch.stack(IMAGES[:1]), inside.append)
+        x = inside[[*model.blocks].index(block)].x[0]
+        way = x[0] - x[1:].mean(0)
+        with torch.no_grad():
+            block.attn.qkv.weight[:64] = 0
+            block.attn.qkv.bias[:32] = 4.0
+            block.attn.qkv.weight[32:64] = way / way.norm()
+    assert audit(host, IMAGES, [Heads()]).findings[0].verdict == "yes"
+    found = Heads().finish(kept_of(model, IMAGES), host)
+    assert found.details["strongest"]["class"] == 1
+    assert found.details["classes"]["dead"] + found.details["classes"]["sink"] == 1
+
+
+def test_what_is_kept_does_not_grow():
+    one, three = (kept_of(small(), IMAGES[:n]) for n in (1, 3))
+    assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

@@ -1,0 +1,84 @@
+"""Pairs left unrotated: as if their frequency were 0, and bit-exact as before afterwards."""
+
+import pytest
+import torch
+from timm.models import VisionTransformer
+from torch import nn
+
+import vispe
+from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.evaluate.attention.band_ablation import band_mask, unrotated
+
+PICTURE = torch.randn(1, 3, 32, 40, generator=torch.Generator().manual_seed(1))
+
+
+def small(spec, seed=0):
+    torch.manual_seed(seed)
+    sizes = {"img_size": (32, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    model = vispe.convert(VisionTransformer(**sizes, num_classes=0), spec).eval()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attn.qkv.weight.mul_(8)
+    return model
+
+
+def test_the_lowest_bands_are_masked():
+    ranks = torch.tensor([[1.9, 1.1, float("nan")], [1.2, 1.8, 1.7]])
+    assert band_mask(ranks, 1 / 3).tolist() == [[False, True, False], [True, False, False]]
+    assert band_mask(ranks, 1).sum() == 5  # where there are no keys there is no band
+    assert not band_mask(ranks, 0).any()
+    with pytest.raises(OptionError, match="between 0 and 1"):
+        band_mask(ranks, 1.5)
+
+
+@pytest.mark.parametrize("spec", ["rope_axial", "rope_mixed", "rope_axial(logit_scale=2)"])
+@torch.no_grad()
+def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
+    model = small(spec)
+    before = model(PICTURE)
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with unrotated(model, torch.zeros(8, dtype=torch.bool)):
+        assert torch.equal(model(PICTURE), before)
+    with unrotated(model, torch.ones(2, 2, 8, dtype=torch.bool)):
+        still = model(PICTURE)
+    assert torch.equal(model(PICTURE), before)
+    assert not torch.allclose(still, before, atol=1e-3)
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    if "scale" not in spec:  # without any rotation it is a model without an encoding
+        torch.testing.assert_close(still, vispe.convert(model, "none")(PICTURE))
+
+
+@torch.no_grad()
+def test_a_mask_of_heads_and_of_blocks():
+    model = small("rope_axial")
+    first, whole = torch.zeros(2, 2, 8, dtype=torch.bool), torch.ones(2, 8, dtype=torch.bool)
+    first[0, 1] = True
+    by_block, by_head = [], []
+    with unrotated(model, first):
+        by_block = model(PICTURE)
+    with unrotated(model, whole):
+        by_head = model(PICTURE)
+    with unrotated(model, torch.ones(8, dtype=torch.bool)):
+        assert torch.equal(model(PICTURE), by_head)
+    # frequencies of 0 are what it means
+    other = small("rope_axial(turning=0.5)")
+    with unrotated(model, torch.tensor([False, False, True, True] * 2)):
+        torch.testing.assert_close(model(PICTURE), other(PICTURE))
+    assert not torch.equal(by_block, by_head)
+    assert not torch.equal(by_block, model(PICTURE))
+
+
+def test_what_cannot_be_masked():
+    model = small("rope_axial")
+    before = model(PICTURE)
+    with (
+        pytest.raises(ShapeError, match=r"for 1 heads with 8 pairs must be .* got \(3,\)"),
+        unrotated(model, torch.ones(3, dtype=torch.bool)),
+    ):
+        model(PICTURE)
+    assert torch.equal(model(PICTURE), before)  # also after an error
+    with (
+        pytest.raises(UnsupportedHost, match="has no rotary encoding of vispe"),
+        unrotated(nn.Linear(2, 2), None),
+    ):
+        pass

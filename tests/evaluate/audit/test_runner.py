@@ -1,0 +1,338 @@
+"""The pass of an audit: what is kept, controls, going on after an interruption, several processes, verdicts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from vispe.backbones.distributed import Processes
+from vispe.backbones.vision_model import VisionModel
+from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.findings import Against
+from vispe.evaluate.audit.measure import GROUPS, Kept, Measure, Outcome, choose
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.audit.verdict import judge
+from vispe.evaluate.behaviour.rolls import shuffled
+
+
+@dataclass(frozen=True)
+class Slope(Measure):
+    """How much the features rise from the left to the right, on average over images."""
+
+    name = "slope"
+    family = "features"
+    asks = "Do features rise?"
+    number = "slope"
+    misleads = "Pictures may rise themselves."
+    needs = frozenset({"maps"})
+    controls = ("none", "random")
+
+    def end(self, kept, maps):
+        w = maps.shape[-1]
+        x = torch.linspace(-1, 1, w, dtype=torch.float64)
+        kept.note(slope=(maps.double().mean((0, 1)) * x).mean())
+        kept.add("mean", maps.double(), groups=True)
+
+    def finish(self, kept, host):
+        values = kept.column("slope")
+        details = {"sum": float(kept.sums["mean"].sum())}
+        return Outcome(float(values.mean()), values.tolist(), control={"flat": 0.0}, details=details)
+
+
+@dataclass(frozen=True)
+class Layers(Measure):
+    """Attention of the first patch to itself after every layer, and of turned pictures."""
+
+    name = "layers"
+    family = "attention"
+    asks = "Does it look at itself?"
+    number = "share"
+    misleads = "Never."
+    needs = frozenset({"attention"})
+
+    def see(self, kept, seen):
+        kept.layer(x=seen.x.double().mean())
+
+    def ask(self, kept, reruns):
+        turned = reruns.maps("turn", reruns.image.flip(-1))
+        kept.note(turned=turned.double().mean(), drawn=torch.rand(1, generator=reruns.generator()))
+
+    def finish(self, kept, host):
+        x = kept.column("x")
+        return Outcome(x.mean(), x.mean(1).tolist(), x.mean(0).tolist())
+
+
+@dataclass(frozen=True)
+class Own(Measure):
+    """Brings its own pictures."""
+
+    name = "own"
+    family = "behaviour"
+    asks = "Are its pictures seen?"
+    number = "count"
+    misleads = "Never."
+    items = 6
+
+    def ask(self, kept, reruns):
+        kept.note(mean=reruns.pooled("mine", torch.full((3, 160, 160), float(reruns.number))).mean())
+
+    def finish(self, kept, host):
+        return Outcome(len(kept.records), kept.column("mean").tolist())
+
+
+ASKED = (Slope(), Layers(), Own())
+
+
+@pytest.fixture(scope="module")
+def host():
+    torch.manual_seed(0)
+    return Host(VisionModel(timm.create_model("test_vit", depth=2).eval()), "test_vit")
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(7, 3, 160, 160, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def whole(host, images):
+    return audit(host, images, ASKED, controls=("none", "random"))
+
+
+def test_every_measure_has_its_row_controls_and_layers(whole):
+    slope, layers, own = whole.findings
+    assert set(slope.control) == {"flat", "none", "random"}
+    assert len(slope.outcome.per_image) == 7
+    assert len(layers.outcome.per_layer) == 2
+    assert own.value == 6
+    assert len(own.outcome.per_image) == 6
+    assert whole.rows()[1][0] == "Do features rise?"
+    assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
+
+
+def test_no_picture_passes_twice(host, images):
+    """The pass whose attention is looked at gives the features, too."""
+    seen = []
+    hook = host.model.patch_embed.register_forward_pre_hook(
+        lambda module, given: seen.append(given[0].clone())
+    )
+    found = audit(host, images[:2], ASKED[:2], controls=())
+    hook.remove()
+    assert len(seen) == 4  # each image and its mirror
+    assert len({bytes(x.numpy()) for x in seen}) == 4
+    wanted = [
+        float((host.maps(i[None]).double().mean((0, 1, 2)) * torch.linspace(-1, 1, 10).double()).mean())
+        for i in images[:2]
+    ]
+    assert np.allclose(found.findings[0].outcome.per_image, wanted, rtol=0, atol=1e-12)
+
+
+class Counted(list):
+    """Images that count how often they are read."""
+
+    reads = 0
+
+    def __getitem__(self, number):
+        self.reads += 1
+        return super().__getitem__(number)
+
+
+def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(host, images, monkeypatch):
+    sizes = []
+
+    def forward(self, x, own=timm.layers.PatchEmbed.forward):
+        sizes.append(len(x))
+        return own(self, x)
+
+    monkeypatch.setattr(timm.layers.PatchEmbed, "forward", forward)
+    pictures = Counted(images[:2])
+    audit(host, pictures)
+    # own: one pass of the image as it is, 3 turned and 3 with turned tokens, 3 rolled and 10 without a strip, 1 mixed
+    each = (1 + 6 + 3 + 10 + 1) + 2 + 2  # the controls: as it is, and mixed
+    assert sizes == [1] * (2 * each + 6 + 64)  # dummies of the prior, and sides in pairs
+    assert pictures.reads == 2 + 1  # once more for what says which audit it is
+
+
+def test_the_model_is_left_as_it_was(host, images):
+    before = host.maps(images[:1])
+    audit(host, images[:1], ASKED)
+    assert torch.equal(before, host.maps(images[:1]))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in host.model.modules())
+
+
+def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("vispe.evaluate.audit.runner.SAVE_EVERY", 0.0)
+    state, asked = tmp_path / "state", []
+
+    def killed(words, share):
+        asked.append(words)
+        if len(asked) == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(host, images, ASKED, controls=("none", "random"), state=state, on_progress=killed)
+    assert state.exists()
+    again = []
+    found = audit(
+        host,
+        images,
+        ASKED,
+        controls=("none", "random"),
+        state=state,
+        on_progress=lambda words, share: again.append(words),
+    )
+    assert found.to_dict() == whole.to_dict()
+    assert len(again) == 21 + 1 - 8  # eight looks were kept
+    # other images, names, weights or processes are another audit, and nothing of them is mixed
+    with pytest.raises(InputError, match="another audit"):
+        audit(host, images[:6], ASKED, state=state)
+    same = {"controls": ("none", "random"), "state": state}
+    other = Host(host.twin(5).f, host.title)
+    for one, options in ((host, {"names": "abcdefg"}), (other, {}), (host, {"processes": Processes(0, 2)})):
+        with pytest.raises(InputError, match="another audit"):
+            audit(one, images, ASKED, **same, **options)
+
+
+class Ranks(Processes):
+    """Two processes in one: the first one's results wait for the second."""
+
+    def joined(self, part, error=None):
+        if error is not None:
+            raise error
+        parts.append(part)
+        return parts
+
+
+def test_two_processes_give_what_one_gives(host, images, whole):
+    parts.clear()
+    for rank in range(2):
+        found = audit(host, images, ASKED, controls=("none", "random"), processes=Ranks(rank, 2))
+    one, two = (a.to_dict()["findings"] for a in (whole, found))
+    assert one[0].pop("details")["sum"] == pytest.approx(two[0].pop("details")["sum"], rel=1e-12)
+    assert one == two
+
+
+parts: list = []
+
+
+def test_what_is_kept_does_not_grow_with_images(host, images):
+    sizes = []
+    for n in (2, 6):
+        kept = Kept()
+        for k in range(n):
+            kept.begin(k)
+            Slope().end(kept, host.maps(images[k : k + 1])[0])
+        sizes.append(sum(t.numel() for t in kept.sums.values()))
+    assert sizes[0] == sizes[1] == GROUPS * 64 * 100
+
+
+def test_groups_hold_the_sums_of_their_images():
+    kept = Kept()
+    for k in range(10):
+        kept.begin(k)
+        kept.add("x", torch.tensor(float(k)), groups=True)
+        kept.add("all", torch.tensor(float(k)))
+    assert kept.sums["x"].tolist() == [0.0 + 8, 1.0 + 9, 2, 3, 4, 5, 6, 7]
+    assert kept.sums["all"] == 45
+
+
+def test_shuffled_patches_are_the_same_patches_elsewhere():
+    image = torch.randn(3, 8, 13)
+    mixed = shuffled(image, 4, torch.Generator().manual_seed(3))
+
+    def cut(x):
+        patches = x[:, :8, :12].unfold(1, 4, 4).unfold(2, 4, 4).permute(1, 2, 0, 3, 4).reshape(6, -1)
+        return sorted(map(tuple, patches.tolist()))
+
+    assert cut(mixed) == cut(image)
+    assert not torch.equal(mixed, image)
+    assert torch.equal(mixed[:, :, 12:], image[:, :, 12:])
+
+
+@pytest.mark.parametrize(
+    ("values", "control", "verdict"),
+    [
+        ([0.5, 0.6, 0.5, 0.6, 0.5], 0.0, "yes"),
+        ([0.5, 0.6, 0.5, 0.6, 0.5], 0.55, "no"),
+        ([0.0, 1.0, 0.0, 1.0, 0.0], 0.0, "not decided"),
+        ([0.9, 0.9], 0.0, "not decided"),
+    ],
+)
+def test_a_verdict_needs_an_interval_beyond_the_limit(values, control, verdict):
+    assert judge("probe", Outcome(np.mean(values), values, control={"c": control}), {}).verdict == verdict
+
+
+def test_without_any_control_nothing_is_decided():
+    judged = judge("spectrum", Outcome(0.9, [0.9] * 6), {})
+    assert judged.verdict == "not decided"
+    assert judged.margin is None
+    assert judged.interval == pytest.approx((0.9, 0.9))
+
+
+def test_controls_of_the_same_images_are_compared_in_pairs():
+    noise = np.random.default_rng(0).normal(size=30) * 3
+    own, other = Outcome(np.mean(noise) + 1, noise + 1), Outcome(np.mean(noise), noise)
+    judged = judge("probe", own, {"random": other})
+    assert judged.verdict == "yes"
+    assert judged.margin == pytest.approx((1.0, 1.0))
+    assert judged.interval[1] - judged.interval[0] > 1
+
+
+def test_two_models_are_compared_in_pairs(host, images, whole):
+    twin = audit(host.twin(3), images, ASKED, controls=("none",))
+    pair = Against(whole, twin)
+    found = pair.to_dict()["differences"]["layers"]
+    mean = twin.findings[1].value - whole.findings[1].value
+    assert found["difference"] == pytest.approx(mean)
+    assert found["interval"][0] < mean < found["interval"][1]
+    with pytest.raises(ShapeError, match="same images"):
+        Against(whole, audit(host, images[:2], ASKED, controls=()))
+
+
+def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
+    f = Host(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch=16)
+    found = audit(f, images[:2], (Slope(), Layers()))
+    assert [g.name for g in found.findings] == ["slope"]
+    assert "not measured: it is a function of images" in found.rows()[-1][3]
+    assert "random" in found.missing
+    assert "Control 'random' was not run" in found.notes[0]
+
+
+class Picky(Slope):
+    """Refuses random weights."""
+
+    def finish(self, kept, host):
+        if "random" in host.title:
+            raise UnsupportedHost("it cannot be asked of random weights")
+        return super().finish(kept, host)
+
+
+def test_a_control_that_refuses_is_named_and_the_audit_goes_on(host, images):
+    found = audit(host, images[:2], (Picky(),), controls=("random",))
+    assert set(found.findings[0].control) == {"flat"}
+    assert found.missing == {"random of slope": "it cannot be asked of random weights"}
+
+
+def test_a_twin_that_keeps_weights_is_named(host, images, monkeypatch):
+    twin = host.twin(1)
+    twin.same = ("head.weight",)
+    monkeypatch.setattr(host, "twin", lambda seed: twin)
+    found = audit(host, images[:1], (Slope(),), controls=("random",))
+    assert "1 parameters, such as head.weight" in found.notes[0]
+
+
+def test_refusals():
+    with pytest.raises(UnknownName, match="no measure or family 'prove'"):
+        choose(["prove"])
+    f = Host(lambda x: x, "identity", patch=1)
+    with pytest.raises(OptionError, match="There is no control 'nothing'"):
+        audit(f, torch.zeros(1, 3, 4, 4), (Slope(),), controls=("nothing",))
+    with pytest.raises(ShapeError, match="got no images"):
+        audit(f, [], (Slope(),))
+    with pytest.raises(ShapeError, match="of one size, but image 2"):
+        audit(f, [torch.zeros(3, 4, 4), torch.zeros(3, 4, 8)], (Slope(),))
+    with pytest.raises(UnsupportedHost, match="no twin"):
+        f.twin()

@@ -1,0 +1,74 @@
+"""An answerer that sees a set has no spread over orders; one that reads the first picture alone has."""
+
+import pytest
+import torch
+
+from vispe.errors import OptionError
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.behaviour.answer_order import Order, order_share, orders
+from vispe.evaluate.behaviour.perturbed_runs import Reruns
+
+
+def there(picture, question):
+    channel = next(k for k, name in enumerate(("red", "green", "blue")) if name in question)
+    others = [k for k in range(3) if k != channel]
+    return float(((picture[channel] > 0.85) & (picture[others].amax(0) < 0.1)).any())
+
+
+def knows(pictures, question, answers):
+    found = max(there(p, question) for p in pictures)
+    return torch.tensor([found, 1 - found]) * 4
+
+
+def first(pictures, question, answers):
+    found = there(pictures[0], question)
+    return torch.tensor([found, 1 - found]) * 4
+
+
+def always(pictures, question, answers):
+    return torch.tensor([1.0, 0.0])
+
+
+def run(answers):
+    host, kept, measure = Host(lambda x: x, "a host", answers=answers), Kept(), Order()
+    for number in range(measure.items):
+        kept.begin(number)
+        measure.ask(kept, Reruns(host, None, number))
+    return measure.finish(kept, host)
+
+
+@pytest.mark.parametrize("answers", [knows, always])
+def test_who_sees_a_set_has_no_spread(answers):
+    found = run(answers)
+    assert found.value < 1e-9
+    assert found.details["answers_that_change"] == 0
+    assert found.details["gain_of_averaging"] == pytest.approx(0, abs=1e-12)
+
+
+def test_who_reads_the_first_picture_alone_depends_on_order():
+    found = run(first)
+    assert found.value > 0.5
+    assert found.details["answers_that_change"] == 0.5  # where the disc is there at all
+    assert found.details["gain_of_averaging"] > 0
+
+
+def test_every_item_visits_every_slot_equally():
+    for count in (2, 3, 4, 6):
+        table = torch.tensor(orders(count))
+        for slot in range(count):
+            assert len(table[:, slot].bincount(minlength=count).unique()) == 1
+
+
+def test_share_is_that_of_a_naive_loop():
+    scores = torch.randn(5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = [sum((x - sum(r) / 6) ** 2 for x in r) / 6 for r in scores.tolist()]
+    means = [sum(r) / 6 for r in scores.tolist()]
+    between = sum((m - sum(means) / 5) ** 2 for m in means) / 5
+    within = sum(rows) / 5
+    assert order_share(scores) == pytest.approx((within / (within + between)) ** 0.5)
+
+
+def test_one_item_has_no_order():
+    with pytest.raises(OptionError, match="two items or more, got count=1"):
+        orders(1)

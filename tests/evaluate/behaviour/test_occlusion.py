@@ -1,0 +1,155 @@
+"""Strips: what stands in a part's place, PSI against loops, a descriptor that favours the top, one without places."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from vispe import convert
+from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.audit.verdict import judge
+from vispe.evaluate.behaviour.occlusion import FILLINGS, Strips, excess, mirrored, without
+from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.behaviour.rolls import K
+from vispe.evaluate.behaviour.translation import Shift
+
+
+def found(f, images, patch=1, **options):
+    return audit(Host(f, "model", patch=patch), images, [Strips()], controls=(), **options).findings[0]
+
+
+def flat(images):
+    """Each pixel by itself: places have no part in the mean."""
+    return torch.cat([images, images.square(), torch.ones(len(images), 1, *images.shape[-2:])], 1)
+
+
+def top(images):
+    """The same, rows weighted from 2 at the top to 0 at the bottom."""
+    return flat(images) * torch.linspace(2, 0, images.shape[-2])[:, None]
+
+
+def textures(n, side=16):
+    return torch.rand(n, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def test_mirrored_rows_are_those_beyond_the_nearer_end():
+    for n, a, b in ((9, 2, 6), (8, 0, 3), (7, 5, 7), (6, 1, 2)):
+        rows = mirrored(n, (a, b)).tolist()
+        for r in range(n):
+            # steps to the last row before, and to the first one after
+            up, down = r - a + 1, b - r
+            wanted = r if not a <= r < b else a - up if up <= down else b - 1 + down
+            assert rows[r] == wanted % n
+
+
+@pytest.mark.parametrize("filling", FILLINGS)
+@pytest.mark.parametrize("part", [((4, 8), (0, 24)), ((0, 16), (18, 24)), ((4, 12), (6, 18))])
+def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
+    picture = torch.arange(3.0 * 16 * 24).reshape(3, 16, 24)
+    noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(0))
+    changed = without(picture, part, filling, noise)
+    gone = torch.zeros(16, 24, dtype=torch.bool)
+    gone[slice(*part[0]), slice(*part[1])] = True
+    assert torch.equal(changed[:, ~gone], picture[:, ~gone])
+    inside = changed[0][gone]
+    if filling == "mirror":
+        assert set(inside.tolist()) <= set(picture[0][~gone].tolist())
+    if filling == "mean":
+        assert torch.equal(inside, picture[0].mean().expand_as(inside))
+    if filling == "noise":
+        assert torch.allclose(inside, picture[0].mean() + picture[0].std() * noise[0][gone])
+
+
+def test_excess_is_the_formula_in_a_loop():
+    rng = np.random.default_rng(0)
+    shares, moved = rng.random((5, 2, K)) + 0.5, rng.random((7, 5, 2, K)) + 0.5
+    picks = np.array([0, 0, 3, 4, 4])
+
+    def larger(rows):
+        mean = np.mean([rows[k] for k in picks], 0)
+        return max(1 - min(one) / max(one) for one in mean)
+
+    wanted = larger(shares) - np.mean([larger(one) for one in moved])
+    assert excess(shares, moved, picks) == pytest.approx(wanted)
+
+
+def test_a_descriptor_that_favours_the_top_is_found():
+    finding = found(top, textures(12))
+    assert finding.verdict == "yes"
+    details = finding.outcome.details
+    rows = details["importance of rows"]
+    assert rows == sorted(rows, reverse=True)
+    down, right = details["slope down and right, per side"]
+    assert down < -1
+    assert abs(right) < abs(down) / 4
+    assert {f"filled with {word}" for word in FILLINGS} <= set(details)
+
+
+def test_a_middle_that_counts_more_than_corners_is_found():
+    bump = torch.hann_window(18, periodic=False)[1:-1]
+
+    def f(images):
+        return flat(images) * (bump[:, None] * bump)
+
+    name = "centre minus corners, over their sum"
+    assert found(f, textures(6)).outcome.details[name] > 0.3
+    assert found(flat, textures(6)).outcome.details[name] == pytest.approx(0, abs=1e-4)
+
+
+def test_objects_in_the_middle_are_no_effect_of_places():
+    images = textures(8) / 4
+    images[:, :, 6:10, 6:10] += 3
+    finding = found(flat, images)
+    assert finding.value == pytest.approx(0, abs=1e-4)
+    assert finding.verdict == "no"
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_a_model_without_encoding_weighs_all_places_alike(pool):
+    torch.manual_seed(0)
+    options = {"class_token": False} if pool == "avg" else {}
+    model = timm.create_model("test_vit", img_size=80, num_classes=0, global_pool=pool, **options)
+    f = VisionModel(convert(model, "none").eval())
+    outcome = found(f, torch.randn(3, 3, 80, 80), patch=None).outcome
+    assert outcome.value == pytest.approx(0, abs=1e-3)
+    rows = outcome.details["importance of rows"]
+    assert min(rows) > 1e-6
+    assert max(rows) - min(rows) < 1e-3 * max(rows)
+
+
+@pytest.mark.slow
+def test_noise_alone_is_taken_for_no_effect():
+    # importance at random: PSI itself is far from 0
+    numbers = []
+    for seed in range(40):
+        kept, rng = Kept(), np.random.default_rng(seed)
+        for number in range(8):
+            kept.begin(number)
+            words = ("rows", "columns", "patches_rows", "patches_columns")
+            kept.note(**{word: rng.exponential(size=K) for word in words})
+            kept.note(centre=rng.exponential(size=2), filling=number % 3)
+        outcome = Strips().finish(kept, Host(top, "noise"))
+        numbers.append(judge("strips", outcome, {}).verdict)
+    assert numbers.count("yes") <= 2
+
+
+def test_an_image_makes_ten_passes_beside_those_of_shift_and_a_short_record():
+    for side in (8, 32):
+        calls, kept = [], Kept()
+        kept.begin(1)
+        host = Host(lambda x: (calls.append(1), x)[1], "pixels", patch=2)  # noqa: B023
+        reruns = Reruns(host, torch.rand(3, side, side), 1)
+        Shift().ask(kept, reruns)
+        assert len(calls) == 4
+        Strips().ask(kept, reruns)
+        assert len(calls) == 14
+        assert not kept.sums
+        assert sum(np.size(v) for v in kept.records[0].values()) < 40
+
+
+def test_less_than_four_patches_a_side_are_refused_in_a_sentence():
+    result = audit(Host(lambda x: x, "pixels", patch=4), torch.rand(1, 3, 8, 16), [Strips()], controls=())
+    assert "needs 4 patches a side" in result.refused["strips"][1]

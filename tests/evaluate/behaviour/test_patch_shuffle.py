@@ -1,0 +1,51 @@
+"""Shuffle: a bag of patches, planted dependence on neighbours, pixel maps and rests at the border."""
+
+import pytest
+import timm
+import torch
+
+from vispe import convert
+from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.measure import choose
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.behaviour.patch_shuffle import Shuffle
+
+
+def found(f, images, **options):
+    return audit(Host(f, "model", **options), images, [Shuffle()], controls=()).findings[0].outcome
+
+
+def vit(encoding):
+    torch.manual_seed(0)
+    return VisionModel(convert(timm.create_model("test_vit", img_size=80, num_classes=0), encoding).eval())
+
+
+def test_a_model_without_encoding_is_a_bag_of_patches():
+    images = torch.randn(2, 3, 80, 80)
+    bag, not_bag = found(vit("none"), images), found(vit("sincos2d"), images)
+    assert bag.value < 1e-6
+    # five patches a side: the rest at the border stays, and blocks of 4 and 8 have no room
+    assert bag.details["cosine"] == {g: pytest.approx(1, abs=1e-6) for g in ("blocks of 1", "blocks of 2")}
+    assert not_bag.value > 0.01
+
+
+def test_larger_blocks_keep_more_of_what_neighbours_give():
+    def f(images):
+        padded = torch.nn.functional.pad(images, (1, 1, 1, 1), mode="circular")
+        return torch.nn.functional.unfold(padded, 3).reshape(len(images), -1, 16, 16)
+
+    curve = found(f, torch.randn(3, 3, 16, 16)).details["cosine"]
+    values = [curve[f"blocks of {g}"] for g in (1, 2, 4, 8)]
+    assert values == sorted(values)
+    # one of nine neighbours is left where each pixel is moved: itself
+    assert values[0] == pytest.approx(1 / 9, abs=0.05)
+
+
+def test_it_is_asked_only_by_name():
+    assert "shuffle" not in [m.name for m in choose(["behaviour"])]
+    assert [m.name for m in choose(["shuffle"])] == ["shuffle"]
+
+
+def test_maps_of_pixels_with_known_patches():
+    assert found(lambda x: x.softmax(1), torch.randn(1, 3, 16, 16), patch=4).value < 1e-6

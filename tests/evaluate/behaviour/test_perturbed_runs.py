@@ -1,0 +1,37 @@
+"""Runs on changed pictures: one pass gives maps and descriptor, and the least move that brings patches onto patches."""
+
+import pytest
+import timm
+import torch
+
+from vispe.backbones.vision_model import VisionModel
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.behaviour.perturbed_runs import Reruns, Step
+
+
+def test_maps_and_descriptor_of_a_picture_are_one_pass():
+    f = VisionModel(timm.create_model("test_vit", img_size=64, num_classes=0).eval())
+    image, passes = torch.randn(3, 64, 64), []
+    reruns = Reruns(Host(f, "model"), image, 0)
+    f.model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    maps, pooled = reruns.maps(), reruns.pooled()
+    assert len(passes) == 1
+    with torch.no_grad():
+        assert torch.equal(maps, f(image[None])[0])
+    assert torch.equal(pooled, Host(f, "model").both(image[None])[1][0])
+
+
+@pytest.mark.parametrize(
+    ("cell", "patch", "wanted"),
+    [
+        (4, 4, Step(4, 1, (3, 6))),  # a transformer
+        (1, 4, Step(4, 4, (3, 6))),  # class probabilities of pixels
+        (4, None, Step(4, 1, (3, 6))),
+        (1, None, Step(1, 1, (12, 24))),
+        (4, 2, Step(4, 1, (3, 6))),  # cells of several patches
+        (2, 3, Step(6, 3, (2, 4))),
+    ],
+)
+def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
+    host = Host(torch.nn.AvgPool2d(cell), "means", patch=patch)
+    assert Reruns(host, torch.rand(3, 12, 24), 0).step() == wanted

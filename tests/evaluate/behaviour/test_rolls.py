@@ -1,0 +1,41 @@
+"""Places: a strip comes to each of them by whole patches, and what cannot be moved is refused in a sentence."""
+
+import pytest
+import torch
+
+from vispe.errors import UnsupportedHost
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.behaviour.perturbed_runs import Reruns, Step
+from vispe.evaluate.behaviour.rolls import K, refuse, rolled, rolls, starts, step_or_note
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (5, 8), (37, 37)])
+def test_a_strip_comes_to_every_place_by_whole_patches(grid):
+    for number in range(K):
+        for axis, n in enumerate(grid):
+            begin = starts(n)
+            assert begin[0] == 0
+            assert begin[-1] + n // K == n
+            moved = [begin[number] + offset[axis] for offset in rolls(number, Step(1, 1, grid))]
+            assert tuple(moved) == begin
+
+
+def test_a_roll_by_nothing_is_the_image_as_it_is():
+    picture = torch.rand(3, 8, 8)
+    assert rolled(picture, Step(2, 1, (4, 4)), (0, 0))[0] == "as it is"
+    name, moved = rolled(picture, Step(2, 1, (4, 4)), (1, -1))
+    assert name == "roll 2,-2"
+    assert torch.equal(moved[:, 2:, :-2], picture[:, :-2, 2:])
+
+
+def test_what_does_not_divide_is_refused_once_all_images_are_seen():
+    host, kept = Host(torch.nn.AvgPool2d(4), "means", patch=4), Kept()
+    kept.begin(0)
+    assert step_or_note(kept, Reruns(host, torch.rand(3, 16, 16), 0)) is not None
+    refuse(kept)
+    for size, words in (((14, 16), "has a map of 3 x 4 cells"), ((4, 16), "needs 2 patches a side")):
+        kept.begin(1)
+        assert step_or_note(kept, Reruns(host, torch.rand(3, *size), 1)) is None
+        with pytest.raises(UnsupportedHost, match=words):
+            refuse(Kept(kept.records[-1:]))

@@ -1,0 +1,54 @@
+"""Near patches that are alike: closed forms of averages, and models with and without places."""
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import vispe
+from vispe.backbones.vision_model import VisionModel
+from vispe.errors import ShapeError
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.features.neighbour_similarity import Neighbours, index, profile
+
+
+def test_the_profile_is_that_of_a_loop():
+    x = torch.randn(12, 5, dtype=torch.float64)
+    centred = x - x.mean(0)
+    unit = centred / centred.norm(dim=1, keepdim=True)
+    want = {}
+    for i in range(12):
+        for j in range(12):
+            far = round(float(np.hypot(i // 4 - j // 4, i % 4 - j % 4)))
+            want.setdefault(far, []).append(float(unit[i] @ unit[j]))
+    got = profile(x, (3, 4))
+    assert got.tolist() == pytest.approx([np.mean(want[k]) for k in sorted(want)])
+    with pytest.raises(ShapeError, match="as many"):
+        profile(x, (3, 5))
+
+
+def test_one_causal_average_makes_neighbours_alike_and_a_bidirectional_one_does_not():
+    g = torch.Generator().manual_seed(0)
+    curves, plain = [], []
+    for _ in range(16):
+        tokens = torch.randn(64, 128, generator=g, dtype=torch.float64)
+        causal = tokens.cumsum(0) / torch.arange(1, 65)[:, None]
+        curves.append(index(profile(causal, (64,))))
+        plain.append(index(profile(tokens, (64,))))
+    # means of more and more tokens differ little from one to the next
+    assert min(curves) > 0.8
+    assert abs(float(np.mean(plain))) < 0.02
+    both = torch.randn(64, 128, generator=g, dtype=torch.float64)
+    assert abs(index(profile(both + both.mean(0), (64,)))) < 0.03
+
+
+def test_places_are_found_where_there_are_some():
+    images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(0)
+    sines = vispe.convert(timm.create_model("test_vit", depth=2), "sincos2d").eval()
+    found = audit(Host(VisionModel(sines), "sines"), images, (Neighbours(),)).findings[0]
+    assert found.verdict == "yes"
+    assert found.control["none"] == pytest.approx(0, abs=0.02)
+    bag = vispe.convert(timm.create_model("test_vit", depth=2), "none").eval()
+    assert audit(Host(VisionModel(bag), "bag"), images, (Neighbours(),)).findings[0].verdict == "no"

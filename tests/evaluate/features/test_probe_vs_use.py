@@ -1,0 +1,90 @@
+"""Read or used: hosts that know and tell, know and do not tell, do neither; the probe's folds."""
+
+import numpy as np
+import pytest
+import torch
+
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.runner import audit
+from vispe.evaluate.features.probe_vs_use import ReadOrUsed, picture, probe_hits
+
+
+def knows(images):
+    """Return maps (b, 2, 1, 1): where red and blue are, from left to right."""
+    cols = torch.linspace(-1, 1, images.shape[-1])
+    red, blue = (1 - images[:, 2]), (1 - images[:, 0])
+    return torch.stack([(c * cols).sum((1, 2)) / c.sum((1, 2)) for c in (red, blue)], 1)[..., None, None]
+
+
+def blind(images):
+    """Return maps that differ from picture to picture and say nothing about sides."""
+    rows = torch.linspace(-1, 1, images.shape[-2])[:, None]
+    return ((1 - images) * rows).sum((2, 3))[..., None, None]
+
+
+def tells(pictures, question, answers):
+    red, blue = knows(pictures[0][None])[0, :, 0, 0]
+    return torch.tensor([float(red < blue), float(red > blue)]).log_softmax(0)
+
+
+def silent(pictures, question, answers):
+    return torch.tensor([0.0, -1.0]).log_softmax(0)
+
+
+def found(f, answers):
+    return audit(Host(f, "model", answers=answers), [torch.rand(3, 32, 32)], [ReadOrUsed()]).findings[0]
+
+
+def test_what_is_known_and_not_said_is_a_gap():
+    gap = found(knows, silent)
+    assert gap.verdict == "yes"
+    assert gap.outcome.details["probe"] == 1.0
+    assert gap.outcome.details["answers"] == 0.5
+    assert gap.value == pytest.approx(1.0)
+
+
+def test_what_is_known_and_said_is_none():
+    gap = found(knows, tells)
+    assert gap.value == 0
+    assert gap.verdict == "no"
+
+
+def test_what_is_not_known_is_none():
+    assert found(blind, silent).verdict != "yes"
+    assert found(blind, silent).value < 0.2
+
+
+def test_pictures_of_a_pair_exchange_colours():
+    (first, left), (second, right) = picture(6, (48, 64)), picture(7, (48, 64))
+    assert (left, right) == (0, 1)
+    assert torch.equal(first.flip(0), second)
+    assert knows(first[None])[0, 0] < knows(first[None])[0, 1]
+
+
+def test_a_group_is_never_on_both_sides():
+    # every group has a channel of its own: across groups there is nothing to learn
+    groups = torch.arange(40) // 2
+    labels = torch.randint(2, (20,), generator=torch.Generator().manual_seed(0))[groups]
+    x = torch.eye(20)[groups]
+    inside = probe_hits(x, labels, torch.arange(40)).mean()
+    assert inside > 0.9 > probe_hits(x, labels, groups).mean() + 0.1
+
+
+def test_hits_do_not_depend_on_the_scale_of_features():
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(2)).double()
+    labels, groups = (x[:, 0] > 0).long(), torch.arange(30)
+    scale = torch.tensor([1.0, 100.0, 0.01, 5.0])
+    assert np.array_equal(probe_hits(x, labels, groups), probe_hits(x * scale + 3, labels, groups))
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ShapeError, match="features"):
+        probe_hits(torch.zeros(4, 2), torch.zeros(3).long(), torch.arange(4))
+    with pytest.raises(OptionError, match="2 groups"):
+        probe_hits(torch.zeros(4, 2), torch.zeros(4).long(), torch.arange(4) // 2)
+
+
+def test_hosts_without_words_are_refused():
+    refused = audit(Host(knows, "model"), [torch.rand(3, 32, 32)], [ReadOrUsed()]).refused
+    assert "answers no questions" in refused["read_or_used"][1]

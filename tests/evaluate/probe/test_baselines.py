@@ -1,0 +1,302 @@
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch.nn import functional
+
+from vispe.backbones.batching import PerImage
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.evaluate.probe.baselines import probe_baselines
+from vispe.evaluate.probe.debias import blank_channels, svd_debias
+from vispe.evaluate.probe.group_averages import (
+    effective_rank,
+    forward_passes,
+    mean_cosine,
+    shift_lattice,
+    transform_averages,
+)
+from vispe.evaluate.probe.splits import Trials, cell
+from vispe.evaluate.probe.targets import ramp
+from vispe.symmetry.d4 import D4
+
+PATCH, WIDTH = 4, 12
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def noise(n, h, w, seed=0):
+    return torch.from_numpy(rng(seed).standard_normal((n, 3, h, w)))
+
+
+class Table:
+    """Features = what a patch shows (alike in all poses) + a table of places: the ideal learned encoding."""
+
+    patch = PATCH
+
+    def __init__(self, strength=6.0, targets=("lr+ud", "radial"), turns=True):
+        self.strength, self.targets, self.turns, self.seen = strength, targets, turns, 0
+        self.mix = torch.from_numpy(rng(7).standard_normal((WIDTH, 3)))
+        self.ways = torch.from_numpy(rng(8).standard_normal((3, WIDTH)))
+
+    def content(self, images):
+        return torch.einsum("kc,bchw->bkhw", self.mix, functional.avg_pool2d(images, PATCH) * PATCH)
+
+    def table(self, shape):
+        places = np.concatenate([ramp(t, shape) for t in self.targets], axis=2) - 0.5
+        return self.strength * (torch.from_numpy(places) @ self.ways[: places.shape[2]]).permute(2, 0, 1)
+
+    def __call__(self, images):
+        if not self.turns and images.shape[-2] > images.shape[-1]:
+            raise InputError("The model refuses an image that stands.")
+        self.seen += len(images)
+        content = self.content(images)
+        return content + self.table(tuple(content.shape[-2:]))
+
+
+@pytest.mark.parametrize("size", [(20, 20), (12, 20)])
+@pytest.mark.parametrize("shifts", [1, 2, 9])
+def test_averages_bring_features_back_exactly(size, shifts):
+    f, image = Table(), noise(1, *size)[0]
+    grid = (size[0] // PATCH, size[1] // PATCH)
+    found = transform_averages(f, image, PATCH, shifts)
+    lattice = shift_lattice(grid, shifts)
+    assert f.seen == 8 * len(lattice)
+    content, table = f.content(image[None])[0], f.table(grid)
+    orbit = sum(g.undo(f.table(tuple(g.apply(table).shape[-2:]))) for g in D4) / 8
+    torch.testing.assert_close(found["d4_average"], content + orbit)
+    assert len(found) == 2 + 2 * (shifts > 1)
+    if shifts > 1:
+        rolled = sum(torch.roll(table, (-y, -x), (-2, -1)) for y, x in lattice) / len(lattice)
+        both = sum(torch.roll(orbit, (-y, -x), (-2, -1)) for y, x in lattice) / len(lattice)
+        torch.testing.assert_close(found["shift_average"], content + rolled)
+        torch.testing.assert_close(found["d4_shift_average"], content + both)
+    if shifts == 9:  # every shift: nothing of the place is left
+        everywhere = table.mean((1, 2), keepdim=True).expand_as(content)
+        torch.testing.assert_close(found["shift_average"], content + everywhere)
+
+
+def test_the_published_form_mixes_the_features_of_four_places():
+    f, image = Table(), noise(1, 20, 20)[0]
+    found = transform_averages(f, image, PATCH, 1)["published_average"]
+    ways = (image, image.flip(-1), image.flip(-2), torch.rot90(image, 1, (-2, -1)))
+    torch.testing.assert_close(found, sum(f(way[None])[0] for way in ways) / 4)
+    content = f.content(image[None])[0]
+    mixed = (content + content.flip(-1) + content.flip(-2) + torch.rot90(content, 1, (-2, -1))) / 4
+    torch.testing.assert_close(found, mixed + f.table((5, 5)))  # the table stays as it is
+
+
+def test_what_cannot_be_averaged_is_said():
+    found = transform_averages(Table(), noise(1, 12, 20)[0], PATCH, 2)
+    assert found["published_average"] == "does not exist on a 3x5 grid, whose quarter turn has another shape"
+    refusing = transform_averages(Table(turns=False), noise(1, 12, 20)[0], PATCH, 2)
+    for name in ("d4_average", "d4_shift_average"):
+        assert refusing[name].startswith(
+            "needs the image in a quarter turn, which the model refuses: The model"
+        )
+    torch.testing.assert_close(refusing["shift_average"], found["shift_average"])
+    with pytest.raises(ShapeError, match=r"\(12, 18\) px is no multiple of patches of 4 px"):
+        transform_averages(Table(), noise(1, 12, 18)[0], PATCH)
+    with pytest.raises(ShapeError, match=r"\(5, 5\) patches came back where \(10, 10\) were expected"):
+        transform_averages(Table(), noise(1, 20, 20)[0], 2)
+    with pytest.raises(OptionError, match="shifts=0"):
+        shift_lattice((4, 4), 0)
+
+
+def test_shifts_lie_evenly_and_their_passes_are_counted():
+    assert shift_lattice((4, 6), 2) == [(0, 0), (0, 3), (2, 0), (2, 3)]
+    assert shift_lattice((2, 3), 5) == [(r, c) for r in range(2) for c in range(3)]
+    assert shift_lattice((7, 7), 1) == [(0, 0)]
+    assert forward_passes((2, 9), 4) == {
+        "published_average": 4, "d4_average": 8, "shift_average": 8, "d4_shift_average": 64,
+    }  # fmt: skip
+    assert set(forward_passes((9, 9), 1)) == {"published_average", "d4_average"}
+
+
+def test_effective_rank_counts_directions():
+    basis = torch.linalg.qr(torch.from_numpy(rng().standard_normal((30, 30))))[0]
+    assert effective_rank(basis[:5].reshape(5, 5, 6)) == pytest.approx(5)
+    one = basis[0][:, None, None] * torch.rand(1, 4, 7)
+    assert effective_rank(one) == pytest.approx(1, abs=1e-5)
+    assert np.isnan(effective_rank(torch.zeros(3, 2, 2)))
+    x = torch.from_numpy(rng(1).standard_normal((9, 4, 5)))
+    share = np.linalg.svd(x.reshape(9, 20).numpy(), compute_uv=False)
+    share = share / share.sum()
+    assert effective_rank(x) == pytest.approx(np.exp(-(share * np.log(share)).sum()))
+    assert effective_rank(7 * x) == pytest.approx(effective_rank(x))
+    assert mean_cosine(x, -3 * x) == pytest.approx(-1)
+
+
+def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_not():
+    f = Table()
+    table = probe_baselines(f, noise(4, 48, 48), step=2, black=torch.zeros(3, 1, 1), directions=3)
+    r2 = {row.key: dict(zip(table.targets, np.median(row.r2, axis=1), strict=True)) for row in table.rows}
+    assert min(r2["none"].values()) > 0.8
+    assert r2["published_average"]["lr+ud"] > r2["none"]["lr+ud"] - 0.05  # place stays, content is mixed away
+    assert r2["d4_average"]["lr"] < 0.05
+    assert r2["d4_average"]["ud"] < 0.05
+    assert r2["d4_average"]["radial"] > 0.7  # what all poses have in common
+    assert max(r2["d4_shift_average"].values()) < 0.3
+    assert max(r2["shift_average"].values()) < 0.3
+    assert max(r2["svd"].values()) < 0.1  # a black image shows nothing but the table
+    for row in table.rows:
+        assert np.median(row.shuffled, axis=1).max() < 0.1
+    assert [row.passes for row in table.rows] == [1, 1, 1, 4, 8, 16, 128]
+    assert f.seen == 4 * (1 + 1 + 128) + 1  # chosen on, itself, averages; black once
+    assert table.verdict.startswith(
+        "position is removed by 'SVD debias': held-out R² of the target that is read"
+    )
+    assert "1 forward pass for each image" in table.verdict
+
+
+def test_all_shifts_leave_nothing_of_a_table():
+    table = probe_baselines(
+        Table(), noise(3, 24, 32), step=2, blank=[0], shifts=99, black=torch.zeros(3, 1, 1)
+    )
+    alone = probe_baselines(
+        Table(strength=0), noise(3, 24, 32), step=2, blank=[0], black=torch.zeros(3, 1, 1)
+    )
+    np.testing.assert_allclose(table.row("shift_average").r2, alone.row("none").r2, atol=1e-6)
+    assert table.row("shift_average").passes == 48
+    assert not table.row("published_average").known
+    assert np.isnan(table.row("published_average").r2).all()
+    assert "Average, published form: does not exist on a 6x8 grid" in " ".join(table.notes)
+    assert table.table()[4][1:] == ["-"] * 9 + ["4"]
+
+
+def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
+    feats = [rng(s).standard_normal((9, 7, 10)) + 3 * ramp("lr", (9, 7)) for s in range(3)]
+    black = rng(9).standard_normal((9, 7, 10))
+    table = probe_baselines(feats, blank=[2, 5], black=black, directions=4, step=2, generator=11)
+    assert [row.key for row in table.rows] == ["none", "blank", "svd"]
+    assert [row.passes for row in table.rows] == [0, 0, 0]
+    assert table.chosen_on == "given"
+    trials, made = Trials(table.targets, 2), rng(11)
+    noise_map = torch.from_numpy(black).permute(2, 0, 1)[None]
+    for i, one in enumerate(feats):
+        drawn = trials.draw((9, 7), made)
+        own = torch.from_numpy(one).permute(2, 0, 1)
+        remedied = (own, blank_channels(own, [2, 5], axis=0), svd_debias(own[None], noise_map, k=4)[0])
+        for row, value in zip(table.rows, remedied, strict=True):
+            r2, control = trials.scores(value.permute(1, 2, 0), drawn)
+            np.testing.assert_allclose(row.r2[:, i], r2)
+            np.testing.assert_allclose(row.shuffled[:, i], control)
+            assert row.rank[i] == pytest.approx(effective_rank(value))
+            assert row.cosine[i] == pytest.approx(mean_cosine(own, value))
+    untouched = probe_baselines(feats, blank=[], black=black, step=2)
+    np.testing.assert_array_equal(untouched.rows[0].r2, untouched.rows[1].r2)
+
+
+def test_channels_are_chosen_on_other_images_than_those_scored():
+    def leaking(channel, seed):
+        made = rng(seed).standard_normal((14, 14, 20))
+        made[..., channel] += 12 * ramp("ud", (14, 14))[..., 0]
+        return made
+
+    feats = [leaking(3 if i % 2 == 0 else 8, i) for i in range(6)]
+    table = probe_baselines(feats, blank=1, step=2)
+    detail = "channels 8 were set to 0 in one half of the images and 3 in the other"
+    assert table.row("blank").detail == detail
+    assert table.row("blank").r2[table.targets.index("ud")].min() > 0.5  # its own channel is never blanked
+    assert table.chosen_on == "chosen on the other half of the images"
+    other = probe_baselines(feats[::2], blank=1, choose_on=feats[1::2], step=2)
+    assert other.row("blank").detail == "channels 8 were set to 0"
+    assert other.chosen_on == "chosen on 3 other images"
+    same = probe_baselines([leaking(5, i) for i in range(4)], blank=1, step=2)
+    assert same.row("blank").detail == "channels 5 were set to 0"
+    assert np.median(same.row("blank").r2) < 0.05
+    assert np.median(same.row("none").r2[same.targets.index("ud")]) > 0.5
+    assert same.verdict.startswith("position is removed by 'channels blanked'")
+    assert "needs a black image" in same.row("svd").detail
+
+
+def test_a_model_of_timm_knows_black_and_its_patches():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit", img_size=(64, 96), num_classes=0, dynamic_img_size=False)
+    model.eval()
+    images = noise(2, 64, 96).float()
+    table = probe_baselines(model, images, step=2, shifts=2, masks_per_image=2, targets=("lr", "radial"))
+    rows = {row.key: row for row in table.rows}
+    assert rows["svd"].known
+    assert rows["shift_average"].known
+    assert "does not exist on a 4x6 grid" in rows["published_average"].detail
+    assert "which the model refuses" in rows["d4_average"].detail
+    stored = json.loads(json.dumps(table.to_dict(), allow_nan=False))
+    assert stored["rows"][0]["effective_rank"] == list(rows["none"].rank)
+    assert stored["rows"][3]["r2_heldout"] == {"lr": [None, None], "radial": [None, None]}
+    assert len({len(line) for line in table.to_markdown().splitlines()}) == 1
+    again = probe_baselines(model, images, step=2, shifts=2, masks_per_image=2, targets=("lr", "radial"))
+    assert again.to_dict() == table.to_dict()
+
+
+def test_scores_far_below_nothing_are_shortened_in_tables_only():
+    assert [cell(v) for v in (-2e7, -10, -0.004, 1.0)] == ["< -10", "-10.00", "-0.00", "1.00"]
+    feats = [
+        np.where(rng(s).random((12, 12, 6)) < 0.02, 1e6, 0.0) + rng(s).random((12, 12, 6)) for s in (0, 1)
+    ]
+    table = probe_baselines(feats, blank=[], step=4)
+    assert np.median(table.rows[0].r2[0]) < -10
+    assert table.table()[1][1] == "< -10"
+    assert table.to_dict()["rows"][0]["r2_heldout"]["lr+ud"] == list(table.rows[0].r2[0])
+
+
+def test_images_may_differ_in_size():
+    sizes = [(24, 32), (24, 32), (20, 28), (24, 32)]
+    images = [noise(1, *size, seed=k)[0] for k, size in enumerate(sizes)]
+    f, options = Table(), {"blank": [2], "black": torch.zeros(3, 1, 1), "shifts": 1, "step": 2}
+    table = probe_baselines(f, images, **options)
+    assert f.seen == 4 * (1 + 8) + 3  # black whenever the size changes
+    alone = probe_baselines(Table(), images[:2], **options)
+    for row, other in zip(table.rows, alone.rows, strict=True):
+        np.testing.assert_array_equal(row.r2[:, :2], other.r2)
+    last = svd_debias(f(images[3][None]), f(torch.zeros_like(images[3])[None]), k=12)[
+        0
+    ]  # of its own size again
+    assert table.row("svd").rank[3] == pytest.approx(effective_rank(last))
+
+
+def test_verdicts_of_remedies():
+    weak = probe_baselines([rng(s).standard_normal((12, 12, 6)) for s in range(2)], blank=2, step=2)
+    assert weak.verdict.startswith("nothing to remedy: the untouched features have held-out R² -")
+    strong = [rng(s).standard_normal((12, 12, 6)) + 20 * ramp("lr", (12, 12)) for s in range(2)]
+    verdict = probe_baselines(strong, blank=[1], step=2).verdict
+    assert verdict.startswith("no remedy removes position; the strongest is 'channels blanked'")
+    flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2)
+    assert flat.verdict == "cannot be judged: a target is constant on this grid"
+
+
+def test_baselines_refuse_what_they_cannot_use():
+    feats = [rng(s).standard_normal((8, 8, 6)) for s in range(2)]
+    with pytest.raises(
+        OptionError, match=r"other images than those scored, and there is 1; give two or more"
+    ):
+        probe_baselines(feats[:1], step=2)
+    with pytest.raises(OptionError, match=r"can be read only once.*two rounds; give a list or tensor"):
+        probe_baselines(iter(feats), step=2)
+    assert probe_baselines(iter(feats), step=2, blank=[1]).n_images == 2
+    with pytest.raises(OptionError, match=r"blank channels 0 to 5, got \[6\]"):
+        probe_baselines(feats, blank=[6], step=2)
+    with pytest.raises(OptionError, match="blank=-1"):
+        probe_baselines(feats, blank=-1, step=2)
+    with pytest.raises(OptionError, match="got features and images"):
+        probe_baselines(feats, noise(1, 8, 8))
+    with pytest.raises(OptionError, match="needs images"):
+        probe_baselines(Table())
+    with pytest.raises(ShapeError, match="got no images; give"):
+        probe_baselines([], blank=[1])
+    with pytest.raises(ShapeError, match="to choose channels on"):
+        probe_baselines(feats, choose_on=[], step=2)
+    with pytest.raises(OptionError, match="There is no remedy 'dvt'; there are none, blank, svd"):
+        probe_baselines(feats, blank=[1], step=2).row("dvt")
+
+
+def test_a_function_without_a_patch_has_no_averages_and_one_may_be_given():
+    f = PerImage(lambda image: Table()(image[None])[0])
+    images = noise(2, 24, 24)
+    assert [r.key for r in probe_baselines(f, images, blank=[1], step=2).rows] == ["none", "blank", "svd"]
+    rows = probe_baselines(f, images, blank=[1], step=2, patch=PATCH, shifts=1).rows
+    assert [r.key for r in rows] == ["none", "blank", "svd", "published_average", "d4_average"]

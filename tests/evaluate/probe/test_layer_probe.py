@@ -1,0 +1,253 @@
+import copy
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+import vispe
+from vispe.backbones.vision_model import ModelFeatures
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.probe.feature_sources import black_image, feature_function, patch_pixels
+from vispe.evaluate.probe.fit import Fit, channel_r2, channels_r2, fit_probe
+from vispe.evaluate.probe.layer_probe import probe_layers
+from vispe.evaluate.probe.positional import positional_probe
+from vispe.evaluate.probe.splits import POSITIONS, Trials, follower, mixed
+from vispe.evaluate.probe.targets import ramp
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def planted(blocks=4, block=2, channel=7, shape=(14, 11), width=24, target="lr", seed=0):
+    """Noise after every block; one channel of one block holds a position."""
+    made = rng(seed)
+    maps = [made.standard_normal((*shape, width)) for _ in range(blocks)]
+    maps[block][..., channel] += 12 * ramp(target, shape)[..., 0]
+    return maps
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """A model of a non-square grid whose table of positions is large."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit", img_size=(128, 176), num_classes=0).eval()
+        place = torch.from_numpy(ramp("lr+ud", (8, 11))).float().flatten(0, 1) - 0.5
+        with torch.no_grad():
+            model.pos_embed.zero_()
+            model.pos_embed[0, -88:] = 4 * place @ torch.randn(2, model.embed_dim)
+    return model
+
+
+def noise(n, h, w, seed=0):
+    return torch.from_numpy(rng(seed).random((n, 3, h, w), dtype=np.float32)) - 0.5
+
+
+@pytest.mark.parametrize("target", ["lr", "ud", "diag", "radial"])
+def test_a_planted_channel_is_found_in_its_block_and_nowhere_else(target):
+    found = probe_layers([planted(target=target, seed=s) for s in range(3)], step=2)
+    k = found.targets.index(target)
+    medians = np.median(found.r2[:, k], axis=1)
+    assert medians[2] > 0.4
+    assert np.delete(medians, 2).max() < 0
+    curves = np.array([curve[k] for curve in found.channel_r2])
+    assert found.top_channels(2, target)[0] == 7
+    assert curves[2, 7] > 0.75
+    curves[2, 7] = -1
+    assert curves.max() < 0.1
+    assert np.median(found.shuffled, axis=-1).max() < 0.05
+    assert found.grids == ((14, 11),) * 4
+    assert found.pixels is None
+
+
+def test_layer_scores_are_those_of_the_probe_on_the_same_patches():
+    maps = planted(shape=(9, 13))
+    found = probe_layers([maps], targets=("ud", "radial"), step=3, masks_per_image=2, generator=5)
+    trials = Trials(("ud", "radial"), 3, 2).draw((9, 13), rng(5))
+    assert len(trials) == 2  # without a cutoff both targets sample the whole grid
+    for k, feats in enumerate(maps):
+        for j, name in enumerate(("ud", "radial")):
+            fits = [fit_probe(feats, t.mask, {"t": ramp(name, (9, 13)), "s": t.mixed[name]}) for t in trials]
+            assert found.r2[k, j, 0] == pytest.approx(np.mean([f["t"].r2_heldout for f in fits]))
+            assert found.shuffled[k, j, 0] == pytest.approx(np.mean([f["s"].r2_heldout for f in fits]))
+            curves = [channel_r2(feats, t.mask, ramp(name, (9, 13)), held_out=True) for t in trials]
+            np.testing.assert_allclose(found.channel_r2[k][j], np.mean(curves, axis=0))
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("regressor", ["ridge", "linear"])
+def test_one_channel_at_a_time_equals_fits_of_one_channel(regressor, held_out):
+    feats = planted(blocks=3, shape=(8, 9), width=5, channel=3)[2]
+    feats[..., 1] = 2.5  # constant
+    mask = rng(1).random((8, 9)) < 0.3
+    targets = {name: ramp(name, (8, 9)) for name in ("lr+ud", "radial")}
+    curves = channels_r2(feats, mask, targets, Fit(regressor), held_out=held_out)
+    for name, values in targets.items():
+        for c in range(5):
+            fit = fit_probe(feats[..., c : c + 1], mask, {"t": values}, Fit(regressor))["t"]
+            assert curves[name][c] == pytest.approx(fit.r2_heldout if held_out else fit.r2, abs=1e-10)
+    constant = channels_r2(feats[:1], np.arange(9)[None] % 2, {"ud": ramp("ud", (1, 9))}, held_out=held_out)
+    assert np.isnan(constant["ud"]).all()
+
+
+def test_blocks_may_have_grids_and_widths_of_their_own_but_all_images_the_same():
+    maps = [planted(shape=(12, 10))[2], planted(shape=(6, 5), width=30)[2]]
+    found = probe_layers([maps, maps], targets=("lr",), step=2)
+    assert found.grids == ((12, 10), (6, 5))
+    assert [c.shape for c in found.channel_r2] == [(1, 24), (1, 30)]
+    assert [found.top_channels(k, n=1) for k in (0, 1)] == [[7], [7]]
+    with pytest.raises(
+        ShapeError, match=r"Image 1 has features of the widths \[24\].*first image \[24, 30\]"
+    ):
+        probe_layers([maps, maps[:1]], step=2)
+
+
+def test_shuffling_moves_all_targets_alike_and_a_generator_aside_takes_nothing():
+    ramps = {name: ramp(name, (5, 7)) for name in ("lr+ud", "lr", "raster")}
+    moved = mixed(ramps, rng(3))
+    order = np.rint(moved["raster"].ravel() * 35).astype(int)
+    assert sorted(order) == list(range(35))
+    assert not np.array_equal(order, np.arange(35))
+    np.testing.assert_array_equal(moved["lr+ud"].reshape(35, 2), ramps["lr+ud"].reshape(35, 2)[order])
+    np.testing.assert_array_equal(moved["lr"][..., 0], moved["lr+ud"][..., 0])
+    one = rng(4)
+    first = follower(one).random(3)
+    np.testing.assert_array_equal(first, follower(rng(4)).random(3))
+    np.testing.assert_array_equal(one.random(3), rng(4).random(3))
+
+
+def test_the_shuffled_control_reads_nothing_where_position_is_plain():
+    feats = [planted(shape=(20, 21), seed=s)[2] for s in range(4)]
+    found = positional_probe(feats, targets=("lr", "ud"), step=3)
+    assert found.headline > 0.4
+    for row in found.rows:
+        assert row.shuffled.shape == (4, 6)
+        assert np.median(row.shuffled) < 0.05
+    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))["rows"][0]
+    np.testing.assert_allclose(stored["shuffled"]["per_image"], found.rows[0].shuffled)
+    np.testing.assert_allclose(stored["r2_heldout"]["per_image"], found.rows[0].r2_heldout)
+    leaky = dataclasses.replace(found.rows[0], shuffled=np.full((4, 6), 0.4))
+    unsound = dataclasses.replace(found, rows=(leaky, *found.rows[1:]))
+    assert unsound.notes == ("Shuffled positions were read too, so these scores mean nothing.",)
+
+
+def test_a_model_is_probed_block_by_block_on_a_non_square_grid(learned):
+    images = noise(2, 128, 176)
+    found = probe_layers(learned, images, step=2)
+    assert found.r2.shape == found.shuffled.shape == (6, 6, 2)
+    assert found.grids == ((8, 11),) * 6
+    assert found.curve.min() > 0.9
+    assert found.verdict.startswith(
+        f"position can be read from block 0 on (held-out R² {found.curve[0]:.2f})"
+    )
+    assert np.median(found.pixels, axis=1).max() < 0.05
+    assert np.median(found.shuffled, axis=-1).max() < 0.05
+    maps = [[m[0].permute(1, 2, 0) for m in ModelFeatures(learned).layers(i[None])] for i in images]
+    alone = probe_layers(maps, step=2)
+    np.testing.assert_allclose(found.r2, alone.r2, atol=1e-6)
+    np.testing.assert_allclose(found.channel_r2, alone.channel_r2, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["none", "alibi2d"])
+def test_a_table_of_positions_is_read_and_is_gone_after_conversion(learned, spec):
+    images = noise(3, 128, 176)
+    assert positional_probe(learned, images, step=2).headline > 0.8  # the final norm bends the ramps
+    converted = vispe.convert(copy.deepcopy(learned), spec).eval()
+    found = probe_layers(converted, images, step=2)
+    assert np.median(found.r2, axis=-1).max() < 0.1
+    assert found.verdict.startswith("no linear position after any of 6 blocks: held-out R²")
+    assert positional_probe(converted, images, step=2).headline < 0.1
+
+
+def test_pixels_that_tell_the_place_are_said_to(learned):
+    images = noise(2, 128, 176) + torch.linspace(0, 5, 176)
+    found = probe_layers(learned, images, targets=("lr",), step=2)
+    assert np.median(found.pixels[0]) > 0.5
+    assert "The pixels alone tell the place" in found.notes[0]
+    assert found.table()[1][:2] == ["pixels", f"{np.median(found.pixels[0]):.2f}"]
+
+
+def test_patch_pixels_hold_every_pixel_of_the_patch():
+    image = torch.arange(3 * 6 * 4.0).reshape(3, 6, 4)
+    found = patch_pixels(image, 2)
+    assert found.shape == (3, 2, 12)
+    for row in range(3):
+        for col in range(2):
+            patch = image[:, 2 * row : 2 * row + 2, 2 * col : 2 * col + 2]
+            assert torch.equal(found[row, col], patch.flatten())
+
+
+def test_functions_and_towers_of_open_clip_are_probed_as_models_are(learned):
+    images = noise(2, 128, 176)
+    one = positional_probe(learned, images, step=2)
+    for source in (ModelFeatures(learned), lambda x: ModelFeatures(learned)(x)):
+        two = positional_probe(source, images, step=2)
+        np.testing.assert_allclose(one.rows[0].r2_heldout, two.rows[0].r2_heldout, atol=1e-5)
+    pytest.importorskip("open_clip")
+    from tests.hosts.open_clip.common import tiny_clip
+
+    clip = tiny_clip().eval()
+    h, w = clip.visual.image_size
+    f = feature_function(clip)
+    assert isinstance(f, ModelFeatures)
+    found = probe_layers(clip, noise(2, h, w), targets=("lr",), step=2)
+    assert found.r2.shape == (f.depth, 1, 2)
+    assert found.grids == ((h // f.patch, w // f.patch),) * f.depth
+    for source in (clip, clip.visual):
+        assert positional_probe(source, noise(1, h, w), step=2).grid == found.grids[0]
+
+
+def test_black_is_what_the_model_gets_for_black(learned):
+    config = timm.data.resolve_model_data_config(learned)
+    expected = -torch.tensor(config["mean"]) / torch.tensor(config["std"])
+    torch.testing.assert_close(black_image(learned).flatten(), expected)
+    torch.testing.assert_close(black_image(ModelFeatures(learned)).flatten(), expected)
+    own = ModelFeatures(learned, mean=torch.full((3, 1, 1), 0.2), std=torch.full((3, 1, 1), 0.4))
+    torch.testing.assert_close(black_image(own), torch.full((3, 1, 1), -0.5))
+    assert black_image(lambda x: x) is None
+
+
+def test_layers_as_json_and_markdown_hold_every_value(learned):
+    found = probe_layers(learned, noise(2, 128, 176), step=2)
+    stored = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    for k in range(6):
+        np.testing.assert_allclose(
+            [stored["blocks"][k]["r2_heldout"][name] for name in POSITIONS], found.r2[k], atol=1e-12
+        )
+        assert [len(stored["blocks"][k]["channel_r2"][name]) for name in POSITIONS] == [64] * 6
+    assert list(stored["pixels"]) == list(POSITIONS)
+    lines = found.to_markdown().splitlines()
+    assert len(lines) == 2 + 1 + 6
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_verdicts_name_the_block(learned):
+    maps = planted(blocks=5, block=3, channel=2, shape=(16, 16), width=8)
+    found = probe_layers([maps], targets=("lr",), step=2)
+    assert found.verdict.startswith(
+        f"position can be read from block 3 on (held-out R² {found.curve[3]:.2f})"
+    )
+    assert found.verdict.endswith(f"{found.curve[4]:.2f} after the last, block 4")
+    flat = probe_layers([[np.ones((1, 30, 2))]], targets=("ud",), step=2)
+    assert flat.verdict == "cannot be judged: ud is constant on a grid (1, 30)"
+
+
+def test_layers_refuse_what_they_cannot_use(learned):
+    with pytest.raises(ShapeError, match="got no images"):
+        probe_layers([])
+    with pytest.raises(OptionError, match="got features and images"):
+        probe_layers([planted()], noise(1, 32, 32))
+    with pytest.raises(OptionError, match="needs images"):
+        probe_layers(learned)
+    with pytest.raises(OptionError, match="Did you mean 'radial'"):
+        probe_layers([planted()], targets=("radia",))
+    with pytest.raises(OptionError, match=r"targets that are positions, got \['lr', 'random'\]"):
+        probe_layers([planted()], targets=("lr", "random"))
+    with pytest.raises(OptionError, match="masks_per_image=0"):
+        probe_layers([planted()], masks_per_image=0)
+    with pytest.raises(ShapeError, match=r"step=9 samples no patch of a 8x9 grid.*step=4 or less"):
+        probe_layers([planted(shape=(8, 9))], step=9)

@@ -1,0 +1,111 @@
+"""Orders are permutations that keep the prompt; positions in an order know the next place."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vispe import Grid, Positions
+from vispe.errors import OptionError, ShapeError
+from vispe.grid.token_orders import (
+    TARGET,
+    TARGET_CELL,
+    fractal,
+    inputs_and_targets,
+    ordered,
+    quadtree,
+    raster,
+    shuffled,
+)
+
+lengths = st.tuples(st.integers(1, 70), st.integers(0, 70)).map(lambda x: (max(x), min(x)))
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(lengths)
+def test_orders_are_permutations_behind_the_prompt(sizes):
+    tokens, prompt = sizes
+    for order in (fractal(tokens, prompt), shuffled(tokens, prompt), shuffled(torch.rand(2, tokens), prompt)):
+        rows = order.reshape(-1, tokens).tolist()
+        assert all(row[:prompt] == list(range(prompt)) for row in rows)
+        assert all(sorted(row) == list(range(tokens)) for row in rows)
+    assert raster(tokens).tolist() == list(range(tokens))
+
+
+def recursive(levels, start, stop, depth=0):
+    """Collect the middles of a bisection by depth, left to right."""
+    if start < stop:
+        middle = (start + stop) // 2
+        levels.setdefault(depth, []).append(middle)
+        recursive(levels, start, middle, depth + 1)
+        recursive(levels, middle + 1, stop, depth + 1)
+    return levels
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 31, 50])
+def test_fractal_halves_level_by_level(tokens):
+    order, levels = fractal(tokens, 3 if tokens > 3 else 0).tolist(), {}
+    prompt = 3 if tokens > 3 else 0
+    place = prompt
+    for _, middles in sorted(recursive(levels, prompt, tokens).items()):
+        assert sorted(order[place : place + len(middles)]) == middles
+        place += len(middles)
+    assert place == tokens
+
+
+@settings(deadline=None, derandomize=True, max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_quadtree_covers_the_grid_from_its_centre(height, width):
+    order = quadtree(height, width).tolist()
+    assert sorted(order) == list(range(height * width))
+    assert order[0] == height // 2 * width + width // 2
+    assert torch.equal(quadtree(1, width), fractal(width))
+
+
+def test_quadtree_spreads_over_the_grid():
+    """After the centre and its four parts every quarter of the grid has a token."""
+    first = quadtree(8, 8)[:5]
+    quarters = {(int(n) // 32, int(n) % 8 // 4) for n in first[1:]}
+    assert quarters == {(0, 0), (0, 1), (1, 0), (1, 1)}
+
+
+def test_random_orders_are_those_of_their_keys():
+    keys = torch.tensor([[0.9, 0.1, 0.5, 0.5, 0.2]])
+    assert shuffled(keys).tolist() == [[1, 4, 2, 3, 0]]
+    assert shuffled(keys, 2).tolist() == [[0, 1, 4, 2, 3]]
+    one, other = (shuffled(20, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one, other)
+
+
+def test_inputs_and_targets():
+    x = torch.tensor([[10, 11, 12, 13], [20, 21, 22, 23]])
+    inputs, targets = inputs_and_targets(x, torch.tensor([2, 0, 3, 1]))
+    assert inputs.tolist() == [[12, 10, 13], [22, 20, 23]]
+    assert targets.tolist() == [[10, 13, 11], [20, 23, 21]]
+    with pytest.raises(ShapeError, match=r"has the shape \(4,\) or \(2, 4\), got \(3,\)"):
+        inputs_and_targets(x, torch.arange(3))
+
+
+def test_positions_in_an_order_know_the_next_place():
+    grid = Grid((2, 3), prefix=1, spacing=(2.0, 1.0))
+    order = torch.cat([torch.tensor([0]), 1 + quadtree(2, 3)])
+    pos = ordered(grid.positions(), order)
+    plain = grid.positions()
+    assert torch.equal(pos.coords, plain.coords[:, order])
+    assert torch.equal(pos.attrs[TARGET].values[:, :-1], pos.coords[:, 1:])
+    assert pos.attrs[TARGET_CELL].values.tolist() == [[*(order[1:] - 1).tolist(), -1]]
+    few = pos.gather(torch.tensor([[0, 2, 5]]))  # dropped tokens take their targets along
+    assert few.attrs[TARGET_CELL].values[0].tolist() == [order[n + 1].item() - 1 for n in (0, 2, 5)]
+    free = ordered(Positions(torch.rand(2, 4, 2)), torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]))
+    assert free.attrs[TARGET_CELL].values.tolist() == [[1, 0, 2, -1], [1, 2, 3, -1]]
+
+
+def test_what_is_refused():
+    with pytest.raises(OptionError, match="prompt needs a whole number from 0 to 4 tokens, got prompt=5"):
+        fractal(4, 5)
+    with pytest.raises(OptionError, match="An order needs a whole number of tokens above 0, got 0"):
+        quadtree(3, 0)
+    with pytest.raises(OptionError, match="given keys and a generator"):
+        shuffled(torch.rand(3), generator=torch.Generator())
+    with pytest.raises(ShapeError, match=r"An order of 7 tokens, prefix included, has the shape \(7,\)"):
+        ordered(Grid((2, 3), prefix=1).positions(), torch.arange(6))

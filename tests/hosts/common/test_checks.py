@@ -1,0 +1,93 @@
+"""Refused encodings: every reason is true, and its advice works."""
+
+import re
+
+import pytest
+import timm
+import torch
+from open_clip.transformer import VisionTransformer
+from timm.models.eva import Eva
+from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+from timm.models.swin_transformer import SwinTransformer
+from torchvision.models.vision_transformer import VisionTransformer as Torchvision
+from transformers import Dinov2Config, Dinov2Model, VideoMAEConfig, VideoMAEModel
+
+import vispe
+from tests.hosts.helpers import EVERY
+from vispe.encodings.base import Additive, Mixing
+from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.registry import create_encoding, encoding_class
+from vispe.errors import OptionError, UnsupportedCombination
+
+HF = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
+HOSTS = {
+    "vit": lambda: timm.create_model("test_vit", img_size=64, depth=2),
+    "eva": lambda: Eva(img_size=64, patch_size=16, embed_dim=64, depth=2, num_heads=2, use_rot_pos_emb=True),
+    "naflex": lambda: NaFlexVit(NaFlexVitCfg(embed_dim=64, depth=2, num_heads=2, pos_embed_grid_size=(4, 4))),
+    "swin": lambda: SwinTransformer(64, 4, window_size=4, embed_dim=64, depths=(1, 1), num_heads=(2, 4)),
+    "torchvision": lambda: Torchvision(64, 16, 2, 2, 64, 128),
+    "transformers": lambda: Dinov2Model(Dinov2Config(**HF)),
+    "videomae": lambda: VideoMAEModel(VideoMAEConfig(**HF, num_frames=4, intermediate_size=64)),
+    "open_clip": lambda: VisionTransformer(64, 16, 64, 2, 2, 2.0, output_dim=16),
+}
+IN_ATTENTION = ("swin", "torchvision", "transformers", "videomae")
+
+
+def reason(name, host):
+    """What the refusal must say; None where the encoding is accepted."""
+    cls, axes = encoding_class(name), 3 if host == "videomae" else 2
+    if issubclass(cls, Sampler):
+        return "draws positions" if host in IN_ATTENTION else "nothing that was asked reads it"
+    if host in IN_ATTENTION and issubclass(cls, Additive | Mixing):
+        return "outside of attention"
+    if axes not in cls.ndim:
+        return f"form a {axes}-axis grid"
+    if (name, host) == ("gta", "videomae"):  # its default groups are those of two axes
+        return "form a 3-axis grid"
+    return "mixes tokens" if host == "naflex" and issubclass(cls, Mixing) else None
+
+
+REFUSED = [(name, host) for host in HOSTS for name in vispe.list_encodings() if reason(name, host)]
+ACCEPTED = [(name, host) for host in HOSTS for name in vispe.list_encodings() if not reason(name, host)]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_refusals_are_true_and_their_advice_works(host):
+    model, works = HOSTS[host](), set()
+    for name in (name for name, other in REFUSED if other == host):
+        with pytest.raises(UnsupportedCombination, match=re.escape(reason(name, host))) as refused:
+            vispe.convert(model, name)
+        text = str(refused.value)
+        assert "causal" not in text  # which would change nothing
+        advised = re.search(r"such as (\w+)\.$", text)
+        if advised and advised[1] not in works:
+            vispe.convert(HOSTS[host](), advised[1])
+            works.add(advised[1])
+        if spec := re.search(r"as in '([\w+]+)'", text):
+            vispe.convert(HOSTS["vit"](), spec[1])
+            assert host in IN_ATTENTION or vispe.convert(HOSTS[host](), spec[1])
+        assert advised or spec or "plain ViT" in text
+
+
+def test_causal_encodings_of_one_axis():
+    for name in ("path", "xpos"):
+        with pytest.raises(UnsupportedCombination, match="say causal=true"):
+            create_encoding(name, dim=16, num_heads=2)
+        create_encoding(f"{name}(causal=true)", dim=16, num_heads=2)
+        with pytest.raises(UnsupportedCombination, match="2-axis grid"):
+            vispe.convert(HOSTS["vit"](), f"{name}(causal=true)")
+
+
+def test_too_few_heads_for_the_directions():
+    for directions, heads in (("corners-none", 1), ("halves-corners-none", 2)):
+        with pytest.raises(OptionError, match=r"such as directions=") as refused:
+            create_encoding("lookhere", num_heads=heads, depth=2, directions=directions)
+        advised = re.search(r"directions='([\w-]+)'\.$", str(refused.value))[1]
+        create_encoding("lookhere", num_heads=heads, depth=2, directions=advised)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "host"), ACCEPTED if EVERY else ACCEPTED[::5])
+def test_everything_else_is_accepted(name, host):
+    torch.manual_seed(0)
+    vispe.convert(HOSTS[host](), name)

@@ -1,0 +1,250 @@
+"""torch.fx and torch.jit follow converted models as they follow stock ones."""
+
+import pickle
+
+import pytest
+import timm
+import torch
+from timm.layers import get_notrace_functions, set_fused_attn
+from timm.models import Eva, NaFlexVit, create_feature_extractor
+from timm.models.vision_transformer import DiffParallelScalingBlock
+from timm.utils import AttentionExtract
+
+import vispe
+from tests.hosts.helpers import (
+    VisionTransformerDistilled,
+    close,
+    dense,
+    grads,
+    head_masks,
+    image,
+    oracle,
+    set_fused,
+    shake,
+    tiny,
+)
+from tests.hosts.packed import naflex, pack
+from vispe.errors import ShapeError
+from vispe.hosts.common import fx_leaves
+
+SAMPLERS = vispe.list_encodings(kind="positions")
+SPECS = [
+    *vispe.list_encodings(ndim=2, exclude=SAMPLERS),
+    "rfs+rope_axial",
+    "alibi2d(slopes=learned)+fourier",
+    "learn+irpe",
+]
+# one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, branched, mixed
+EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
+REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}
+FIXED_SIZE = [pytest.param(spec, False, marks=slow, id=f"fixed-{spec}") for spec, slow in REST.items()]
+EVA = {"img_size": (24, 40), "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
+
+
+def eva(**options) -> Eva:
+    torch.manual_seed(0)
+    return shake(Eva(**{**EVA, "use_rot_pos_emb": True, **options})).eval()
+
+
+def deep(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Gradients under the names that the parameters have in a graph, too."""
+    return grads(model, model(image()), drop="nothing")
+
+
+@pytest.mark.parametrize(
+    ("spec", "dynamic"), [*FIXED_SIZE, *(pytest.param(spec, True, id=f"dynamic-{spec}") for spec in SPECS)]
+)
+def test_a_symbolic_trace_is_the_model_with_its_gradients_and_its_free_sizes(spec, dynamic):
+    model = vispe.convert(tiny(dynamic_img_size=dynamic), spec)
+    graph = torch.fx.symbolic_trace(model)
+    for size in ((2, 3, 24, 40), *(((1, 3, 40, 16), (3, 3, 16, 64)) if dynamic else ())):
+        assert torch.equal(graph(image(*size)), model(image(*size)))
+    close(deep(graph), deep(model))
+    again = pickle.loads(pickle.dumps(graph))
+    assert torch.equal(again(image()), model(image()))
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "rpb", "peg", "sincos2d"])
+@pytest.mark.parametrize(
+    "options", [{}, {"rotated": True}, {"distilled": True}, {"attn_layer": "diff"}], ids=str
+)
+def test_feature_extractors_of_timm_give_what_the_modules_give(options, spec):
+    if options.pop("rotated", False):
+        model = eva()
+    else:
+        model = tiny(*[VisionTransformerDistilled] * options.pop("distilled", False), **options)
+    vispe.convert(model, spec)
+    names = ["blocks.0", "blocks.1.attn.proj", "norm"]
+    extractor = create_feature_extractor(model, names)
+    wanted = {}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(
+            lambda m, i, out, name=name: wanted.update({name: out})
+        )
+    model(image())
+    found = extractor(image())
+    for name in names:
+        assert torch.equal(found[name], wanted[name]), name
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "seqpe", "fourier"])
+def test_a_graph_of_naflex_takes_images_and_packed_patches(spec):
+    model = vispe.convert(naflex(), spec)
+    graph = create_feature_extractor(model, {"head": "out"})
+    assert torch.equal(graph(image())["out"], model(image()))
+    batch = pack([(3, 5), (2, 4)])
+    names = {"patches": "x", "patch_coord": "patch_coord", "patch_valid": "patch_valid"}
+    found = graph(**{names[name]: value for name, value in batch.items()})["out"]
+    close(found, model(batch))
+
+
+def test_a_graph_takes_masks_at_run_time():
+    model = vispe.convert(tiny(), "alibi2d")
+    graph = torch.fx.symbolic_trace(model)
+    mask = torch.ones(16, 16).tril().bool()
+    assert torch.equal(graph(image(), attn_mask=mask), model(image(), attn_mask=mask))
+    assert torch.equal(graph(image(), is_causal=True), model(image(), is_causal=True))
+    close(graph(image(), is_causal=True), model(image(), attn_mask=mask))
+
+
+def test_a_graph_refuses_an_image_of_another_grid():
+    model = vispe.convert(tiny(), "alibi2d")
+    model.patch_embed.strict_img_size = False
+    graph = torch.fx.symbolic_trace(model)
+    assert torch.equal(graph(image()), model(image()))
+    with pytest.raises(ShapeError, match=r"its grid is \(3, 5\)"):
+        graph(image(1, 3, 40, 24))
+
+
+def test_features_only_by_fx():
+    made = {"img_size": 64, "features_only": True, "out_indices": (1, 2)}
+    for options in ({}, {"feature_cls": "fx"}):
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit", pos_embed="alibi2d", **made, **options).eval()
+        found = model(image(2, 3, 64, 64))
+        if not options:
+            wanted = found
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.equal(ours[:, 1:].transpose(1, 2).unflatten(2, (4, 4)), theirs)
+
+
+def test_timm_knows_every_node():
+    assert set(fx_leaves.NODES) <= set(get_notrace_functions())
+
+
+MAPS = {
+    "vit": (tiny, {}, "blocks.{}.attn.attn_drop"),
+    "dynamic": (tiny, {"dynamic_img_size": True}, "blocks.{}.attn.attn_drop"),
+    "eva": (eva, {}, "blocks.{}.attn.attn_drop"),
+    "eva_rope": (eva, {"attn_type": "rope"}, "blocks.{}.attn.attn_drop"),
+    "naflex": (naflex, {}, "blocks.{}.attn.attn_drop"),
+}
+
+
+def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
+    """Attention of every layer in float64, from what `vispe.evaluate` reads of queries, keys, bias and rotation."""
+    from vispe.backbones.attention_recorder import watch
+
+    found = []
+
+    def look(seen) -> None:
+        call = seen.call
+        q, k, _ = call.transformed()
+        logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
+        bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor)
+        found.append((logits if bias is None else logits + bias.double()).softmax(-1))
+
+    watch(model, x, look)
+    return found
+
+
+@pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
+@pytest.mark.parametrize("host", MAPS)
+def test_attention_maps_of_timm_are_those_of_float64(host, spec):
+    make, options, name = MAPS[host]
+    model = vispe.convert(make(**options), spec)
+    set_fused(model, True)
+    wanted = exact_maps(model, image())
+    set_fused(model, False)
+    hooked = AttentionExtract(model, method="hook")(image())
+    assert list(hooked) == [name.format(i) for i in range(2)]
+    graphed = AttentionExtract(model, method="fx")(image())
+    assert list(graphed) == [f"blocks.{i}.attn.softmax" for i in range(2)]
+    for maps in (hooked, graphed):
+        for found, exact in zip(maps.values(), wanted, strict=True):
+            close(found.double(), exact.expand_as(found), tol=1e-6)
+
+
+def test_hooks_on_the_weights_change_what_attention_gives():
+    model = vispe.convert(tiny(), "alibi2d")
+    set_fused(model, False)
+    before = model(image())
+    drop = model.blocks[0].attn.attn_drop
+    handle = drop.register_forward_hook(lambda module, args, out: out.flip(-1))
+    assert not torch.allclose(model(image()), before)
+    handle.remove()
+    assert torch.equal(model(image()), before)
+
+
+@pytest.mark.parametrize(
+    "make", [{"attn_layer": "diff"}, {"block_fn": DiffParallelScalingBlock}], ids=["diff", "side"]
+)
+def test_differential_attention_shows_its_maps_in_the_order_of_timm(make):
+    model = tiny(pos_embed="none", **make)
+    set_fused(model, False)
+    masks = head_masks(model, dense(3, 5, 1))
+    seen = {"stock": [], "ours": []}
+    for module in model.modules():
+        if hasattr(module, "attn_drop"):
+            module.attn_drop.register_forward_hook(lambda m, i, out: seen[now].append(out))
+    now = "stock"
+    wanted = oracle(model, image(), masks)
+    vispe.convert(model, "alibi2d(slopes=constant)")
+    now = "ours"
+    close(model.forward_features(image()), wanted)
+    for ours, stock in zip(seen["ours"], seen["stock"], strict=True):
+        assert ours.shape == (2, 8, 16, 16)
+        close(ours, stock, tol=1e-6)
+
+
+def test_dropout_of_the_weights_is_that_of_the_layer_in_training():
+    model = vispe.convert(tiny(attn_drop_rate=0.5), "alibi2d").train()
+    set_fused(model, False)
+    kept = []
+    for block in model.blocks:
+        block.attn.attn_drop.register_forward_hook(lambda m, i, out: kept.append((i[0], out)))
+    model(image())
+    for before, after in kept:
+        share = (after == 0).float().mean()
+        assert 0.3 < share < 0.7
+        close(after[after != 0], 2 * before[after != 0])
+
+
+def test_the_switch_of_timm_gives_maps():
+    set_fused_attn(False)
+    try:
+        model = timm.create_model("test_vit", pos_embed="alibi2d", img_size=64).eval()
+    finally:
+        set_fused_attn(True)
+    assert len(AttentionExtract(model, method="hook")(image(1, 3, 64, 64))) == len(model.blocks)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("make", "spec"),
+    [
+        *(pytest.param(lambda: tiny(dynamic_img_size=True), spec, id=f"vit-{spec}") for spec in SPECS),
+        *(pytest.param(eva, spec, marks=slow, id=f"eva-{spec}") for spec, slow in REST.items()),
+        *(pytest.param(naflex, spec, marks=slow, id=f"naflex-{spec}") for spec, slow in REST.items()),
+    ],
+)
+def test_a_jit_trace_is_the_model_at_its_size_and_refuses_others(make, spec):
+    model = make()
+    if spec == "peg" and isinstance(model, NaFlexVit):
+        spec = "gta"  # peg is refused there
+    vispe.convert(model, spec)
+    graph = torch.jit.trace(model, image(), check_trace=False)
+    close(graph(image(5, 3, 24, 40, seed=2)), model(image(5, 3, 24, 40, seed=2)))
+    for other in ((1, 3, 40, 24), (1, 3, 48, 40)):
+        with pytest.raises(RuntimeError, match="size of the tensor"):
+            graph(image(*other))

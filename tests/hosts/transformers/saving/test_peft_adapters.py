@@ -1,0 +1,144 @@
+"""Prefix and prompt tuning of peft: virtual tokens are text that comes before the prompt."""
+
+import warnings
+
+import pytest
+import torch
+
+import vispe
+from tests.hosts.transformers.conftest import IGNORED_WARNINGS
+from tests.hosts.transformers.more import OMNI
+from tests.hosts.transformers.samples import EVERY, RECURRENT, inputs_of, model_of
+from vispe.hosts.transformers.language.families import family_of
+from vispe.hosts.transformers.language.position_assignment import Step
+
+peft = pytest.importorskip("peft", reason="peft is not installed")
+pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
+FAST = ("qwen2_vl", "qwen3_vl", "llava", "internvl", "gemma3", "smolvlm", "mistral3")
+SLOTS = 5
+STOCK_FAILS = {
+    (family, "Prompt") for family in ("gemma4", "molmo2")
+}  # they take embeddings of their own tokens only
+STOCK_FAILS |= {
+    (family, "Prefix") for family in OMNI
+}  # with a mask: they expect that it is as long as the tokens
+ROWS = torch.tensor([[0, 0, 0, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16, 17]])
+SEEN = (ROWS != 0).long()
+
+
+def sampled(families):
+    return [f if f in FAST else pytest.param(f, marks=pytest.mark.slow) for f in families]
+
+
+def tuned(family, spec=None, kind="PrefixTuningConfig", **options):
+    """A model with virtual tokens that are the same every time; stock without a spec."""
+    model = model_of(family)
+    if spec == "own":
+        spec = family_of(model.model.config).own(model.model.config)
+    model = model if spec is None else vispe.convert(model, spec, **options)
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=SLOTS))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            if weight.requires_grad:
+                weight.copy_(torch.randn(weight.shape, generator=generator))
+    return adapted.eval()
+
+
+def logits(model, **inputs):
+    with torch.no_grad():
+        return model(**inputs).logits
+
+
+def spoken(model, **inputs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft, on names of the cache
+        return model.generate(**inputs, max_new_tokens=4, do_sample=False)
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+@pytest.mark.parametrize("family", sampled(f for f in EVERY if f not in RECURRENT))
+def test_text_is_that_of_the_stock_model(family, kind):
+    if (family, kind[:6]) in STOCK_FAILS:
+        pytest.skip("the stock model fails")
+    stock, model = tuned(family, kind=kind), tuned(family, "vrope", kind)
+    text = {"input_ids": ROWS[1:]}
+    for inputs in (text, text | {"attention_mask": SEEN[1:]}, {"input_ids": ROWS, "attention_mask": SEEN}):
+        wanted, found = logits(stock, **inputs), logits(model, **inputs)
+        if len(wanted) > 1 and wanted.shape[1] == ROWS.shape[1]:  # of rows of padding nothing is said
+            wanted, found = (x[SEEN.bool()] for x in (wanted, found))
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        if kind == "PrefixTuningConfig" or len(inputs["input_ids"]) == 1:
+            assert torch.equal(spoken(model, **inputs), spoken(tuned(family, kind=kind), **inputs))
+
+
+@pytest.mark.parametrize("family", ["llava", "internvl"])
+def test_slots_are_trained_as_on_the_stock_model(family):
+    grads = []
+    for model in (tuned(family), tuned(family, "mrope_i")):
+        model.train()
+        model(input_ids=ROWS[1:], attention_mask=SEEN[1:], labels=ROWS[1:]).loss.backward()
+        grads.append([w.grad for w in model.parameters() if w.requires_grad])
+    torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=0)
+    assert all(g.abs().max() > 0 for g in grads[0])
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+@pytest.mark.parametrize("family", ["llava", "internvl", "gemma3", "smolvlm", "mistral3"])
+def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
+    inputs = {k: v for k, v in inputs_of(family, True, 3, 1).items() if not k.endswith("type_ids")}
+    stock, model = tuned(family, kind=kind), tuned(family, "own", kind)
+    torch.testing.assert_close(logits(model, **inputs), logits(stock, **inputs), rtol=0, atol=0)
+    assert torch.equal(spoken(model, **inputs), spoken(stock, **inputs))
+
+
+def rows(positions):
+    """Keys and coordinates (1 + axes, b, s) that a language model gets, for a prompt or for one decoded token."""
+    if isinstance(positions, Step):
+        coordinates = positions.scheme.going_on(positions.keys, positions.offset)
+    else:
+        coordinates = positions.coordinates
+    return torch.cat([positions.keys[None].to(coordinates), coordinates])
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("spec", ["own", "vrope", "v2pe(stride=4)"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
+    """As many words in front of the prompt put it where slots do."""
+    model = tuned(family, spec, late_rotation=late)
+    inner = model.get_base_model().model
+    inputs = inputs_of(family, True, 3, 1)
+    words = torch.ones(1, SLOTS, dtype=torch.long)
+    longer = {
+        k: torch.cat([words * (k != "mm_token_type_ids"), v], 1)
+        if v.shape[:2] == inputs["input_ids"].shape
+        else v
+        for k, v in inputs.items()
+    }
+    placed = []
+    inner.language_model.register_forward_pre_hook(
+        lambda _, args, kwargs: placed.append(kwargs["position_ids"]), with_kwargs=True
+    )
+    with torch.no_grad():
+        model(**inputs)
+        model.get_base_model()(**longer)
+        assert torch.equal(rows(placed[0]), rows(placed[1])[..., SLOTS:])
+        placed.clear()
+        spoken(model, **inputs)
+        spoken(model.get_base_model(), **longer)
+    given, wanted = (
+        [rows(p) for p in half] for half in (placed[: len(placed) // 2], placed[len(placed) // 2 :])
+    )
+    assert torch.equal(given[0], wanted[0][..., SLOTS:])
+    assert all(torch.equal(a, b) for a, b in zip(given[1:], wanted[1:], strict=True))
+
+
+def test_other_caches_without_a_state_are_refused():
+    stock, model = model_of("llava"), vispe.convert(model_of("llava"), "mrope_i")
+    with torch.no_grad():
+        out = stock(input_ids=ROWS[1:])
+        name = next(n for n in ("cache", "past_key_values") if out.get(n) is not None)
+        with pytest.raises(vispe.errors.InputError, match="The cache was filled by a model without"):
+            model(input_ids=ROWS[1:], **{name: out[name]})

@@ -1,0 +1,105 @@
+"""Shapes without coordinates are skipped with a note, in every format; a file of nothing else is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vispe.errors import InputError
+from vispe.images.labels.label_files import read_labels, read_truth
+
+H, W = 20, 30
+BOXES = {"bg": (0, 0, 8, 6), "ob": (10, 10, 28, 18)}
+EXPECTED = np.zeros((1, H, W), np.int32)
+EXPECTED[0, 0:6, 0:8], EXPECTED[0, 10:18, 10:28] = 1, 2
+
+
+def ring(x0, y0, x1, y1):
+    return [[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]]
+
+
+def feature(geometry, name="ob"):
+    return {"type": "Feature", "geometry": geometry, "properties": {"classification": {"name": name}}}
+
+
+def geojson(tmp_path, features):
+    path = tmp_path / "a.geojson"
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
+    return path
+
+
+FULL = [feature({"type": "Polygon", "coordinates": [ring(*BOXES[name])]}, name) for name in BOXES]
+EMPTY = [
+    None,
+    {"type": "Polygon", "coordinates": []},
+    {"type": "Polygon", "coordinates": [[]]},
+    {"type": "Polygon", "coordinates": None},
+    {"type": "MultiPolygon", "coordinates": []},
+    {"type": "MultiPolygon", "coordinates": [[], [[]]]},
+    {"type": "LineString", "coordinates": []},
+    {"type": "MultiLineString", "coordinates": [[]]},
+    {"type": "Point", "coordinates": []},
+    {"type": "MultiPoint", "coordinates": []},
+    {"type": "GeometryCollection", "geometries": []},
+    {"type": "GeometryCollection", "geometries": [None, {"type": "Polygon", "coordinates": []}]},
+]
+
+
+@pytest.mark.parametrize("geometry", EMPTY, ids=str)
+def test_empty_geometries(tmp_path, geometry):
+    path = geojson(tmp_path, [FULL[0], feature(geometry), FULL[1]])
+    found = read_labels(path, (1, H, W))
+    np.testing.assert_array_equal(found.values, EXPECTED)
+    assert "1 shape(s) of a.geojson have an empty geometry and are not used." in found.notes
+    said = []
+    np.testing.assert_array_equal(read_truth(path, (1, H, W), names=["bg", "ob"], note=said.append), EXPECTED)
+    assert any("empty geometry" in text for text in said)
+    with pytest.raises(InputError, match=r"holds 1 shape\(s\), but all of them are empty"):
+        read_labels(geojson(tmp_path, [feature(geometry)]), (1, H, W))
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        {"type": "MultiPolygon", "coordinates": [[], [ring(*BOXES["ob"]), []], [[]]]},
+        {"type": "Polygon", "coordinates": [ring(*BOXES["ob"]), []]},
+        {"type": "GeometryCollection", "geometries": [None, FULL[1]["geometry"], EMPTY[1]]},
+    ],
+    ids=lambda value: value["type"],
+)
+def test_empty_parts_of_a_geometry(tmp_path, geometry):
+    found = read_labels(geojson(tmp_path, [FULL[0], feature(geometry)]), (1, H, W))
+    np.testing.assert_array_equal(found.values, EXPECTED)
+
+
+@pytest.mark.parametrize("segmentation", [[], [[]], [[], []]], ids=str)
+def test_empty_segmentations_of_coco(tmp_path, segmentation):
+    drawn = [[np.ravel(ring(*box)[:-1]).tolist()] for box in BOXES.values()]
+    drawn[1].append([])
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "height": H, "width": W}],
+        "categories": [{"id": k, "name": name} for k, name in enumerate(BOXES)],
+        "annotations": [
+            {"id": n, "image_id": 1, "category_id": k, "segmentation": each}
+            for n, (k, each) in enumerate([(0, drawn[0]), (1, segmentation), (1, drawn[1])])
+        ],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    found = read_labels(tmp_path / "a.json", (1, H, W))
+    np.testing.assert_array_equal(found.values, EXPECTED)
+    assert "1 shape(s) of a.json have an empty geometry and are not used." in found.notes
+
+
+def test_empty_regions_of_imagej(tmp_path):
+    roifile = pytest.importorskip("roifile")
+    regions = []
+    for name, box in (*BOXES.items(), ("ob-2", None)):
+        made = (
+            roifile.ImagejRoi.frompoints(np.array(ring(*box)[:-1]), name=name) if box else roifile.ImagejRoi()
+        )
+        made.roitype, made.name = roifile.ROI_TYPE.POLYGON, name
+        regions.append(made)
+    roifile.roiwrite(tmp_path / "a_RoiSet.zip", regions)
+    found = read_labels(tmp_path / "a_RoiSet.zip", (1, H, W))
+    np.testing.assert_array_equal(found.values, EXPECTED)
+    assert "1 shape(s) of a_RoiSet.zip have an empty geometry and are not used." in found.notes

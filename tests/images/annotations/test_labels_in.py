@@ -1,0 +1,474 @@
+"""GeoJSON, regions of ImageJ and COCO as labels and truth: pixels, classes, overlaps and every refusal."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from vispe.errors import InputError, OptionError
+from vispe.images.annotations.imagej_rois import read_rois, roi_class
+from vispe.images.labels.label_files import read_label_set, read_labels, read_truth
+
+roifile = pytest.importorskip("roifile", reason="roifile reads regions of ImageJ: pip install 'vispe[cli]'")
+H, W = 20, 30
+
+
+def feature(kind, coordinates, name=None, color=None, **more):
+    """A feature as QuPath 0.5 writes it."""
+    given = {} if name is None else {"classification": {"name": name, "color": color or [1, 2, 3]}}
+    return {
+        "type": "Feature",
+        "id": "3b1c9b2e-4a55-4f6f-9f66-6f2f2ce0d3a1",
+        "geometry": {"type": kind, "coordinates": coordinates} | more,
+        "properties": {"objectType": "annotation"} | given,
+    }
+
+
+def box(x0, y0, x1, y1):
+    return [[x0, y0], [x1, y0], [x1, y1], [x0, y1], [x0, y0]]
+
+
+def geojson(path, *features):
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": list(features)}))
+    return path
+
+
+PORE = feature("Polygon", [box(0, 0, 4, 4)], "pore", [255, 0, 0])
+GRAIN = feature("Polygon", [box(10, 10, 30, 20)], "grain", [0, 0, 255])
+
+
+def blocks(*given):
+    out = np.zeros((1, H, W), np.int32)
+    for value, rows, columns in given:
+        out[0, rows, columns] = value
+    return out
+
+
+def test_qupath_polygons_holes_lines_and_points(tmp_path):
+    path = geojson(
+        tmp_path / "a.geojson",
+        feature("Polygon", [box(0, 0, 8, 6), box(2, 1, 5, 4)], "pore", [255, 0, 0]),
+        feature(
+            "MultiPolygon", [[box(10, 0, 12, 2)], [box(13, 0, 15, 2), box(14, 0, 15, 1)]], "pore", [255, 0, 0]
+        ),
+        feature("LineString", [[3.5, 10.5], [9.2, 10.9]], "grain", [0, 0, 255]),
+        feature("Point", [20.9, 15.1], "grain", [0, 0, 255]),
+        feature("MultiPoint", [[25.0, 15.0], [29.9, 19.9]], "grain", [0, 0, 255]),
+    )
+    found = read_labels(path, (1, H, W))
+    s = np.s_
+    expected = blocks(
+        *[
+            (2, s[:6], s[:8]),
+            (0, s[1:4], s[2:5]),
+            (2, s[:2], s[10:12]),
+            (2, s[:2], s[13:15]),
+            (0, s[:1], s[14:15]),
+        ],
+        *[(1, s[10], s[3:10]), (1, s[15], s[20]), (1, s[15], s[25]), (1, s[19], s[29])],
+    )
+    np.testing.assert_array_equal(found.values, expected)
+    assert found.names == ("grain", "pore")  # in natural order
+    assert found.colors == ((0, 0, 255), (255, 0, 0))
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("name", ["a.geojson", "a.json"])
+def test_a_bare_list_old_colours_derived_classes_and_collections(tmp_path, name):
+    old = feature("Polygon", [box(0, 0, 4, 4)])
+    old["properties"]["classification"] = {"name": "Tumor", "colorRGB": -3670016}  # alpha 255, red 200
+    derived = feature(
+        "GeometryCollection", None, geometries=[{"type": "Polygon", "coordinates": [box(9, 9, 12, 12)]}]
+    )
+    derived["properties"]["classification"] = {"names": ["Tumor", "Positive"], "color": [9, 9, 9]}
+    path = tmp_path / name
+    path.write_text(json.dumps([old, derived]))
+    found = read_labels(path, (1, H, W))
+    assert found.names == ("Tumor", "Tumor: Positive")
+    assert found.colors == ((200, 0, 0), (9, 9, 9))
+    np.testing.assert_array_equal(
+        found.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[9:12], np.s_[9:12]))
+    )
+
+
+def test_classes_given_by_the_user_order_and_refuse(tmp_path):
+    path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
+    found = read_labels(path, (1, H, W), classes=["pore", "grain", "crack"])
+    np.testing.assert_array_equal(
+        found.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:]))
+    )
+    assert found.colors is None  # crack has none
+    assert "class 'crack' is not drawn" in found.notes[0]
+    with pytest.raises(
+        InputError, match=r"feature 0 is of the class 'pore'; known are pores, grain.*'pores'"
+    ):
+        read_labels(path, (1, H, W), classes=["pores", "grain"])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_smaller_shape_counts_whatever_the_order(tmp_path, turned):
+    large = feature("Polygon", [box(0, 0, 20, 20)], "a matrix")
+    small, line = (
+        feature("Polygon", [box(5, 5, 9, 9)], "pore"),
+        feature("LineString", [[0, 7], [19, 7]], "scratch"),
+    )
+    shapes = [large, small, line]
+    path = geojson(tmp_path / "a.geojson", *(shapes[::-1] if turned else shapes))
+    found = read_labels(path, (1, H, W))
+    # 16 pixels of the pore, 20 of the line
+    expected = blocks((1, np.s_[:20], np.s_[:20]), (3, np.s_[7], np.s_[:20]), (2, np.s_[5:9], np.s_[5:9]))
+    np.testing.assert_array_equal(found.values, expected)
+    assert found.notes == (
+        "32 pixels of a.geojson lie under shapes of two classes; the smaller shape counts.",
+    )
+
+
+def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_path):
+    other = feature("Polygon", [box(0, 0, 30, 20)], "Ignore*")
+    path = geojson(tmp_path / "a.geojson", PORE, GRAIN, feature("Point", [5, 5]), other)
+    notes = read_labels(path, (1, H, W)).notes
+    assert "1 shape(s) of a.geojson of the class Ignore*, which QuPath ignores, are not used." in notes
+    assert "1 shape(s) of a.geojson have no class and are not used." in notes
+    with pytest.raises(InputError, match=r"1 shape\(s\), but none with a class; give them one"):
+        read_labels(geojson(path, feature("Point", [5, 5])), (1, H, W))
+
+
+def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(tmp_path):
+    path = geojson(tmp_path / "a.geojson", PORE, feature("Polygon", [box(-5, 15, 3.4, 99)], "grain"))
+    found = read_labels(path, (1, H, W))
+    np.testing.assert_array_equal(found.values, blocks((2, np.s_[:4], np.s_[:4]), (1, np.s_[15:], np.s_[:3])))
+    assert "1 shape(s) of a.geojson reach beyond the image; only what lies inside is used." in found.notes
+    path = geojson(path, PORE, feature("Polygon", [box(31, 0, 40, 9)], "grain"))
+    with pytest.raises(
+        InputError, match=r"feature 1 lies outside the image of 30 x 20 pixels \(x 31 to 40, y 0 to 9\)"
+    ):
+        read_labels(path, (1, H, W))
+
+
+def test_slices_and_times_are_pages(tmp_path):
+    planes = [{"c": -1, "z": 2, "t": 0}, {"c": -1, "z": 0, "t": 1}]
+    shapes = [feature("Polygon", [box(0, 0, 4, 4)], n, plane=p) for n, p in zip("ab", planes, strict=True)]
+    found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (3, H, W)).values
+    assert [np.unique(page).tolist() for page in found] == [[0], [0, 2], [0, 1]]
+    path = geojson(tmp_path / "b.geojson", PORE, GRAIN)
+    with pytest.raises(InputError, match="feature 0 names no page, but the image has 3; give label_page"):
+        read_labels(path, (3, H, W))
+    assert read_labels(path, (3, H, W), label_page=1).values[1].max() == 2
+    path = geojson(path, feature("Point", [1, 1], "a", plane={"z": 1, "t": 1}))
+    with pytest.raises(InputError, match="slice 1 of time 1"):
+        read_labels(path, (3, H, W))
+    with pytest.raises(InputError, match=r"feature 0 is on page 2, but the image has 2 \(0 to 1\)"):
+        read_labels(geojson(path, *shapes), (2, H, W))
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"type": "Feature", "properties": {}}, "feature 0 has no geometry"),
+        (feature("Circle", [1, 2], "a"), "a geometry of the type 'Circle'"),
+        (feature("Polygon", [[[0, 0], [1, 1]]], "a"), "at least 3 pairs of numbers"),
+        (feature("Polygon", [[[0, 0], [1, "x"], [2, 2]]], "a"), "at least 3 pairs of numbers"),
+        (feature("Polygon", [[[0, 0], [1, 1e300], [2, 2]]], "a"), "farther than 10000000 pixels"),
+        (feature("Polygon", [], "a"), "no list of parts"),
+        (feature("Point", None, "a"), "pairs of numbers"),
+    ],
+)
+def test_damaged_geojson_is_refused_in_one_sentence(tmp_path, bad, text):
+    with pytest.raises(InputError, match=text) as caught:
+        read_labels(geojson(tmp_path / "a.geojson", bad), (1, H, W))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_json_under_the_name_of_geojson_is_refused(tmp_path):
+    path = tmp_path / "a.geojson"
+    path.write_text('{"type": "Topology"}')
+    with pytest.raises(InputError, match="holds no GeoJSON features"):
+        read_labels(path, (1, H, W))
+
+
+def test_shapes_cannot_label_every_pixel_nor_stand_beside_numbers(tmp_path):
+    path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
+    with pytest.raises(OptionError, match="leave out dense"):
+        read_labels(path, (1, H, W), dense=True)
+    numbers = tmp_path / "b.json"
+    numbers.write_text(json.dumps([{"class": 1, "points": [[1, 1]]}]))
+    both = [path, numbers], [(1, H, W)] * 2
+    with pytest.raises(InputError, match=r"names its classes and .* numbers them; say with classes"):
+        read_label_set(*both)
+    first, second = read_label_set(*both, classes=["pore", "grain"])
+    assert (first.values[0, 0, 0], second.values[0, 1, 1]) == (1, 1)
+
+
+def test_one_numbering_for_several_files(tmp_path):
+    paths = [geojson(tmp_path / "a.geojson", PORE), geojson(tmp_path / "b.geojson", GRAIN)]
+    first, second = read_label_set(paths, [(1, H, W)] * 2)
+    assert first.names == second.names == ("grain", "pore")
+    assert (first.values.max(), second.values.max()) == (2, 1)
+
+
+def roi(kind, points=None, name="a", box=None, **facts):
+    made = roifile.ImagejRoi.frompoints(points, name=name) if points is not None else roifile.ImagejRoi()
+    made.roitype, made.name = roifile.ROI_TYPE[kind], name
+    if box:
+        made.left, made.top, made.right, made.bottom = box
+    for key, value in facts.items():
+        setattr(made, key, value)
+    return made
+
+
+def painted(tmp_path, made, shape=(1, H, W)):
+    """The pixels of one region beside a point in the last corner."""
+    path = tmp_path / "a_RoiSet.zip"
+    path.unlink(missing_ok=True)
+    roifile.roiwrite(path, [made, roi("POINT", np.array([[W - 1, H - 1]]), "zz")])
+    found = read_labels(path, shape)
+    assert found.names == ("a", "zz")
+    return found.values[-1] == 1
+
+
+def mask(rows, columns):
+    out = np.zeros((H, W), bool)
+    out[rows, columns] = True
+    return out
+
+
+def test_rectangles_polygons_and_freehand_of_imagej(tmp_path):
+    np.testing.assert_array_equal(
+        painted(tmp_path, roi("RECT", box=(2, 3, 9, 8))), mask(np.s_[3:8], np.s_[2:9])
+    )
+    corners = np.array([[2, 3], [9, 3], [9, 8], [2, 8]])
+    for kind in ("POLYGON", "FREEHAND", "TRACED"):
+        np.testing.assert_array_equal(painted(tmp_path, roi(kind, corners)), mask(np.s_[3:8], np.s_[2:9]))
+    fine = roi("POLYGON", corners.astype(np.float32) + 0.6)  # between pixels: centres from 3.5 on are inside
+    np.testing.assert_array_equal(painted(tmp_path, fine), mask(np.s_[4:9], np.s_[3:10]))
+
+
+def test_ovals_of_imagej(tmp_path):
+    y, x = np.mgrid[:H, :W] + 0.5
+    found = painted(tmp_path, roi("OVAL", box=(4, 2, 17, 9)))
+    np.testing.assert_array_equal(found, ((x - 10.5) / 6.5) ** 2 + ((y - 5.5) / 3.5) ** 2 < 1)
+    ends = {"x1": 4.0, "y1": 4.0, "x2": 14.0, "y2": 14.0}
+    made = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ELLIPSE, **ends)
+    half = np.frombuffer(np.array(0.5, ">f4").tobytes(), ">u1,>u1,>i2")[0]  # short axis by long one
+    made.arrow_style_or_aspect_ratio, made.arrow_head_size, made.rounded_rect_arc_size = map(int, half)
+    found = painted(tmp_path, made)
+    along, across = (x + y - 18) / np.sqrt(2), (y - x) / np.sqrt(2)
+    radius = (along / np.sqrt(50)) ** 2 + (across / np.sqrt(12.5)) ** 2
+    sure = abs(radius - 1) > 0.01  # the outline is a polygon of 720 corners
+    np.testing.assert_array_equal(found[sure], (radius < 1)[sure])
+
+
+def test_turned_rectangles_of_imagej(tmp_path):
+    ends = {"x1": 5.0, "y1": 10.0, "x2": 15.0, "y2": 10.0}
+    made = roi("FREEHAND", box=(0, 0, 20, 20), subtype=roifile.ROI_SUBTYPE.ROTATED_RECT, **ends)
+    width = np.frombuffer(np.array(6, ">f4").tobytes(), ">u1,>u1,>i2")[0]
+    made.arrow_style_or_aspect_ratio, made.arrow_head_size, made.rounded_rect_arc_size = map(int, width)
+    np.testing.assert_array_equal(painted(tmp_path, made), mask(np.s_[7:13], np.s_[5:15]))
+
+
+def test_lines_and_points_of_imagej_count_from_the_centres_of_pixels(tmp_path):
+    points = np.array([[3, 4], [8, 4], [8, 9]])
+    line = mask(np.s_[4], np.s_[3:9]) | mask(np.s_[4:10], np.s_[8])
+    np.testing.assert_array_equal(painted(tmp_path, roi("POLYLINE", points)), line)
+    np.testing.assert_array_equal(painted(tmp_path, roi("FREELINE", points)), line)
+    wide = painted(tmp_path, roi("POLYLINE", points[:2], stroke_width=3))
+    np.testing.assert_array_equal(wide, mask(np.s_[3:6], np.s_[2:10]))  # the pen of 3 pixels is 3 x 3
+    np.testing.assert_array_equal(painted(tmp_path, roi("POINT", points)), mask([4, 4, 9], [3, 8, 8]))
+    straight = roi("LINE", box=(0, 0, 0, 0), x1=3.0, y1=4.0, x2=8.0, y2=4.0)
+    np.testing.assert_array_equal(painted(tmp_path, straight), mask(np.s_[4], np.s_[3:9]))
+
+
+def test_composites_of_imagej_have_holes(tmp_path):
+    path = [0, 2, 2, 1, 12, 2, 1, 12, 10, 1, 2, 10, 4, 0, 4, 4, 1, 8, 4, 1, 8, 8, 1, 4, 8, 4]
+    made = roi(
+        "RECT", box=(2, 2, 12, 10), multi_coordinates=np.array(path, np.float32), shape_roi_size=len(path)
+    )
+    expected = mask(np.s_[2:10], np.s_[2:12]) & ~mask(np.s_[4:8], np.s_[4:8])
+    np.testing.assert_array_equal(painted(tmp_path, made), expected)
+
+
+def test_positions_of_imagej_are_pages_from_one(tmp_path):
+    found = painted(tmp_path, roi("RECT", box=(2, 3, 9, 8), position=0), (1, H, W))
+    assert found.any()
+    path = tmp_path / "b.zip"
+    places = [{"position": 2}, {"c_position": 1, "z_position": 3, "t_position": 1}]
+    made = [roi("RECT", None, n, (2, 3, 9, 8), **p) for n, p in zip("ab", places, strict=True)]
+    roifile.roiwrite(path, made)
+    assert [np.unique(page).tolist() for page in read_labels(path, (3, H, W)).values] == [[0], [0, 1], [0, 2]]
+
+
+def test_the_class_of_a_region_is_its_group_or_its_name(tmp_path):
+    path = tmp_path / "RoiSet.zip"
+    named = [
+        roi("RECT", None, n, (i, 0, i + 1, 5))
+        for i, n in enumerate(["pore-1", "pore_2", "grain", "0012-0345"])
+    ]
+    roifile.roiwrite(path, named)
+    found = read_labels(path, (1, H, W))
+    assert found.names == ("grain", "pore")
+    assert found.values[0, 0, :4].tolist() == [2, 2, 1, 0]
+    assert "1 shape(s) of RoiSet.zip have no class and are not used." in found.notes
+    grouped = [roi("RECT", None, f"any-{i}", (i, 0, i + 1, 5), group=g) for i, g in enumerate([3, 1, 3])]
+    path.unlink()
+    roifile.roiwrite(path, grouped)
+    found = read_labels(path, (1, H, W))
+    assert found.names == ("class 1", "class 3")
+    assert found.values[0, 0, :3].tolist() == [2, 1, 2]
+    found = read_labels(path, (1, H, W), classes=["a", "b", "c"])  # with names, group g is the g-th
+    assert found.values[0, 0, :3].tolist() == [3, 1, 3]
+    assert [roi_class(n) for n in ("phase 2", "0001-0012-0345-1", " x-9 ", "", "-3")] == [
+        "phase 2",
+        None,
+        "x",
+        None,
+        "-3",
+    ]
+
+
+def test_a_single_roi_file_is_read(tmp_path):
+    one, two = tmp_path / "a.roi", tmp_path / "b.roi"
+    roi("RECT", None, "pore", (0, 0, 3, 3)).tofile(one)
+    roi("RECT", None, "", (0, 0, 3, 3)).tofile(two)  # no name inside: that of the file counts
+    found = read_label_set([one, two], [(1, H, W)] * 2)
+    assert found[0].names == ("b", "pore")
+
+
+def test_regions_that_mark_no_pixels_and_damaged_files_are_refused(tmp_path):
+    path = tmp_path / "a.roi"
+    for made, text in [
+        (roi("ANGLE", np.array([[1, 1], [5, 5], [9, 1]])), "of the kind angle"),
+        (roi("RECT", box=(0, 0, 5, 5), subtype=roifile.ROI_SUBTYPE.TEXT), "of the kind text"),
+        (roi("RECT", box=(0, 0, 5, 5), rounded_rect_arc_size=9), "rounded corners"),
+        (roi("POLYGON", np.array([[1, 1], [5, 5]])), "2 points, too few for an area"),
+    ]:
+        made.tofile(path)
+        with pytest.raises(InputError, match=text):
+            read_labels(path, (1, H, W))
+    whole = roi("POLYGON", np.array([[1, 1], [5, 5], [1, 9]])).tobytes()
+    for data in (b"Iout", whole[:70], b"Jout" + whole[4:], b""):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=r"a\.roi") as caught:
+            read_labels(path, (1, H, W))
+        assert "\n" not in str(caught.value)
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as z:
+        z.writestr("a.txt", "x")
+    with pytest.raises(InputError, match=r"holds no \.roi file"):
+        read_labels(archive, (1, H, W))
+    archive.write_bytes(archive.read_bytes()[:30])
+    with pytest.raises(InputError, match="is no region of ImageJ"):
+        read_labels(archive, (1, H, W))
+
+
+def coco(path, annotations, images=({"id": 7, "file_name": "set/a.png", "height": H, "width": W},)):
+    categories = [{"id": 5, "name": "pore"}, {"id": 9, "name": "grain"}]
+    path.write_text(
+        json.dumps({"images": list(images), "annotations": annotations, "categories": categories})
+    )
+    return path
+
+
+def note(category, segmentation, image=7):
+    return {"id": 1, "image_id": image, "category_id": category, "segmentation": segmentation, "iscrowd": 0}
+
+
+# encoded by pycocotools 2.0: rows 3 to 29 and columns 5 to 44 of 40 x 50 pixels, without rows 10 and 11
+COMPRESSED = "[672;;" + "EE;;" * 38 + "EE;`6"
+
+
+def test_coco_polygons_and_run_lengths(tmp_path):
+    counts = [2 * H, 3, H * (W - 2) - 3]  # the first three pixels of column 2
+    annotations = [note(5, [[10, 10, 30, 10, 30, 20, 10, 20]]), note(9, {"size": [H, W], "counts": counts})]
+    found = read_labels(coco(tmp_path / "a.json", annotations), (1, H, W))
+    assert found.names == ("grain", "pore")
+    np.testing.assert_array_equal(found.values, blocks((2, np.s_[10:], np.s_[10:]), (1, np.s_[:3], np.s_[2])))
+    images = [{"id": 7, "file_name": "b.png"}]
+    path = coco(
+        tmp_path / "b.json",
+        [note(5, {"size": [40, 50], "counts": COMPRESSED}), note(9, [[0, 0, 1, 0, 1, 1]])],
+        images,
+    )
+    expected = np.zeros((40, 50), bool)
+    expected[3:30, 5:45] = True
+    expected[10:12] = False
+    np.testing.assert_array_equal(read_labels(path, (1, 40, 50)).values[0] == 2, expected)
+
+
+def test_coco_files_hold_several_images_by_name(tmp_path):
+    images = [
+        {"id": i, "file_name": f"set\\{n}", "height": H, "width": W} for i, n in enumerate(["a.png", "b.png"])
+    ]
+    square = [[0, 0, 2, 0, 2, 2, 0, 2]]
+    path = coco(tmp_path / "all.json", [note(5, square, 0), note(9, square, 1)], images)
+    found = read_label_set([path, path], [(1, H, W)] * 2, images=["x/a.png", "y/b.tif"])
+    assert [f.values.max() for f in found] == [2, 1]
+    with pytest.raises(InputError, match=r"holds no image called c\.png; it has a\.png, b\.png"):
+        read_labels(path, (1, H, W), image="c.png")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [
+        (note(6, [[0, 0, 2, 0, 2, 2]]), "category_id=6, which is not among"),
+        (note(5, [[0, 0, 2, 0, 2]]), "no segmentation by polygons"),
+        (
+            {"id": 1, "image_id": 7, "category_id": 5, "bbox": [0, 0, 2, 2]},
+            "a box alone says not which pixels",
+        ),
+        (note(5, {"size": [H, W], "counts": [5, 5]}), "do not add up to 20 x 30"),
+        (note(5, {"size": [W, H], "counts": [600]}), r"run lengths for the size \[30, 20\]"),
+        (note(5, {"size": [H, W], "counts": "é"}), "run lengths with the character"),
+    ],
+)
+def test_damaged_coco_is_refused_in_one_sentence(tmp_path, annotation, text):
+    with pytest.raises(InputError, match=text):
+        read_labels(coco(tmp_path / "a.json", [annotation]), (1, H, W))
+
+
+def test_coco_of_another_size_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"a\.png has 20 x 30 pixels .* but the image is 30 x 20"):
+        read_labels(coco(tmp_path / "a.json", [note(5, [[0, 0, 2, 0, 2, 2]])]), (1, W, H))
+
+
+def test_truth_is_matched_by_the_names_of_classes(tmp_path):
+    path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
+    notes = []
+    found = read_truth(path, (1, H, W), names=["pore", "grain"], note=notes.append)
+    np.testing.assert_array_equal(found, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:])))
+    assert notes == ["64 % of the pixels lie under no shape of a.geojson and are left out of the score."]
+    assert read_truth(path, (1, H, W))[0, 0, 0] == 2  # clusters: in natural order of the names
+    with pytest.raises(InputError, match="feature 1 is of the class 'grain'; known are pore, matrix"):
+        read_truth(path, (1, H, W), names=["pore", "matrix"])
+
+
+def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("vispe.images.annotations.shapes.MOST_COVERED", 100)
+    squares = [feature("Polygon", [box(0, 0, 10, 10)], "ab"[k % 2]) for k in range(300)]
+    path = geojson(tmp_path / "a.geojson", *squares)
+    with pytest.raises(InputError, match=r"a\.geojson: its 300 shapes cover more than 0 million pixels"):
+        read_labels(path, (1, H, W))
+    fewer = geojson(tmp_path / "b.geojson", *squares[:20])
+    assert any(
+        "100 pixels of b.geojson lie under shapes of two classes" in n
+        for n in read_labels(fewer, (1, H, W)).notes
+    )
+
+
+def test_overlaps_of_few_pixels_in_a_large_image_are_counted(tmp_path):
+    shapes = [feature("Polygon", [box(k, 900, k + 2, 902)], "ab"[k % 2]) for k in range(2)]
+    found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
+    assert any("2 pixels of a.geojson lie under shapes of two classes" in n for n in found.notes)
+
+
+def test_what_roifile_only_logs_is_refused_in_one_sentence(tmp_path, caplog, capfd):
+    import roifile
+
+    roi = roifile.ImagejRoi.frompoints([[1, 1], [9, 1], [9, 9]], name="pore")
+    roi.props = "a: b\n"
+    (tmp_path / "a.roi").write_bytes(roi.tobytes())
+    assert len(read_rois(tmp_path / "a.roi")) == 1
+    (tmp_path / "b.roi").write_bytes(roi.tobytes()[:-4])
+    with pytest.raises(InputError, match=r"b\.roi is damaged: .*\. Save it again with the ROI Manager"):
+        read_rois(tmp_path / "b.roi")
+    assert "exceeds" not in caplog.text + "".join(capfd.readouterr())

@@ -1,0 +1,141 @@
+"""Objects out and in again: every kind of file gives the same map, with holes, corners and borders."""
+
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.images.annotations.annotation_files import read_shapes
+from vispe.images.annotations.object_files import write_objects
+from vispe.images.labels.label_files import read_labels
+
+roifile = pytest.importorskip("roifile", reason="roifile writes regions of ImageJ: pip install 'vispe[cli]'")
+NAMES, COLORS = ("matrix", "pore-2", "grün"), np.array([(1, 2, 3), (230, 159, 0), (0, 0, 0)], np.uint8)
+
+
+def random_map(seed):
+    rng = np.random.default_rng(seed)
+    h, w = rng.integers(1, 25, 2)
+    return rng.choice([0, 1, 2, 9, 300][: rng.integers(2, 6)], (h, w)), {1: 2, 2: 1, 9: 2, 300: 3}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
+    instances, classes = random_map(seed)
+    h, w = instances.shape
+    files = write_objects(tmp_path, "a", instances, classes, NAMES, COLORS)
+    present = [n for n in np.unique(instances).tolist() if n]
+    for kind, path in files.items():
+        if not present and kind == "rois":
+            continue  # a file without regions is refused
+        shapes = read_shapes(path, (h, w))
+        assert [s.name for s in shapes] == [NAMES[classes[n] - 1] for n in present]
+        back = np.zeros(h * w, int)
+        for number, shape in zip(present, shapes, strict=True):
+            places = shape.places(h, w)
+            assert not back[places].any()
+            back[places] = number
+            left, top, right, bottom = shape.box()
+            assert min(left, top) >= 0
+            assert right <= w
+            assert bottom <= h
+        np.testing.assert_array_equal(back.reshape(h, w), instances)
+
+
+@pytest.mark.parametrize("kind", ["geojson", "rois", "coco"])
+def test_objects_are_labels_of_the_next_run(tmp_path, kind):
+    instances = np.array([[1, 1, 0, 2], [1, 0, 0, 2], [1, 1, 1, 0]])
+    path = write_objects(tmp_path, "a", instances, [1, 2], NAMES, COLORS, [kind])[kind]
+    found = read_labels(path, (1, 3, 4), classes=NAMES)
+    np.testing.assert_array_equal(found.values[0], instances)
+
+
+def test_what_qupath_reads(tmp_path):
+    instances = np.zeros((6, 7), np.uint16)
+    instances[1:5, 1:6], instances[2:4, 2:4], instances[5, 0] = 3, 0, 3
+    path = write_objects(tmp_path, "a", instances, [1, 1, 2], NAMES, COLORS, ["geojson"])["geojson"]
+    (feature,) = json.loads(path.read_text())["features"]
+    assert feature["geometry"]["type"] == "MultiPolygon"
+    single, holed = sorted(feature["geometry"]["coordinates"], key=len)
+    assert single == [[[0, 5], [1, 5], [1, 6], [0, 6], [0, 5]]]
+    assert [ring[0] == ring[-1] for ring in holed] == [True, True]
+    assert feature["properties"] == {
+        "objectType": "detection",
+        "name": "3",
+        "classification": {"name": "pore-2", "color": [230, 159, 0]},
+    }
+    again = write_objects(tmp_path, "a", instances, [1, 1, 2], NAMES, COLORS, ["geojson"], force=True)
+    assert json.loads(again["geojson"].read_text())["features"][0]["id"] == feature["id"]
+
+
+def test_what_imagej_reads(tmp_path):
+    instances = np.zeros((6, 70_000), np.uint32)
+    instances[1:3, 1:5], instances[3:5, 5:7], instances[0, 69_990:] = 1, 1, 2
+    instances[5, :3] = 3
+    path = write_objects(tmp_path, "a", instances, {1: 1, 2: 3, 3: 2}, NAMES, COLORS, ["rois"])["rois"]
+    first, far, last = roifile.roiread(path)
+    assert [roi.name for roi in (first, far, last)] == ["matrix-1", "grün-2", "pore-2-3"]
+    assert first.composite
+    assert (first.left, first.top, first.right, first.bottom) == (1, 1, 7, 5)
+    assert far.composite  # whole numbers of ImageJ end at 65535
+    assert last.roitype == roifile.ROI_TYPE.TRACED
+    assert (last.left, last.top, last.right, last.bottom) == (0, 5, 3, 6)
+    assert last.stroke_color == bytes([255, 230, 159, 0])
+    shapes = read_shapes(path, instances.shape)
+    for number, shape in enumerate(shapes, 1):
+        np.testing.assert_array_equal(shape.places(*instances.shape), np.flatnonzero(instances == number))
+
+
+def test_what_coco_programs_read(tmp_path):
+    instances = np.array([[1, 1, 1, 2], [1, 0, 1, 0], [1, 1, 1, 2]])
+    path = write_objects(tmp_path, "a", instances, [2, 1], NAMES, COLORS, ["coco"], image="a.tif")["coco"]
+    found = json.loads(path.read_text())
+    assert found["images"] == [{"id": 1, "file_name": "a.tif", "height": 3, "width": 4}]
+    assert found["categories"] == [{"id": k, "name": n} for k, n in enumerate(NAMES, 1)]
+    holed, parted = found["annotations"]
+    assert holed["segmentation"] == {"counts": [0, 4, 1, 4, 3], "size": [3, 4]}
+    assert (holed["area"], holed["bbox"], holed["category_id"], holed["iscrowd"]) == (8, [0, 0, 3, 3], 2, 0)
+    assert parted["segmentation"] == [[3, 0, 4, 0, 4, 1, 3, 1], [3, 2, 4, 2, 4, 3, 3, 3]]
+    assert (parted["area"], parted["bbox"], parted["id"]) == (2, [3, 0, 1, 3], 2)
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    path = write_objects(tmp_path, "a", np.array([[1]]), [1], ["a/b:c 🔬"], [(0, 0, 0)], ["rois"])["rois"]
+    assert zipfile.ZipFile(path).namelist() == ["a_b_c _-1.roi"]
+    assert read_shapes(path, (1, 1))[0].name == "a/b:c _"
+
+
+def test_files_are_not_overwritten_and_none_is_written_when_one_exists(tmp_path):
+    one = np.array([[1]])
+    (tmp_path / "a_coco.json").write_text("mine")
+    with pytest.raises(InputError, match=r"a_coco\.json exists"):
+        write_objects(tmp_path, "a", one, [1], NAMES, COLORS)
+    assert [p.name for p in tmp_path.iterdir()] == ["a_coco.json"]
+    write_objects(tmp_path, "a", one, [1], NAMES, COLORS, force=True)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"a_coco.json", "a_objects.geojson", "a_RoiSet.zip"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (
+            {"kinds": ["geojsn"]},
+            OptionError,
+            "objects_as='geojsn' is not one of geojson, rois, coco.*'geojson'",
+        ),
+        ({"kinds": ["coco", "coco"]}, OptionError, "names one kind twice"),
+        ({"names": ["a"]}, OptionError, "1 names and 3 colours"),
+        ({"classes": [1]}, InputError, "object 2 has no class; classes are 1 to 3"),
+        ({"classes": [1, 4]}, InputError, "object 2 has the class 4"),
+        ({"instances": np.zeros((1, 2, 2), int)}, ShapeError, "two axes"),
+        ({"instances": np.array([[-1]])}, InputError, "whole numbers from 0"),
+    ],
+)
+def test_bad_calls_write_nothing(tmp_path, change, error, text):
+    given = {"instances": np.array([[1, 2]]), "classes": [1, 2], "names": NAMES, "colors": COLORS} | change
+    with pytest.raises(error, match=text):
+        write_objects(tmp_path, "a", **given)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,64 @@
+"""Polygons to pixels, against the point-in-polygon tests of matplotlib and scikit-image."""
+
+import numpy as np
+import pytest
+from matplotlib.path import Path as Outline
+from skimage.draw import polygon2mask
+
+from vispe.images.annotations.rasterize import fill
+
+
+def mask(rings, h, w):
+    out = np.zeros((h, w), int)
+    rows, columns = fill(rings, h, w)
+    np.add.at(out, (rows, columns), 1)
+    assert out.max(initial=0) <= 1  # no pixel twice
+    return out.astype(bool)
+
+
+def centres(h, w):
+    y, x = np.mgrid[:h, :w] + 0.5
+    return np.stack([x, y], -1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pixel_is_inside_when_its_centre_is(seed):
+    rng = np.random.default_rng(seed)
+    h, w = rng.integers(1, 40, 2)
+    angle = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(3, 12)))  # a star: it does not cross itself
+    radius = rng.uniform(0.2, 0.9, len(angle)) * max(h, w)
+    ring = np.stack([w / 2 + radius * np.cos(angle), h / 2 + radius * np.sin(angle)], 1)
+    found = mask([ring], h, w)
+    expected = Outline(np.vstack([ring, ring[:1]]), closed=True).contains_points(centres(h, w).reshape(-1, 2))
+    np.testing.assert_array_equal(found, expected.reshape(h, w))
+    np.testing.assert_array_equal(found, polygon2mask((h, w), ring[:, ::-1] - 0.5))
+
+
+def test_a_ring_inside_another_is_a_hole_and_repeated_corners_do_not_matter():
+    outer, inner = (
+        np.array([[0, 0], [9, 0], [9, 7], [0, 7], [0, 0]]),
+        np.array([[2, 1], [2, 5], [6, 5], [6, 1]]),
+    )
+    expected = np.zeros((8, 11), bool)
+    expected[:7, :9] = True
+    expected[1:5, 2:6] = False
+    np.testing.assert_array_equal(mask([outer, inner], 8, 11), expected)
+
+
+def test_areas_that_share_a_border_share_no_pixel_and_leave_none_out():
+    # borders run through centres on purpose
+    h, w, middle = 9, 13, np.array([6.5, 4.5])
+    frame = [np.array(p) for p in ([0, 0], [6.5, 0], [w, 0], [w, 4.5], [w, h], [6.5, h], [0, h], [0, 4.5])]
+    parts = [np.stack([middle, frame[i], frame[(i + 1) % 8]]) for i in range(8)]
+    np.testing.assert_array_equal(sum(mask([p], h, w).astype(int) for p in parts), np.ones((h, w), int))
+
+
+@pytest.mark.parametrize("shift", [(-6, 0), (0, -6), (7, 3), (-100, -100), (3, 100)])
+def test_what_lies_outside_is_left_away(shift):
+    ring = np.array([[1.2, 0.3], [9.7, 2.2], [8.1, 9.6], [2.4, 7.7]]) + shift
+    large = mask([ring + 200], 420, 420)[200:210, 200:212]
+    np.testing.assert_array_equal(mask([ring], 10, 12), large)
+
+
+def test_a_sliver_between_centres_covers_nothing():
+    assert not mask([np.array([[0.6, 0.6], [0.9, 0.6], [0.9, 3.2]])], 5, 5).any()

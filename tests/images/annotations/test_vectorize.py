@@ -1,0 +1,93 @@
+"""Objects to polygons and back: the same map, valid rings, whatever the map."""
+
+import numpy as np
+import pytest
+from skimage.measure import euler_number, label
+
+from vispe.errors import InputError, ShapeError
+from vispe.images.annotations.rasterize import fill
+from vispe.images.annotations.vectorize import outlines
+
+
+def area(ring):
+    (x, y), (u, v) = ring.T, np.roll(ring, -1, axis=0).T
+    return (x * v - u * y).sum() / 2
+
+
+def check(instances):
+    h, w = instances.shape
+    found = outlines(instances)
+    assert list(found) == [n for n in np.unique(instances) if n]
+    back = np.zeros_like(instances)
+    for number, polygons in found.items():
+        own = instances == number
+        assert len(polygons) == label(own, connectivity=1).max()
+        holes = label(own, connectivity=1).max() - euler_number(own, connectivity=1)
+        assert (
+            sum(len(p) - 1 for p in polygons) >= holes
+        )  # a hole that touches itself at a corner comes as two
+        for polygon in polygons:
+            assert area(polygon[0]) > 0
+            assert all(area(hole) < 0 for hole in polygon[1:])
+            assert area(polygon[0]) + sum(map(area, polygon[1:])) > 0
+            for ring in polygon:
+                assert len(set(map(tuple, ring.tolist()))) == len(ring)  # touches itself nowhere
+                steps = np.roll(ring, -1, axis=0) - ring
+                assert ((steps == 0).sum(1) == 1).all()  # along rows and columns only
+                assert (steps[:-1] * steps[1:] == 0).all()  # a corner at every point
+            rows, columns = fill(polygon, h, w)
+            assert not back[rows, columns].any()
+            back[rows, columns] = number
+    np.testing.assert_array_equal(back, instances)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_painting_the_polygons_gives_the_map_back(seed):
+    rng = np.random.default_rng(seed)
+    h, w = rng.integers(1, 16, 2)
+    check(rng.choice([0, 1, 2, 7, 400][: rng.integers(2, 6)], (h, w)))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.int64])
+def test_every_type_of_whole_numbers(kind):
+    check(np.array([[0, 3, 3], [1, 1, 3], [0, 1, 0]], kind))
+
+
+MAPS = """
+1, 11 11, 111 101 111, 111 101 110, 10 01, 01 10, 1001 0110 0110 1001, 11111 10101 11111, 11111 10111 11011 11111,
+111 121 111, 0000 0000, 11111 10001 10101 10001 11111
+"""
+
+
+@pytest.mark.parametrize("rows", MAPS.split(","))
+def test_holes_corners_and_borders(rows):
+    check(np.array([[int(c) for c in row] for row in rows.split()]))
+
+
+def test_an_outline_has_a_corner_at_every_turn_and_nowhere_else():
+    instances = np.zeros((6, 8), int)
+    instances[1:5, 2:7] = 5
+    instances[2:4, 3:5] = 0
+    ((outer, hole),) = outlines(instances)[5]
+    assert {tuple(p) for p in outer.tolist()} == {(2, 1), (7, 1), (7, 5), (2, 5)}
+    assert {tuple(p) for p in hole.tolist()} == {(3, 2), (5, 2), (5, 4), (3, 4)}
+
+
+def test_a_ring_that_would_touch_itself_becomes_a_hole():
+    # the hole touches the outside at one corner, which JTS allows for a hole and not for one ring
+    polygons = outlines(np.array([[1, 1, 1], [1, 0, 1], [1, 1, 0]]))[1]
+    assert [len(p) for p in polygons] == [2]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    [
+        (np.zeros((2, 3, 4), int), ShapeError, "two axes"),
+        (np.zeros((2, 3)), InputError, "whole numbers from 0, got float64"),
+        (np.array([[-1, 2]]), InputError, "got int64 with -1"),
+        (np.array([[True]]), InputError, "got bool"),
+    ],
+)
+def test_what_is_no_instance_map_is_refused(bad, error, text):
+    with pytest.raises(error, match=text):
+        outlines(bad)

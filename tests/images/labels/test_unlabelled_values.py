@@ -1,0 +1,132 @@
+"""Levels that mean "not labelled": 255 and its like with class numbers, and white."""
+
+import json
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.errors import InputError
+from vispe.images.labels.label_files import read_labels, read_truth
+
+H, W = 20, 30
+SHAPE = (1, H, W)
+
+
+def drawn(*levels, rest=0):
+    """Few pixels of each level, `rest` elsewhere."""
+    out = np.full((H, W), rest, np.int64)
+    for row, level in enumerate(levels):
+        out[2 * row, :15] = level
+    return out
+
+
+def save(tmp_path, array, kind):
+    path = tmp_path / ("a.png" if kind in ("uint8", "palette", "rgb", "rgba") else "a.tif")
+    if kind == "palette":
+        image = Image.fromarray(array.astype(np.uint8), "P")
+        image.putpalette([0, 0, 0, *(v % 256 for v in range(3 * 255))])
+        image.save(path)
+    elif path.suffix == ".png":
+        Image.fromarray(array.astype(np.uint8)).save(path)
+    else:
+        tifffile.imwrite(path, array.astype(kind))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "void"),
+    [
+        ("uint8", 255),
+        ("palette", 255),
+        ("uint16", 255),
+        ("uint16", 65_535),
+        ("int32", 2**31 - 1),
+        ("uint32", 2**32 - 1),
+        ("float32", 255),
+    ],
+)
+def test_the_largest_number_beside_class_numbers_is_unlabelled(tmp_path, kind, void):
+    found = read_labels(save(tmp_path, drawn(1, 2, rest=void), kind), SHAPE)
+    np.testing.assert_array_equal(found.values[0], drawn(1, 2))
+    assert found.names == ("class 1", "class 2")
+    assert f"{void} (95 % of the pixels) is treated as unlabelled." in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("array", "more", "expected"),
+    [
+        (drawn(1, 2, 255), {}, drawn(1, 2)),  # in addition to 0
+        (drawn(0, 1, rest=255), {"dense": True}, drawn(1, 2)),  # as Cityscapes
+        (drawn(0, 255, rest=255), {"dense": True}, drawn(1, 2, rest=2)),  # a mask of two values
+        (drawn(255, rest=0), {"dense": True}, drawn(2, rest=1)),
+        (drawn(1, 2, rest=255), {"classes": ["a", "b"]}, drawn(1, 2)),
+        (drawn(1, 2, rest=255), {"classes": ["a", "b", "c"]}, drawn(1, 2, rest=3)),
+        (drawn(85, 170, 255), {}, drawn(1, 2, 3)),  # ranked greys
+        (drawn(85, 255), {}, drawn(1, 2)),
+        (drawn(1, 255), {}, drawn(1, 2)),
+        (drawn(100, 200, rest=255), {"dense": True}, drawn(1, 2, rest=3)),
+        (drawn(100, 200, rest=255), {"classes": ["a", "b"]}, drawn(1, 2)),
+        (drawn(253, 254, 255), {}, drawn(1, 2, 3)),
+    ],
+)
+def test_which_255_is_a_class(tmp_path, array, more, expected):
+    np.testing.assert_array_equal(
+        read_labels(save(tmp_path, array, "uint8"), SHAPE, **more).values[0], expected
+    )
+
+
+@pytest.mark.parametrize("array", [drawn(100, 200, rest=255), drawn(0, 1, 2, rest=255), drawn(1, rest=255)])
+def test_in_doubt_a_level_that_covers_the_image_is_refused(tmp_path, array):
+    with pytest.raises(
+        InputError, match=r"255 covers \d+(\.\d)? % of the pixels and would be a class.*--dense"
+    ):
+        read_labels(save(tmp_path, array, "uint8"), SHAPE)
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_white_paper(tmp_path, alpha):
+    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[drawn(1, 2)]
+    lut = np.dstack([lut, np.full((H, W), 255)]) if alpha else lut
+    path = save(tmp_path, lut, "rgba" if alpha else "rgb")
+    with pytest.raises(InputError, match=r"white covers 95 % of the pixels.*black or transparent"):
+        read_labels(path, SHAPE)
+    np.testing.assert_array_equal(read_labels(path, SHAPE, classes=["a", "b"]).values[0], drawn(2, 1))
+    assert len(read_labels(path, SHAPE, dense=True).names) == 3
+    if alpha:
+        lut[..., 3] = np.where(drawn(1, 2) > 0, 255, 0)
+        np.testing.assert_array_equal(read_labels(save(tmp_path, lut, "rgba"), SHAPE).values[0], drawn(2, 1))
+
+
+def test_legends_that_leave_a_level_out(tmp_path):
+    def read(array, legend, kind):
+        (tmp_path / "legend.json").write_text(json.dumps(legend))
+        return read_labels(save(tmp_path, array, kind), SHAPE, legend=tmp_path / "legend.json").values[0]
+
+    lut = np.array([[255, 255, 255], [255, 0, 0], [0, 128, 0]])[drawn(1, 2)]
+    np.testing.assert_array_equal(read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb"), drawn(2, 1))
+    named = {"#ff0000": "a", "#008000": "b", "#ffffff": "c"}
+    np.testing.assert_array_equal(read(lut, named, "rgb"), drawn(2, 1, rest=3))
+    np.testing.assert_array_equal(read(drawn(1, 2, rest=255), {"1": "a", "2": "b"}, "uint8"), drawn(1, 2))
+    lut[5] = (0, 0, 255)
+    with pytest.raises(InputError, match=r"found #0000ff, #ffffff, but the legend names #008000, #ff0000"):
+        read(lut, {"#ff0000": "a", "#008000": "b"}, "rgb")
+
+
+def test_minus_one_is_refused_with_advice(tmp_path):
+    with pytest.raises(
+        InputError, match=r"holds the value -1; .* save it as 0 and number the classes from 1"
+    ):
+        read_labels(save(tmp_path, drawn(0, 1, rest=-1), "int16"), SHAPE)
+
+
+def test_truth_leaves_the_void_out(tmp_path):
+    said = []
+    path = save(tmp_path, drawn(0, 1, rest=255), "uint8")
+    for count in (2, 3, None):
+        found = read_truth(path, SHAPE, n_classes=count, note=said.append)
+        np.testing.assert_array_equal(found[0], drawn(1, 2))
+    assert "255 (95 % of the pixels) marks no class and is left out of the score." in said[0]
+    binary = save(tmp_path, drawn(255), "uint8")
+    np.testing.assert_array_equal(read_truth(binary, SHAPE, n_classes=2)[0], drawn(2, rest=1))

@@ -1,0 +1,84 @@
+"""Which labels, masks and truth go with which image, by name: in memory, in sequences and in stores."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vispe.errors import InputError
+from vispe.images.file_search import match_files
+from vispe.images.sequences import FileImages, FileMasks
+from vispe.segment.out_of_core.scribbles import match_labels
+from vispe.segment.run.inputs import BatchImage, match
+
+
+def paths(names):
+    return [Path(name) for name in names.split()]
+
+
+CASES = [
+    # images, files, image=file of those that are matched, files that are left
+    ("a.png", "other.png", "a.png=other.png", ""),
+    ("a.png b.png", "b_labels.png a.tif", "a.png=a.tif b.png=b_labels.png", ""),
+    ("a.png ab.png", "ab-mask.png a.1.png", "a.png=a.1.png ab.png=ab-mask.png", ""),
+    ("a.png a_b.png", "a_b_labels.png", "a_b.png=a_b_labels.png", ""),
+    ("a.png b.png", "ab.png b_x.png", "b.png=b_x.png", "ab.png"),
+    ("a.png b.png", "c.png d.png", "", "c.png d.png"),
+]
+
+
+@pytest.mark.parametrize(("images", "files", "pairs", "left"), CASES)
+def test_files_are_matched_by_name(images, files, pairs, left):
+    wanted = dict(tuple(map(Path, pair.split("="))) for pair in pairs.split())
+    assert match_files(paths(images), paths(files), "labels") == (wanted, paths(left))
+
+
+def test_two_files_of_one_image():
+    with pytest.raises(InputError, match=r"^a_x.png and a.png are both masks of a.png; give one for each.$"):
+        match_files(paths("a.png b.png"), paths("a_x.png a.png"), "masks")
+
+
+def test_what_a_batch_says_of_files_without_an_image():
+    images, notes = [BatchImage(path) for path in paths("a.png b.png")], []
+    match(images, "labels", paths("a_x.png c.png d.png"), notes.append)
+    assert images[0].labels == Path("a_x.png")
+    assert images[1].labels is None
+    assert notes == ["2 labels file(s) belong to no image and are not used: c.png, d.png."]
+    with pytest.raises(
+        InputError, match=r"^no truth file belongs to an image by name: found c.png for images such "
+    ):
+        match(images, "truth", paths("c.png"), notes.append)
+    match(images, "truth", [], notes.append)
+    assert len(notes) == 1
+
+
+def test_what_a_run_on_stores_says_of_labels_without_an_image():
+    notes = []
+    images = paths("a.zarr b.ome.zarr")
+    found = match_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
+    assert found == {images[0]: Path("a_x.zarr"), images[1]: Path("b_labels.png")}
+    assert notes == ["c.tif belongs to no image and is not used."]
+    with pytest.raises(
+        InputError,
+        match=r"^no labels file belongs to an image by name: found c.tif for images such as a.zarr; name them alike, "
+        r"for example a.zarr and a_labels.png.$",
+    ):
+        match_labels(paths("c.tif"), images, notes.append)
+
+
+def test_what_masks_of_a_sequence_say(tmp_path):
+    for name in ("a", "b", "a_mask", "c", "d"):
+        Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) % 2).save(tmp_path / f"{name}.png")
+    images = FileImages([tmp_path / "a.png", tmp_path / "b.png"], lambda page: page)
+    files = {name: tmp_path / f"{name}.png" for name in ("a_mask", "b", "c", "d")}
+    assert FileMasks(images, [files["b"], files["a_mask"], files["c"]]).notes == [
+        "1 mask(s) belong to no image and are not used: c.png."
+    ]
+    assert FileMasks(images, [files["c"], files["d"]]).notes == [
+        "No mask is named like an image; they were matched in the order given."
+    ]
+    with pytest.raises(
+        InputError, match=r"b.png has no mask among the 2 given; name it b_mask.png, or give as many"
+    ):
+        FileMasks(images, [files["a_mask"], files["c"]])

@@ -1,0 +1,139 @@
+"""RoPE-DHR: tiles on the thumbnail, what an image costs, and what the reference does otherwise."""
+
+import pytest
+import torch
+
+from vispe.errors import OptionError, UnsupportedCombination
+from vispe.multimodal import Image, Stream, Text, Video, create_scheme
+from vispe.multimodal.schemes.rope_dhr import media_ids
+
+REFERENCE = {"tile_order": "column_major", "sampling": "corner"}
+
+
+def image_ids(image, before=5, **options):
+    """Return positions less that of the image's start, one row for each part, and all coordinates."""
+    coordinates = create_scheme("rope_dhr", **options).coordinates(
+        Stream.of([[Text(before), image, Text(2)]])
+    )
+    return (coordinates.ids[0, 0, before:-2] - before).unflatten(
+        0, (-1, image.h * image.w)
+    ).long(), coordinates
+
+
+def canvas(image):
+    """Return (row, column) of the thumbnail for each token of the whole picture in its place."""
+    rows, cols = image.tiles
+    tiles = image_ids(image)[0][: rows * cols] if image.thumbnail == "last" else image_ids(image)[0][1:]
+    whole = tiles.unflatten(0, (rows, cols)).unflatten(-1, (image.h, image.w)).transpose(1, 2)
+    return whole.reshape(rows * image.h, cols * image.w) // image.w, whole.reshape(
+        rows * image.h, cols * image.w
+    ) % image.w
+
+
+def test_worked_example_of_the_reference():
+    ids, coordinates = image_ids(Image(16, 16, (1, 2), "last"), **REFERENCE)
+    assert (ids[0, :16] + 5).tolist() == [5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12]
+    assert (ids[1, :6] + 5).tolist() == [12, 13, 14, 14, 15, 15]
+    assert (ids[2] + 5).tolist() == list(range(5, 261))
+    assert coordinates.ids[0, 0, -2:].tolist() == [261, 262]
+    right = image_ids(Image(16, 16, (1, 2), "last"))[0]
+    assert (right[0, :16] + 5).tolist() == [5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12]
+    assert (right[1, :6] + 5).tolist() == [13, 13, 14, 14, 15, 15]
+
+
+def test_the_reference_takes_tiles_in_another_order():
+    image = Image(6, 6, (3, 2), "last")
+    rows, cols = image.tiles
+    ours, theirs = image_ids(image)[0], image_ids(image, tile_order="column_major")[0]
+    order = [row * cols + column for column in range(cols) for row in range(rows)]
+    assert torch.equal(theirs[: rows * cols], ours[order])
+    assert not torch.equal(theirs, ours)
+    assert torch.equal(theirs[-1], ours[-1])
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize(
+    ("h", "w", "tiles"), [(16, 16, (2, 3)), (4, 6, (2, 3)), (3, 5, (4, 2)), (1, 7, (1, 3)), (5, 5, (1, 1))]
+)
+def test_an_image_costs_its_thumbnail(h, w, tiles, place):
+    image = Image(h, w, tiles, place)
+    ids, coordinates = image_ids(image)
+    small = ids[-1] if place == "last" else ids[0]
+    assert small.tolist() == list(range(h * w))
+    assert (int(ids.min()), int(ids.max())) == (0, h * w - 1)
+    assert coordinates.ids[0, 0, -2:].tolist() == [5 + h * w, 6 + h * w]
+    assert coordinates.decode(2)[0, 0].tolist() == [7 + h * w, 8 + h * w]
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "tiles"), [(16, 16, (2, 4)), (16, 16, (8, 1)), (4, 6, (2, 3)), (6, 4, (3, 2))]
+)
+def test_cells_are_hit_equally_often_where_tiles_divide_the_thumbnail(h, w, tiles):
+    ids = image_ids(Image(h, w, tiles, "last"))[0][:-1]
+    assert torch.equal(ids.flatten().bincount(), torch.full((h * w,), tiles[0] * tiles[1]))
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize(("h", "w", "tiles"), [(16, 16, (3, 2)), (5, 3, (2, 3)), (2, 7, (5, 1))])
+def test_positions_painted_back_make_one_picture(h, w, tiles, place):
+    rows, cols = canvas(Image(h, w, tiles, place))
+    assert torch.equal(rows, rows[:, :1].expand_as(rows))
+    assert torch.equal(cols, cols[:1].expand_as(cols))
+    for along, side in ((rows[:, 0], h), (cols[0], w)):
+        assert set(along.diff().tolist()) <= {0, 1}
+        assert torch.equal(along, side - 1 - along.flip(0))
+        assert (along[0], along[-1]) == (0, side - 1)
+
+
+@pytest.mark.parametrize(
+    ("h", "w", "tiles"), [(4, 6, (2, 3)), (3, 5, (4, 2)), (5, 5, (3, 3)), (24, 24, (2, 1))]
+)
+def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w, tiles):
+    """ID-Align, with the thumbnail first: found by looking at every token of the thumbnail, in whole numbers."""
+    ids = image_ids(Image(h, w, tiles, "first"))[0]
+    assert ids[0].tolist() == list(range(h * w))
+    (down, across), part = tiles, 0
+    for row in range(down):
+        for column in range(across):
+            part += 1
+            for number, found in enumerate(ids[part].tolist()):
+                # middles in units of half a token of the full picture, in which thumbnail tokens are 2 * tiles wide
+                y, x = 2 * (row * h + number // w) + 1, 2 * (column * w + number % w) + 1
+                under = [
+                    k
+                    for k in range(h * w)
+                    if 2 * down * (k // w) <= y < 2 * down * (k // w + 1)
+                    and 2 * across * (k % w) <= x < 2 * across * (k % w + 1)
+                ]
+                assert under == [found]
+
+
+def test_without_tiles_everything_stands_in_line():
+    stream = Stream.of(
+        [[Text(2), Image(3, 4), Text(1), Video(2, 2, 3)], [Image(2, 2), Text(4)]], padding="left"
+    )
+    found, want = (create_scheme(n).coordinates(stream) for n in ("rope_dhr", "rope1d"))
+    assert torch.equal(found.ids, want.ids)
+    assert torch.equal(found.next, want.next)
+
+
+def test_media_ids_are_those_of_pictures():
+    rows = [[Text(2), Image(2, 3, (1, 2), "last"), Text(1), Image(2, 2)], [Text(3), Image(1, 2), Text(9)]]
+    stream = Stream.of(rows, padding="left")
+    coordinates = create_scheme("rope_dhr").coordinates(stream)
+    tiled = [2, 2, 3, 5, 5, 6, 3, 4, 4, 6, 7, 7, 2, 3, 4, 5, 6, 7]
+    assert media_ids(stream, coordinates).tolist() == [[*tiled, 9, 10, 11, 12, 3, 4]]
+    assert coordinates.next.tolist() == [13, 14]
+
+
+def test_tiles_without_a_thumbnail_are_refused():
+    scheme = create_scheme("rope_dhr")
+    stream = Stream.of([[Text(1)], [Image(2, 2, (1, 2), "last"), Image(2, 2, (3, 2))]])
+    with pytest.raises(
+        UnsupportedCombination, match=r"sample 1 has an image of 3 x 2 tiles with no thumbnail next to"
+    ):
+        scheme.coordinates(stream)
+    with pytest.raises(OptionError, match="tile_order must be one of row_major, column_major"):
+        create_scheme("rope_dhr", tile_order="spiral")
+    with pytest.raises(OptionError, match="sampling must be one of centre, corner"):
+        create_scheme("rope_dhr", sampling="linspace")

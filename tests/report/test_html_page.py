@@ -1,0 +1,89 @@
+"""A report is one HTML file without references to others; what users name is never markup in it."""
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+from matplotlib.figure import Figure
+
+from vispe.errors import VispeError
+from vispe.report.html_page import Page
+
+
+class _Reader(HTMLParser):
+    """Collects text, and checks that tags are closed in order."""
+
+    VOID = ("meta", "img")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text, self.images, self.links = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        given = dict(attrs)
+        if tag == "img":
+            self.images.append(given)
+        self.links += [given[k] for k in ("href", "src") if k in given]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def _read(page):
+    reader = _Reader()
+    reader.feed(page.html())
+    assert reader.open == []
+    return reader
+
+
+def _page():
+    page = Page("a<b> & 'c'", "Rotation report", "mild <i>dependence</i>", "mild")
+    page.section("Features & more")
+    page.text("Five < six.")
+    page.text("")
+    page.table([["transform", "mean"], ["rot90 <x>", "0.41"], ["identity", "0"]], quiet=[1])
+    page.table([["a"], ["1"]], folded="every image")
+    figure = Figure(figsize=(1, 1))
+    figure.add_subplot().plot([0, 1])
+    page.figure(figure, 'The "curve" <here>')
+    return page
+
+
+def test_everything_is_said_and_nothing_is_markup():
+    reader = _read(_page())
+    text = "".join(reader.text)
+    for words in ("Rotation report: a<b> & 'c'", "mild <i>dependence</i>", "Features & more", "Five < six.",
+                  "rot90 <x>", "0.41", "every image"):  # fmt: skip
+        assert words in text, words
+    assert "<i>" not in _page().html().replace("&lt;i&gt;", "")
+
+
+def test_the_picture_is_inside_and_nothing_is_fetched():
+    reader = _read(_page())
+    (image,) = reader.images
+    assert image["alt"] == 'The "curve" <here>'
+    kind, data = image["src"].split(",", 1)
+    assert kind == "data:image/png;base64"
+    assert base64.b64decode(data).startswith(b"\x89PNG")
+    assert reader.links == [image["src"]]
+    assert not re.search(r"https?:|url\(|@import|<script", _page().html())
+
+
+def test_tables_need_rows_of_one_length():
+    with pytest.raises(VispeError, match=r"rows of one length, got \[2, 1\]"):
+        Page("m", "k", "v").table([["a", "b"], ["1"]])
+
+
+def test_a_file_is_not_overwritten_without_force(tmp_path):
+    path = _page().write(tmp_path / "report.html")
+    assert path.read_text(encoding="utf-8") == _page().html()
+    with pytest.raises(VispeError, match=r"report\.html"):
+        _page().write(path)
+    Page("m", "k", "other").write(path, force=True)
+    assert "other" in path.read_text(encoding="utf-8")

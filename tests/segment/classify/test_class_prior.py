@@ -1,0 +1,331 @@
+"""Class priors: exact in any order, right where the truth is known, obeyed by labels, fractions and models."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vispe.segment.classify.class_prior as prior_module
+from tests.segment.run.test_prediction import fitted, predict, scene
+from vispe.errors import OptionError
+from vispe.segment import pipeline
+from vispe.segment.classify.calibration import advice, calibrate, calibration_error, strokes
+from vispe.segment.classify.class_prior import (
+    Counts,
+    areas,
+    count,
+    estimate,
+    interval,
+    merge,
+    reweigh,
+    tempered,
+    weights,
+)
+from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
+from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.model.model_file import load_model, save_model
+from vispe.segment.run.prediction import Post, find_areas
+from vispe.segment.run.run_report import faded
+
+
+def mixture(shares, n=60_000, seed=0, apart=2.5):
+    """Draw classes with these shares and (K, n) float32 probabilities that take all for equally frequent."""
+    rng = np.random.default_rng(seed)
+    classes = rng.choice(len(shares), n, p=shares)
+    middle = apart * np.eye(len(shares))
+    x = middle[classes] + rng.normal(size=(n, len(shares)))
+    log = -0.5 * ((x[:, None] - middle) ** 2).sum(-1)
+    prob = np.exp(log - log.max(1, keepdims=True))
+    return classes, (prob / prob.sum(1, keepdims=True)).T.astype(np.float32)
+
+
+@pytest.mark.parametrize("shares", [(0.97, 0.03), (0.5, 0.5), (0.7, 0.28, 0.02), (0.4, 0.3, 0.15, 0.1, 0.05)])
+def test_the_frequencies_of_a_mixture_are_found(shares):
+    classes, prob = mixture(shares)
+    found = count(prob)
+    prior = estimate(found)
+    true = np.bincount(classes) / classes.size
+    np.testing.assert_allclose(prior, true, atol=0.004)
+    # the estimate is where its own weighing leads, as by a direct sum over all pixels
+    q = prob.astype(np.float64) * prior[:, None]
+    np.testing.assert_allclose((q / q.sum(0)).mean(1), prior, atol=0.003)
+    pixels, doubt = areas(found, prior)
+    assert pixels.sum() == pytest.approx(classes.size)
+    hard = np.bincount((prob * prior[:, None].astype(np.float32)).argmax(0), minlength=len(shares))
+    np.testing.assert_allclose(pixels, hard, atol=0.006 * classes.size)
+    for k, share in enumerate(true):
+        low, high = interval(pixels[k] / classes.size, doubt[k] / classes.size)
+        assert 0 <= low <= share <= high <= 1
+
+
+@pytest.mark.parametrize("classes", [2, 3, 9, 30])
+def test_counts_do_not_depend_on_order_or_cuts(classes):
+    shares = np.arange(1, classes + 1) / sum(range(1, classes + 1))
+    _, prob = mixture(shares, 6003 if classes == 30 else 50_001, apart=1.5)
+    prob[:, ::7] = 0  # no data
+    whole, rng = count(prob), np.random.default_rng(1)
+    cuts = np.sort(rng.integers(0, prob.shape[1], 9))
+    parts = [count(p) for p in np.split(prob[:, rng.permutation(prob.shape[1])], cuts, axis=1)]
+    for again in (merge(parts), merge(parts[::-1]), count(prob.reshape(classes, 3, -1)[..., ::-1])):
+        assert again.level == whole.level
+        np.testing.assert_array_equal(again.codes, whole.codes)
+        np.testing.assert_array_equal(again.counts, whole.counts)
+        assert estimate(again).tobytes() == estimate(whole).tobytes()
+    assert whole.counts.sum() == (prob.sum(0) > 0).sum()
+    assert len(whole.counts) <= 1 << 17
+
+
+def test_too_many_codes_become_coarser_in_any_order(monkeypatch):
+    monkeypatch.setattr(prior_module._fewer, "__defaults__", (300,))
+    _, prob = mixture((0.5, 0.3, 0.2), 20_000)
+    whole = count(prob)
+    assert 0 < whole.level < 7
+    assert len(whole.counts) <= 300
+    parts = [count(part) for part in np.split(prob, 40, axis=1)]
+    assert {part.level for part in parts} != {whole.level}  # small parts stay finer than the whole
+    for again in (merge(parts), merge(parts[::-1])):
+        np.testing.assert_array_equal(again.codes, whole.codes)
+        np.testing.assert_array_equal(again.counts, whole.counts)
+    np.testing.assert_allclose(estimate(whole), (0.5, 0.3, 0.2), atol=0.03)
+
+
+def test_codes_keep_a_probability_within_three_per_cent():
+    prob = np.geomspace(2.0**-15, 1, 999).astype(np.float32)
+    for p in prob[:-1]:
+        found = count(np.array([[p], [1 - p]], np.float32)).probabilities()[0]
+        if p < 0.5:
+            assert found[0] / found[1] == pytest.approx(p / (1 - p), rel=0.07)
+
+
+def test_nothing_and_classes_that_never_occur():
+    empty = count(np.zeros((3, 4, 5), np.float32))
+    assert (len(empty.counts), estimate(empty).tolist()) == (0, [1 / 3] * 3)
+    assert areas(empty, np.full(3, 1 / 3))[0].tolist() == [0, 0, 0]
+    some = count(np.array([[0.9, 0.2], [0, 0], [0.1, 0.8]], np.float32))
+    assert estimate(some)[1] == 0
+    sure = count(np.array([[1.0, 1.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_allclose(estimate(sure), [1, 0])
+    # one pixel in a million of which the classifier is sure is not ruled out
+    rare = estimate(Counts(count(np.float32([[1, 0.01], [0, 0.99]])).codes, np.array([1, 10**6])))
+    assert rare.min() == pytest.approx(1e-3, rel=0.01)
+
+
+def test_weights_and_temperature():
+    prior = np.array([0.81, 0.09, 0.1])
+    np.testing.assert_allclose(weights(prior, "em"), prior / 0.81, rtol=1e-6)
+    np.testing.assert_allclose(weights(prior, "sqrt"), np.sqrt(prior / 0.81), rtol=1e-6)
+    assert weights(prior, "uniform") is None
+    _, prob = mixture((0.6, 0.3, 0.1), 500)
+    prob[:, 3] = 0
+    plain = prob.copy()
+    found = reweigh(prob, weights(prior, "em"))
+    wanted = plain * prior[:, None]
+    np.testing.assert_allclose(found, wanted / np.maximum(wanted.sum(0), 1e-30), atol=1e-6)
+    assert (found[:, 3] == 0).all()
+    heated = tempered(plain, 2.0)
+    root = np.sqrt(plain.astype(np.float64))
+    np.testing.assert_allclose(heated, root / np.maximum(root.sum(0), 1e-30), atol=1e-6)
+    assert tempered(plain, 1.0) is plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "drawn"), [("logistic", (0.9, 0.07, 0.03)), *((k, (0.4, 0.3, 0.3)) for k in KINDS)]
+)
+def test_classes_are_taken_for_equally_frequent(kind, drawn):
+    """On equally many new pixels of each class, each has as much probability; with logistic however much is drawn."""
+    rng = np.random.default_rng(0)
+    classes = rng.choice([1, 2, 3], 4000, p=drawn)
+    features = (2.0 * np.eye(3)[classes - 1] + rng.normal(size=(4000, 3))).astype(np.float32)
+    found = PixelClassifier(kind, 3).fit(features, classes)
+    fresh = np.repeat([1, 2, 3], 4000)
+    prob = found.probabilities((2.0 * np.eye(3)[fresh - 1] + rng.normal(size=(12_000, 3))).astype(np.float32))
+    np.testing.assert_allclose(prob.mean(0), 1 / 3, atol=0.03)
+
+
+def test_strokes_are_connected_labels_of_one_class_on_one_page():
+    drawn = np.zeros((2, 5, 6), int)
+    drawn[0, 0, :2], drawn[0, 1, 2], drawn[0, 1, 5], drawn[0, 2, 0] = 1, 1, 1, 1
+    drawn[0, 2:4, 3], drawn[0, 4, :], drawn[1, 0, :] = 2, 1, 1
+    places = np.flatnonzero(drawn)
+    of = strokes(places, drawn.ravel()[places], (5, 6))
+    from skimage.measure import label
+
+    wanted = np.stack([label(page, connectivity=2) + 100 * z for z, page in enumerate(drawn)]).ravel()[places]
+    assert len(np.unique(of)) == len(np.unique(wanted)) == len(set(zip(of, wanted, strict=True))) == 6
+
+
+def test_calibration_leaves_strokes_out_and_flattens():
+    rng = np.random.default_rng(0)
+    of = np.repeat(np.arange(24), 40)
+    classes = 1 + of % 2
+    own = rng.normal(size=(24, 8))[of] * 1.5  # what the pixels of a stroke have in common
+    features = (own + 0.1 * rng.normal(size=(960, 8)) + np.eye(8)[0] * (classes[:, None] - 1)).astype(
+        np.float32
+    )
+    found = PixelClassifier("logistic", 2).fit(features, classes)
+    facts = calibrate(found, features, classes, of, names=("dark", "bright"))
+    assert facts["folds"] == 5
+    assert facts["strokes"] == {"dark": 12, "bright": 12}
+    assert found.temperature == facts["temperature"] > 1.1
+    assert 0 <= facts["expected_calibration_error"] <= 1
+    assert advice(facts) is None
+    seen = calibration_error(found.probabilities(features), classes, np.full(960, 1 / 960))
+    assert facts["before"] > seen  # strokes that were seen look better than they are
+    few = PixelClassifier("logistic", 2).fit(features, classes)
+    facts = calibrate(few, features, classes, np.where(classes == 1, 0, of), names=("dark", "bright"))
+    assert (few.temperature, facts["expected_calibration_error"]) == (1.0, None)
+    assert "class 'dark' has one stroke only" in advice(facts)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "forest"])
+def test_labels_follow_the_prior_of_their_page(kind):
+    page, valid = scene(96, 113, holes=True)
+    features = Features(FeatureConfig(tile=40))
+    classifier = fitted(features, page, valid, kind, 3)
+    plain = predict(features, page, valid, classifier, Post(prior="uniform"))
+    assert plain.areas is None
+    prior = estimate(count(plain.prob))
+    for how in ("sqrt", "em"):
+        found = predict(features, page, valid, classifier, Post(prior=how))
+        np.testing.assert_array_equal(found.areas.priors[0], prior)
+        wanted = reweigh(plain.prob.copy(), weights(prior, how))
+        np.testing.assert_array_equal(found.prob, wanted)
+        np.testing.assert_array_equal(found.labels[valid], wanted.argmax(0)[valid] + 1)
+        top = np.sort(wanted, axis=0)[-2:]
+        np.testing.assert_array_equal(found.uncertainty[valid], (1 - (top[1] - top[0]))[valid])
+        turned = predict(features, np.rot90(page).copy(), np.rot90(valid).copy(), classifier, Post(prior=how))
+        np.testing.assert_allclose(turned.areas.priors[0], prior, atol=1e-4)
+    assert (
+        predict(features, page, valid, classifier).prob.tobytes()
+        == predict(features, page, valid, classifier, Post(prior="sqrt")).prob.tobytes()
+    )
+
+
+@pytest.fixture
+def rare(tmp_path):
+    """A picture with 4 % of discs in noise, strokes on it, and its truth."""
+    rng = np.random.default_rng(0)
+    truth = np.zeros((160, 200), np.uint8)
+    for y, x in rng.integers(8, 150, (18, 2)):
+        truth[y - 4 : y + 4, x - 4 : x + 4] = 1
+    grey = np.clip(90 + 60 * truth + rng.normal(0, 32, truth.shape), 0, 255).astype(np.uint8)
+    drawn = np.zeros_like(truth)
+    for k, wanted in ((0, 12), (1, 8)):
+        for y, x in rng.permutation(np.argwhere(truth == k))[:wanted]:
+            stroke = drawn[y, max(x - 3, 0) : x + 4]
+            stroke[truth[y, max(x - 3, 0) : x + 4] == k] = k + 1
+    for name, values in {"a": grey, "a_labels": drawn, "a_truth": truth}.items():
+        Image.fromarray(values).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+def test_a_report_has_fractions_with_intervals_and_the_calibration(rare):
+    def run(out, **post):
+        return pipeline.segment(
+            [rare / "a.png"], rare / out, labels=[rare / "a_labels.png"], post=Post(**post),
+            features=FeatureConfig(sigmas=(1.0, 2.0)), scoring=pipeline.Scoring([rare / "a_truth.png"]),
+        ).as_dict()  # fmt: skip
+
+    plain, found = run("plain", prior="uniform"), run("sqrt")
+    before, record = plain["images"][0], found["images"][0]
+    true = float((np.asarray(Image.open(rare / "a_truth.png")) > 0).mean())
+    assert abs(record["fractions"]["class 2"] - true) < abs(before["fractions"]["class 2"] - true)
+    low, high = record["fractions_ci95"]["class 2"]
+    assert low <= true <= high
+    assert low <= record["fractions"]["class 2"] <= high
+    assert before["fractions_ci95"] is None
+    assert before["fractions"] == before["map_fractions"]
+    labels = np.asarray(Image.open(rare / "sqrt" / "a_seg.png"))
+    assert record["map_fractions"]["class 2"] == (labels == 2).mean()
+    assert record["scores"]["fraction_error_pp"]["class 2"] == pytest.approx(
+        100 * (record["fractions"]["class 2"] - true)
+    )
+    assert found["summary"]["fraction_mean_abs_error_pp"]["n"] == 1
+    assert found["summary"]["miou"]["ci95"] is None
+    assert (found["post"]["prior"], plain["post"]["prior"]) == ("sqrt", "uniform")
+    calibration = found["training"]["calibration"]
+    assert calibration["folds"] == 5
+    assert 0 <= calibration["expected_calibration_error"] < 0.5
+    header, row = (rare / "sqrt" / "report.csv").read_text().splitlines()
+    cells = dict(zip(header.split(","), row.split(","), strict=True))
+    assert float(cells["fraction_low.class 2"]) == low
+    assert float(cells["fraction_high.class 2"]) == high
+    assert float(cells["expected_calibration_error"]) == calibration["expected_calibration_error"]
+
+
+def test_boosting_has_fractions_but_no_intervals(rare):
+    report = pipeline.segment(
+        [rare / "a.png"], rare / "out", labels=[rare / "a_labels.png"], classifier="boosting",
+        features=FeatureConfig(sigmas=(1.0,)),
+    )  # fmt: skip
+    record = report.images[0]
+    assert record["fractions_ci95"] is None
+    assert sum(record["fractions"].values()) == pytest.approx(1)
+    assert record["priors"][0]["class 2"] < 0.5
+    assert "fraction_low" not in (rare / "out" / "report.csv").read_text()
+
+
+def test_clusters_have_no_prior(rare):
+    with pytest.raises(OptionError, match="prior='em' has no effect on clusters and words"):
+        pipeline.segment([rare / "a.png"], rare / "out", cluster=2, post=Post(prior="em"))
+    with pytest.raises(
+        OptionError, match=r"prior='squrt' is not one of sqrt, em, uniform\. Did you mean 'sqrt'"
+    ):
+        Post(prior="squrt")
+    assert not (rare / "out").exists()
+    report = pipeline.segment([rare / "a.png"], rare / "out", cluster=2, features=FeatureConfig())
+    assert report.images[0]["fractions_ci95"] is None
+
+
+@pytest.mark.parametrize("kind", ["logistic", "forest"])
+def test_the_temperature_is_part_of_the_model_file(rare, kind):
+    pipeline.segment(
+        [rare / "a.png"],
+        rare / "out",
+        labels=[rare / "a_labels.png"],
+        classifier=kind,
+        features=FeatureConfig(),
+    )
+    model = load_model(rare / "out" / "model.vispe")
+    model.classifier.temperature = 2.5
+    found = load_model(save_model(rare / "hot.vispe", model)).classifier
+    assert found.temperature == 2.5
+    features = np.random.default_rng(0).normal(100, 50, (200, 26)).astype(np.float32)
+    hot = found.probabilities(features)
+    model.classifier.temperature = 1.0
+    plain = model.classifier.probabilities(features).astype(np.float64) ** 0.4
+    np.testing.assert_allclose(hot, plain / plain.sum(1, keepdims=True), atol=1e-5)
+    save_model(rare / "plain.vispe", model)
+    assert load_model(rare / "plain.vispe").classifier.temperature == 1
+
+
+def test_old_and_wrong_temperatures(rare, tmp_path):
+    from vispe.segment.model.file_checks import check_card
+
+    pipeline.segment([rare / "a.png"], rare / "out", labels=[rare / "a_labels.png"], features=FeatureConfig())
+    import zipfile
+
+    with zipfile.ZipFile(rare / "out" / "model.vispe") as archive:
+        card = json.loads(archive.read("card.json"))
+    check_card(tmp_path, {key: value for key, value in card.items() if key != "temperature"})
+    for wrong in (0, 0.5, -1, 21, "1", None, True):
+        with pytest.raises(Exception, match=r"temperature=.* in its card must be a number from 1 to 20"):
+            check_card(tmp_path, {**card, "temperature": wrong})
+
+
+def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
+    rng = np.random.default_rng(0)
+    grey = rng.normal(size=100_000)
+    likely = (1 / (1 + np.exp(0.9 - 0.6 * grey))).astype(np.float32)  # classes that can hardly be told apart
+    found = find_areas(count(np.stack([1 - likely, likely])))
+    assert found.unweighed[1] > 0.05 * len(grey)
+    assert found.pixels[1] < 0.1 * found.unweighed[1]
+    (note,) = faded(found, ("matrix", "pores"))
+    assert "look most like 'pores', but 0.0 % are left" in note
+    assert "--prior uniform" in note
+    assert faded(None, ("matrix", "pores")) == []
+    both = found + found
+    assert np.array_equal(both.unweighed, 2 * found.unweighed)
+    apart = np.where(rng.random(100_000) < 0.3, 0.99, 0.01).astype(np.float32)
+    assert faded(find_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []

@@ -1,0 +1,132 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vispe.cli.main import main
+from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.pipeline import Post, segment
+
+FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
+
+
+def probabilities(shape, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    prob = rng.random((classes, *shape)) ** 3
+    return (
+        (prob / prob.sum(0)).astype(np.float32),
+        rng.random(shape).astype(np.float32),
+        rng.random(shape) < 0.9,
+    )
+
+
+def naive(prob, grey, valid):
+    """Fit a line in each window by weighted least squares, and average the lines over the windows of a pixel."""
+    h, w = valid.shape
+    reflected = [np.pad(np.arange(n), RADIUS, mode="symmetric") for n in (h, w)]
+    windows = {}
+    for y in range(h):
+        for x in range(w):
+            ys, xs = (r[c : c + 2 * RADIUS + 1] for r, c in zip(reflected, (y, x), strict=True))
+            windows[y, x] = [(a, b) for a in ys for b in xs if valid[a, b]]
+    out = np.zeros(prob.shape)
+    for k, plane in enumerate(prob.astype(float)):
+        lines = {}
+        for place, inside in windows.items():
+            g = np.array([grey[p] for p in inside], float)
+            q = np.array([plane[p] for p in inside])
+            if len(g):
+                slope = np.mean((g - g.mean()) * (q - q.mean())) / (g.var() + PENALTY)
+                lines[place] = slope, q.mean() - slope * g.mean()
+        for place in zip(*np.nonzero(valid), strict=True):
+            own = np.mean([lines[p] for p in windows[place]], 0)
+            out[k][place] = max(own[0] * grey[place] + own[1], 0)
+    return out / np.where(valid, out.sum(0), 1)
+
+
+def test_the_filter_is_a_line_fitted_in_every_window():
+    prob, grey, valid = probabilities((13, 17))
+    prob = prob * valid
+    expected = naive(prob, grey, valid)
+    np.testing.assert_allclose(clean(prob.copy(), grey, valid), expected, atol=2e-6)
+
+
+def test_where_there_is_data_probabilities_sum_to_one():
+    prob, grey, valid = probabilities((30, 41), 4, 1)
+    found = clean((prob * valid).astype(np.float32), grey, valid)
+    np.testing.assert_allclose(found.sum(0), valid, atol=1e-6)
+    assert found.min() >= 0
+    assert found.dtype == np.float32
+    assert not clean(np.zeros((2, 9, 9), np.float32), grey[:9, :9], np.zeros((9, 9), bool)).any()
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+@pytest.mark.parametrize("quarters", range(4))
+def test_a_turned_picture_has_the_turned_result_in_every_bit(quarters, mirror):
+    def pose(array):
+        array = np.rot90(array, quarters, (-2, -1))
+        return (array[..., ::-1] if mirror else array).copy()
+
+    prob, grey, valid = probabilities((37, 52))
+    prob = prob * valid
+    found = clean(pose(prob), pose(grey), pose(valid))
+    np.testing.assert_array_equal(found, pose(clean(prob.copy(), grey, valid)))
+
+
+def test_specks_go_and_boundaries_move_to_edges():
+    y, x = np.mgrid[:60, :80]
+    truth = (x > 40) | ((y - 20) ** 2 + (x - 15) ** 2 < 81)
+    grey = np.where(truth, 0.8, 0.2).astype(np.float32)
+    wrong = np.random.default_rng(0).random(truth.shape) < 0.1
+    bright = np.where(np.roll(truth, 1, 1) ^ wrong, 0.7, 0.3).astype(np.float32)
+    prob = np.stack([1 - bright, bright])
+    assert ((prob.argmax(0) > 0) != truth).mean() > 0.08
+    np.testing.assert_array_equal(clean(prob, grey, np.ones(truth.shape, bool)).argmax(0) > 0, truth)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(1)
+    phase = (np.hypot(*(np.mgrid[:60, :90] % 30 - 15)) < 9).astype(np.uint8)
+    grey = np.clip(90 + 60 * phase + rng.normal(0, 30, phase.shape), 0, 255).astype(np.uint8)
+    drawn = np.where(rng.random(phase.shape) < 0.05, phase + 1, 0).astype(np.uint8)
+    for name, array in (("a", grey), ("a_labels", drawn), ("mask", phase)):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+        Image.fromarray(np.rot90(array)).save(tmp_path / f"turned_{name}.png")
+    return tmp_path
+
+
+def run(folder, out, image="a", post=None, tile=None):
+    labels = folder / f"{image}_labels.png"
+    features = FeatureConfig(sigmas=FILTERS.sigmas, tile=tile)
+    post = Post(clean=True) if post is None else post
+    segment([folder / f"{image}.png"], folder / out, labels=[labels], features=features, post=post)
+    with Image.open(folder / out / f"{image}_seg.png") as found:
+        return np.array(found)
+
+
+def test_tiles_do_not_change_it_and_a_turned_image_is_a_turned_map(folder):
+    whole = run(folder, "whole")
+    np.testing.assert_array_equal(run(folder, "tiles", tile=32), whole)
+    np.testing.assert_array_equal(run(folder, "turned", "turned_a"), np.rot90(whole))
+    plain = run(folder, "plain", post=Post())
+    assert 0 < (whole != plain).mean() < 0.1
+
+
+def test_it_goes_by_command_and_stores_are_refused(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = "segment a.png --labels a_labels.png --features filters -o"
+    assert main([*words.split(), "plain"]) == 0
+    assert main(["apply", "plain/model.vispe", "a.png", "--clean", "-o", "one"]) == 0
+    assert main([*words.split(), "two", "--clean"]) == 0
+    first, second = (Path(name, "a_seg.png").read_bytes() for name in ("one", "two"))
+    assert first == second != Path("plain/a_seg.png").read_bytes()
+    assert json.loads(Path("one/report.json").read_text())["post"]["clean"] is True
+    Image.open("a.png").save("b.tif")
+    capsys.readouterr()
+    assert main(["apply", "plain/model.vispe", "b.tif", "--memory", "1GiB", "--clean", "-o", "big"]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "clean needs the picture beside the probabilities of a whole page" in shown

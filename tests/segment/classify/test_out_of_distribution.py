@@ -1,0 +1,161 @@
+"""The summary of training pages: distances, sums and limits against formulas written out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import mahalanobis
+
+from vispe.segment.classify.out_of_distribution import (
+    COMPONENTS,
+    MARGIN,
+    MARGIN_ONE,
+    Domain,
+    fits,
+    learn_domain,
+    tally,
+)
+from vispe.segment.features.sample_grid import Sample
+
+
+def page(seed=0, patches=40, width=20, shift=0.0, spread=1.0):
+    """Patches of 30 points whose features are mixed from 6 sources."""
+    rng = np.random.default_rng(seed)
+    mixing = np.random.default_rng(99).normal(size=(6, width))
+    points = rng.normal(size=(patches, 1, 6)) * 0.5 + rng.normal(size=(patches, 30, 6)) * spread + shift
+    features = (points @ mixing).reshape(-1, width).astype(np.float32) + 3
+    return Sample(features, np.repeat(np.arange(patches), 30), np.arange(patches) * 4 // patches)
+
+
+def known(m=3, f=5, seed=1):
+    rng = np.random.default_rng(seed)
+    return Domain(
+        rng.normal(size=f).astype(np.float32),
+        rng.normal(size=(m, f)).astype(np.float32),
+        rng.normal(size=2 * m),
+        rng.normal(size=(2 * m, 2 * m)),
+        np.array([2.0, 0.5]),
+        1,
+    )
+
+
+def test_codes_are_components_in_steps_cut_at_four():
+    domain, features = known(), np.random.default_rng(2).normal(size=(4, 7, 5)).astype(np.float32)
+    found = domain.codes(features)
+    assert found.shape == (4, 7, 3)
+    assert found.dtype == np.int16
+    for place in np.ndindex(4, 7):
+        exact = domain.components.astype(float) @ (features[place].astype(float) - domain.mean)
+        assert np.abs(found[place] / 1024 - exact.clip(-4, 4)).max() < 1 / 1024
+    assert domain.codes(features[:0]).shape == (0, 7, 3)
+
+
+def test_a_distance_is_that_of_the_means_from_the_centre():
+    domain = known()
+    codes = np.random.default_rng(3).integers(-4096, 4097, (31, 3)).astype(np.int16)
+    sums = tally(codes)
+    z = codes / 1024
+    means = np.concatenate([z.mean(0), np.abs(z).mean(0)])
+    expected = np.linalg.norm((means - domain.center) @ domain.whitening)
+    assert domain.score(sums) == pytest.approx(expected / 2.0, rel=1e-12)
+    assert domain.patches(np.stack([sums, 0 * sums]))[0] == pytest.approx(expected / 0.5, rel=1e-12)
+    assert np.isnan(domain.patches(np.stack([sums, 0 * sums]))[1])
+    assert domain.score(0 * sums) is None
+
+
+def test_sums_of_parts_are_the_sum_of_the_whole():
+    codes = np.random.default_rng(4).integers(-4096, 4097, (97, 3)).astype(np.int16)
+    order = np.random.default_rng(5).permutation(97)
+    parts = sum(tally(codes[own]) for own in np.array_split(order, 7))
+    assert np.array_equal(parts, tally(codes))
+
+
+def test_the_distance_is_that_of_mahalanobis_with_the_covariance_of_the_patches():
+    one = page(width=5, patches=400)
+    domain = learn_domain([one])
+    z = domain.codes(one.features).astype(float) / 1024
+    each = np.concatenate([z, np.abs(z)], 1)
+    means = np.stack([each[one.patch == k].mean(0) for k in range(400)])
+    covariance = np.cov(means.T)
+    covariance = 0.9 * covariance + 0.1 * np.diag(np.diag(covariance))
+    covariance += 0.02 * np.trace(covariance) / 10 * np.eye(10)
+    other = domain.codes(page(7, width=5, shift=0.3).features)
+    far = np.concatenate([other, np.abs(other)], 1).mean(0) / 1024
+    expected = mahalanobis(far, each.mean(0), np.linalg.inv(covariance)) / np.sqrt(10)
+    assert domain.score(tally(other)) * domain.limits[0] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
+def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(count, margin):
+    pages = [page(seed) for seed in range(count)]
+    domain = learn_domain(pages)
+
+    def part(one, wanted):
+        keep = wanted[one.patch]
+        return Sample(one.features[keep], (np.cumsum(wanted) - 1)[one.patch[keep]], one.part[wanted])
+
+    if count == 1:
+        folds = [([part(pages[0], pages[0].part != k)], part(pages[0], pages[0].part == k)) for k in range(4)]
+    else:
+        chosen = {3: range(3), 12: [0, 2, 3, 5, 6, 8, 9, 11]}[count]
+        folds = [([p for i, p in enumerate(pages) if i != out], pages[out]) for out in chosen]
+    held = []
+    for rest, out in folds:
+        found = learn_domain(rest)
+        held.append(found.score(tally(found.codes(out.features))) * found.limits[0])
+    assert domain.limits[0] == pytest.approx(margin * max(held), rel=1e-9)
+    assert domain.pages == count
+
+
+def test_what_is_alike_stays_below_the_limit_and_what_is_not_lies_above():
+    domain = learn_domain([page(seed) for seed in range(4)])
+    score = lambda one: domain.score(tally(domain.codes(one.features)))  # noqa: E731 - used here alone
+    assert max(score(page(seed)) for seed in range(10, 30)) < 1
+    assert score(page(50, shift=3)) > 1
+    assert score(page(51, spread=3)) > 1
+
+
+def test_it_is_the_same_each_time_and_small():
+    first, second = (learn_domain([page(0, width=64)]) for _ in range(2))
+    assert len(first.components) == COMPONENTS
+    for name, value in first.tensors().items():
+        assert np.array_equal(value, second.tensors()[name])
+    assert sum(value.nbytes for value in first.tensors().values()) < 10_000
+    again = Domain.from_tensors(first.tensors())
+    codes = first.codes(page(3, width=64).features)
+    assert again.score(tally(codes)) == first.score(tally(codes))
+
+
+def test_constant_features_are_no_trouble():
+    one = page()
+    flat = replace(
+        one, features=np.concatenate([one.features, np.full((len(one.patch), 3), 7, np.float32)], 1)
+    )
+    domain = learn_domain([flat])
+    assert np.isfinite(domain.whitening).all()
+    assert domain.score(tally(domain.codes(flat.features))) < 1
+
+
+def test_too_little_to_hold_out_gives_none():
+    assert learn_domain([]) is None
+    one = page()
+    assert learn_domain([replace(one, part=np.zeros_like(one.part))]) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": np.zeros(6, np.float32)},
+        {"center": np.zeros(5)},
+        {"whitening": np.zeros((6, 5))},
+        {"limits": np.array([1.0, 0.0])},
+        {"limits": np.ones(3)},
+        {"pages": np.array([0])},
+        {"components": np.zeros(5, np.float32)},
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_found(change):
+    right = known().tensors()
+    assert fits(right)
+    assert not fits({**right, **change})
+    assert not fits({k: v for k, v in right.items() if k not in change})

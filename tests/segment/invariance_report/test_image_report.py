@@ -1,0 +1,232 @@
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.cli.main import main
+from vispe.errors import InputError
+from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.invariance_report import RUNS, image_report, trust_page
+from vispe.segment.invariance_report.figure import plot_trust, rendered
+from vispe.segment.model.model_file import load_model
+from vispe.segment.overlays import uncertainty_image
+from vispe.segment.pipeline import apply, segment
+from vispe.segment.run import prediction
+from vispe.segment.run.prediction import Post, predict_page
+from vispe.segment.run.run_report import Watcher
+
+
+def scene(seed=0, height=64, width=96):
+    """Dark discs on a bright ground with noise, and scribbles."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width]
+    mask = np.zeros((height, width), bool)
+    for _ in range(6):
+        mask |= (y - rng.integers(height)) ** 2 + (x - rng.integers(width)) ** 2 < 80
+    grey = np.where(mask, 80, 150) + rng.normal(0, 25, mask.shape)
+    drawn = np.where(rng.random(mask.shape) < 0.05, 1 + mask, 0).astype(np.uint8)
+    return np.clip(grey, 0, 255).astype(np.uint8), drawn
+
+
+def vispe(words):
+    return main(words.split())
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, array in zip(("a", "drawn"), scene(), strict=True):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """The figure takes a second, and most tests do not look at it."""
+    monkeypatch.setattr(image_report, "plot_trust", lambda *_: None)
+    monkeypatch.setattr(image_report, "rendered", lambda _: np.zeros((1, 1, 3), np.uint8))
+
+
+def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
+    words = "segment a.png --labels drawn.png --features filters --classes ground,disc"
+    assert vispe(f"{words} -o plain") == 0
+    assert "trust" not in capsys.readouterr().out
+    assert vispe(f"{words} --trust -o out") == 0
+    line = capsys.readouterr().out.strip()
+    saved = json.loads(Path("out/report.json").read_text())
+    record = saved["images"][0]
+    found = record["trust"]
+    assert line.endswith(f"; trust: {found['brief']} -> out/a_seg.png")
+    assert {p.name for p in Path("out").iterdir()} - {p.name for p in Path("plain").iterdir()} == {
+        "a_trust.png",
+        "a_disagreement.png",
+    }
+    for name in ("a_seg.png", "a_prob.tif", "a_uncertainty.png", "a_overlay.png"):
+        assert Path("out", name).read_bytes() == Path("plain", name).read_bytes()
+    assert record["files"]["trust"] == "out/a_trust.png"
+    assert record["files"]["disagreement"] == "out/a_disagreement.png"
+    assert "trust" not in json.loads(Path("plain/report.json").read_text())["images"][0]
+    with Image.open("out/a_trust.png") as figure:
+        assert min(figure.size) > 800
+    (row,) = csv.DictReader(Path("out/report.csv").read_text().splitlines())
+    assert row["trust.dependence"] == found["dependence"]
+    assert float(row["trust.spread_pp.disc"]) == found["spread_pp"]["disc"]
+    assert float(row["trust.floor_pp.ground"]) == found["floor_pp"]["ground"]
+    assert [p["family"] for p in found["poses"]] == ["turned"] * 3 + ["mirrored"] * 4 + ["shifted"] * 3
+    assert found["page"] == 0
+    assert found["classes"]["disc"]["fraction"] == pytest.approx(record["map_fractions"]["disc"])
+    assert 0 < found["seconds"] <= record["seconds"]
+    assert vispe(f"{words} --trust -o plain") == 2
+    assert "plain/a_seg.png" in capsys.readouterr().err
+
+
+def test_the_files_hold_what_the_library_finds(folder, undrawn):
+    segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
+    report = apply("out/model.vispe", ["a.png"], "more", post=Post(smooth=1), trust=True)
+    loaded = load_model("out/model.vispe")
+    features = Features(loaded.features, seed=loaded.seed, basis=loaded.basis)
+    grey = scene()[0].astype(np.float32)
+    low, high = np.percentile(grey, loaded.clip)
+    page = np.clip((grey - np.float32(low)) / np.float32(high - low), 0, 1)[..., None]
+
+    def predict(page, valid):
+        return predict_page(page, valid, features, loaded.classifier, Post(smooth=1), lambda share: None)
+
+    found = trust_page(page, np.ones(grey.shape, bool), predict, loaded.names)
+    record = report.images[0]["trust"]
+    for key, value in found.to_dict().items():
+        assert record[key] == value, key
+    np.testing.assert_array_equal(
+        np.asarray(Image.open("more/a_disagreement.png")), uncertainty_image(found.disagreement)
+    )
+    assert found.level == "steady"  # filters turn with the picture
+    assert record["agreement_by_family"]["turned"] > 0.999
+
+
+def test_a_stack_is_judged_by_its_middle_page(folder, undrawn):
+    pages = np.stack([scene(seed)[0] for seed in range(3)])
+    tifffile.imwrite("s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
+    segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
+    report = apply("out/model.vispe", ["s.tif"], "more", trust=True)
+    record = report.images[0]
+    assert record["trust"]["page"] == 1
+    assert "the trust report of s.tif is that of page 1 of 3 (counted from 0)." in record["notes"]
+    labels = tifffile.imread("more/s_seg.tif")[1]
+    assert record["trust"]["classes"]["class 2"]["fraction"] == pytest.approx((labels == 2).mean())
+    assert np.asarray(Image.open("more/s_disagreement.png")).shape == labels.shape
+
+
+def test_a_report_is_not_overwritten(folder, undrawn):
+    segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
+    Path("more").mkdir()
+    Path("more/a_disagreement.png").write_bytes(b"mine")
+    with pytest.raises(InputError, match=r"a_disagreement\.png exists; add --force"):
+        apply("out/model.vispe", ["a.png"], "more", trust=True)
+    assert Path("more/a_disagreement.png").read_bytes() == b"mine"
+    apply("out/model.vispe", ["a.png"], "more")  # which writes no such file
+    apply("out/model.vispe", ["a.png"], "more", trust=True, force=True)
+    Image.open("more/a_disagreement.png").load()
+
+
+def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undrawn, monkeypatch):
+    segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
+    small = apply("out/model.vispe", ["a.png"], "small", tile=256, trust=True).images[0]["trust"]
+    plain, calls = prediction.predict_page, []
+
+    def sometimes(page, valid, features, *rest):
+        calls.append(features.tile)
+        if len(calls) == 5:
+            raise MemoryError
+        return plain(page, valid, features, *rest)
+
+    monkeypatch.setattr(prediction, "predict_page", sometimes)
+    report = apply("out/model.vispe", ["a.png"], "more", trust=True)
+    assert report.notes == ["out of memory: the tile was halved to 256 px."]
+    assert calls == [None] * 5 + [256] * (RUNS + 1)
+    for key, value in report.images[0]["trust"].items():
+        assert key == "seconds" or value == small[key], key
+
+
+@pytest.mark.parametrize("size", [(64, 96), (40, 30)])
+def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
+    heard = []
+
+    class Ears(Watcher):
+        def step(self, share):
+            heard.append(share)
+
+    segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
+    Image.fromarray(scene(1, *size)[0]).save("b.png")
+    report = apply("out/model.vispe", ["b.png"], "more", trust=True, watch=Ears())
+    assert sum(heard) == pytest.approx(1)
+    assert bool(report.images[0]["trust"]["notes"]) == (size == (40, 30))
+
+
+def test_clusters_can_be_trusted_too(folder, undrawn, capsys):
+    assert vispe("segment a.png --cluster 2 --trust -o out --json") == 0
+    found = json.loads(capsys.readouterr().out)["images"][0]["trust"]
+    assert list(found["classes"]) == ["cluster 1", "cluster 2"]
+
+
+def test_words_can_be_trusted_too(folder, undrawn, capsys):
+    from tests.segment.text.common import planted  # brings open_clip along
+
+    model = planted(folder / "planted")  # sees grey levels in patches of 8 px, wherever they lie
+    mask = np.zeros((64, 80), bool)
+    mask[:, 24:56] = True
+    Image.fromarray(np.where(mask, 190, 40).astype(np.uint8)).save("b.png")
+    assert vispe(f"segment b.png --text dark bright --model local-dir:{model} --trust -o out --json") == 0
+    found = json.loads(capsys.readouterr().out)["images"][0]["trust"]
+    assert found["classes"]["bright"]["fraction"] == pytest.approx(0.4)
+    assert found["agreement_by_family"]["turned"] == found["agreement_by_family"]["mirrored"] == 1
+    assert found["agreement_by_family"]["shifted"] < 1
+
+
+def test_vispe_micro_turns_with_a_picture_of_whole_patches(folder, undrawn):
+    report = segment(["a.png"], "out", labels=["drawn.png"], trust=True)
+    found = report.images[0]["trust"]
+    assert report.run["model"] == "vispe_micro"
+    for family in ("turned", "mirrored"):
+        assert found["agreement_by_family"][family] > 1 - 3 / 64 / 96  # a tie may fall either way in float32
+    assert found["agreement_by_family"]["shifted"] < 1
+    Image.fromarray(scene(1, 64, 83)[0]).save("b.png")  # 13 px to whole patches: 6 left, 7 right
+    found = apply("out/model.vispe", ["b.png"], "more", trust=True).images[0]["trust"]
+    agreement = {p["name"]: p["agreement"] for p in found["poses"]}
+    assert agreement["vflip"] > 1 - 3 / 64 / 83
+    assert agreement["hflip"] < agreement["vflip"]
+
+
+def test_learned_positions_are_seen(folder, undrawn):
+    tokens = FeatureConfig("tokens", model="test_vit", weights="random")
+    found = segment(["a.png"], "out", labels=["drawn.png"], features=tokens, trust=True).images[0]["trust"]
+    assert found["agreement_by_family"]["turned"] < 0.97
+    assert found["inside_changed"] > 0.005
+    assert found["dependence"] != "steady"
+
+
+@pytest.mark.parametrize(("size", "count"), [((30, 200), 1), ((1300, 20), 2), ((40, 50), 20)])
+def test_any_report_can_be_drawn(size, count):
+    page = np.random.default_rng(0).random((*size, 2), np.float32)
+    valid = np.ones(size, bool)
+    valid[: size[0] // 2, :9] = False
+
+    def predict(p, v):
+        rows = np.arange(len(p))[:, None] / len(p)
+        return np.where(v, 1 + (count * (p[..., 0] + rows) / 2.001).astype(int), 0)
+
+    names = [f"a $name$ that is rather long for a legend, {k}" for k in range(count)]
+    found = trust_page(page, valid, predict, names)
+    picture = rendered(plot_trust(found, page, title="_x_$y$.png"))
+    assert picture.dtype == np.uint8
+    assert picture.shape[2] == 3
+    assert (picture == 255).all(-1).mean() < 0.97
+
+
+def test_a_page_without_data_is_drawn():
+    page = np.zeros((20, 30, 1), np.float32)
+    found = trust_page(page, np.zeros((20, 30), bool), lambda p, v: np.zeros(v.shape, int), ["x"])
+    assert rendered(plot_trust(found, page)).ndim == 3

@@ -1,0 +1,391 @@
+import numpy as np
+import pytest
+
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, trust_page
+from vispe.segment.invariance_report.poses import REPEAT, Lay, Moved, Rim, fitting
+from vispe.segment.run.prediction import Prediction
+from vispe.symmetry.d4 import D4
+
+SIZES = [(64, 64), (67, 91), (90, 65)]
+
+
+def page(h, w, channels=1, seed=0):
+    return np.random.default_rng(seed).random((h, w, channels), np.float32)
+
+
+def everywhere(p):
+    return np.ones(p.shape[:2], bool)
+
+
+def by_level(p, valid):
+    """Three classes by grey level alone: no pose changes anything."""
+    return np.where(valid, 1 + np.digitize(p[..., 0], [0.3, 0.6]), 0)
+
+
+def by_row(p, valid):
+    """Class 2 where it is bright, and only in the upper half of the frame."""
+    rows = np.arange(len(p))[:, None] < len(p) / 2
+    return 1 + ((p[..., 0] > 0.5) & rows)
+
+
+def by_patch(p, valid, side=8):
+    """The class of the mean of each patch, on a grid that starts at the top left."""
+    h, w = valid.shape
+    rows, columns = np.arange(0, h, side), np.arange(0, w, side)
+    sums = np.add.reduceat(np.add.reduceat(p[..., 0].astype(np.float64), rows, 0), columns, 1)
+    counts = np.add.reduceat(np.add.reduceat(np.ones((h, w)), rows, 0), columns, 1)
+    return 1 + (sums / counts > 0.5).repeat(side, 0)[:h].repeat(side, 1)[:, :w]
+
+
+def oracle(p, valid, predict, count, shifts):
+    """Every number of a report, pixel by pixel."""
+    h, w = valid.shape
+    first = predict(p, valid)
+    poses = []
+    for g in D4[1:]:
+        place = g.apply(np.arange(h * w).reshape(h, w))
+        found = predict(p.reshape(h * w, -1)[place], valid.ravel()[place])
+        back = np.zeros(h * w, int)
+        for there, here in np.ndenumerate(place):
+            back[here] = found[there]
+        poses.append((g.name, "mirrored" if g.flip else "turned", back.reshape(h, w)))
+    mirror = lambda i, n: -i - 1 if i < 0 else 2 * n - 1 - i if i >= n else i  # noqa: E731
+    for dy, dx in shifts:
+        moved, data = np.empty_like(p), np.empty_like(valid)
+        for y in range(h):
+            for x in range(w):
+                source = mirror(y - dy, h), mirror(x - dx, w)
+                moved[y, x], data[y, x] = p[source], valid[source]
+        found, back = predict(moved, data), np.zeros((h, w), int)
+        for y in range(h):
+            for x in range(w):
+                if 0 <= y + dy < h and 0 <= x + dx < w:
+                    back[y, x] = found[y + dy, x + dx]
+        poses.append((f"shift ({dy}, {dx}) px", "shifted", back))
+    common = np.zeros((h, w), bool)
+    for y in range(h):
+        for x in range(w):
+            common[y, x] = all(0 <= y + dy < h and 0 <= x + dx < w for dy, dx in shifts)
+    rows, disagreement = {}, np.full((h, w), np.nan)
+    for name, family, back in poses:
+        where = valid & common if family == "shifted" else valid
+        change = [100 * (np.mean(back[where] == k) - np.mean(first[where] == k)) for k in range(1, count + 1)]
+        rows[name] = family, change, np.mean(back[where] == first[where]), where.sum()
+    for y, x in np.argwhere(valid):
+        seen = [first[y, x], *(b[y, x] for *_, b in poses if b[y, x])]
+        disagreement[y, x] = 1 - max(seen.count(k) for k in seen) / len(seen)
+    return rows, disagreement
+
+
+@pytest.mark.parametrize("size", [(5, 8), (7, 6)])
+@pytest.mark.parametrize("move", [*map(Lay, D4), Moved(2, -3), Moved(-1, 0), Moved(0, 0), Rim(1, 2, 0, 3)])
+def test_moves_undo_themselves_where_they_show_the_picture(move, size):
+    labels = np.arange(1, 1 + size[0] * size[1]).reshape(size)
+    planes = np.stack([labels, -labels])
+    moved = move.apply(planes)
+    np.testing.assert_array_equal(moved[0], move.apply(labels))
+    np.testing.assert_array_equal(moved[1], -moved[0])
+    assert set(np.unique(moved[0])) <= set(labels.ravel())
+    back = move.undo(moved[0])
+    np.testing.assert_array_equal(back[back > 0], labels[back > 0])
+    lost = {Moved: lambda m: (abs(m.dy), abs(m.dx)), Rim: lambda m: (3, 3)}.get(type(move), lambda m: (0, 0))(
+        move
+    )
+    assert (back > 0).sum() == (size[0] - lost[0]) * (size[1] - lost[1])
+
+
+def test_a_shift_moves_down_and_right_and_mirrors_what_comes_in():
+    np.testing.assert_array_equal(Moved(0, 2).apply(np.array([[1, 2, 3, 4]])), [[2, 1, 1, 2]])
+    np.testing.assert_array_equal(Moved(-1, 0).apply(np.array([[1], [2], [3]])), [[2], [3], [3]])
+    np.testing.assert_array_equal(Moved(0, 2).undo(np.array([[1, 2, 3, 4]])), [[3, 4, 0, 0]])
+    assert Rim.of([(-3, 5), (8, -7), (16, 16)]) == Rim(3, 16, 7, 16)
+    np.testing.assert_array_equal(Rim(0, 0, 1, 2).apply(np.array([[1, 2, 3, 4, 5]])), [[2, 2, 3, 3, 2]])
+
+
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("size", [(33, 26), (24, 24)])
+@pytest.mark.parametrize("kind", ["row and column", "patch"])
+def test_every_number_is_that_of_plain_loops(kind, size, holes):
+    def predict(p, valid):
+        if kind == "patch":
+            return np.where(valid, by_patch(p, valid, 5) + (p[..., 1] > 0.8), 0)
+        y, x = np.mgrid[: valid.shape[0], : valid.shape[1]]
+        return np.where(valid, 1 + np.digitize(p.mean(-1) + 0.01 * y - 0.02 * x, [0.3, 0.5]), 0)
+
+    p, shifts = page(*size, channels=2), ((-3, 5), (4, -2), (6, 6))
+    valid = everywhere(p)
+    if holes:
+        valid[3:9, 10:15] = valid[20, 1] = valid[0, 0] = False
+    found = trust_page(p, valid, predict, "abc", shifts=shifts)
+    rows, disagreement = oracle(p, valid, predict, 3, shifts)
+    assert [q.name for q in found.poses] == list(rows)
+    for q in found.poses:
+        family, change, agreement, pixels = rows[q.name]
+        assert (q.family, q.pixels) == (family, pixels)
+        np.testing.assert_allclose(q.change, change, atol=1e-10)
+        assert q.agreement == pytest.approx(agreement, abs=1e-12)
+    np.testing.assert_allclose(found.disagreement, disagreement, atol=1e-6)
+    for family in FAMILIES:
+        changes = np.array([[0] * 3, *(r[1] for r in rows.values() if r[0] == family)])
+        np.testing.assert_allclose(found.phase_spread(family), changes.max(0) - changes.min(0), atol=1e-10)
+    assert found.agreement == pytest.approx(np.mean(disagreement[valid] == 0))
+    np.testing.assert_array_equal(found.labels, predict(p, valid))
+    assert sum(c.any() for c in found.changed.values()) == 3
+    np.testing.assert_array_equal(np.any(list(found.changed.values()), 0), np.nan_to_num(disagreement) > 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_does_not_depend_on_the_place_is_steady(size):
+    p = page(*size)
+    valid = everywhere(p)
+    valid[5:20, 7:30] = False
+    found = trust_page(p, valid, by_level, ["matrix", "carbide", "pore"])
+    assert not np.nan_to_num(found.disagreement).any()
+    np.testing.assert_array_equal(np.isnan(found.disagreement), ~valid)
+    for family in FAMILIES:
+        np.testing.assert_array_equal(found.phase_spread(family), 0)
+        np.testing.assert_allclose(
+            found.floor(family), 100 / min(q.pixels for q in found.poses if q.family == family)
+        )
+        assert not found.changed[family].any()
+    assert found.level == "steady"
+    assert found.agreement == 1
+    assert np.isnan(found.at_borders)
+    assert (
+        found.verdict
+        == "Steady: every pixel keeps its class when the picture is turned, mirrored or shifted."
+    )
+    assert found.brief == "steady, 100 % of pixels agree"
+    assert found.to_dict()["changes_at_borders"] is None
+
+
+def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
+    p = np.zeros((120, 160, 1), np.float32)
+    p[:60] = 1  # bright above: seen at rest, not seen upside down, half seen on its side
+    found = trust_page(p, everywhere(p), by_row, ["matrix", "band"])
+    share = {q.name: q.fractions[1] for q in found.poses}
+    assert found.fractions[1] == share["hflip"] == 50
+    assert share["rot180"] == share["vflip"] == 0
+    assert {share[name] for name in ("rot90", "rot270", "transpose", "antitranspose")} == {25}
+    change = {q.name: q.change[1] for q in found.poses}
+    assert change["shift (-3, 5) px"] == pytest.approx(0)
+    assert change["shift (8, -7) px"] == pytest.approx(
+        -800 / 101
+    )  # rows of the band below the middle, of the frame's
+    assert change["shift (16, 16) px"] == pytest.approx(-1600 / 101)
+    for family, spread, pixels in (
+        ("turned", 50, 19200),
+        ("mirrored", 50, 19200),
+        ("shifted", 1600 / 101, 101 * 137),
+    ):
+        np.testing.assert_allclose(found.phase_spread(family), spread)
+        np.testing.assert_allclose(found.floor(family), 100 / pixels)
+    assert found.levels == ("strong", "strong")
+    assert found.verdict == (
+        "Strong dependence: the fraction of matrix (50 %) changes by 50 percentage points when the picture is turned "
+        "(floor <0.01), 50 when mirrored (floor <0.01) and 16 when shifted (floor <0.01). 50.0 % of the pixels keep "
+        "their class in every pose; 3.3 % of the others lie within 2 px of a border between classes, and away from "
+        "borders 50.0 % change."
+    )
+    assert found.brief == "strong, matrix by 50 pp (floor <0.01)"
+    assert found.agreement == 0.5  # all of the band changes, nothing else
+    np.testing.assert_array_equal(found.disagreement[60:], 0)
+    assert found.disagreement[5, 10] == pytest.approx(4 / 11)  # two upside down, two of four on the side
+    assert found.at_borders == pytest.approx(2 / 60)
+    assert found.inside == 0.5
+
+
+def test_of_equal_classes_the_rarest_is_named():
+    p = np.zeros((120, 160, 1), np.float32)
+    p[:40] = 1
+    for names in (["ground", "band"], ["matrix", "carbide"]):
+        assert f"the fraction of {names[1]} (33 %)" in trust_page(p, everywhere(p), by_row, names).verdict
+
+
+def test_a_grid_of_patches_is_seen_by_shifts_alone():
+    p = page(64, 96)
+    found = trust_page(p, everywhere(p), by_patch, "ab")
+    assert not found.phase_spread("turned").any()
+    assert not found.phase_spread("mirrored").any()
+    assert not found.changed["turned"].any()
+    assert found.phase_spread("shifted")[0] > 1
+    change = {q.name: np.abs(q.change).max() for q in found.poses}
+    assert change["shift (16, 16) px"] == 0  # whole patches
+    assert change["shift (-3, 5) px"] > 0
+
+
+def test_the_floor_is_what_a_second_look_changes():
+    draws = np.random.default_rng(0)
+
+    def unsteady(p, valid):
+        return 1 + (p[..., 0] + draws.normal(0, 0.1, valid.shape) > 0.5)
+
+    p = page(64, 48)
+    found = trust_page(p, everywhere(p), unsteady, "ab")
+    again = found.controls[0]
+    assert again.name == "identity"
+    assert again.agreement < 0.95
+    floor = max(abs(again.change[0]), 100 / p.size)
+    assert found.floor("turned")[0] == found.floor("mirrored")[0] == pytest.approx(floor)
+
+
+def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
+    def against_the_mean(p, valid):
+        return 1 + (p[..., 0] > p.mean())
+
+    p = page(64, 64)
+    p[-16:] *= 0.2  # what the largest shift takes out of the frame
+    found = trust_page(p, everywhere(p), against_the_mean, "ab")
+    assert not found.phase_spread("turned").any()
+    assert found.floor("shifted")[0] > 5
+    assert found.floor("turned")[0] == pytest.approx(100 / 64**2)
+    rim = Rim.of(SHIFTS)
+    assert found.controls[1].pixels == rim.frame(64, 64).sum() == 45 * 41
+    assert found.effect("shifted")[0] < found.phase_spread("shifted")[0]
+    assert found.to_dict()["classes"]["a"]["floor_pp"]["shifted"] == pytest.approx(found.floor("shifted")[0])
+
+
+def test_angles_stand_beside_their_floor():
+    y, x = np.mgrid[:97, :120]
+    p = (0.5 + 0.5 * np.sin(x / 9) * np.cos(y / 7)).astype(np.float32)[..., None]
+    steady = trust_page(
+        p, everywhere(p), lambda q, v: 1 + (q[..., 0] > 0.6), "ab", angles=(90, 30), shifts=()
+    )
+    quarter, tilted = (q for q in steady.poses if q.family == "angles")
+    assert quarter.name == "90°"
+    assert quarter.agreement == 1
+    assert not quarter.change.any()
+    assert tilted.agreement > 0.97
+    assert np.abs(tilted.change).max() < 0.5
+    assert [c.name for c in steady.controls[1:]] == [
+        "90°, labels turned",
+        "90°, round trip",
+        "30°, labels turned",
+        "30°, round trip",
+    ]
+    assert steady.level == "steady"
+    assert steady.notes == ("angles are compared on a disc of 80 px in the middle of 97 x 120 px.",)
+    biased = trust_page(p, everywhere(p), by_row, "ab", angles=(30,), shifts=())
+    assert biased.phase_spread("angles")[0] > 3 * biased.floor("angles")[0]
+    assert "turned by other angles (floor" in biased.verdict
+    holes = everywhere(p)
+    holes[30:50, 40:60] = False
+    found = trust_page(
+        p, holes, lambda q, v: np.where(v, 1 + (q[..., 0] > 0.6), 0), "ab", angles=(45,), shifts=()
+    )
+    assert found.poses[-1].pixels < tilted.pixels
+    assert np.abs(found.poses[-1].change).max() < 1
+
+
+def test_a_prediction_that_is_known_is_not_made_again():
+    p, calls, heard = page(64, 64), [], []
+
+    def predict(q, valid):
+        calls.append(q.shape)
+        labels = by_level(q, valid).astype(np.uint8)
+        return Prediction(
+            np.zeros((3, *valid.shape), np.float32), labels, np.zeros(valid.shape, np.float32), 0, 0, ()
+        )
+
+    first = predict(p, everywhere(p))
+    known = trust_page(p, everywhere(p), predict, "abc", still=first, step=heard.append)
+    assert len(calls) - 1 == RUNS == len(heard)
+    assert sum(heard) == pytest.approx(1)
+    trust_page(p, everywhere(p), predict, "abc")
+    assert len(calls) - 1 == 2 * RUNS + 1
+    assert known.level == "steady"
+
+
+def test_shifts_that_do_not_fit_are_left_out_and_said():
+    assert fitting([(1, 2), (0, 0), (1, 2), (9, 0)], (32, 32)) == [(1, 2)]
+    p = page(20, 70)
+    found = trust_page(p, everywhere(p), by_level, "abc")
+    assert [q.name for q in found.poses if q.family == "shifted"] == ["shift (-3, 5) px"]
+    assert found.notes == ("2 of 3 shifts are too large for 20 x 70 px and left out.",)
+    tiny = page(3, 5)
+    found = trust_page(tiny, everywhere(tiny), by_level, "abc")
+    assert found.families == ("turned", "mirrored")
+    assert found.verdict == "Steady: every pixel keeps its class when the picture is turned or mirrored."
+    assert list(found.to_dict()["agreement_by_family"]) == ["turned", "mirrored"]
+
+
+def test_a_page_without_data_has_nothing_to_compare():
+    p = page(40, 40)
+    found = trust_page(p, np.zeros((40, 40), bool), by_level, "abc")
+    assert found.verdict.startswith("Nothing could be compared")
+    assert found.brief == "nothing to compare"
+    assert found.to_dict()["classes"]["a"]["fraction"] is None
+    assert found.to_dict()["agreement"] is None
+
+
+@pytest.mark.parametrize(
+    ("own", "lost", "level"),
+    [(40, 0.5, "steady"), (40, 2, "mild"), (40, 6, "strong"), (2, 0.5, "mild"), (0.6, 0.4, "strong")],
+)
+def test_levels_go_by_points_and_for_rare_classes_by_their_share(own, lost, level):
+    p = np.zeros((100, 100, 1), np.float32)
+    p.ravel()[: int(own * 100)] = 1
+
+    def some_lost(q, valid):
+        labels = 1 + (q[..., 0] > 0)
+        if q[0, 0] == 0 or q[-1, 0] > 0:  # not the way it stands
+            bright = np.flatnonzero(labels == 2)
+            labels.ravel()[bright[: int(lost * 100)]] = 1
+        return labels
+
+    found = trust_page(p, everywhere(p), some_lost, ["rest", "phase"], shifts=())
+    np.testing.assert_allclose(found.phase_spread("turned")[1], lost)
+    assert found.levels[1] == level
+    assert found.to_dict()["spread_pp"]["phase"] == pytest.approx(lost)
+
+
+@pytest.mark.parametrize(("columns", "level"), [(1, "steady"), (8, "mild"), (40, "strong")])
+def test_classes_that_change_places_are_seen_though_no_fraction_changes(columns, level):
+    p = page(80, 160)
+
+    def left_and_right(q, valid):
+        """Class 2 in a strip at the beginning of the longer side, wherever that is."""
+        labels = np.ones(valid.shape, int)
+        along = labels if labels.shape[1] >= labels.shape[0] else labels.T
+        along[:, :columns] = 2
+        return labels
+
+    found = trust_page(p, everywhere(p), left_and_right, "ab", shifts=())
+    assert not found.phase_spread("turned").any()
+    assert found.levels == ("steady", "steady")
+    assert found.pixel_level == found.level == level
+    inner = max(columns - 2, 0) + columns  # of the strip, and of the one on the other side
+    assert found.inside == pytest.approx(inner / (160 - min(columns, 2) - 2))
+    if level == "strong":
+        assert found.brief == "strong, 50.0 % of pixels away from borders change"
+        assert found.verdict == (
+            "Strong dependence: no fraction changes beyond the floor of the measurement when the picture is turned or "
+            "mirrored. 50.0 % of the pixels keep their class in every pose; 2.5 % of the others lie within 2 px of a "
+            "border between classes, and away from borders 50.0 % change."
+        )
+
+
+def test_errors_say_what_was_found():
+    p = page(32, 40)
+    with pytest.raises(
+        ShapeError, match=r"needs a page \(h, w, c\) and valid \(h, w\), got \(32, 40\) and \(32, 40\)"
+    ):
+        trust_page(p[..., 0], everywhere(p), by_level, "abc")
+    with pytest.raises(ShapeError, match=r"got \(32, 40, 1\) and \(40, 32\)"):
+        trust_page(p, everywhere(p).T, by_level, "abc")
+    with pytest.raises(
+        OptionError, match=r"needs class names and a border of 0 or more pixels, got \[\], border=2"
+    ):
+        trust_page(p, everywhere(p), by_level, [])
+    with pytest.raises(
+        OptionError, match=r"A shift is two whole numbers of pixels \(down, right\), got \(1.5, 2\)"
+    ):
+        trust_page(p, everywhere(p), by_level, "abc", shifts=[(1.5, 2)])
+    with pytest.raises(OptionError, match="returned class 3, but 2 names were given"):
+        trust_page(p, everywhere(p), by_level, "ab")
+    with pytest.raises(ShapeError, match=r"returned labels \(31, 40\) for an image of \(32, 40\) px"):
+        trust_page(p, everywhere(p), lambda q, v: by_level(q, v)[1:], "abc")
+    with pytest.raises(InputError, match="labels are whole numbers"):
+        trust_page(p, everywhere(p), lambda q, v: by_level(q, v) + 0.5, "abc")
+    assert REPEAT.name == "identity"

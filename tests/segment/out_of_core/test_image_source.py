@@ -1,0 +1,186 @@
+import numpy as np
+import pytest
+import tifffile
+
+from tests.segment.out_of_core.stores import write_store, zarr
+from vispe.errors import InputError, OptionError
+from vispe.segment.features.tiles import Region
+from vispe.segment.out_of_core import find_stores, is_store, large_images, stem
+from vispe.segment.out_of_core.image_source import open_image
+
+
+def pages_of(image):
+    return np.stack(
+        [image.read(page, Region(0, image.shape[0], 0, image.shape[1])) for page in range(image.n_pages)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "version"), [("yx", "0.4"), ("cyx", "0.5"), ("tcyx", "0.4"), ("czyx", "0.5"), ("tczyx", "0.5")]
+)
+def test_every_axis_but_y_x_and_c_counts_pages(tmp_path, axes, version):
+    lengths = {"t": 2, "c": 3, "z": 2, "y": 41, "x": 57}
+    array = np.random.default_rng(0).integers(0, 999, [lengths[a] for a in axes]).astype(np.uint16)
+    image = open_image(write_store(tmp_path / "a.ome.zarr", array, axes, version, chunk=20))
+    full = array
+    for position, name in enumerate("tczyx"):
+        if name not in axes:
+            full = np.expand_dims(full, position)
+    expected = np.moveaxis(full, 1, -1).reshape(-1, 41, 57, full.shape[1])
+    np.testing.assert_array_equal(pages_of(image), expected)
+    assert (image.version, image.shape, image.dtype) == (version, (41, 57), np.uint16)
+    assert (image.n_pages, image.channels) == expected.shape[::3]
+    assert [axis.name for axis in image.page_axes] == [a for a in axes if a in "tz"]
+    np.testing.assert_array_equal(image.read(0, Region(3, 30, 11, 57)), expected[0, 3:30, 11:57])
+
+
+def test_metadata_name_channels_and_pixel_size_and_the_largest_level_is_read(tmp_path):
+    array = np.arange(2 * 41 * 57, dtype=np.uint16).reshape(2, 41, 57)
+    path = write_store(
+        tmp_path / "a.ome.zarr", array, "cyx", names=("DAPI", "GFP"), scale=250, unit="nanometer", levels=2
+    )
+    image = open_image(path, channel="GFP")
+    assert image.shape == (41, 57)
+    assert image.pixel_size == (0.25, 0.25)
+    assert image.channel_names == ("GFP",)
+    np.testing.assert_array_equal(pages_of(image), array[1][None, ..., None])
+    with pytest.raises(InputError, match=r"channel=GFQ is not in .*Did you mean 'GFP'"):
+        open_image(path, channel="GFQ")
+
+
+def test_pages_can_be_chosen(tmp_path):
+    array = np.random.default_rng(0).random((2, 3, 41, 57), np.float32)
+    path = write_store(tmp_path / "a.zarr", array, "tzyx")
+    image = open_image(path, z="2:5")
+    np.testing.assert_array_equal(pages_of(image)[..., 0], array.reshape(6, 41, 57)[2:5])
+    assert [(axis.name, axis.length) for axis in image.page_axes] == [("z", 3)]
+    with pytest.raises(InputError, match=r"z=6 asks for pages that .* does not have; it has 6"):
+        open_image(path, z="6")
+
+
+def test_a_plain_array_needs_its_axes(tmp_path):
+    array = np.random.default_rng(0).random((3, 41, 57)) < 0.5
+    zarr.create_array(store=str(tmp_path / "a.zarr"), shape=array.shape, dtype=bool)[...] = array
+    with pytest.raises(
+        InputError, match=r"does not say what its dimensions \(3 x 41 x 57\) mean; give --axes"
+    ):
+        open_image(tmp_path / "a.zarr")
+    image = open_image(tmp_path / "a.zarr", axes="CYX")
+    np.testing.assert_array_equal(pages_of(image)[0], np.moveaxis(array, 0, -1) * np.uint8(255))
+    with pytest.raises(InputError, match="names 2 dimensions"):
+        open_image(tmp_path / "a.zarr", axes="YX")
+
+
+def test_a_page_of_absurd_size_is_refused(tmp_path):
+    zarr.create_array(store=str(tmp_path / "a.zarr"), shape=(10**7, 10**6), chunks=(99, 99), dtype="u1")
+    with pytest.raises(
+        InputError, match=r"says that it has 10000000 x 1000000 pixels a page, more than 137 Gpixel"
+    ):
+        open_image(tmp_path / "a.zarr")
+
+
+def test_a_series_of_one_image_is_that_image(tmp_path):
+    zarr.create_group(store=str(tmp_path / "a.zarr"), zarr_format=2, attributes={"bioformats2raw.layout": 3})
+    array = np.arange(41 * 57, dtype=np.uint16).reshape(41, 57)
+    write_store(tmp_path / "a.zarr" / "0", array, version="0.4")
+    np.testing.assert_array_equal(pages_of(open_image(tmp_path / "a.zarr"))[0, ..., 0], array)
+    write_store(tmp_path / "a.zarr" / "1", array, version="0.4")
+    with pytest.raises(InputError, match=r"holds 2 images \(0, 1\); name one of them"):
+        open_image(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({}, "holds no image"),
+        ({"plate": {}}, "is a plate of many images"),
+        ({"multiscales": [{"datasets": [{"path": "9"}]}]}, "is not a readable OME-Zarr image"),
+        ({"multiscales": 7}, "is not a readable OME-Zarr image"),
+    ],
+)
+def test_groups_that_are_no_image(tmp_path, attributes, message):
+    zarr.create_group(store=str(tmp_path / "a.zarr"), zarr_format=2, attributes=attributes)
+    with pytest.raises(InputError, match=message):
+        open_image(tmp_path / "a.zarr")
+
+
+def test_an_empty_folder_that_ends_in_zarr(tmp_path):
+    (tmp_path / "a.zarr").mkdir()
+    with pytest.raises(InputError, match="is not a readable OME-Zarr image"):
+        open_image(tmp_path / "a.zarr")
+
+
+def test_tiff_is_read_region_by_region(tmp_path):
+    array = np.random.default_rng(0).integers(0, 999, (3, 41, 57)).astype(">u2")
+    tifffile.imwrite(
+        tmp_path / "a.ome.tif", array, metadata={"axes": "ZYX", "PhysicalSizeX": 0.2, "PhysicalSizeY": 0.2}
+    )
+    image = open_image(tmp_path / "a.ome.tif", z="1:")
+    np.testing.assert_array_equal(pages_of(image)[..., 0], array[1:])
+    assert image.pixel_size == (0.2, 0.2)
+    assert image.dtype == np.dtype("=u2")
+    tifffile.imwrite(tmp_path / "white.tif", array[0].astype("u2"), photometric="miniswhite")
+    with pytest.raises(InputError, match="has white as 0, which is not read region by region"):
+        open_image(tmp_path / "white.tif")
+
+
+def test_stores_are_told_from_files(tmp_path):
+    a = write_store(tmp_path / "a.ome.zarr", np.zeros((20, 30), np.uint8))
+    b = write_store(tmp_path / "b.zarr", np.zeros((20, 30), np.uint8))
+    (tmp_path / "c.png").write_bytes(b"")
+    tifffile.imwrite(tmp_path / "d.tif", np.zeros((20, 30), np.uint8))
+    assert is_store(a)
+    assert not is_store(tmp_path)
+    assert find_stores([a, str(tmp_path / "*.zarr")]) == ([a, b], [])
+    assert find_stores([tmp_path / "c.png"]) == ([], [tmp_path / "c.png"])
+    assert large_images(tmp_path / "c.png", None, None) == []
+    assert large_images([tmp_path / "d.tif"], "1 GB", None) == [tmp_path / "d.tif"]
+    with pytest.raises(InputError, match=r"is a store and .* is not; segment stores and image files in runs"):
+        large_images([a, tmp_path / "c.png"], None, None)
+    with pytest.raises(OptionError, match=r"scheduler has no effect on .*c\.png, which is read as a whole"):
+        large_images([tmp_path / "c.png"], None, "tcp://x:1")
+    assert [stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
+
+
+def test_results_beside_stores_are_no_images(tmp_path):
+    values = np.zeros((60, 70), np.uint8)
+    for name in ("a.zarr", "a_seg.ome.zarr", "b.zarr", "c_seg.zarr"):
+        write_store(tmp_path / name, values)
+    with pytest.warns(
+        UserWarning, match=r"1 store\(s\) beside the images .*: a_seg\.ome\.zarr; name such a store"
+    ):
+        found = large_images([tmp_path], None, None)
+    assert [path.name for path in found] == ["a.zarr", "b.zarr", "c_seg.zarr"]
+    named = large_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
+    assert [path.name for path in named] == ["a.zarr", "a_seg.ome.zarr"]
+
+
+CLAIMS = {
+    "pages": ({"shape": (10**9, 64, 64), "chunks": (1, 64, 64)}, "zyx", "1000000000 pages of 1 channels"),
+    "more pages": (
+        {"shape": (10**6, 10**6, 64, 64), "chunks": (1, 1, 64, 64)},
+        "tzyx",
+        "1000000000000 pages",
+    ),
+    "channels": ({"shape": (10**8, 64, 64), "chunks": (1, 64, 64)}, "cyx", "1 pages of 100000000 channels"),
+    "a chunk": (
+        {"shape": (32768, 32768), "chunks": (32768, 32768)},
+        "yx",
+        "chunks of 1.074 GB, each of which is",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("version", [2, 3])
+def test_metadata_that_claim_more_than_any_image_has_are_refused(tmp_path, name, version):
+    how, axes, reason = CLAIMS[name]
+    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=version, **how)
+    with pytest.raises(InputError, match=reason):
+        open_image(tmp_path / "a.zarr", axes=axes.upper())
+
+
+def test_the_largest_chunk_counts_up_to_the_image(tmp_path):
+    how = {"shape": (64, 64), "chunks": (1 << 16, 1 << 16)}
+    zarr.create_array(store=str(tmp_path / "a.zarr"), dtype="uint8", zarr_format=2, **how)
+    assert open_image(tmp_path / "a.zarr").shape == (64, 64)

@@ -1,0 +1,180 @@
+"""The page of a run: it says what the report says, and needs no other file."""
+
+import base64
+import csv
+import html
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.segment.test_pipeline import scene
+from vispe.cli.main import main
+from vispe.segment.invariance_report.verdict_text import points
+from vispe.segment.run.html_report import SHOWN, report_page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    for number in range(2):
+        grey, _, drawn = scene(seed=number)
+        Image.fromarray(grey).save(folder / f"i{number}.png")
+        Image.fromarray(drawn).save(folder / f"i{number}_labels.png")
+    Image.fromarray(np.zeros((5, 4, 3), np.uint8)).save(folder / "other.png")
+    names = [str(folder / f"{name}.png") for name in ("i0", "i1", "other")]
+    labels = ",".join(str(folder / f"i{n}_labels.png") for n in range(2))
+    words = ["segment", *names, "--labels", labels, "--classes", "<ground>,disc", "--features", "filters"]
+    main([*words, "--objects", "disc", "--materials", "-o", str(folder / "out")])
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def trusted(run):
+    """A run with a trust report on the first image."""
+    words = [
+        "apply",
+        str(run / "model.vispe"),
+        str(run.parent / "i0.png"),
+        "--objects",
+        "disc",
+        "--materials",
+    ]
+    assert main([*words, "--trust", "-o", str(run.parent / "trusted")]) == 0
+    return run.parent / "trusted"
+
+
+SECTIONS = {
+    "fractions.md": "<h2>Fractions of the area</h2>",
+    "objects.md": "<h2>Objects</h2>",
+    "materials.md": "<h2>Materials numbers</h2>",
+    "trust.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
+    "domain.md": "unlike training (limit 1)</th>",
+}
+"""What stands on the page for each item of README's sentence about report.html, by the page that it links to."""
+
+
+def test_the_page_has_what_readme_promises(trusted):
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    (sentence,) = re.findall(r"`report\.html` shows .*?\.(?=\s[A-Z])", readme, re.S)
+    items = [Path(link).name for link in re.findall(r"\]\(([^)]+)\)", sentence)]
+    assert len(items) >= 5
+    page = (trusted / "report.html").read_text()
+    for item in items:
+        assert SECTIONS[item] in page, item
+
+
+def test_trust_has_its_numbers_and_its_figure(run, trusted):
+    page = html.unescape((trusted / "report.html").read_text())
+    (record,) = json.loads((trusted / "report.json").read_text())["images"]
+    found = record["trust"]
+    assert f"<p>i0.png: {found['verdict']}</p>" in page
+    for name, facts in found["classes"].items():
+        cells = ["i0.png", name, f"{100 * facts['fraction']:.1f} %", facts["dependence"]]
+        cells += [points(found["spread_pp"][name]), points(found["floor_pp"][name])]
+        row = "".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells)
+        assert re.search(row, page)
+    figure = base64.b64encode((trusted / "i0_trust.png").read_bytes()).decode()
+    assert f"data:image/png;base64,{figure}" in page
+    assert "does not narrow the interval" in page
+    assert "<h2>Trust" not in (run / "report.html").read_text()
+
+
+def test_maps_and_histograms_are_drawn(run, trusted):
+    page = (run / "report.html").read_text()
+    assert page.count(">uncertainty</text>") == 2
+    assert "disagreement of poses</text>" in (trusted / "report.html").read_text()
+    (bars,) = re.findall(r'aria-label="disc: objects by diameter \(px\)[^>]*>(.*?)</svg>', page)
+    rows = [r for n in range(2) for r in csv.DictReader((run / f"i{n}_objects.csv").read_text().splitlines())]
+    assert sum(int(n) for n in re.findall(r": (\d+)</title>", bars)) == len(rows)
+    for data in re.findall(r'href="data:image/jpeg;base64,([^"]+)"', page):
+        Image.open(io.BytesIO(base64.b64decode(data))).load()
+
+
+def test_materials_have_intervals(run):
+    page, report = (run / "report.html").read_text(), json.loads((run / "report.json").read_text())
+    found = report["images"][0]["materials"]["pages"][0]["patches"]
+    low, high = found["mean_intercept_ci95"]
+    assert f"{found['mean_intercept']:.3g} ({low:.3g} to {high:.3g}) px" in page
+
+
+def test_it_says_what_the_report_says(run):
+    page, report = (run / "report.html").read_text(), json.loads((run / "report.json").read_text())
+    for record in report["images"]:
+        for name, share in record["fractions"].items():
+            low, high = record["fractions_ci95"][name]
+            assert f"{100 * share:.1f} ({100 * low:.1f} to {100 * high:.1f})" in page
+        assert f"{record['mean_uncertainty']:.3f}" in page
+        count = record["objects"]["classes"]["disc"]["count"]
+        assert re.search(
+            rf"<td class=left>{record['image'][-6:]}</td><td class=left>disc</td><td>{count}</td>", page
+        )
+    total = sum(r["objects"]["classes"]["disc"]["count"] for r in report["images"])
+    assert f"objects: {total} disc" in page
+    left_out = report["training"]["calibration"]["left_out"]
+    assert f"{100 * left_out['balanced_accuracy']:.0f} %" in page
+    assert "other.png" in page
+    assert "1 image(s) were left out" in page
+    assert "mean intercept" in page
+    assert report["versions"]["torch"] in page
+
+
+def test_names_are_text_and_nothing_is_fetched(run):
+    page = (run / "report.html").read_text()
+    assert "<ground>" not in page
+    assert "&lt;ground&gt;" in page
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)", page)
+    assert "<script" not in page
+
+
+def test_pictures_are_inside(run):
+    page = (run / "report.html").read_text()
+    found = re.findall(r'src="data:image/(\w+);base64,([^"]+)"', page)
+    assert len(found) == 2
+    for kind, data in found:
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            assert image.format.lower() == kind
+            assert max(image.size) <= 900
+
+
+def test_strokes_left_out(run):
+    facts = json.loads((run / "report.json").read_text())["training"]["calibration"]
+    assert set(facts["left_out"]["recall"]) == {"<ground>", "disc"}
+    assert facts["left_out"]["balanced_accuracy"] == pytest.approx(
+        np.mean(list(facts["left_out"]["recall"].values()))
+    )
+    assert 0.5 < facts["left_out"]["balanced_accuracy"] <= 1
+
+
+def test_many_images_are_not_all_pictures(run):
+    report = json.loads((run / "report.json").read_text())
+    report["images"] = report["images"][:1] * (SHOWN + 5)
+    page = report_page(run, report).html()
+    assert page.count("<img") == SHOWN
+    assert f"The first {SHOWN} of {SHOWN + 5} images" in page
+    report["images"] = []
+    assert "No image could be used" in report_page(run, report).html()
+
+
+def test_an_image_unlike_training_is_said_first(run):
+    report = json.loads((run / "report.json").read_text())
+    report["images"][1]["domain"] = {"score": 3.2, "differs": True, "pages": [3.2]}
+    page = report_page(run, report).html()
+    assert 'class="verdict bad"' in page
+    assert "Look closely: 1 of 2 images differ from the training images" in page
+
+
+def test_a_page_is_not_overwritten(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.html").write_text("mine")
+    code = main(
+        ["segment", str(run.parent / "i0.png"), "--cluster", "2", "--features", "filters", "-o", str(out)]
+    )
+    assert code == 2
+    assert "report.html" in capsys.readouterr().err
+    assert (out / "report.html").read_text() == "mine"

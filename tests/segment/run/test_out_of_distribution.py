@@ -1,0 +1,168 @@
+"""The warning that an image differs from those of training, through runs on files."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from vispe.cli.main import main
+from vispe.errors import InputError
+from vispe.images.textures import random_field
+from vispe.segment.features.pixel_features import FeatureConfig
+from vispe.segment.model.model_file import load_model, save_model
+from vispe.segment.pipeline import MODEL_NAME, Reading, apply, segment
+from vispe.segment.run.out_of_distribution import judged
+
+FILTERS = FeatureConfig(sigmas=(1.0, 2.0, 4.0))
+
+
+@pytest.fixture(scope="module")
+def fields():
+    """Six fields of one sample, uint8, and their classes, (6, 256, 256) each."""
+    image, classes = random_field(0, wavelength=14, detail=0.05).render((512, 768))
+    grey = image[0].numpy()
+    noisy = 40 + 175 * (grey - grey.min()) / np.ptp(grey) + np.random.default_rng(0).normal(0, 8, grey.shape)
+    scaled = np.rint(noisy).astype(np.uint8)
+    return [
+        a.reshape(2, 256, 3, 256).swapaxes(1, 2).reshape(6, 256, 256) for a in (scaled, np.asarray(classes))
+    ]
+
+
+def drawn(path, classes):
+    values = (classes + 1) * (np.random.default_rng(0).random(classes.shape) < 0.02)
+    Image.fromarray(values.astype(np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, fields):
+    folder = tmp_path_factory.mktemp("trained")
+    grey, classes = fields[0][0], fields[1][0]
+    Image.fromarray(grey).save(folder / "a.png")
+    labels = [drawn(folder / "a_labels.png", classes)]
+    # grey limits of each page of a stack by itself
+    reading = Reading(normalize="image")
+    segment([folder / "a.png"], folder / "out", labels=labels, features=FILTERS, reading=reading)
+    return folder / "out" / MODEL_NAME
+
+
+def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, capsys, fields):
+    same, strange = fields[0][3], np.random.default_rng(1).integers(0, 255, (150, 170)).astype(np.uint8)
+    Image.fromarray(same).save(tmp_path / "same.png")
+    Image.fromarray(strange).save(tmp_path / "strange.png")
+    out = tmp_path / "out"
+    pictures = [str(tmp_path / "same.png"), str(tmp_path / "strange.png")]
+    assert main(["apply", str(trained), *pictures, "-o", str(out)]) == 0
+    report = json.loads((out / "report.json").read_text())
+    first, second = report["images"]
+    assert first["domain"] == {
+        "score": first["domain"]["pages"][0],
+        "differs": False,
+        "pages": first["domain"]["pages"],
+    }
+    assert first["domain"]["score"] < 1
+    assert not any("differs" in note for note in first["notes"])
+    assert "domain" not in first["files"]
+    assert second["domain"]["differs"]
+    assert second["domain"]["score"] > 1
+    (note,) = [note for note in second["notes"] if "differs" in note]
+    assert note.startswith("strange.png differs from the training images: score ")
+    assert "(strange_domain.png shows where)" in note
+    assert "draw a few strokes" in note
+    assert note in capsys.readouterr().err.replace("\n", " ")
+    shown = np.asarray(Image.open(out / "strange_domain.png"))
+    assert shown.shape == strange.shape
+    assert shown.dtype == np.uint8
+    assert (shown[:128, :128] > 128).all()
+    for top in (0, 64, 128):
+        for left in (0, 64, 128):
+            assert len(np.unique(shown[top : top + 64, left : left + 64])) == 1
+    rows = list(csv.DictReader((out / "report.csv").read_text().splitlines()))
+    assert [float(row["domain"]) for row in rows] == [first["domain"]["score"], second["domain"]["score"]]
+
+
+def test_other_images_of_the_training_run_are_compared_too(tmp_path, fields):
+    grey, classes = fields[0][0], fields[1][0]
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    Image.fromarray(255 - np.clip(grey, 0, 90)).save(tmp_path / "b.png")
+    labels = drawn(tmp_path / "a_labels.png", classes)
+    pictures = [tmp_path / "a.png", tmp_path / "b.png"]
+    report = segment(pictures, tmp_path / "out", labels=[labels], features=FILTERS)
+    own, other = (record["domain"]["score"] for record in report.images)
+    assert own < 0.5 < other
+
+
+def test_strange_pages_of_a_stack_are_named(tmp_path, trained, fields):
+    pages = fields[0][1:].copy()
+    pages[[1, 4]] = np.random.default_rng(0).integers(0, 255, (2, 256, 256))
+    tifffile.imwrite(tmp_path / "s.tif", pages, imagej=True, metadata={"axes": "ZYX"})
+    (record,) = apply(trained, [tmp_path / "s.tif"], tmp_path / "out").images
+    scores = record["domain"]["pages"]
+    assert [score > 1 for score in scores] == [False, True, False, False, True]
+    assert record["domain"]["score"] == max(scores)
+    (note,) = [note for note in record["notes"] if "differ" in note]
+    assert note.startswith("2 of the 5 pages of s.tif (from 0: 1, 4) differ from the training images")
+    assert np.asarray(Image.open(tmp_path / "out" / "s_domain.png")).shape == (256, 256)
+
+
+@pytest.mark.parametrize("kind", ["forest", "kmeans"])
+def test_every_kind_of_classifier_compares(tmp_path, kind, fields):
+    grey, classes = fields[0][0], fields[1][0]
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    Image.fromarray(np.random.default_rng(1).integers(0, 255, (160, 150)).astype(np.uint8)).save(
+        tmp_path / "n.png"
+    )
+    how = (
+        {"labels": [drawn(tmp_path / "l.png", classes)], "classifier": kind}
+        if kind == "forest"
+        else {"cluster": 2}
+    )
+    segment([tmp_path / "a.png"], tmp_path / "out", features=FILTERS, **how)
+    report = apply(tmp_path / "out" / MODEL_NAME, [tmp_path / "a.png", tmp_path / "n.png"], tmp_path / "more")
+    assert [record["domain"]["differs"] for record in report.images] == [False, True]
+
+
+def test_an_earlier_model_says_that_it_cannot_compare(tmp_path, trained, fields):
+    model = load_model(trained)
+    assert model.domain is not None
+    assert trained.stat().st_size < 20_000
+    old = save_model(tmp_path / "old.vispe", replace(model, domain=None))
+    Image.fromarray(fields[0][5]).save(tmp_path / "a.png")
+    report = apply(old, [tmp_path / "a.png"], tmp_path / "out")
+    assert report.images[0]["domain"] is None
+    assert sum("holds no summary of its training images" in note for note in report.notes) == 1
+    rows = list(csv.DictReader((tmp_path / "out" / "report.csv").read_text().splitlines()))
+    assert rows[0]["domain"] == ""
+    apply(trained, [tmp_path / "a.png"], tmp_path / "new")
+    labels = [np.asarray(Image.open(tmp_path / name / "a_seg.png")) for name in ("out", "new")]
+    assert np.array_equal(*labels)
+
+
+def test_images_too_small_to_compare_are_no_trouble(tmp_path, trained):
+    Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "a.png")
+    (record,) = apply(trained, [tmp_path / "a.png"], tmp_path / "out").images
+    assert record["domain"] is None
+
+
+def test_a_summary_that_does_not_fit_is_refused(tmp_path, trained):
+    model = load_model(trained)
+    broken = replace(model, domain=replace(model.domain, limits=np.array([0.0, 1.0])))
+    path = save_model(tmp_path / "broken.vispe", broken)
+    with pytest.raises(InputError, match="do not fit together"):
+        load_model(path)
+
+
+def test_pages_without_data_have_no_score(trained):
+    model = load_model(trained)
+    count = 1 + 2 * len(model.domain.components)
+    assert judged(model, [np.zeros(count, np.int64)]) is None
+    some = np.zeros(count, np.int64)
+    some[0] = 5
+    found = judged(model, [np.zeros(count, np.int64), some])
+    assert found["pages"][0] is None
+    assert found["score"] == found["pages"][1]
+    assert judged(model, [None]) is None

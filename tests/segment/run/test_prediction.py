@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import torch
+
+from vispe.segment.classify.clustering import PixelClusters
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.pixel_features import FeatureConfig, Features
+from vispe.segment.run.prediction import Post, decide, predict_page
+
+
+def scene(height=75, width=101, channels=1, holes=False):
+    rng = np.random.default_rng(3)
+    page = rng.random((height, width, channels), np.float32)
+    page[20:50, 30:70] += 1
+    valid = np.ones((height, width), bool)
+    if holes:
+        valid[10:33, 60:80] = False
+        valid[70, 5] = False
+    return page / 2, valid
+
+
+def fitted(features, page, valid, kind="logistic", classes=3):
+    drawn = (np.random.default_rng(0).random(valid.shape) < 0.1) & valid
+    found = features.prepare(page, valid).gather(drawn)
+    grey = page[drawn].mean(-1)
+    if kind == "kmeans":
+        return PixelClusters(classes).fit(found, grey)
+    levels = np.quantile(grey, np.linspace(0, 1, classes + 1)[1:-1])
+    return PixelClassifier(kind, classes).fit(found, 1 + np.searchsorted(levels, grey))
+
+
+def predict(features, page, valid, classifier, post=None):
+    return predict_page(page, valid, features, classifier, post or Post(), lambda share: None)
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "classes"), [("logistic", 2), ("logistic", 4), ("forest", 3), ("kmeans", 3)]
+)
+def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, channels):
+    page, valid = scene(channels=channels, holes=holes)
+    features = Features(FeatureConfig(tile=40))
+    classifier = fitted(features, page, valid, kind, classes)
+    plain = Post() if kind == "kmeans" else Post(prior="uniform")
+    found = predict(features, page, valid, classifier, plain)
+    pixels = features.prepare(page, valid).gather(valid)
+    np.testing.assert_allclose(found.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)
+    assert (found.prob[:, ~valid] == 0).all()
+    assert (found.labels[~valid] == 0).all()
+    assert np.isnan(found.uncertainty[~valid]).all()
+    np.testing.assert_array_equal(found.labels[valid], found.prob.argmax(0)[valid] + 1)
+    assert found.overlap == found.disagreeing == 0
+
+
+def test_threads_do_not_change_a_bit():
+    page, valid = scene(holes=True)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            features = Features(FeatureConfig(tile=32))
+            classifier = fitted(features, page, valid)
+            results.append(predict(features, page, valid, classifier).prob.tobytes())
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_of_equal_classes_the_first_one_wins(classes):
+    prob = np.random.default_rng(0).integers(0, 4, (classes, 37, 5)).astype(np.float32) / 8
+    valid = np.random.default_rng(1).random((37, 5)) < 0.8
+    labels, uncertainty = decide(prob, valid)
+    assert labels.dtype == np.uint8
+    assert uncertainty.dtype == np.float32
+    np.testing.assert_array_equal(labels, np.where(valid, prob.argmax(0) + 1, 0))
+    ordered = np.sort(prob, axis=0)
+    np.testing.assert_array_equal(uncertainty, np.where(valid, 1 - (ordered[-1] - ordered[-2]), np.nan))
+
+
+def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
+    prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
+    whole = decide(prob, valid)
+    monkeypatch.setattr("vispe.segment.run.prediction._PIXELS", 7)
+    for found, wanted in zip(decide(prob, valid), whole, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_chosen_pixels_come_row_by_row_with_the_features_of_the_page(holes):
+    page, valid = scene(channels=2, holes=holes)
+    whole = Features(FeatureConfig()).prepare(page, valid).compute(0)
+    prepared = Features(FeatureConfig(tile=24)).prepare(page, valid)
+    for share in (0.2, 0.002):
+        mask = (np.random.default_rng(5).random(valid.shape) < share) & valid
+        np.testing.assert_allclose(prepared.gather(mask), whole[:, mask].T, atol=1e-7, rtol=0)
+    mask[:] = False
+    mask[60, 3] = True
+    np.testing.assert_allclose(prepared.gather(mask), whole[:, mask].T, atol=1e-7, rtol=0)

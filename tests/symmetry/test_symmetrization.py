@@ -1,0 +1,371 @@
+"""Patch kernels, and features, averaged over the poses of a square: what is exact, and what is not."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import weakref
+
+import pytest
+import torch
+from timm.models import Eva, NaFlexVit, VisionTransformer
+from timm.models.naflexvit import NaFlexVitCfg
+
+import vispe
+from tests.hosts.helpers import shake
+from vispe.errors import OptionError, ShapeError, UnsupportedHost
+from vispe.symmetry import D4Features, d4_average, patch_kernel, symmetrize
+from vispe.symmetry.d4 import D4, IDENTITY, element
+
+SHAPE = {"img_size": 35, "patch_size": 7, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 0}
+FEW = (element("rot90"), element("transpose"))
+EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def vit(spec="none", dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    model = VisionTransformer(**{**SHAPE, "dynamic_img_size": True, **options}, global_pool="")
+    return shake(vispe.convert(model, spec)).to(dtype).eval()
+
+
+def maps(model):
+    return lambda x: model.forward_intermediates(x, indices=1, norm=True, intermediates_only=True)[-1]
+
+
+def prefixes(model):
+    def features(x):
+        found = model.forward_intermediates(x, indices=1, return_prefix_tokens=True, intermediates_only=True)
+        return found[-1][1]
+
+    return features
+
+
+@torch.no_grad()
+def error(features, images, poses=tuple(g for g in D4 if g != IDENTITY)):
+    """Centred error of the worst pose: 0 is exact, 1.4 unrelated."""
+    still = features(images)
+    signal = (still - still.mean((-2, -1), keepdim=True)).square().sum()
+    return max(
+        float(((g.undo(features(g.apply(images))) - still).square().sum() / signal).sqrt()) for g in poses
+    )
+
+
+def picture(h, w, dtype=torch.float32, b=2):
+    return torch.randn(b, 3, h, w, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("options", [{}, {"reg_tokens": 4}, {"class_token": False}], ids=str)
+@pytest.mark.parametrize(
+    "spec",
+    ["none", "alibi2d", "alibi2d(wrap=false,normalize=none,slopes=geometric)", "alibi2d(metric=manhattan)"],
+)
+def test_isotropic_positions_and_a_symmetric_kernel_are_exact(spec, options, dtype):
+    model = symmetrize(vit(spec, dtype, **options))
+    for size in ((35, 35), (28, 42)):
+        images = picture(*size, dtype)
+        assert error(maps(model), images) < EXACT[dtype]
+        if model.num_prefix_tokens:
+            tokens = [prefixes(model)(g.apply(images)).detach() for g in D4]
+            scale = tokens[0].square().mean().sqrt()
+            assert max(float((t - tokens[0]).abs().max() / scale) for t in tokens) < 5 * EXACT[dtype]
+
+
+@pytest.mark.parametrize("spec", ["none", "alibi2d"])
+def test_an_ordinary_kernel_is_not_exact(spec):
+    assert error(maps(vit(spec, torch.float64)), picture(35, 35, torch.float64)) > 0.1
+
+
+@pytest.mark.parametrize("spec", ["learn", "rope_axial", "rope_mixed", "sincos2d"])
+def test_other_positions_are_not_exact_though_the_kernel_is(spec):
+    model = symmetrize(vit(spec, torch.float64))
+    assert patch_kernel(model).asymmetry == 0
+    assert error(maps(model), picture(35, 35, torch.float64)) > 1e-2
+
+
+@pytest.mark.parametrize("dtype", EXACT)
+@pytest.mark.parametrize("spec", ["learn", "rope_axial", "alibi2d"])
+def test_the_mean_over_poses_is_exact_for_every_model(spec, dtype):
+    model = vit(spec, dtype, reg_tokens=1)
+    averaged = D4Features(maps(model), patch=7)
+    for size in ((35, 35), (28, 42)):
+        assert error(averaged, picture(*size, dtype), FEW) < EXACT[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_kernel_is_the_mean_and_symmetric_bit_for_bit(dtype):
+    model = vit(dtype=dtype)
+    before = copy.deepcopy(model.state_dict())
+    with torch.inference_mode():
+        images = picture(35, 35, dtype)
+        model(images)
+    assert symmetrize(model) is model
+    after = model.state_dict()
+    assert [k for k in before if not torch.equal(before[k], after[k])] == ["patch_embed.proj.weight"]
+    old, new = before["patch_embed.proj.weight"], after["patch_embed.proj.weight"]
+    assert new.dtype == dtype
+    wanted = torch.stack([g.apply(old.double()) for g in D4]).mean(0)
+    torch.testing.assert_close(new.double(), wanted, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    assert all(torch.equal(g.apply(new), new) for g in D4)
+    symmetrize(model)
+    assert torch.equal(model.patch_embed.proj.weight, new)
+    assert model.patch_embed.proj.weight.requires_grad
+
+
+def test_what_was_changed_is_said(caplog):
+    model = vit()
+    old = model.patch_embed.proj.weight.detach().double()
+    mean = torch.stack([g.apply(old) for g in D4]).mean(0)
+    found = patch_kernel(model)
+    assert (found.path, found.side) == ("patch_embed.proj.weight", 7)
+    assert found.asymmetry == pytest.approx(float(1 - mean.square().sum() / old.square().sum()), rel=1e-9)
+    assert torch.equal(model.patch_embed.proj.weight.double(), old)
+    with caplog.at_level(logging.INFO, logger="vispe.symmetry.symmetrization"):
+        symmetrize(model)
+    assert f"patch_embed.proj.weight was averaged over 8 poses; {found.asymmetry:.3g} of its" in caplog.text
+    assert patch_kernel(model).asymmetry == 0
+
+
+def test_eva():
+    torch.manual_seed(0)
+    model = Eva(
+        **{**SHAPE, "embed_dim": 32},
+        use_rot_pos_emb=True,
+        use_abs_pos_emb=False,
+        global_pool="",
+        dynamic_img_size=True,
+    )
+    model = shake(vispe.convert(model, "alibi2d")).double().eval()
+    images = picture(28, 42, torch.float64)
+    assert error(maps(model), images) > 0.1
+    assert error(maps(symmetrize(model)), images) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["linear", "linear, normed", "linear, channels first", "conv"])
+def test_naflex(kind):
+    torch.manual_seed(0)
+    cfg = NaFlexVitCfg(
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        patch_size=4,
+        embed_proj_type=kind.partition(",")[0],
+        patchify_channels_last="first" not in kind,
+        pos_embed="none",
+        class_token=True,
+        reg_tokens=2,
+        input_norm_layer="normed" in kind or None,
+        norm_layer="layernorm",
+    )
+    model = shake(NaFlexVit(cfg, num_classes=0, global_pool="")).double().eval()
+    images = picture(12, 20, torch.float64)
+    assert error(maps(model), images) > 0.1
+    path = patch_kernel(model).path
+    assert path == "embeds.proj.weight"
+    assert error(maps(symmetrize(model)), images) < 1e-12
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_open_clip(whole):
+    pytest.importorskip("open_clip")
+    from tests.hosts.open_clip.common import tiny_clip
+
+    model = tiny_clip(image_size=24).double()
+    tower = model.visual
+    vispe.convert(tower, "alibi2d")
+    images = picture(24, 24, torch.float64)
+
+    def features(x):
+        return tower.forward_intermediates(x, indices=1, normalize_intermediates=True)["image_intermediates"][
+            -1
+        ]
+
+    assert error(features, images) > 0.1
+    given = model if whole else tower
+    assert patch_kernel(given).path == ("visual.conv1.weight" if whole else "conv1.weight")
+    assert symmetrize(given) is given
+    assert error(features, images) < 1e-12
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("CLIPVision", "embeddings.patch_embedding.weight"),
+        ("SiglipVision", "embeddings.patch_embedding.weight"),
+        ("Dinov2", "embeddings.patch_embeddings.projection.weight"),
+        ("DINOv3ViT", "embeddings.patch_embeddings.weight"),
+        ("Aimv2Vision", "embeddings.patch_embed.weight"),
+        ("Qwen2VL", "visual.patch_embed.proj.weight"),
+        ("Llava", "vision_tower.embeddings.patch_embedding.weight"),
+    ],
+)
+def test_transformers(name, path):
+    transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+    torch.manual_seed(0)
+    if name in ("Qwen2VL", "Llava"):
+        from tests.hosts.transformers.tiny import config
+
+        model = getattr(transformers, f"{name}Model")(config("qwen2_vl" if name == "Qwen2VL" else "llava"))
+    else:
+        options = {**SMALL, "image_size": 12, "patch_size": 4}
+        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options))
+    model = model.double().eval()
+    found = patch_kernel(model)
+    assert found.path == path
+    assert found.side == 4
+    assert found.asymmetry > 0.5
+    wanted = model.get_parameter(path).detach().clone()
+    wanted = torch.stack([g.apply(wanted) for g in D4]).mean(0)
+    symmetrize(model)
+    torch.testing.assert_close(model.get_parameter(path).detach(), wanted, rtol=0, atol=1e-15)
+    if name in ("CLIPVision", "Dinov2"):
+        embeddings = model.embeddings
+        table = (
+            embeddings.position_embedding.weight if name == "CLIPVision" else embeddings.position_embeddings
+        )
+        table.data.zero_()
+        images = picture(12, 12, torch.float64)
+
+        def features(x):
+            return model(pixel_values=x).last_hidden_state[:, 1:].mT.unflatten(2, (3, 3))
+
+        assert error(features, images) < 1e-12
+
+
+def test_models_without_a_single_square_projection_are_refused():
+    with pytest.raises(
+        UnsupportedHost, match="of a Linear was asked for, and there is none that vispe knows"
+    ):
+        symmetrize(torch.nn.Linear(3, 4))
+    two = torch.nn.ModuleList([vit(), vit()])
+    with pytest.raises(UnsupportedHost, match=r"2 of them \(0.patch_embed.proj, 1.patch_embed.proj\)"):
+        symmetrize(two)
+    with pytest.raises(ShapeError, match=r"proj has patches of 4 x 7 pixels"):
+        symmetrize(vit(img_size=(28, 28), patch_size=(4, 7)))
+    model = vit()
+    model.patch_embed.proj = torch.nn.Conv2d(3, 32, 7, stride=4, padding=2)
+    with pytest.raises(UnsupportedHost, match=r"kernel \(7, 7\), stride \(4, 4\), padding \(2, 2\)"):
+        symmetrize(model)
+    with torch.device("meta"):
+        empty = VisionTransformer(**SHAPE)
+    with pytest.raises(UnsupportedHost, match="has meta weights"):
+        symmetrize(empty)
+
+
+def cells(x):
+    """Features with no symmetry: each patch of 4 x 4 as a random linear map sees it, plus a code of its place."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = torch.randn(5, 3, 4, 4, generator=generator, dtype=torch.float64).to(x)
+    out = torch.nn.functional.conv2d(x, kernel, stride=4)
+    return out + torch.arange(out.shape[2]).to(x)[:, None]
+
+
+def test_the_mean_is_that_of_all_poses_and_changes_nothing_it_was_given():
+    images = picture(12, 20, torch.float64)
+    wanted = torch.stack([g.undo(cells(g.apply(images))) for g in D4]).mean(0)
+    torch.testing.assert_close(d4_average(cells, images, patch=4), wanted, rtol=0, atol=1e-12)
+    kept = images.clone()
+    torch.testing.assert_close(d4_average(lambda x: x, images, patch=1), kept, rtol=0, atol=1e-12)
+    assert torch.equal(images, kept)
+
+
+def test_gradients_flow_through_the_mean():
+    model = vit("alibi2d", torch.float64)
+    averaged = D4Features(model.patch_embed.proj, patch=7)
+    images = picture(28, 35, torch.float64).requires_grad_()
+    out = averaged(images)
+    cotangent = torch.randn(out.shape, dtype=torch.float64)
+    found = torch.autograd.grad(out, [images, *averaged.parameters()], cotangent)
+    again = torch.stack([g.undo(model.patch_embed.proj(g.apply(images))) for g in D4]).mean(0)
+    for a, b in zip(
+        found, torch.autograd.grad(again, [images, *averaged.parameters()], cotangent), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32(dtype):
+    images = picture(12, 20).to(dtype)
+    found = d4_average(cells, images, patch=4)
+    wanted = torch.stack([g.undo(cells(g.apply(images))).float() for g in D4]).mean(0)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, wanted.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_the_map_of_one_pose_is_freed_before_the_next():
+    alive, most = [], []
+
+    def features(x):
+        most.append(sum(ref() is not None for ref in alive))
+        array = cells(x).numpy().copy()
+        alive.append(weakref.ref(array))
+        return torch.from_numpy(array)
+
+    d4_average(features, picture(12, 20), patch=4)
+    assert most == [0] * 8
+
+
+@pytest.mark.parametrize(("size", "grid"), [((37, 30), (5, 4)), ((30, 43), (4, 7)), ((33, 40), (5, 6))])
+@pytest.mark.parametrize("spec", ["learn", "none"])
+def test_remainders_are_centred(spec, size, grid):
+    """Patches of 7: an even remainder is cropped, an odd one padded, alike on both sides."""
+    model = vit(spec, torch.float64)
+    images = picture(*size, torch.float64)
+    averaged = D4Features(maps(model), patch=7, fit="auto")
+    assert averaged(images).shape[-2:] == grid
+    assert error(averaged, images, FEW) < 1e-12
+
+
+def test_a_crop_shows_the_middle():
+    images = picture(14, 22, torch.float64)
+    found = d4_average(cells, images, patch=4, fit="crop")
+    assert torch.equal(found, d4_average(cells, images[:, :, 1:13, 1:21], patch=4))
+    padded = d4_average(cells, images, patch=4, fit="pad")
+    assert padded.shape == (2, 5, 4, 6)
+
+
+def test_a_remainder_at_one_side_is_not_exact():
+    """What is avoided: features that drop the remainder at the bottom right move against the image."""
+    model = symmetrize(vit("none", torch.float64))
+    conv = model.patch_embed.proj
+    images = picture(37, 37, torch.float64)
+    assert error(conv, images) > 0.1
+    assert error(conv, images[:, :, 1:36, 1:36]) < 1e-12
+
+
+def test_a_patch_that_the_features_know_is_used():
+    class Known(torch.nn.Module):
+        patch = 4
+
+        def forward(self, x):
+            return cells(x)
+
+    averaged = D4Features(Known(), fit="crop")
+    assert averaged.patch == 4
+    assert averaged(picture(14, 20)).shape == (2, 5, 3, 5)
+    with pytest.raises(
+        ShapeError, match=r"\(14, 20\) pixels are no multiple of patches of 4; say fit='auto'"
+    ):
+        d4_average(Known(), picture(14, 20))
+
+
+def test_errors_of_the_mean():
+    with pytest.raises(OptionError, match="fit='crop' needs the side of the patches"):
+        d4_average(cells, picture(12, 20), fit="crop")
+    with pytest.raises(OptionError, match="patch must be a whole number of pixels, at least 1, got 0"):
+        D4Features(cells, patch=0)
+    with pytest.raises(ShapeError, match=r"Images \(b, c, H, W\) are needed, got \(3, 12, 20\)"):
+        d4_average(cells, picture(12, 20)[0])
+    with pytest.raises(ShapeError, match=r"Features must be maps \(b, c, h, w\), got \(2,\)"):
+        d4_average(lambda x: x.mean((1, 2, 3)), picture(12, 20))
+    with pytest.raises(
+        ShapeError, match=r"\(12, 12\) cells in the pose identity, where \(12, 20\) were expected"
+    ):
+        d4_average(lambda x: x[..., :12, :12], picture(12, 20), patch=1)
+    with pytest.raises(ShapeError, match=r"\(20, 3\) cells in the pose rot90, where \(3, 12\) were expected"):
+        d4_average(lambda x: x[..., :3, :], picture(20, 12))
+    with pytest.raises(OptionError, match="cannot be centred by whole pixels"):
+        d4_average(cells, picture(13, 20), patch=4, fit="auto")

@@ -1,0 +1,208 @@
+"""Batches: every step is the same wherever and whenever it is made."""
+
+import itertools
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.train.made_pictures import PLAIN, Numbers, Pictures, take
+from vispe.errors import InputError, OptionError
+from vispe.train.data import Augment, Batches, Concat, FolderSource, Mixture, TarSource
+from vispe.train.data.sampler import Order
+
+POOL = (Path(__file__).resolve().parents[3] / "../shared/data/pretrain").resolve()
+EVERYTHING = Augment(pose=True, roll=4, brightness=0.2, contrast=0.3, noise=0.1)
+
+
+# of 10 pictures and seed 0, for ever
+FIRST_EPOCHS = [8, 2, 4, 6, 7, 0, 3, 1, 9, 5, 4, 3, 1, 5, 9, 2, 8, 6, 7, 0]
+SHAPES = [(17, 23), (16, 12), (40, 16), (12, 12), (13, 31), (24, 19), (16, 16)]
+
+
+def _batches(source=None, size=(12, 8), batch=6, **options):
+    return Batches(
+        source or Pictures(SHAPES), size, batch, seed=options.pop("seed", 3), augment=EVERYTHING, **options
+    )
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_step_is_the_same_from_wherever_one_starts(mixed):
+    source = Mixture([Pictures(SHAPES), Pictures(SHAPES[:3], seed=9)], [2, 1]) if mixed else Pictures(SHAPES)
+    whole = take(_batches(source).from_step(), 9)
+    for step in range(9):
+        again = take(_batches(source).from_step(step), 9 - step)
+        assert all(torch.equal(a, b) for a, b in zip(again, whole[step:], strict=True)), step
+    shared = _batches(source)
+    assert all(
+        torch.equal(shared.load(step), whole[step]) for step in (8, 0, 5, 5, 2)
+    )  # one object, any order
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(whole, 2))
+    assert not torch.equal(_batches(source, seed=4).load(0), whole[0])
+    assert torch.equal(pickle.loads(pickle.dumps(shared)).load(7), whole[7])
+
+
+@pytest.mark.parametrize("world", [2, 3, 6])
+def test_ranks_share_the_rows_of_one_process(world):
+    whole = take(_batches().from_step(), 5)
+    ranks = [_batches(rank=rank, world=world) for rank in range(world)]
+    for step, batch in enumerate(whole):
+        for rank, batches in enumerate(ranks):
+            own = batches.load(step)
+            assert torch.equal(own, batch[rank::world])
+            assert np.array_equal(batches.indices(step), _batches().indices(step))
+    assert len({b.fingerprint() for b in (_batches(), *ranks)}) == 1
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_workers_give_the_same_and_leave_random_numbers_alone(world):
+    alone = take(_batches(rank=world - 1, world=world).from_step(2), 7)
+    before = torch.get_rng_state()
+    working = _batches(rank=world - 1, world=world, workers=2)
+    first = working.from_step(2)
+    second = working.from_step(4)  # two at once do not disturb each other
+    for step, batch in enumerate(alone):
+        assert torch.equal(next(first), batch)
+        if step >= 2:
+            assert torch.equal(next(second), batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_do_not_depend_on_the_number_of_threads():
+    source = Pictures([(301, 417)] * 2)
+    batches = Batches(source, (224, 210), 2, augment=Augment(pose=True, roll=14, contrast=0.3, noise=0.1))
+    one = batches.load(0)
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(batches.load(0), one)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_an_error_in_a_worker_is_one_sentence():
+    batches = _batches(Pictures(SHAPES, damaged=range(7)), workers=1)
+    with pytest.raises(InputError) as caught:
+        next(batches.from_step(0))
+    number = batches.indices(0)[0]
+    assert str(caught.value) == f"picture {number} is truncated; copy it again."
+    with pytest.raises(InputError, match="is truncated"):
+        next(_batches(Pictures(SHAPES, damaged=range(7))).from_step(0))
+
+
+@pytest.mark.parametrize(("count", "batch"), [(7, 1), (7, 3), (7, 7), (5, 12), (1, 4)])
+def test_every_picture_comes_once_in_an_epoch(count, batch):
+    batches = Batches(Numbers([(4, 4)] * count), 4, batch, seed=8, **PLAIN)
+    steps = -(-6 * count // batch)
+    rows = np.concatenate([batches.indices(step) for step in range(steps)])
+    epochs = [rows[e * count : (e + 1) * count].tolist() for e in range(6)]
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert count < 5 or len(set(map(tuple, epochs))) == 6
+    seen = torch.cat([batches.load(step)[:, 0, 0, 0] for step in range(steps)])
+    assert (1000 * seen).round().long().tolist() == rows.tolist()
+    other = Batches(Numbers([(4, 4)] * count), 4, batch, seed=9, **PLAIN)
+    assert count < 5 or not np.array_equal(other.indices(0), batches.indices(0)) or batch == 1
+
+
+def test_permutations_are_even_and_stable():
+    found = Counter(tuple(Order([(0, 3, 1)], seed)(np.arange(3)).tolist()) for seed in range(1200))
+    assert len(found) == 6
+    assert max(abs(n - 200) for n in found.values()) < 60  # 4.6 standard deviations
+    assert Order([(0, 10, 1)], 0)(np.arange(20)).tolist() == FIRST_EPOCHS
+
+
+def test_mixtures_are_exact_in_every_period_and_through_each_source():
+    sizes, weights = (5, 40, 3), (3, 2, 0.5)
+    source = Mixture([Numbers([(4, 4)] * n) for n in sizes], weights)
+    firsts, rows, period = np.cumsum((0, *sizes))[:-1], source.rows, source.period
+    assert (sum(rows), rows[0] * 2, rows[1]) == (period, rows[1] * 3, rows[2] * 4)
+    batches = Batches(source, 4, 24, seed=2)
+    numbers = np.concatenate([batches.indices(step) for step in range(-(-3 * period // 24))])[: 3 * period]
+    parts = np.searchsorted(firsts, numbers, side="right") - 1
+    for p in range(3):
+        assert np.bincount(parts[p * period : (p + 1) * period]).tolist() == list(rows)
+    assert not np.array_equal(parts[:period], parts[period : 2 * period])
+    for part, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
+        own = numbers[parts == part] - first
+        for e in range(len(own) // size):
+            assert sorted(own[e * size : (e + 1) * size]) == list(range(size))
+    assert len(batches) == 48
+
+
+def test_a_concat_is_gone_through_like_one_source():
+    source = Concat([Numbers([(4, 4)] * 5), Numbers([(4, 4)] * 2)])
+    order = np.concatenate([Batches(source, 4, 7).indices(step) for step in range(3)])
+    assert all(sorted(order[e * 7 : e * 7 + 7]) == list(range(7)) for e in range(3))
+
+
+def test_descriptions_and_fingerprints():
+    described = json.loads(json.dumps(_batches().describe()))
+    assert described["augment"] == {"pose": True, "roll": 4, "brightness": 0.2, "contrast": 0.3, "noise": 0.1}
+    assert described["source"]["kind"] == "pictures"
+    assert (described["size"], described["batch"], described["pictures"]) == ([12, 8], 6, 7)
+    base = {"size": 12, "batch": 6}
+    changes = ({}, {"size": (12, 16)}, {"batch": 4}, {"seed": 1}, {"resize": 30}, {"crop": "centre"},
+               {"small": "error"}, {"augment": Augment(pose=True)}, {"mean": (0, 0, 0)},
+               {"std": (1, 1, 1)})  # fmt: skip
+    prints = [Batches(Pictures(SHAPES), **{**base, **change}).fingerprint() for change in changes]
+    assert len(set(prints)) == len(changes)
+    assert Batches(Pictures(SHAPES), [12, 12], 6, workers=2).fingerprint() == prints[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch": 0}, "batch=0 is not a whole number of at least 1"),
+        ({"batch": 5, "world": 2}, "batch=5 cannot be shared by world=2 processes"),
+        ({"rank": 2, "world": 2}, "rank=2 is not below world=2"),
+        ({"seed": -1}, "seed=-1 is not a whole number of at least 0"),
+        ({"workers": -1}, "workers=-1"),
+        ({"size": (12, 0)}, "size=0"),
+        ({"size": 12.5}, "size=12.5"),
+        ({"size": (12, 12, 3)}, "is not a height and a width"),
+        ({"crop": "middle"}, "crop='middle' is not one of random, centre"),
+        ({"small": "drop"}, "small='drop' is not one of enlarge, skip, error"),
+        ({"resize": "fit"}, "resize='fit' is not 'cover', 'none' or a number"),
+        ({"resize": 11}, "resize=11 is not a whole number of at least 12"),
+        ({"mean": (0, 0)}, "need 3 values each"),
+        ({"std": (1, 0, 1)}, "need 3 values each, std positive"),
+        ({"augment": Augment(roll=5)}, r"roll=5 does not divide size=\(12, 12\)"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit(options, text):
+    with pytest.raises(OptionError, match=text):
+        Batches(Pictures(SHAPES), **{"size": 12, "batch": 6, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"roll": -1}, "=-1 is"), ({"roll": 1.5}, "=1.5 is"), ({"noise": -0.1}, "=-0.1 is"), ({"contrast": 2}, "=2 is")],
+)  # fmt: skip
+def test_changes_that_cannot_be(options, text):
+    with pytest.raises(OptionError, match=text):
+        Augment(**options)
+
+
+def test_steps_that_cannot_be():
+    for call in (_batches().load, _batches().from_step, _batches().indices):
+        for step in (-1, 1.5, True):
+            with pytest.raises(OptionError, match=r"step=.* is not a whole number"):
+                call(step)
+
+
+@pytest.mark.skipif(not POOL.exists(), reason="the shared pictures are not on this machine")
+def test_real_pictures_from_folder_and_tar_are_the_same(tmp_path):
+    import tarfile
+
+    folder = FolderSource(POOL / "dsb2018_nuclei")
+    with tarfile.open(tmp_path / "nuclei.tar", "w") as tar:
+        for file in folder.files[:40]:
+            tar.add(file, arcname=f"x/{file.name}")
+    few = FolderSource(folder.files[:40])
+    packed = TarSource(tmp_path / "nuclei.tar")
+    one = Batches(few, 96, 8, resize="none", small="skip").load(2)
+    two = next(Batches(packed, 96, 8, resize="none", small="skip", workers=1).from_step(2))
+    assert torch.equal(one, two)

@@ -1,0 +1,229 @@
+"""The training loop against a loop of a few lines, and what is frozen, averaged, logged and refused."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+from tests.train.tiny import Pictures, config, training
+from vispe.errors import InputError, OptionError
+from vispe.symmetry.symmetrization import patch_kernel
+from vispe.train.data import Batches
+from vispe.train.retrofit.config import Probe, Stage, Student, Target, Weights
+from vispe.train.retrofit.distillation import retrofit
+from vispe.train.retrofit.distillation_losses import Objective, pose_of
+from vispe.train.retrofit.lora import merge_lora
+from vispe.train.retrofit.monitoring import feature_maps, pictures, telling_channels
+from vispe.train.retrofit.student import load_teacher
+from vispe.train.retrofit.training_log import Log, read_log
+
+TIGHT = {"rtol": 0, "atol": 0}
+
+
+def weights_of(run):
+    return {n: p.detach().clone() for n, p in run.student.state_dict().items()}
+
+
+def by_hand(asked, source):
+    """Train by a loop that is written down again; return the weights after every update."""
+    run, found, step = training(asked, source), [], 0
+    teacher, student = run.objective.teacher, run.student
+    objective = Objective(teacher, student, asked.loss, asked.target.blank)
+    for k, stage in enumerate(asked.stages):
+        optimizer = torch.optim.AdamW(student.parameters(), lr=stage.rate, weight_decay=asked.weight_decay)
+        half = (0.5, 0.5, 0.5)
+        batches = Batches(
+            source, stage.size, stage.batch, seed=asked.seed + k * 1_000_003, mean=half, std=half
+        )
+        for own in range(stage.steps):
+            parts, _, _ = objective.parts(batches.load(own), pose_of(asked.seed, step))
+            loss = sum(getattr(asked.loss, name) * value.mean() for name, value in parts.items())
+            optimizer.zero_grad()
+            loss.backward()
+            if asked.clip:
+                torch.nn.utils.clip_grad_norm_(student.parameters(), asked.clip)
+            optimizer.step()
+            found.append((float(loss.detach()), copy.deepcopy(student.state_dict())))
+            step += 1
+    return found
+
+
+@pytest.mark.parametrize("loss", [Weights(), Weights(0.7, 0.5, 0.2)])
+def test_training_is_what_it_says(tmp_path, loss):
+    asked = config(tmp_path / "a", loss=loss, clip=0.5, seed=3, log_every=1)
+    run = training(asked, Pictures())
+    run.run()
+    expected = by_hand(config(tmp_path / "b", loss=loss, clip=0.5, seed=3), Pictures())
+    lines = read_log(run.folder.log)
+    assert [line["step"] for line in lines] == list(range(1, 8))
+    assert [line["loss"] for line in lines] == pytest.approx([loss for loss, _ in expected], abs=2e-6)
+    for name, value in weights_of(run).items():
+        torch.testing.assert_close(value, expected[-1][1][name], rtol=1e-4, atol=2e-5)
+
+
+def test_the_loss_falls(tmp_path):
+    stages = [Stage(32, steps=40, batch=4, rate=3e-3)]
+    asked = config(tmp_path, stages=stages, student=Student(init="random"), log_every=10)
+    run = training(asked)
+    run.run()
+    losses = [line["loss"] for line in read_log(run.folder.log)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
+    found = []
+    for chunk in (None, 1, 3):
+        run = training(config(tmp_path / str(chunk), chunk=chunk, loss=Weights(1.0, 1.0, 1.0)))
+        run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
+        run._update(run.plan[0].batches.load(0), 4, 0.0)
+        found.append([p.grad for p in run.trained if p.grad is not None])
+    for other in found[1:]:
+        for grad, wanted in zip(other, found[0], strict=True):
+            torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("trainable", "spec"), [("lora", "alibi2d"), ("lora", "rpb"), ("encoding", "rpb")])
+def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
+    run = training(config(tmp_path, student=Student(spec, trainable=trainable), weight_decay=0.1))
+    before, teacher = weights_of(run), copy.deepcopy(run.objective.teacher.state_dict())
+    run.run()
+    changed = {n for n, value in weights_of(run).items() if not torch.equal(value, before[n])}
+    own = {n for n in before if "pos_enc" in n.split(".")}
+    low = {n for n in before if n.endswith((".0.up", ".0.down"))}
+    assert changed == own | low
+    assert bool(low) == (trainable == "lora")
+    assert all(torch.equal(value, teacher[n]) for n, value in run.objective.teacher.state_dict().items())
+    images = Batches(Pictures(), 32, 2).load(0)
+    found = feature_maps(run.student.eval(), torch.device("cpu"))(images)
+    merged = feature_maps(merge_lora(run.student), torch.device("cpu"))(images)
+    torch.testing.assert_close(merged, found, **TIGHT)
+    finished = run.finished()
+    plain = load_teacher(run.config.teacher).model.state_dict()
+    assert {n for n in finished.state_dict() if "pos_enc" not in n} <= set(plain)
+    if trainable == "encoding":
+        assert all(torch.equal(value, plain[n]) for n, value in finished.state_dict().items() if n in plain)
+
+
+def test_the_average_follows_the_weights(tmp_path):
+    asked = config(tmp_path / "a", ema=0.6)
+    run, plain = training(asked), training(config(tmp_path / "b"))
+    expected = {n: p.detach().double() for n, p in plain.student.named_parameters()}
+    seen = []
+
+    def follow(step, total, line):
+        decay = min(0.6, step / (step + 9))
+        seen.append(step)
+        for name, p in plain.student.named_parameters():
+            expected[name] = decay * expected[name] + (1 - decay) * p.detach().double()
+
+    plain.run(follow)
+    run.run()
+    assert seen == list(range(1, 8))
+    for name, p in run.student.named_parameters():
+        torch.testing.assert_close(p, dict(plain.student.named_parameters())[name], **TIGHT)
+    finished = run.finished()
+    for name, p in finished.named_parameters():
+        torch.testing.assert_close(p.double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_symmetric_kernel_stays_symmetric(tmp_path):
+    run = training(config(tmp_path, student=Student(symmetric=True), ema=0.9))
+    before = run.student.patch_embed.proj.weight.detach().clone()
+    run.run()
+    assert patch_kernel(run.student).asymmetry == 0
+    assert patch_kernel(run.finished()).asymmetry == 0
+    assert not torch.equal(run.student.patch_embed.proj.weight, before)
+
+
+def test_checkpointed_gradients_are_the_same(tmp_path):
+    found, calls = [], []
+    for on in (False, True):
+        run = training(config(tmp_path / str(on), grad_checkpointing=on))
+        run.student.blocks[1].register_forward_pre_hook(lambda *_, on=on: calls.append(on))
+        run.run()
+        found.append(weights_of(run))
+    assert calls.count(True) == 2 * calls.count(False), "nothing was computed twice"
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_bfloat16_trains_float32_weights_and_comes_near(tmp_path):
+    runs = [training(config(tmp_path / amp, amp=amp, log_every=1)) for amp in ("no", "bf16")]
+    for run in runs:
+        run.run()
+    plain, half = ([line["loss"] for line in read_log(run.folder.log)] for run in runs)
+    assert half == pytest.approx(plain, abs=0.02)
+    assert half != plain
+    assert all(p.dtype == torch.float32 for p in runs[1].student.parameters())
+
+
+def test_half_precision_needs_a_gpu(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(OptionError, match="fp16 needs a GPU"):
+        retrofit(config(tmp_path, amp="fp16"), source=Pictures())
+
+
+def test_learning_rates():
+    stage = Stage(32, steps=10, rate=2.0, warmup=4, schedule="cosine")
+    expected = [0.4, 0.8, 1.2, 1.6, *(1 + math.cos(math.pi * k / 6) for k in range(6))]
+    assert [stage.rate_at(k, 10) for k in range(10)] == pytest.approx(expected)
+    assert [Stage(32, steps=3, rate=2.0).rate_at(k, 3) for k in range(3)] == [2.0] * 3
+    assert [Stage(32, epochs=e, batch=4).updates(10) for e in (0.01, 1.0, 2.5)] == [1, 2, 6]
+
+
+def test_every_line_of_the_log_tells_its_interval(tmp_path):
+    run = training(config(tmp_path, loss=Weights(1.0, 0.5), log_every=3, target=Target([1, 2])))
+    run.run()
+    lines = [json.loads(text) for text in run.folder.log.read_text().splitlines()]
+    assert [(line["step"], line["stage"], line["size"], line["rate"]) for line in lines] == [
+        (3, 0, 32, 1e-3), (4, 0, 32, 1e-3), (6, 1, 48, 1e-4), (7, 1, 48, 1e-4),
+    ]  # fmt: skip
+    for line in lines:
+        assert line["cosine"] == pytest.approx(1 - line["distill"], abs=1e-7)
+        assert line["loss"] == pytest.approx(line["distill"] + 0.5 * line["d4"], abs=1e-7)
+        assert 1 <= line["rank_student"] <= 24
+        assert 1 <= line["rank_target"] <= 22
+        assert line["images_per_s"] > 0
+        assert line["memory_mib"] > 0
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    class Spoilt(Pictures):
+        def __getitem__(self, i):
+            return super().__getitem__(i) * float("nan")
+
+    run = training(config(tmp_path), Spoilt())
+    with pytest.raises(InputError, match="loss \\(distill\\) is not finite any more at step 2"):
+        run.run()
+    assert run.folder.steps() == []
+
+
+def test_channels_that_tell_position_are_found():
+    teacher = load_teacher(config("o").teacher)
+    probe = Probe(noise=2, textures=2, masks=2)
+    found = pictures(teacher, probe, 64, 5)
+    own = feature_maps(teacher.model, torch.device("cpu"))
+
+    def placed(images):
+        maps = own(images)
+        h, w = maps.shape[2:]
+        maps[:, 7] += 20 * torch.linspace(-1, 1, h)[:, None]
+        maps[:, 19] += 20 * torch.linspace(-1, 1, w)
+        return maps
+
+    assert sorted(telling_channels(placed, found, probe, 2)) == [7, 19]
+    assert telling_channels(placed, found, probe, 5) == telling_channels(placed, found, probe, 5)
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    pytest.importorskip("tensorboard")
+    log = Log(tmp_path / "log.jsonl", 0, tmp_path / "board")
+    log.write({"step": 3, "loss": 0.5, "rate": float("nan")})
+    log.close()
+    (events,) = (tmp_path / "board").iterdir()
+    assert b"retrofit/loss" in events.read_bytes()
+    assert b"retrofit/rate" not in events.read_bytes()  # no number
+    assert read_log(log.path) == [{"step": 3, "loss": 0.5, "rate": None}]

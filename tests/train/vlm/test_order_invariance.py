@@ -1,0 +1,195 @@
+"""The order of pictures in a prompt: shuffled in training, it decides less; tiny random models of transformers."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.hosts.transformers.conftest import IGNORED_WARNINGS
+from tests.hosts.transformers.tiny import IMAGE, PATCH, SIDE, make
+from tests.train.processes import two_processes
+from vispe.backbones.distributed import Processes
+from vispe.errors import InputError, OptionError, UnsupportedHost
+from vispe.train.retrofit.lora import add_lora
+from vispe.train.vlm import order_invariance
+from vispe.train.vlm.order_invariance import OrderRecipe, learn_orders, order_scores, unevenness
+from vispe.train.vlm.prompts import Arranged, Piece, Prompt
+
+pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
+ORDERS = list(itertools.permutations(range(3)))
+
+
+def prompts(family, count, seed=0):
+    """Three pictures and a word after each; the answer is a word that the first item has, wherever it stands."""
+    generator = torch.Generator().manual_seed(seed)
+    side, found = SIDE * PATCH, []
+    for _ in range(count):
+        words = (torch.randperm(200, generator=generator)[:4] + 1).tolist()
+        items = []
+        for word in words[:3]:
+            tokens, inputs, kinds = torch.tensor([IMAGE] * SIDE**2 + [word]), {}, {}
+            inputs["pixel_values"] = torch.randn(1, 3, side, side, generator=generator)
+            if family == "qwen2_vl":
+                tokens = torch.tensor([IMAGE] * 4 + [word])
+                inputs["pixel_values"] = torch.randn(16, 96, generator=generator)
+                inputs["image_grid_thw"] = torch.tensor([[1, 4, 4]])
+                kinds = {"mm_token_type_ids": (tokens == IMAGE).long()}
+            items.append(Piece(tokens, inputs, kinds))
+        before, after = Piece(torch.tensor([210, 211])), Piece(torch.tensor([212, words[3]]))
+        found.append(Prompt(items, Piece(torch.tensor([words[0], 213])), before, after))
+    return found
+
+
+def spread(model, asked):
+    scores = torch.stack([order_scores(model, prompt, ORDERS) for prompt in asked])
+    return float((scores.amax(1) - scores.amin(1)).mean())
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_the_order_decides_less_after_training(family):
+    """On what was trained on: random models share nothing that would carry over to other prompts."""
+    model = make(family)
+    model.set_attn_implementation("eager")
+    asked = prompts(family, 6)
+    before, weights = spread(model, asked), {n: v.clone() for n, v in model.state_dict().items()}
+    losses = []
+    recipe = OrderRecipe(steps=40, batch=4, rate=1e-2, rank=4)
+    learn_orders(model, asked, recipe, lambda step, loss: losses.append(loss))
+    assert spread(model, asked) < 0.8 * before
+    assert sum(losses[-5:]) < sum(losses[:5])
+    changed = {n for n, v in model.state_dict().items() if not torch.equal(v, weights[n])}
+    assert changed == {
+        n for n in weights if "language" in n and n.endswith(("q_proj.weight", "k_proj.weight"))
+    }
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """Save after every second update."""
+    monkeypatch.setattr(order_invariance, "_SAVED_EVERY", 2)
+
+
+RECIPE = OrderRecipe(steps=5, batch=3, rate=1e-2, rank=2, even=0.0, seed=4)
+
+
+def learnt(family="llava", recipe=RECIPE, **options):
+    model = make(family)
+    learn_orders(model, prompts(family, 4), recipe, **options)
+    return model.state_dict()
+
+
+def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
+    file, steps = tmp_path / "out" / "state.pt", []
+
+    def stop(step, loss):
+        steps.append(step)
+        if step == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        learnt(state=file, on_step=stop)
+    again = learnt(state=file, on_step=lambda step, _: steps.append(step))
+    assert steps == [1, 2, 3, 3, 4, 5]  # from the state after the second update
+    whole = learnt()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    with pytest.raises(InputError, match=r"state.pt is of another recipe, or of other prompts; remove it"):
+        learnt(state=file, recipe=replace(RECIPE, rate=1e-3))
+
+
+def test_processes_share_a_batch(monkeypatch):
+    """One after the other, as if each were alone, their gradients add up to those of one process."""
+    sums = []
+    monkeypatch.setattr(Processes, "sum_", lambda self, grads: sums.append([g.clone() for g in grads]))
+    one = replace(RECIPE, steps=1)
+    for processes in (Processes(), Processes(0, 2), Processes(1, 2)):
+        learnt(recipe=one, processes=processes)
+    whole, first, second = (part for part in sums if len(part) > 1)
+    for a, b, c in zip(whole, first, second, strict=True):
+        torch.testing.assert_close(a, b + c)
+    assert all(sum(float(g.abs().sum()) for g in part) > 0 for part in (first, second))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    two_processes("orders", tmp_path / "two.pt")
+    one, two = learnt(), torch.load(tmp_path / "two.pt")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_seed_learns_the_same_and_leaves_random_numbers_alone():
+    found = []
+    for _ in range(2):
+        model, before = make("llava"), torch.get_rng_state()
+        learn_orders(model, prompts("llava", 3), OrderRecipe(steps=2, batch=2, even=0.0))
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(model.state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_the_penalty_evens_attention():
+    asked, found = prompts("llava", 4), []
+    for even in (0.0, 20.0):
+        model = make("llava")
+        model.set_attn_implementation("eager")
+        learn_orders(model, asked, OrderRecipe(steps=15, batch=2, rate=1e-2, rank=2, even=even))
+        values = []
+        with torch.no_grad():
+            for prompt, order in itertools.product(asked, ORDERS):
+                arranged = prompt.arranged(order)
+                output = model(**arranged.inputs, output_attentions=True)
+                values.append(float(unevenness(output.attentions, arranged)))
+        found.append(sum(values) / len(values))
+    assert found[1] < 0.5 * found[0]
+
+
+def test_unevenness_is_the_variance_of_shares():
+    attention = torch.rand(2, 1, 3, 9, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    arranged = Arranged({}, (slice(1, 3), slice(3, 6)), slice(7, 9))
+    rows = attention[:, 0, :, 6:8].mean((0, 1, 2))
+    items = torch.stack([rows[1:3].mean(), rows[3:6].mean()])
+    expected = items.var(unbiased=False) / items.mean() ** 2
+    found = unevenness(list(attention), arranged)
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(x, attention, retain_graph=True)[0] for x in (found, expected)]
+    torch.testing.assert_close(*grads)
+    assert float(unevenness([torch.full((1, 2, 9, 9), 1 / 9)], arranged)) < 1e-12
+
+
+def test_pieces_stand_where_the_order_says():
+    prompt = prompts("qwen2_vl", 1)[0]
+    plain, turned = prompt.arranged([0, 1, 2]), prompt.arranged([2, 0, 1])
+    for slot, item in enumerate([2, 0, 1]):
+        tokens = turned.inputs["input_ids"][0, turned.items[slot]]
+        assert torch.equal(tokens, prompt.items[item].tokens)
+        assert torch.equal(
+            turned.inputs["pixel_values"][16 * slot : 16 * slot + 16],
+            prompt.items[item].inputs["pixel_values"],
+        )
+    assert torch.equal(plain.wanted, prompt.answer.tokens)
+    kinds = plain.inputs["mm_token_type_ids"]
+    assert torch.equal(kinds, (plain.inputs["input_ids"] == IMAGE).long())
+    assert plain.inputs["image_grid_thw"].shape == (3, 3)
+
+
+def test_what_cannot_be_is_refused():
+    prompt = prompts("llava", 1)[0]
+    with pytest.raises(OptionError, match=r"order=\[0, 0, 1\] does not name each of 3 items once"):
+        prompt.arranged([0, 0, 1])
+    with pytest.raises(OptionError, match="got 0 items and an answer of 2 tokens"):
+        Prompt([], prompt.answer)
+    with pytest.raises(OptionError, match="got a prompt with one"):
+        learn_orders(make("llava"), [Prompt(prompt.items[:1], prompt.answer)], OrderRecipe())
+    with pytest.raises(OptionError, match="steps must be at least 1, got 0"):
+        OrderRecipe(steps=0)
+    with pytest.raises(OptionError, match="learnt from prompts, got none"):
+        learn_orders(make("llava"), [], OrderRecipe())
+    with pytest.raises(UnsupportedHost, match=r"even=0\.1 needs the attention .*set_attn_implementation"):
+        learn_orders(make("llava"), [prompt], OrderRecipe(steps=1, batch=1))
+    with pytest.raises(UnsupportedHost, match="no linear layers called qkv to which"):
+        add_lora(make("llava"), 2, ("q_proj", "qkv"))

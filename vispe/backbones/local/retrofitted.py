@@ -1,0 +1,146 @@
+"""What `vispe retrofit` wrote, read again as a model."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from vispe.backbones.hub import named_by_file
+from vispe.backbones.open_clip import PREFIX, load_clip, load_model, tower_of
+from vispe.backbones.vision_model import VisionModel
+from vispe.errors import InputError, is_whole
+from vispe.hosts.convert import convert
+from vispe.symmetry.symmetrization import symmetrize
+
+CARD, WEIGHTS = "card.json", "student.safetensors"
+_LARGEST = 100_000  # of any number among the options of a teacher
+_WORD = re.compile(r"[\w.+-]{0,64}")
+
+
+def is_retrofitted(folder: str | Path) -> bool:
+    """Return whether a path is the folder of a finished retrofit, or its weights."""
+    folder = _folder(folder)
+    return (folder / CARD).is_file() and (folder / WEIGHTS).is_file()
+
+
+def read_card(folder: str | Path) -> dict[str, Any]:
+    """Return the card of a finished retrofit.
+
+    Args:
+        folder: what the retrofit wrote, or its `student.safetensors`.
+
+    Raises:
+        InputError: no finished retrofit is there, or the card is of something else.
+    """
+    folder = _folder(folder)
+    if not is_retrofitted(folder):
+        raise InputError(
+            f"{folder} holds no finished retrofit: {CARD} and {WEIGHTS} are needed; run vispe retrofit."
+        )
+    try:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        seed = card["config"]["seed"]
+        texts = card["config"]["teacher"]["name"], card["config"]["student"]["pos_embed"]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{folder / CARD} is not a card of vispe retrofit ({error}).") from error
+    if not is_whole(seed) or not all(isinstance(text, str) for text in texts):
+        raise InputError(
+            f"{folder / CARD} is not a card of vispe retrofit: seed, name or pos_embed is wrong."
+        )
+    return card
+
+
+def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> VisionModel:
+    """Return the student of a finished retrofit; weights of its teacher are not needed.
+
+    Args:
+        folder: what the retrofit wrote, or its `student.safetensors`.
+        allow_download: contact the hub that the card names, for a teacher that is only described there.
+
+    Raises:
+        InputError: no finished retrofit is there, its card is not one of vispe, or its weights do not fit.
+        UnknownName, UnsupportedHost: its teacher's architecture is not known here.
+    """
+    config = read_card(folder)["config"]
+    teacher = config["teacher"]
+    name, size, seed = teacher["name"], teacher.get("img_size"), config["seed"]
+    options = _checked_options(folder, teacher.get("options") or {})
+    with named_by_file(allow_download):
+        if name.startswith(PREFIX):
+            plain = name.removeprefix(PREFIX)
+            clip = load_clip(plain, pos_embed=None, weights=None, img_size=size, seed=seed, load=False)
+            net = tower_of(clip)
+        else:
+            net = load_model(name, weights="random", any_size=True, img_size=size, options=options, seed=seed)
+    colours = {key: torch.tensor(v)[:, None, None] for key in ("mean", "std") if (v := teacher.get(key))}
+    return fitted(VisionModel(net.requires_grad_(False), **colours), folder)
+
+
+def _checked_options(folder: str | Path, options: Any) -> dict[str, Any]:
+    """Return the options of a card for the constructor of a timm model: numbers, words and flags, never files.
+
+    Raises:
+        InputError: an option of `timm.create_model` itself, a value of another type, or a model larger than its
+            weights.
+    """
+    from timm import create_model
+
+    card = _folder(folder) / CARD
+    if not isinstance(options, dict):
+        raise InputError(f"{card}: the options of the teacher must be an object, got {str(options)[:60]!r}.")
+    numbers: list[float] = []
+    for key, value in options.items():
+        values = value if isinstance(value, list) and len(value) <= 3 else [value]
+        numbers += [v for v in values if isinstance(v, int | float)]
+        plain = all(isinstance(v, int | float | None) or _WORD.fullmatch(str(v)) for v in values)
+        # weights of its own, files and caches are parameters of the factory, not of the model
+        if not plain or key in signature(create_model).parameters or key.startswith("pretrained"):
+            raise InputError(
+                f"{card}: the teacher has the option {key}={str(value)[:60]!r}; a card may hold numbers, words and "
+                "flags of the model, but no files and addresses."
+            )
+    with safe_open(_folder(folder) / WEIGHTS, "pt") as weights:
+        shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - no mapping
+    held = sum(math.prod(shape) for shape in shapes)
+    size = [options.get(key) or 1 for key in ("embed_dim", "embed_dim", "depth")]
+    # a block of a transformer has at least three square matrices of its width
+    large = all(map(is_whole, size)) and 3 * math.prod(size) > held and max(size) > 1
+    if large or not all(abs(number) <= _LARGEST for number in numbers):
+        raise InputError(f"{card}: a teacher with {options} is larger than {WEIGHTS} ({held} values).")
+    return options
+
+
+def fitted(teacher: VisionModel, folder: str | Path) -> VisionModel:
+    """Return the student of a finished retrofit, frozen, given its teacher; weights of the teacher do not count.
+
+    Raises:
+        InputError: no finished retrofit is there, or its weights do not fit.
+    """
+    config, file = read_card(folder)["config"], _folder(folder) / WEIGHTS
+    model = copy.deepcopy(teacher.model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config["seed"])
+        convert(model, config["student"]["pos_embed"])
+        if config["student"].get("symmetric"):
+            symmetrize(model)
+    try:
+        model.load_state_dict(load_file(file))
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{file} does not fit its card: {reason}") from error
+    colours = {"mean": teacher.mean, "std": teacher.std}
+    return VisionModel(model.eval().requires_grad_(False), exact=False, **colours)
+
+
+def _folder(path: str | Path) -> Path:
+    path = Path(path)
+    return path.parent if path.suffix == ".safetensors" else path

@@ -1,0 +1,143 @@
+"""What can be asked of every vision model of timm and open_clip: its blocks, patches, images, maps and tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.errors import UnsupportedHost
+from vispe.hosts.common.overlapping_patches import spacing_of
+
+
+def image_tower(model: nn.Module) -> nn.Module:
+    """Return the part of an open_clip model that sees images; any other model is that itself."""
+    return getattr(model, "visual", model)
+
+
+def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the final, normed patch features (b, d, h, w) and class tokens (b, d), with gradients.
+
+    The mode of the model, training or evaluation, stays as it is. Class tokens are None where there are none.
+
+    Args:
+        model: of timm, or an image tower of open_clip, converted or not.
+        images: normalised, (b, 3, H, W), sides multiples of the patch.
+
+    Raises:
+        UnsupportedHost: the model returns no feature maps.
+
+    >>> import timm
+    >>> maps, token = final_tokens(timm.create_model("test_vit"), torch.zeros(1, 3, 160, 160))
+    >>> maps.shape, token.shape
+    (torch.Size([1, 64, 10, 10]), torch.Size([1, 64]))
+    """
+    last = len(blocks_of(model)) - 1
+    final = intermediates(model, images, [last], norm=True, prefix=True)[0]
+    if isinstance(final, Tensor):
+        return final, None
+    maps, prefix = final
+    return maps, prefix[:, 0] if has_class_token(model) else None
+
+
+def intermediates(
+    model: nn.Module, images: Tensor, indices: int | list[int], *, norm: bool, prefix: bool = False
+) -> list[Any]:
+    """Return the maps (b, d, h, w) after some blocks.
+
+    Args:
+        model: of timm, or an image tower of open_clip.
+        images: normalised, (b, 3, H, W).
+        indices: of the blocks, or how many of the last ones.
+        norm: apply the final norm to each map.
+        prefix: return pairs of a map and the tokens in front of the patches, where there are any.
+    """
+    options: dict[str, Any] = {"indices": indices, "output_fmt": "NCHW", "intermediates_only": True}
+    if not _of_open_clip(model):
+        options |= {"return_prefix_tokens": True} if prefix else {}
+        return list(model.forward_intermediates(images, norm=norm, **options))
+    # open_clip has other words for the same
+    options |= {"normalize_intermediates": norm, "output_extra_tokens": prefix}
+    output = model.forward_intermediates(images, **options)
+    maps = output["image_intermediates"]
+    return list(zip(maps, output["image_intermediates_prefix"], strict=True)) if prefix else list(maps)
+
+
+def has_class_token(model: nn.Module) -> bool:
+    """Return whether a vision transformer has a class token."""
+    return any(getattr(model, name, None) is not None for name in ("cls_token", "class_embedding"))
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """Return the blocks of a vision transformer.
+
+    Raises:
+        UnsupportedHost: it has none, or returns no feature maps.
+    """
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        blocks = getattr(getattr(model, "transformer", None), "resblocks", None)
+    if blocks is None or not hasattr(model, "forward_intermediates"):
+        raise UnsupportedHost(
+            f"{type(model).__name__} has no blocks and forward_intermediates, from which features are learnt; use a "
+            "vision transformer of timm or open_clip."
+        )
+    return blocks
+
+
+def patch_projection(model: nn.Module, *, overlapping: bool = False) -> nn.Conv2d | None:
+    """Return the convolution that embeds the patches of a transformer, or None.
+
+    It is `patch_embed.proj` (timm) or `conv1` (open_clip), reads the image itself and has stride = kernel; with
+    `overlapping` also one whose stride `vispe.backbones.overlap` has made smaller.
+
+    >>> import timm
+    >>> patch_projection(timm.create_model("test_vit"))
+    Conv2d(3, 64, kernel_size=(16, 16), stride=(16, 16))
+    """
+    conv = model.conv1 if _of_open_clip(model) else getattr(getattr(model, "patch_embed", None), "proj", None)
+    if not isinstance(conv, nn.Conv2d) or conv.padding not in (0, (0, 0), "valid"):
+        return None
+    if conv.kernel_size != conv.stride and not (overlapping and spacing_of(conv)):
+        return None
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return conv if conv is first or first is None else None
+
+
+def image_size(model: nn.Module) -> tuple[int, int]:
+    """Return height and width in pixels of the images that a model was built for.
+
+    Args:
+        model: a timm model, or the image tower of an open_clip model.
+    """
+    if hasattr(model, "image_mean") or _of_open_clip(model):
+        size = model.image_size
+    else:
+        size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+        size = size or _data_config(model)["input_size"][1:]
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def input_settings(model: nn.Module) -> tuple[int, Tensor, Tensor]:
+    """Return the image side in pixels, mean and standard deviation (3, 1, 1) that a model expects.
+
+    Args:
+        model: a timm model, or the image tower of an open_clip model.
+    """
+    if hasattr(model, "image_mean"):
+        values = (model.image_mean, model.image_std)
+    else:
+        values = tuple(_data_config(model)[key] for key in ("mean", "std"))
+    mean, std = (torch.tensor(value, device="cpu")[:, None, None] for value in values)
+    return image_size(model)[0], mean, std
+
+
+def _of_open_clip(model: nn.Module) -> bool:
+    return hasattr(model, "conv1") and hasattr(model, "transformer")
+
+
+def _data_config(model: nn.Module) -> dict[str, Any]:
+    from timm.data import resolve_model_data_config
+
+    return resolve_model_data_config(model)

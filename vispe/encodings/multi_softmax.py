@@ -1,0 +1,95 @@
+"""Several softmaxes, one output: what an encoding with branches does, and attention that adds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from torch import Tensor
+
+from vispe.attention.backends import reference
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.call import Call
+from vispe.attention.transform.abstract_transform import Transform
+from vispe.encodings.base import Encoding
+from vispe.encodings.compose import bias_of, branched_of, transform_of, value_term_of
+from vispe.errors import UnsupportedCombination
+from vispe.grid import Positions
+
+
+class Branch(NamedTuple):
+    """One softmax of several: ``gate * softmax(logits) v``.
+
+    Attributes:
+        gate: (b or 1, h or 1, n or 1, 1), its share of the output of each query.
+        transform: what is done to queries and keys; values and outputs stay as they are.
+        bias: what is added to the logits.
+    """
+
+    gate: Tensor
+    transform: Transform | None = None
+    bias: Bias | None = None
+
+
+class Branched(Protocol):
+    """An encoding with several softmaxes: a `Rotary` or `Biased` class with ``branched = True``."""
+
+    def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> Sequence[Branch]:
+        """Return the branches of block `layer`."""
+        ...
+
+
+def branches_of(
+    encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
+) -> list[Branch]:
+    """Return the branches of the encoding that takes several softmaxes in block `layer`, or none.
+
+    Raises:
+        UnsupportedCombination: another encoding works inside attention too, or a branch changes values.
+    """
+    branched = branched_of(encodings)
+    if branched is None:
+        return []
+    branches = list(cast("Branched", branched).branches(pos, layer, x))
+    if any(b.transform is not None and b.transform.changes_values for b in branches):
+        raise UnsupportedCombination(
+            f"A branch of {branched.name} transforms values, which all branches share; transform queries and keys."
+        )
+    return branches
+
+
+def calls_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encodings: Sequence[Encoding],
+    pos: Positions,
+    layer: int,
+    x: Tensor | None = None,
+    **masks: Any,
+) -> list[tuple[Tensor | None, Call]]:
+    """Return every softmax of a layer as (gate, call); without branches one call and no gate.
+
+    Args:
+        q: queries (b, h, n, d_h) after qk-norm.
+        k: keys, likewise.
+        v: values.
+        encodings: those that work inside attention; others are passed over.
+        pos: prepared positions of the tokens.
+        layer: index of the block.
+        x: the block's input to attention (b, n, d), for encodings with gates.
+        **masks: further arguments of `Call`.
+    """
+    branches = branches_of(encodings, pos, layer, x)
+    if branches:
+        return [(b.gate, Call(q, k, v, b.bias, b.transform, **masks)) for b in branches]
+    where = (encodings, pos, layer, x)
+    return [(None, Call(q, k, v, bias_of(*where), transform_of(*where), value_term_of(*where[:3]), **masks))]
+
+
+def weights_of(calls: Sequence[tuple[Tensor | None, Call]]) -> Tensor:
+    """Return the attention weights (b, h, n, m) that the softmaxes of a layer make together, float32 or better."""
+    maps = [
+        reference.weights(call) if gate is None else gate * reference.weights(call) for gate, call in calls
+    ]
+    return sum(maps[1:], maps[0])

@@ -1,0 +1,231 @@
+"""Attention heads of a ViT: which of them look at one token, at neighbours, far away, or at position alone.
+
+A head is DEAD when one token receives more than 95 % of its attention, a sink above 50 %, else local when more than
+60 % stays with the neighbours, else distributed. `language_scores` has these classes as they were defined for causal
+language models (bloom-head-surgery); `head_health` has them for images: the sink is whatever token receives most in
+the mean over images, neighbours are the 3 x 3 patches around the query. A sink is no defect by itself: attention that
+must go somewhere is parked there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vispe.backbones.attention_recorder import prefix_names, watch
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.attention.head_result import PATTERNS as PATTERNS
+from vispe.evaluate.attention.head_result import HeadHealth, Thresholds
+from vispe.evaluate.attention.head_statistics import (
+    CLAMP,
+    HeadSums,
+    LayerSums,
+    by_distance,
+    entropy,
+    local_mass,
+    pairs,
+    position_share,
+    reach,
+)
+from vispe.grid import Grid
+
+MASSIVE = 5.0  # times the mean norm of the channels of a head
+DRIFT = 0.05  # change of sink mass that `drifted` reports
+
+
+@dataclass(frozen=True)
+class LanguageScores:
+    """Scores of the heads of a language model, (L, H) each."""
+
+    sink_mass: Tensor
+    entropy: Tensor
+    local_mass: Tensor
+    pattern: Tensor
+
+
+def language_scores(
+    attn: Tensor,
+    thresholds: Thresholds | None = None,
+    *,
+    sink: int = 0,
+    window: int = 3,
+    clamp: float = CLAMP,
+) -> LanguageScores:
+    """Return the scores of attention maps as bloom-head-surgery defines them, for sequences.
+
+    Args:
+        attn: (L, H, T, T), rows sum to 1.
+        thresholds: of the classes.
+        sink: number of the token that may be the sink; the first.
+        window: the query and how many tokens minus one before it are local.
+        clamp: probabilities below are raised to it in the entropy, which is in nats.
+
+    Raises:
+        ShapeError: the maps are not (L, H, T, T), or have no token `sink`.
+        OptionError: the window is empty.
+
+    >>> language_scores(torch.eye(4).expand(1, 2, 4, 4)).local_mass.tolist()
+    [[1.0, 1.0]]
+    """
+    if attn.ndim != 4 or attn.shape[2] != attn.shape[3] or not 0 <= sink < attn.shape[3]:
+        raise ShapeError(
+            f"language_scores needs maps (L, H, T, T) with a token {sink}, got {tuple(attn.shape)}."
+        )
+    if window < 1:
+        raise OptionError(f"window must be 1 or more, got {window}.")
+    attn = attn.double()
+    near = torch.ones(attn.shape[2:], device=attn.device).tril().triu(1 - window)
+    mass, local = attn[..., sink].mean(-1), (attn * near).sum(-1).mean(-1)
+    pattern = (thresholds or Thresholds()).classify(mass, local)
+    return LanguageScores(mass, entropy(attn, clamp), local, pattern)
+
+
+def head_health(
+    model: nn.Module,
+    images: Tensor | Iterable[Tensor],
+    *,
+    batch: int = 1,
+    thresholds: Thresholds | None = None,
+) -> HeadHealth:
+    """Report the attention heads of a ViT on images, one batch at a time; the model is left as it was.
+
+    Memory is that of `vispe.evaluate.attention.head_statistics`: it does not grow with the number of images.
+
+    Args:
+        model: a ViT of timm or open_clip, converted or not, in evaluation mode.
+        images: normalised images (b, 3, H, W), or (3, H, W) one by one, all of one size.
+        batch: images at once.
+        thresholds: of the classes.
+
+    Raises:
+        ShapeError: there are no images, or not of one size.
+        OptionError: `batch` is below 1, or the model is in training mode.
+        UnsupportedHost: its attention cannot be read.
+    """
+    if batch < 1:
+        raise OptionError(f"batch must be 1 or more, got {batch}.")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    sums = HeadSums()
+    for some in _batches(images, batch):
+        watch(model, some.to(device), sums.add)
+    if sums.grid is None:
+        raise ShapeError("head_health got no images; give at least one.")
+    return _finish(sums, sums.grid, prefix_names(model, sums.grid.prefix), thresholds or Thresholds())
+
+
+def drifted(
+    before: HeadHealth, after: HeadHealth, touched: Sequence[tuple[int, int]] = (), limit: float = DRIFT
+) -> list[tuple[int, int, float]]:
+    """Return (layer, head, change) of heads outside `touched` whose sink mass changed by more than `limit`.
+
+    The mass compared is that of the strongest token, whichever it is.
+
+    Raises:
+        ShapeError: the reports are of models with other numbers of layers or heads.
+    """
+    if before.sink_mass.shape != after.sink_mass.shape:
+        raise ShapeError(
+            f"The reports have {before.sink_mass.shape} and {after.sink_mass.shape} layers and heads; compare "
+            "reports of one model."
+        )
+    change = after.sink_mass - before.sink_mass
+    return [
+        (i, j, float(change[i, j]))
+        for i, j in np.argwhere(np.abs(change) > limit).tolist()
+        if (i, j) not in set(touched)
+    ]
+
+
+def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+    kept: list[Tensor] = []
+    for image in images:
+        if image.ndim != 3:
+            raise ShapeError(f"head_health needs images (3, H, W) or (b, 3, H, W), got {tuple(image.shape)}.")
+        if kept and image.shape != kept[0].shape:
+            raise ShapeError(
+                f"head_health needs images of one size, got {tuple(kept[0].shape)} and {tuple(image.shape)}."
+            )
+        kept.append(image)
+        if len(kept) == batch:
+            yield torch.stack(kept)
+            kept = []
+    if kept:
+        yield torch.stack(kept)
+
+
+def _finish(sums: HeadSums, grid: Grid, prefix: tuple[str, ...], thresholds: Thresholds) -> HeadHealth:
+    h, w = grid.shape
+    n, layers = sums.images, sums.layers
+    received = torch.stack([s.received for s in layers]) / n
+    mass, token = received.max(-1)
+    winners = torch.stack([s.winners for s in layers]) / n
+    attention = torch.stack([s.attention for s in layers]) / (n * grid.patches)
+    local = local_mass(attention, grid)
+    places = [f"patch {i // w},{i % w}" for i in range(grid.patches)]
+    return HeadHealth(
+        paths=tuple(s.path for s in layers),
+        tokens=(*prefix, *places),
+        grid=(h, w),
+        images=n,
+        sink_token=token.numpy(),
+        sink_mass=mass.numpy(),
+        sink_agreement=winners.gather(-1, token[..., None])[..., 0].numpy(),
+        peak_mass=(torch.stack([s.peak for s in layers]) / n).numpy(),
+        entropy=(torch.stack([s.entropy for s in layers]) / (n * math.log(grid.tokens))).numpy(),
+        local_mass=local.numpy(),
+        pattern=thresholds.classify(mass, local).numpy(),
+        position_share=torch.stack([position_share(s, n, grid) for s in layers]).numpy(),
+        reach=_reaches(list(attention)),
+        bias_reach=_reaches([s.prior for s in layers]),
+        receptive_field=_reaches([s.bias for s in layers]),
+        profile=np.stack([_profile(a, grid) for a in attention]),
+        bias_profile=np.stack([_profile(s.prior, grid) for s in layers]),
+        uniform_profile=_profile(pairs(grid)[None], grid)[0],
+        massive=tuple(massive([(s.q, s.k) for s in layers])),
+        position_r2=np.stack([_position_r2(s, n) for s in layers]),
+        thresholds=thresholds,
+    )
+
+
+def _reaches(tables: list[Tensor]) -> np.ndarray:
+    return np.stack([np.stack([reach(t, eps).numpy() for t in tables]) for eps in (0.5, 0.05)])
+
+
+def _profile(table: Tensor, grid: Grid) -> np.ndarray:
+    """Return shares (h, distances) of a table by offset at each rounded distance."""
+    mass = by_distance(table, grid)
+    return (mass / mass.sum(1, keepdim=True)).numpy()
+
+
+def _position_r2(sums: LayerSums, images: int) -> np.ndarray:
+    """Return the adjusted share of variance (d,) of each channel between patches."""
+    n = len(sums.places)
+    if images < 2:
+        return np.full(len(sums.energy), math.nan)
+    mean = sums.places.sum(0) ** 2 / (n * images)
+    total, between = sums.energy - mean, sums.places.square().sum(0) / images - mean
+    within = (total - between) / (n * (images - 1))
+    r2 = 1 - within / (total / (n * images - 1))
+    return torch.where(total > 1e-12 * sums.energy, r2, 0.0).numpy()
+
+
+def massive(energies: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int, str, int, float]]:
+    """Yield (layer, head, "q" or "k", channel, norm in mean norms of the head) of channels above 5 of them.
+
+    Args:
+        energies: squared queries and keys of every layer, summed over tokens (h, d_h).
+
+    >>> [found[:4] for found in massive([(torch.ones(1, 8), torch.tensor([[1.0] * 7 + [400.0]]))])]
+    [(0, 0, 'k', 7)]
+    """
+    for i, both in enumerate(energies):
+        for kind, energy in zip("qk", both, strict=True):
+            norm = energy.sqrt()
+            ratio = norm / norm.mean(1, keepdim=True).clamp(min=1e-30)
+            for head, channel in (ratio > MASSIVE).nonzero().tolist():
+                yield i, head, kind, channel, float(ratio[head, channel])

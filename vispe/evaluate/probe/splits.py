@@ -1,0 +1,138 @@
+"""The same few patches, ramps and shuffled ramps for everything that is compared on one image.
+
+Layers and remedies are compared on equal terms: what is fitted where is drawn once for an image and used for all.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.probe.fit import RIDGE, Features, Fit, channels_r2, fit_probe
+from vispe.evaluate.probe.targets import check_target, ramp, sample_mask, sample_region
+
+POSITIONS = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
+"""Targets of the comparisons: column and row together, column, row, diagonal, distance to the centre, raster order."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of patches to fit on.
+
+    Attributes:
+        mask: fitted patches, (h, w).
+        ramps: values (h, w, n) of the targets that sample the same region, by name.
+        mixed: the same values with the patches in random order: a sound probe reads none of them.
+    """
+
+    mask: np.ndarray
+    ramps: dict[str, np.ndarray]
+    mixed: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How patches are drawn and how the probe is fitted.
+
+    Attributes:
+        targets: names, the headline first.
+        step: one patch in step² is fitted.
+        masks_per_image: choices of these patches.
+        fit: how the probe is fitted.
+    """
+
+    targets: tuple[str, ...]
+    step: int = 6
+    masks_per_image: int = 6
+    fit: Fit = RIDGE
+
+    def __post_init__(self) -> None:
+        for name in self.targets:
+            check_target(name)
+        if not self.targets or "random" in self.targets:
+            raise OptionError(
+                f"A comparison needs targets that are positions, got {list(self.targets)}; its control is the shuffled "
+                "position."
+            )
+        if self.masks_per_image < 1:
+            raise OptionError(
+                f"The probe needs at least one mask per image, got masks_per_image={self.masks_per_image}."
+            )
+
+    def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> list[Trial]:
+        """Draw the trials of an image with a grid of `shape`."""
+        trials = []
+        for _ in range(self.masks_per_image):
+            for group in same_region(self.targets, shape, 1.0):
+                mask = sample_mask(group[0], shape, step=self.step, generator=rng)
+                check_sampled(mask, self.step, 1.0)
+                ramps = {name: ramp(name, shape) for name in group}
+                trials.append(Trial(mask, ramps, mixed(ramps, rng)))
+        return trials
+
+    def scores(self, feats: Features, trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
+        """Return held-out R², and that of the shuffled control, each (targets,), mean over masks.
+
+        Args:
+            feats: (h, w, C).
+            trials: of the same grid.
+        """
+        scores: dict[str, list[tuple[float, float]]] = {name: [] for name in self.targets}
+        for trial in trials:
+            both = trial.ramps | {f"shuffled {name}": values for name, values in trial.mixed.items()}
+            fits = fit_probe(feats, trial.mask, both, self.fit)
+            for name in trial.ramps:
+                scores[name].append((fits[name].r2_heldout, fits[f"shuffled {name}"].r2_heldout))
+        means = np.array([np.mean(scores[name], axis=0) for name in self.targets])
+        return means[:, 0], means[:, 1]
+
+    def channels(self, feats: Features, trials: Sequence[Trial]) -> np.ndarray:
+        """Return the held-out R² of every channel alone, (targets, C), mean over masks."""
+        curves: dict[str, list[np.ndarray]] = {name: [] for name in self.targets}
+        for trial in trials:
+            for name, curve in channels_r2(feats, trial.mask, trial.ramps, self.fit, held_out=True).items():
+                curves[name].append(curve)
+        return np.array([np.mean(curves[name], axis=0) for name in self.targets])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        sampling = {"step": self.step, "masks_per_image": self.masks_per_image}
+        return sampling | {"regressor": self.fit.regressor, "alpha": self.fit.alpha}
+
+
+def same_region(names: Sequence[str], shape: tuple[int, int], cutoff: float) -> list[list[str]]:
+    """Group the targets whose training patches come from the same box."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(sample_region(name, shape, cutoff), []).append(name)
+    return list(groups.values())
+
+
+def mixed(ramps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return the ramps with the patches in random order, the same order for all."""
+    shape = next(iter(ramps.values())).shape[:2]
+    order = rng.permutation(shape[0] * shape[1])
+    return {name: v.reshape(len(order), -1)[order].reshape(v.shape) for name, v in ramps.items()}
+
+
+def follower(rng: np.random.Generator) -> np.random.Generator:
+    """Return a generator that follows from the state of `rng`, which stays where it is."""
+    return np.random.default_rng(copy.deepcopy(rng).integers(2**63))
+
+
+def check_sampled(mask: np.ndarray, step: int, cutoff: float) -> None:
+    """Raise ShapeError when the step leaves no patch to fit on."""
+    if not mask.any():
+        h, w = mask.shape
+        fitting = max(1, int(cutoff * min(h, w) / 2))
+        raise ShapeError(
+            f"step={step} samples no patch of a {h}x{w} grid; use larger images or step={fitting} or less."
+        )
+
+
+def cell(value: float) -> str:
+    """Return an R² for a table; how far below -10 it is says nothing."""
+    return "< -10" if value < -10 else f"{value:.2f}"

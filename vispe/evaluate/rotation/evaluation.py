@@ -1,0 +1,311 @@
+"""Everything about one model or segmenter in one call: which measurements apply, images step by step, one report."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from vispe.backbones.batching import FeatureFunction, Segmenter, features_of
+from vispe.backbones.distributed import Processes
+from vispe.backbones.vision_model import ModelFeatures, random_twin
+from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
+from vispe.evaluate.rotation.distributed import Piece, filled
+from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, shown_in_range
+from vispe.evaluate.rotation.metrics import measure_step
+from vispe.evaluate.rotation.metrics.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
+from vispe.evaluate.rotation.metrics.translation import default_shifts
+from vispe.evaluate.rotation.plan import (
+    ANGLES,
+    GROUPS,
+    OF_LABELS,
+    QUICK,
+    QUICK_ANGLES,
+    Measured,
+    Plan,
+    Step,
+    fitted_image,
+)
+from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
+from vispe.evaluate.rotation.report import RotationReport
+
+MOST_WINDOWS = 64
+"""Images that the fingerprint looks at, at most."""
+
+Progress = Callable[[str, float], None]
+"""Called with what is being measured, and the share of the work of this process that is done."""
+
+
+def measure(
+    f: FeatureFunction | None,
+    images: Sequence[Tensor],
+    *,
+    segmenter: Segmenter | None = None,
+    truths: Sequence[Any] | None = None,
+    n_classes: int | None = None,
+    names: Sequence[str] | None = None,
+    image_names: Sequence[str] | None = None,
+    metrics: Sequence[str] | None = None,
+    quick: bool = False,
+    angles: Sequence[float] | None = None,
+    patch: int | None = None,
+    size: int | None = None,
+    exact: bool = False,
+    batch_size: int = 1,
+    clusters: int = 3,
+    budget: int = 100,
+    seed: int = 0,
+    subject: str = "",
+    show: Shown | None = None,
+    settings: dict[str, Any] | None = None,
+    notes: Iterable[str] = (),
+    processes: Processes | None = None,
+    progress: Progress | None = None,
+) -> RotationReport:
+    """Measure how features, segmentations or both change when images are turned, mirrored and shifted.
+
+    Images are never resized: each is cut about its middle to whole patches, once, before any pose; what was done is in
+    the notes. Features with truths get a segmenter by logistic regression, trained on random pixels of each image's own
+    truth (`budget` of each class), as it stands and, as a second set of rows, in all eight poses.
+
+    Memory: `batch_size` images and their maps at two poses in float64, for the layer curve the maps of all blocks; a
+    copy of the model with random weights; never more images than that, if `images` reads them when they are asked for.
+    Under `torchrun` every process takes a consecutive share of the images and gets the same report.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w), best `ModelFeatures`; None for a segmenter alone.
+        images: (c, H, W) each, floating point, normalised as f expects; gone through more than once.
+        segmenter: image (c, H, W) -> labels (H, W), 1..K and 0 for no data; None trains one where there are truths.
+        truths: labels (H, W) of each image, 1..K and 0 for what does not count.
+        n_classes: K; needed with `segmenter`, else counted in the truths.
+        names: of the classes; default 'class 1' ...
+        image_names: default 'image 0' ...
+        metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; default all that apply.
+        quick: fewer measurements at fewer angles, and, without `size`, a window of 14 patches a side.
+        angles: degrees, counter-clockwise; default every 15.
+        patch: side of a patch in pixels; default what f says, else what its first map shows.
+        size: largest side in pixels of the window from the middle of each image; default the whole image.
+        exact: f takes images of `size` only.
+        batch_size: images that the model sees at once.
+        clusters: number of clusters of features.
+        budget: pixels of each class that classifiers learn from.
+        seed: of all draws.
+        subject: title of the report.
+        show: turns an image (c, H, W) back into a picture (H, W, 3) in [0, 1]; default its range is stretched.
+        settings: kept with the results, JSON-able.
+        notes: kept with the results; read at the end, when they may have grown.
+        processes: which process this is; default the only one.
+        progress: called with what is being measured, and how much of the work is done.
+
+    Raises:
+        OptionError: nothing to measure, an unknown metric, or one that cannot be measured on what was given.
+        InputError: images, truths or names that do not fit each other.
+    """
+    processes = processes or Processes()
+    if len(images) == 0:
+        raise InputError("There are no images to measure; give at least one.")
+    image_names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
+    for word, given in (("names", image_names), ("truths", truths)):
+        if given is not None and len(given) != len(images):
+            raise InputError(
+                f"There are {len(given)} {word} for {len(images)} images; give one for each, in order."
+            )
+    groups, left_out = _groups(metrics, quick, f, segmenter, truths)
+    if f is not None:
+        patch = patch or getattr(f, "patch", None) or _inferred_patch(f, images[0], size)
+    size = 14 * (patch or 16) if quick and size is None else size
+    n_classes = _class_count(n_classes, names, segmenter, truths)
+    names = [f"class {k + 1}" for k in range(n_classes or 0)] if names is None else list(names)
+    plan = Plan(
+        groups=groups,
+        angles=_angles(angles, quick),
+        patch=patch,
+        size=size,
+        exact=exact,
+        shifts=_shifts(images[0], patch, size, quick),
+        n_classes=n_classes,
+        names=tuple(names),
+        batch_size=batch_size,
+        clusters=clusters,
+        budget=budget,
+        phases=3 if quick else 8,
+        seed=seed,
+    )
+    twin = random_twin(f.model, seed + 1) if isinstance(f, ModelFeatures) and "d4" in groups else None
+    measured = Measured(f, segmenter, twin)
+    pieces, remarks, pattern, examples, error = {}, [], None, None, None
+    try:
+        pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
+        # by the process with the smallest share
+        if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
+            pattern, more = _fingerprint(f, plan, images)
+            remarks += more
+        if processes.rank == 0:
+            examples = _examples(measured, plan, images, truths, show or shown_in_range)
+    except Exception as raised:  # raised by all processes, which would wait for ever
+        error = raised
+    shares = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
+    together: dict[str, list[Piece]] = {}
+    for share, *_ in shares:
+        for key, more in share.items():
+            together.setdefault(key, []).extend(more)
+    rows = tuple(row for joined in together.values() for row in filled(joined))
+    every_note = [*left_out, *(n for s in shares for n in s[4]), *(n for s in shares for n in s[1])]
+    result = RotationResult(
+        rows,
+        tuple(image_names),
+        {**(settings or {}), **plan.to_dict(), "quick": quick},
+        tuple(dict.fromkeys([*every_note, *notes_on_scale(rows)])),
+    )
+    return RotationReport(subject, result, shares[-1][2], *shares[0][3], tuple(names))
+
+
+def _steps(
+    measured: Measured,
+    plan: Plan,
+    images: Sequence[Tensor],
+    truths: Sequence[Any] | None,
+    processes: Processes,
+    progress: Progress | None,
+) -> tuple[dict[str, list[Piece]], list[str]]:
+    """Measure the images of this process, a batch at a time: pieces are the same for any number of processes."""
+    starts = range(0, len(images), plan.batch_size)
+    own = processes.share(len(starts))
+    groups = [g for g in plan.groups if g != "fingerprint"]
+    progress = progress or (lambda word, share: None)
+    answers: dict[str, list[Piece]] = {}
+    notes: list[str] = []
+    for done, start in enumerate(starts[k] for k in own):
+        step = Step.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
+        for k, group in enumerate(groups):
+            progress(GROUPS[group], (done + k / len(groups)) / len(own))
+            for key, pieces in measure_step(measured, plan, step, group).items():
+                answers.setdefault(f"{group}: {key}", []).extend(pieces)
+        notes += step.notes
+    progress("", 1.0)
+    return answers, notes
+
+
+def _fingerprint(
+    f: FeatureFunction, plan: Plan, images: Sequence[Tensor]
+) -> tuple[Fingerprint | None, list[str]]:
+    """Average the maps of windows from all over the images; at most `MOST_WINDOWS`."""
+    patch = plan.patch or 1
+    numbers = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_WINDOWS)).round().astype(int))
+    shapes = np.array([images[int(n)].shape[-2:] for n in numbers])
+    each = -(-ENOUGH // len(numbers))
+    low = shapes.min(0)
+    if plan.size is not None:
+        low = np.minimum(low, plan.size)
+    if each > 1 and not plan.exact:
+        # leaves room to draw windows from
+        low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch))
+    h, w = (int(n) // patch * patch for n in low)
+    if min(h, w) < patch or (plan.exact and {h, w} != {plan.size}):
+        return None, ["The images are too small for the windows of a fingerprint."]
+    if (shapes == (h, w)).all():
+        each = 1
+    if len(numbers) * each < 2:
+        return None, ["A fingerprint needs several images, or one that is larger than the model's window."]
+    windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
+    pattern = fingerprint(f, windows, batch_size=plan.batch_size)
+    return pattern, [f"The fingerprint is the mean of {len(numbers) * each} windows of {h} x {w} px."]
+
+
+def _examples(
+    measured: Measured, plan: Plan, images: Sequence[Tensor], truths: Sequence[Any] | None, show: Shown
+) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Pictures of the first image."""
+    step = Step.of(images, truths, range(1), plan)
+    image = step.fitted[0]
+    poses = {} if measured.f is None else example_maps(measured.f, image)
+    labels = {} if set(plan.groups).isdisjoint(OF_LABELS) else example_labels(measured, plan, step)
+    return show(image), poses, labels
+
+
+def check_metrics(metrics: Sequence[str] | None) -> None:
+    """Raise `UnknownName` for a metric that is none of `GROUPS`."""
+    for name in metrics or ():
+        if name not in GROUPS:
+            raise UnknownName(
+                f"There is no metric {name!r}.{did_you_mean(name, GROUPS)} They are {', '.join(GROUPS)}."
+            )
+
+
+def _groups(
+    metrics: Sequence[str] | None,
+    quick: bool,
+    f: FeatureFunction | None,
+    segmenter: Segmenter | None,
+    truths: Sequence[Any] | None,
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return what is measured, in order, and what was left out."""
+    if f is None and segmenter is None:
+        raise OptionError("There is nothing to measure: give a feature function, a segmenter, or both.")
+    check_metrics(metrics)
+    reasons = {}
+    for name in GROUPS:
+        labels = name in OF_LABELS
+        if not labels and f is None:
+            reasons[name] = "a segmenter alone shows no features"
+        elif (name == "quadrant" and truths is None) or (labels and segmenter is None and truths is None):
+            reasons[name] = "it needs masks"
+    refused = next((m for m in metrics or () if m in reasons), None)
+    if refused is not None:
+        raise OptionError(f"The metric {refused!r} cannot be measured here: {reasons[refused]}.")
+    wanted = metrics or (QUICK if quick else GROUPS)
+    notes = []
+    if truths is None and f is not None and segmenter is None and metrics is None:
+        notes.append("Without masks accuracy was not measured; clusters of the features stand in for labels.")
+    if quick and metrics is None:
+        missing = [g for g in GROUPS if g not in QUICK and g not in reasons]
+        notes += [f"A quick look leaves out: {', '.join(missing)}."] if missing else []
+    return tuple(g for g in GROUPS if g in wanted and g not in reasons), notes
+
+
+def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
+    """Read the side of a patch off a map of the first image."""
+    image = fitted_image(image, None, size)[0]
+    h, w = features_of(f, image[None]).shape[-2:]
+    high, wide = image.shape[-2:]
+    if high % h or wide % w or high // h != wide // w:
+        raise ShapeError(
+            f"The feature map of an image of {(high, wide)} px has {(h, w)} cells, which are no whole square patches; "
+            "say how many pixels a cell spans with patch=."
+        )
+    return high // h
+
+
+def _class_count(
+    n_classes: int | None,
+    names: Sequence[str] | None,
+    segmenter: Segmenter | None,
+    truths: Sequence[Any] | None,
+) -> int | None:
+    known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
+    if names is not None and known != len(names):
+        raise OptionError(f"There are {len(names)} names for {known} classes; give one for each.")
+    if known is not None:
+        return int(known)
+    if truths is not None:
+        return int(max(np.max(np.asarray(truth)) for truth in truths))
+    if segmenter is not None:
+        raise OptionError("The number of classes of a segmenter is not known; give n_classes= or names=.")
+    return None
+
+
+def _angles(angles: Sequence[float] | None, quick: bool) -> tuple[float, ...]:
+    if angles is None:
+        return QUICK_ANGLES if quick else tuple(float(a) for a in ANGLES)
+    if not angles or not all(np.isfinite(angles)):
+        raise OptionError(f"angles={list(angles)} must be one or more numbers of degrees.")
+    return tuple(dict.fromkeys(float(a) for a in angles))
+
+
+def _shifts(image: Tensor, patch: int | None, size: int | None, quick: bool) -> tuple[tuple[int, int], ...]:
+    """Shifts for all images, from the grid of the first one."""
+    step = patch or 8
+    if quick:
+        return tuple(s for s in ((step, 0), (0, step), (step // 2, step // 2)) if s != (0, 0))
+    h, w = fitted_image(image, step, size)[0].shape[-2:]
+    return default_shifts(step, (h // step, w // step))

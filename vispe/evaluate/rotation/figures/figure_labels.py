@@ -1,0 +1,49 @@
+"""What the figures of rows share: means and floors, titles, and which parts stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vispe.evaluate.rotation.record_key import EVERY_POSE, FITTED_ONCE, FULL, POSITION_CODE
+from vispe.evaluate.rotation.records import METRICS, Measurement
+from vispe.evaluate.rotation.verdict import INVARIANT, MILD
+from vispe.report.figure_style import BLUE, GREY, ORANGE
+from vispe.report.table import capital
+
+LIMITS = ((INVARIANT, "invariant"), (MILD, "mild"), (float("inf"), "strong"))
+"""Ends of the zones of the verdict, and their names."""
+
+
+def mean(row: Measurement | None) -> float:
+    """Return the mean over images; NaN where the row is missing or has no number."""
+    return float("nan") if row is None else row.summary().mean
+
+
+def floor(row: Measurement) -> float:
+    """Return the mean floor over images; NaN without one."""
+    return float("nan") if row.floor_mean is None else row.floor_mean
+
+
+def images_of(rows: Iterable[Measurement]) -> str:
+    """Return '1 image' or 'mean of 7 images', and whether there are intervals."""
+    n = max((row.summary().n for row in rows), default=0)
+    if n < 2:
+        return f"{n} image{'s' * (n != 1)}"
+    return f"mean of {n} images" + ("" if n < 5 else ", lines: 95 % interval")
+
+
+def title_of(metric: str) -> str:
+    """Return the name of a metric with a capital, but mIoU as it is."""
+    words = METRICS[metric].title
+    return words if words.startswith("mIoU") else capital(words)
+
+
+def parts_of(metric: str) -> tuple[tuple[str, str, str], ...]:
+    """Return the parts of a metric that are drawn side by side: (part, words, colour)."""
+    if metric == "error":
+        return ((FULL, "image turned", BLUE), (POSITION_CODE, "position code alone", ORANGE))
+    return (
+        (FULL, "labels", BLUE),
+        (EVERY_POSE, f"labels, {EVERY_POSE}", ORANGE),
+        (FITTED_ONCE, "clusters of features", GREY),
+    )

@@ -1,0 +1,125 @@
+"""The report of `vispe rotate` as one HTML file: verdict, remedy, headline, figures with words, and every number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vispe.evaluate.rotation.figures.sections import SECTIONS
+from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, UNMOVED
+from vispe.evaluate.rotation.records import METRICS, Measurement
+from vispe.evaluate.rotation.report import RotationReport
+from vispe.evaluate.rotation.verdict import INVARIANT, MILD
+from vispe.report.html_page import Page, Tone
+from vispe.report.statistics import FEWEST
+from vispe.report.table import capital, interval, number
+
+HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
+
+_INTRO = (
+    "A sample under a microscope mostly has no up: a model should see the same in it however it lies. So the images "
+    "were turned, mirrored and shifted, what the model made of them was moved back, and both were compared."
+)
+_CONTROLS = "Grey rows are controls: they show what a number means, and that the measurement works."
+_FLOOR = (
+    "Floor: what resampling the pixels does by itself. Effect: mean minus floor, the part that can be due to the "
+    "model."
+)
+
+
+def rotation_page(report: RotationReport) -> Page:
+    """Return a page about a model or a segmenter; `page.write(path)` makes the file.
+
+    Args:
+        report: what was measured. A section appears only where its rows exist.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    result = report.result
+    words, tone = _verdict(report)
+    page = Page(report.subject, "Rotation report", words, tone)
+    page.text(result.remedy)
+    page.text(_INTRO)
+    n = len(result.images)
+    intervals = "say how far the mean would move with other images of the kind"
+    words = (
+        f"Intervals {intervals}; they need {FEWEST} images."
+        if n < FEWEST
+        else f"Intervals (95 %, bootstrap over images) {intervals}."
+    )
+    page.text(f"{n} image{'s' * (n != 1)}. {words}", soft=True)
+    headlines = report.headlines
+    if headlines:
+        page.section("In short")
+        _table(page, headlines)
+        page.text(_FLOOR if any(row.floors for row in headlines) else "", soft=True)
+        page.text(_CONTROLS if any(row.control for row in headlines) else "", soft=True)
+    for section in SECTIONS:
+        section(page, report)
+    page.section("Every number")
+    if result.rows:
+        _table(page, result.rows, folded=f"All {len(result.rows)} rows")
+    if headlines:
+        page.table(_by_image(result.images, headlines), folded="The headline for each image")
+    page.section("Settings and notes")
+    for note in result.notes:
+        page.text(note)
+    if result.settings:
+        page.table([["setting", "value"], *([k, _value(v)] for k, v in result.settings.items())], left=(0, 1))
+    page.text(
+        f"In words, an error or an R² below {INVARIANT:g} is called invariant, below {MILD:g} mild, else "
+        "strong; these limits are our choice. The error of a pose g is sqrt(Σ|F_g - F|² / Σ|F - mean of F|²), F being "
+        "the features of the image and F_g those of the moved image, moved back; sums run over places and channels.",
+        soft=True,
+    )
+    return page
+
+
+def cells(row: Measurement) -> list[str]:
+    """Return a row as the columns `HEAD`."""
+    summary, effect = row.summary(), row.effect()
+    return [
+        row.transform,
+        METRICS[row.metric].title,
+        row.part,
+        number(summary.mean),
+        interval(summary.interval),
+        number(summary.worst),
+        number(row.floor_mean),
+        number(effect and effect.mean),
+        str(summary.n) + (f" of {summary.n + summary.missing}" if summary.missing else ""),
+    ]
+
+
+def _table(page: Page, rows: Sequence[Measurement], folded: str = "") -> None:
+    quiet = [k for k, row in enumerate(rows) if row.control]
+    page.table([list(HEAD), *map(cells, rows)], left=(0, 1, 2), quiet=quiet, folded=folded)
+
+
+def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[str]]:
+    """One line for each image, one column for each row."""
+    parts = ("" if r.part == FULL else f", {r.part}" for r in rows)
+    heads = [f"{r.transform}, {METRICS[r.metric].title}{part}" for r, part in zip(rows, parts, strict=True)]
+    lines = ([name, *(number(r.values[k]) for r in rows)] for k, name in enumerate(images))
+    return [["image", *heads], *lines]
+
+
+def _verdict(report: RotationReport) -> tuple[str, Tone]:
+    """Return the sentence that a hurried reader takes away, and its colour: that of the worst of the features."""
+    full, r2 = report.result.find(D4_MEAN, "error"), report.result.find(UNMOVED, "r2")
+    values = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
+    worst = max(filter(np.isfinite, values), default=float("nan"))
+    tone: Tone = "plain"
+    if np.isfinite(worst):
+        tone = "good" if worst < INVARIANT else "mild" if worst < MILD else "bad"
+    words = report.verdict or f"{len(report.result.rows)} rows were measured"
+    return capital(words), tone
+
+
+def _value(value: Any) -> str:
+    """A setting as text: words as they are, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

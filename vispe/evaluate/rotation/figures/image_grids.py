@@ -1,0 +1,185 @@
+"""Sheets of pictures: the fingerprint of a model, and one image in all poses, as features and as labels.
+
+Nothing that a user named is read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
+from vispe.evaluate.rotation.report import RotationReport
+from vispe.report import figure_style
+from vispe.report.figure_style import BLUE, GREY, INK
+from vispe.segment.overlays import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FAINT_SNR, CLEAR_SNR = 1.5, 3.0
+"""SNR from which a fingerprint is called faint, and clear; 1 is chance. They are our choice."""
+
+
+def fingerprint_words(fingerprint: Fingerprint) -> str:
+    """Return what the SNR of a fingerprint says, in one sentence."""
+    snr, of = fingerprint.snr, f"The mean of {fingerprint.n_images} maps"
+    if np.isnan(snr):
+        return f"{of} cannot be judged, for the maps do not vary"
+    if np.isinf(snr):
+        return f"{of} is each of them: they do not depend on the image"
+    times = f"SNR {snr:.3g}; chance gives 1"
+    if snr < FAINT_SNR:
+        return f"{of} shows no pattern that is fixed to the frame ({times})"
+    return (
+        f"{of} shows a {'faint' if snr < CLEAR_SNR else 'clear'} pattern that is fixed to the frame ({times})"
+    )
+
+
+def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
+    """Draw the first principal components of the mean map, and the channels that tell most of the position.
+
+    The components share one symmetric scale, so that a weak one looks weak.
+
+    Args:
+        fingerprint: what `vispe.evaluate.rotation.metrics.fingerprint` returned.
+        channels: how many are drawn.
+    """
+    count = len(fingerprint.components)
+    figure = figure_style.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
+    figure.suptitle(fingerprint_words(fingerprint), x=0.008, ha="left", size=12.5, color=INK)
+    if fingerprint.notes:
+        figure.supxlabel("  ".join(fingerprint.notes), x=0.008, ha="left", size=9.5, color=figure_style.SOFT)
+    all_axes = figure.subplots(1, count + 1, width_ratios=[1.0] * count + [1.5])
+    reach = float(np.abs(fingerprint.components).max(initial=0)) or 1.0
+    image: Any = None
+    for k, (ax, part) in enumerate(zip(all_axes, fingerprint.components, strict=False)):
+        image = ax.imshow(part, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
+        share = 100 * float(fingerprint.explained[k])
+        figure_style.heading(ax, f"Component {k + 1}: {share:.0f} %")
+        figure_style.bare(ax)
+    if image is not None:
+        figure_style.scale(image, all_axes[:count], "score of the component", fraction=0.05, aspect=50)
+    _channels(all_axes[-1], fingerprint, channels)
+    return figure
+
+
+def plot_poses(report: RotationReport) -> Figure:
+    """Draw the first image, its features as colours, those of every pose brought back, and how far they are off.
+
+    Colours are the first three principal components of the map of the image as it stands, for all poses alike. The
+    difference is the root mean square over the three colours, 0 to 1, on one scale for all poses.
+
+    Raises:
+        InputError: the report has no maps.
+    """
+    figure_style.wanted(list(report.poses), "maps of poses", "vispe rotate")
+    first, others = _split(report.poses)
+    off = {name: np.sqrt(np.square(m - first).mean(-1)) for name, m in others.items()}
+    top = max(0.1, max((float(d.max()) for d in off.values()), default=0.0))
+    figure, left, right = _sheet(report.picture, len(others), first.shape)
+    _show(left[-1], first, "its features")
+    image: Any = None
+    for (upper, lower), (name, moved) in zip(right, others.items(), strict=True):
+        _show(upper, moved, name)
+        words = f"off by {figure_style.short(float(np.sqrt(np.square(off[name]).mean())))}"
+        image = _show(lower, off[name], words, cmap="cividis", vmin=0, vmax=top)
+    if image is not None:
+        words = "difference from the features at rest, in colour (0 to 1)"
+        figure_style.scale(image, figure.axes, words, fraction=0.03, aspect=80)
+    return figure
+
+
+def plot_label_poses(report: RotationReport) -> Figure:
+    """Draw the first image, its labels, those of every pose brought back, and the pixels whose class changed.
+
+    Raises:
+        InputError: the report has no labels.
+    """
+    figure_style.wanted(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
+    first, others = _split(report.labels)
+    figure, left, right = _sheet(report.picture, len(others), first.shape)
+    highest = max(int(m.max(initial=0)) for m in report.labels.values())
+    names = [*report.names, *(f"class {k + 1}" for k in range(len(report.names), highest))]
+    _show(left[-1], _coloured(first), "its labels")
+    for (upper, lower), (name, moved) in zip(right, others.items(), strict=True):
+        changed = moved != first
+        _show(upper, _coloured(moved), name)
+        shown = np.where(changed[..., None], _rgb(figure_style.ORANGE), _rgb(figure_style.SHADE))
+        _show(lower, shown, f"{100 * changed.mean():.1f} % changed")
+    _class_key(figure, names)
+    return figure
+
+
+def _split(maps: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the map at rest, and the others by name."""
+    rest = "identity" if "identity" in maps else next(iter(maps))
+    return maps[rest], {name: m for name, m in maps.items() if name != rest}
+
+
+def _sheet(
+    picture: np.ndarray | None, count: int, shape: tuple[int, ...]
+) -> tuple[Figure, list[Axes], list[tuple[Axes, Axes]]]:
+    """Return a figure with the image and its map at the left, and a column of two axes for each other pose."""
+    ratio = shape[0] / shape[1]
+    stacked = 1 + (picture is not None)
+    side = 11.5 / (count + 2.2)
+    figure = figure_style.new_figure(11.5, 2 * side * ratio + 1.35)
+    grid = figure.add_gridspec(2, count + 1, width_ratios=[1.0] + [1.0] * count)
+    left = [figure.add_subplot(grid[k, 0]) for k in range(2 - (stacked == 1))]
+    if picture is not None:
+        _show(left[0], np.clip(picture, 0, 1), "the image", interpolation=None)
+    right = [(figure.add_subplot(grid[0, k + 1]), figure.add_subplot(grid[1, k + 1])) for k in range(count)]
+    return figure, left, right
+
+
+def _show(ax: Axes, values: np.ndarray, title: str, **how: Any) -> Any:
+    image = ax.imshow(values, **{"interpolation": "nearest", **how})
+    ax.set_title(title, size=10, color=INK, loc="left", pad=4, parse_math=False)
+    figure_style.bare(ax)
+    return image
+
+
+def _coloured(labels: np.ndarray) -> np.ndarray:
+    """Return a label map as colours (H, W, 3) in [0, 1]; no data is white. Colours repeat after 20 classes."""
+    table = np.concatenate([np.full((1, 3), 255), np.array(PALETTE)]) / 255
+    return table[np.where(labels > 0, (labels - 1) % len(PALETTE) + 1, 0)]
+
+
+def _class_key(figure: Figure, names: Sequence[str]) -> None:
+    """Write the names of classes below a sheet, each behind a square of its colour."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=np.array(PALETTE[k % len(PALETTE)]) / 255, label=str(k)) for k in range(len(names))
+    ]
+    place = {"loc": "outside lower left", "ncols": min(6, max(len(names), 1))}
+    legend = figure.legend(handles=handles, frameon=False, fontsize=10, labelcolor=INK, **place)
+    # set later: a leading _ would drop the entry
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_text(name)
+        text.set_parse_math(False)
+
+
+def _channels(ax: Axes, fingerprint: Fingerprint, count: int) -> None:
+    """Bars of held-out R² of row and column from the best channels alone; below 0 is drawn as 0."""
+    best = [c for c in fingerprint.top_channels(count) if np.isfinite(fingerprint.channel_r2[c])]
+    values = np.maximum(fingerprint.channel_r2[best], 0)
+    ax.bar(range(len(best)), values, 0.72, color=BLUE, alpha=0.85, linewidth=0)
+    ax.set_ylim(0, 1)
+    ax.set_xticks(range(len(best)), [str(c) for c in best])
+    ax.set_xlabel("channel", color=INK)
+    figure_style.heading(ax, "R² of row and column from one channel")
+    figure_style.clean(ax, "y")
+    ax.tick_params(axis="x", labelsize=8.5)
+    if not best:
+        ax.text(0.5, 0.5, "no channel varies", transform=ax.transAxes, ha="center", color=GREY)
+
+
+def _rgb(color: str) -> np.ndarray:
+    from matplotlib.colors import to_rgb
+
+    return np.array(to_rgb(color))

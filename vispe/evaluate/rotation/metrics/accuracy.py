@@ -1,0 +1,149 @@
+"""What a user meets who lays the sample down in any orientation: accuracy and phase fractions by pose.
+
+The same disc of the sample is scored at every pose. The segmenter is used as it is; whether it was trained at pose 0
+only or on all poses is part of what is measured, so report both.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from vispe.backbones.batching import Segmenter, labels_of
+from vispe.errors import OptionError
+from vispe.evaluate.rotation.comparison import Pair, compared
+from vispe.evaluate.rotation.helpers import (
+    Found,
+    at_angles,
+    canvas_of,
+    question,
+    segmenter_for,
+    trainings,
+    under,
+)
+from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, truths_of
+from vispe.evaluate.rotation.record_key import ALL_POSES, ANGLE, FULL, Key
+from vispe.evaluate.rotation.records import Measurement
+from vispe.segment.metrics import mean_iou, shares, without_borders
+from vispe.symmetry.label_maps import posed_labels, round_trip_labels
+from vispe.symmetry.warp import Canvas
+
+
+def across_poses(
+    s: Segmenter,
+    images: Iterable[Tensor],
+    n_classes: int,
+    truths: Sequence[object] | None = None,
+    *,
+    angles: Sequence[float] = ANGLES,
+    margin: int = 8,
+    side: int | None = None,
+    how: Literal["crop", "disc"] = "crop",
+    border: int = 1,
+    names: Sequence[str] | None = None,
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Measure accuracy and phase fractions over poses, always on the same disc of the sample.
+
+    Args:
+        s: image (c, side, side) -> labels (side, side).
+        images: (c, H, W) each.
+        n_classes: K.
+        truths: labels (H, W) of each image; None measures phase fractions alone.
+        angles: degrees.
+        margin: pixels off the rim of the disc, and what the window's side is a multiple of: the patch of the model.
+        side: of the window in pixels; default the largest.
+        how: 'crop': only pixels of the image are shown; 'disc': pixels outside the image are mirrored.
+        border: pixels along class borders of the turned truth that do not count.
+        names: of the classes; default 'class 1' ...
+        part: name of the rows of accuracy.
+
+    Returns:
+        'accuracy' at each angle with the floor 'truth turned' (truth there and back against truth); for 'all poses'
+        its mean, worst, spread (best minus worst) and standard deviation; and for each class, by name, 'phase_spread':
+        largest minus smallest area share over poses, and 'phase_error': the share furthest from the true one, both in
+        percentage points.
+    """
+    names = [f"class {k + 1}" for k in range(n_classes)] if names is None else list(names)
+    if len(names) != n_classes or len(angles) == 0:
+        raise OptionError(
+            f"{len(names)} names and {len(angles)} angles were given for n_classes={n_classes}; give a name for each "
+            "class and at least one angle."
+        )
+    area: list[np.ndarray] = []
+    true_area: list[np.ndarray] = []
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
+        disc = canvas.pixels().numpy()
+        truth = None if truths is None else truths_of(truths, len(area), batch)
+        if truth is not None:
+            truth = truth[: canvas.source[0], : canvas.source[1]]
+            still = posed_labels(canvas, truth, 0)
+            true_area.append(shares(np.where(disc, still, 0), n_classes))
+        area.append(np.empty((len(angles), n_classes)))
+        for k, angle in enumerate(angles):
+            labels = np.where(disc, labels_of(s, canvas.pose(batch, angle)[0]), 0)
+            area[-1][k] = shares(labels, n_classes)
+            if truth is not None:
+                yield (k, "value"), [without_borders(posed_labels(canvas, truth, angle), border)], [labels]
+                trip = np.where(disc, round_trip_labels(canvas, truth, angle), 0)
+                yield (k, "floor"), [without_borders(still, border)], [trip]
+
+    values = compared(images, pairs, {"accuracy": partial(mean_iou, n_classes=n_classes)})
+    rows = [] if truths is None else _accuracy_rows(values, angles, part)
+    return (*rows, *_area_rows(np.array(area), np.array(true_area) if truths is not None else None, names))
+
+
+def _accuracy_rows(
+    values: Mapping[tuple[Any, str], np.ndarray], angles: Sequence[float], part: str
+) -> list[Measurement]:
+    """Rows of accuracy at each angle, and of what it does over poses."""
+    accuracy, floors = (
+        np.stack([values[(k, name), "accuracy"] for k in range(len(angles))], 1)
+        for name in ("value", "floor")
+    )
+    over = {
+        "accuracy_mean": accuracy.mean(1),
+        "accuracy_worst": accuracy.min(1),
+        "accuracy_spread": np.ptp(accuracy, axis=1),
+        "accuracy_std": accuracy.std(1),
+    }
+    rows = [Measurement.of(Key(ALL_POSES, m, part), v) for m, v in over.items()]
+    return rows + [
+        Measurement.of(
+            Key(ANGLE, "accuracy", part, (a,)), accuracy[:, k], floors={"truth turned": floors[:, k]}
+        )
+        for k, a in enumerate(angles)
+    ]
+
+
+def _area_rows(area: np.ndarray, truth: np.ndarray | None, names: Sequence[str]) -> list[Measurement]:
+    """Rows of area shares (n, angles, K) in per cent."""
+    rows = []
+    for k, name in enumerate(names):
+        rows.append(Measurement.of(Key(ALL_POSES, "phase_spread", name), np.ptp(area[:, :, k], axis=1)))
+        if truth is not None:
+            away = area[:, :, k] - truth[:, None, k]
+            worst = np.take_along_axis(away, np.abs(away).argmax(1)[:, None], 1)[:, 0]
+            rows.append(Measurement.of(Key(ALL_POSES, "phase_error", name), worst))
+    return rows
+
+
+@question("poses")
+def poses(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Score each image at all angles of the plan, with every training of its segmenter."""
+    pieces: Found = {}
+    for training, elements in trainings(measured):
+        for n, image in enumerate(step.whole):
+            rows = None
+            canvas = canvas_of(step, image, plan)
+            s = canvas and segmenter_for(measured, plan, step, n, elements, canvas)
+            if s is not None:
+                truths = None if step.truths is None else [step.truths[n]]
+                options = {"margin": plan.step, "names": plan.names, **at_angles(plan, canvas)}
+                rows = across_poses(s, [image], plan.n_classes or 1, truths, **options)
+            pieces.setdefault(training, []).append((1, under(rows, training)))
+    return pieces

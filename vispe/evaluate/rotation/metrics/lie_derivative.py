@@ -1,0 +1,214 @@
+"""The Lie derivative of a feature map: what an infinitely small motion of the image does beyond moving the map.
+
+    L f(x) = d/dt [ρ(-t) f(ρ(t) x)]  at t = 0
+
+It is zero for an equivariant f and needs no angle to be chosen. Moving by t through bilinear interpolation has a kink
+at t = 0, where pixels sit on their own grid; the mean of both one-sided derivatives is the central difference of
+neighbouring pixels along the motion, so L f = J_f (v·∇x) - (v·∇f), with the Jacobian-vector product J_f. Motions are in
+pixels, about the exact centre, so images need not be square.
+
+Source: The Lie derivative for measuring learned equivariance (Gruver et al., arXiv 2210.02984). Their implementation
+works in coordinates from -1 to 1, in which a rotation of an image that is not square is a shear; this one does not.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import grid_sample
+
+from vispe.backbones.batching import FeatureFunction, batches, checked_maps
+from vispe.backbones.vision_model import ModelFeatures
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination
+from vispe.evaluate.rotation.helpers import Rows, features, question
+from vispe.evaluate.rotation.plan import Measured, Plan, Step
+from vispe.evaluate.rotation.record_key import FULL, Key
+from vispe.evaluate.rotation.records import Measurement
+
+Motion = Literal["rotation", "down", "right"]
+Method = Literal["forward", "double backward", "difference"]
+MOTIONS = ("rotation", "down", "right")
+STEP = 1e-5
+"""Step of the difference: radians for rotation, pixels for translation; its error grows with step and image."""
+
+
+def lie_derivatives(
+    f: FeatureFunction,
+    images: Iterable[Tensor],
+    *,
+    motions: Sequence[Motion] = MOTIONS,
+    method: Method = "forward",
+    batch_size: int = 1,
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Measure |L f| relative to the spread of f over positions, for each motion.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w), differentiable but for `method='difference'`.
+        images: (c, H, W) each; float64 is advised.
+        motions: 'rotation' (per radian), 'down' and 'right' (per pixel).
+        method: 'forward' and 'double backward' take the Jacobian-vector product in either way, 'difference' moves the
+            image by ±STEP: the cross-check, which needs float64.
+        batch_size: images of equal size that f sees at once.
+        part: name of the rows.
+
+    Returns:
+        A row 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over positions.
+        NaN for an image with a map that does not vary.
+
+    >>> rows = lie_derivatives(lambda images: images**2, torch.rand(1, 1, 8, 8, dtype=torch.float64))
+    >>> [row.transform for row in rows]
+    ['Lie rotation', 'Lie down', 'Lie right']
+    """
+    values: dict[str, list[float]] = {m: [] for m in motions}
+    for batch in batches(images, batch_size):
+        for motion in motions:
+            value, derivative = lie_derivative(f, batch, motion, method=method)
+            spread = value - value.mean((-2, -1), keepdim=True)
+            power, signal = (t.square().sum((1, 2, 3)) for t in (derivative, spread))
+            noise = value.square().sum((1, 2, 3)) * (8 * torch.finfo(torch.float64).eps) ** 2
+            ratio = torch.where(signal > noise, power / signal, torch.nan).sqrt()
+            values[motion] += ratio.tolist()
+    return tuple(Measurement.of(Key(f"Lie {m}", "lie", part), v) for m, v in values.items())
+
+
+def lie_derivative(
+    f: FeatureFunction, images: Tensor, motion: Motion, *, method: Method = "forward"
+) -> tuple[Tensor, Tensor]:
+    """Return f and its Lie derivative, both (b, d, h, w) float64.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w).
+        images: (b, c, H, W).
+        motion: 'rotation', 'down' or 'right'.
+        method: 'forward', 'double backward' or 'difference'.
+
+    Raises:
+        OptionError: an unknown motion or method.
+        UnsupportedCombination: f has no derivative of that kind.
+    """
+    if motion not in MOTIONS or method not in ("forward", "double backward", "difference"):
+        raise OptionError(
+            f"motion={motion!r} and method={method!r} must be of {', '.join(MOTIONS)} and of forward, double backward, "
+            "difference."
+        )
+    if method == "difference" and images.dtype != torch.float64:
+        raise OptionError(
+            f"method='difference' drowns in rounding with {images.dtype}; give images and model in float64, or "
+            "method='forward'."
+        )
+    if method == "difference":
+        return _difference(f, images, motion)
+    tangent = along(images, motion)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
+            if method == "forward":
+                value, pushed = torch.func.jvp(f, (images,), (tangent,))
+            else:
+                value, pushed = torch.autograd.functional.jvp(f, images, tangent)
+    except (NotImplementedError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedCombination(
+            f"f has no derivative by method={method!r} ({reason}); use method='difference' in float64."
+        ) from error
+    value, pushed = (checked_maps(t.detach(), len(images)) for t in (value, pushed))
+    return value, pushed - along(value, motion, _stride(images, value))
+
+
+def along(values: Tensor, motion: Motion, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:
+    """Return d/dt of values (b, d, h, w) that are carried along a motion, at t = 0, by central differences.
+
+    Args:
+        values: an image or a map, mirrored at its frame.
+        motion: 'rotation' counter-clockwise by t radians, 'down' or 'right' by t pixels of the image.
+        stride: pixels of the image per cell (vertical, horizontal).
+    """
+    down, right = _slope(values, -2) / stride[0], _slope(values, -1) / stride[1]
+    if motion == "down":
+        return -down
+    if motion == "right":
+        return -right
+    v, u = _offsets(values, stride)
+    return -v * right + u * down  # looks at (u - t v, v + t u), as `warp.sampling_grid` does
+
+
+def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:
+    """Return values (b, d, h, w) carried along a motion by t, bilinearly, mirrored at the frame."""
+    v, u = _offsets(values, stride)
+    v, u = v + 0 * u, u + 0 * v
+    if motion == "rotation":
+        cos, sin = np.cos(t), np.sin(t)
+        v, u = sin * u + cos * v, cos * u - sin * v
+    elif motion == "down":
+        v = v - t
+    else:
+        u = u - t
+    h, w = values.shape[-2:]
+    grid = torch.stack([u * (2 / (stride[1] * (w - 1))), v * (2 / (stride[0] * (h - 1)))], -1)
+    grid = grid.expand(len(values), -1, -1, -1)
+    return grid_sample(values, grid, mode="bilinear", padding_mode="reflection", align_corners=True)
+
+
+def _difference(f: FeatureFunction, images: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
+    """The mean of the one-sided derivatives, by moving the image by ±STEP and the map back."""
+    with torch.no_grad():
+        value = checked_maps(f(images), len(images))
+        stride = _stride(images, value)
+        ends = [
+            moved(checked_maps(f(moved(images, motion, t)), len(images)), motion, -t, stride)
+            for t in (STEP, -STEP)
+        ]
+    return value, (ends[0] - ends[1]) / (2 * STEP)
+
+
+def _slope(values: Tensor, axis: int) -> Tensor:
+    """Central difference along an axis; 0 at the frame, where the mirrored neighbours are equal."""
+    n = values.shape[axis]
+    if n < 2:
+        raise ShapeError(f"A motion needs at least 2 cells along every axis, got {tuple(values.shape[-2:])}.")
+    out = torch.zeros_like(values)
+    inner = (values.narrow(axis, 2, n - 2) - values.narrow(axis, 0, n - 2)) / 2
+    out.narrow(axis, 1, n - 2).copy_(inner)
+    return out
+
+
+def _offsets(values: Tensor, stride: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Offsets from the centre in pixels of the image, down (h, 1) and right (1, w)."""
+    h, w = values.shape[-2:]
+    v, u = (
+        (torch.arange(n, dtype=values.dtype, device=values.device) - (n - 1) / 2) * s
+        for n, s in zip((h, w), stride, strict=True)
+    )
+    return v[:, None], u[None, :]
+
+
+def _stride(images: Tensor, value: Tensor) -> tuple[float, float]:
+    return images.shape[-2] / value.shape[-2], images.shape[-1] / value.shape[-1]
+
+
+@question("lie")
+def lie(measured: Measured, plan: Plan, step: Step) -> Rows | None:
+    """Measure the Lie derivatives of features that have one."""
+    f, images = features(measured), step.fitted
+    try:
+        if not isinstance(f, ModelFeatures):
+            _check_differentiable(f, images[0])
+        return lie_derivatives(f, images, batch_size=plan.batch_size)
+    except (UnsupportedCombination, TypeError, ValueError) as error:
+        step.notes.append(f"The Lie derivative was not measured: {str(error).partition(';')[0].rstrip('.')}.")
+        return None
+
+
+def _check_differentiable(f: FeatureFunction, image: Tensor) -> None:
+    """Raise when a motion of the image does not reach the features, because something cut them off from it."""
+    try:
+        _, pushed = torch.func.jvp(f, (image[None],), (along(image[None], "right"),))
+    except (RuntimeError, NotImplementedError) as error:
+        raise UnsupportedCombination(
+            f"the features have no derivative ({str(error).splitlines()[0]})."
+        ) from error
+    if not bool((pushed != 0).any()):
+        raise UnsupportedCombination("the features do not depend on the image differentiably.")

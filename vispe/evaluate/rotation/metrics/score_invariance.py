@@ -1,0 +1,114 @@
+"""Invariance of class scores, for comparison with the literature: scores do not move, so nothing is brought back.
+
+Sources: the companion metrics of Gruver et al. (arXiv 2210.02984) and, for shifts and rotations by any amount, the
+equivariance scores of StyleGAN3 (Karras et al., arXiv 2106.12423) applied to the softmax.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.backbones.batching import batches
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.rotation.metrics.lie_derivative import moved
+from vispe.evaluate.rotation.record_key import Key
+from vispe.evaluate.rotation.records import Measurement
+from vispe.symmetry.warp import rotate
+
+Classifier = Callable[[Tensor], Tensor]
+"""Images (b, c, H, W) -> logits (b, k)."""
+
+CHANGES = ("shift by whole pixels", "shift by any amount", "rotation by any angle")
+
+
+def argmax_consistency(
+    classifier: Classifier, images: Iterable[Tensor], *, rolls: Sequence[int] = range(8), batch_size: int = 1
+) -> tuple[Measurement, ...]:
+    """Measure how often the predicted class stays when an image is rolled by 0 to 7 pixels along each axis.
+
+    Args:
+        classifier: images (b, c, H, W) -> logits (b, k).
+        images: (c, H, W) each.
+        rolls: pixels; every pair of them is a shift, the pair (0, 0) is left out.
+        batch_size: images of equal size that are seen at once.
+
+    Returns:
+        One row, the share of shifts with the class of the image at rest.
+
+    >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()
+    [1.0]
+    """
+    shifts = [(dy, dx) for dy in rolls for dx in rolls if (dy, dx) != (0, 0)]
+    if not shifts:
+        raise OptionError("The consistency of classes needs a roll other than 0.")
+    values: list[float] = []
+    for batch in batches(images, batch_size):
+        still = _logits(classifier, batch).argmax(1)
+        rolled = (torch.roll(batch, s, (-2, -1)) for s in shifts)
+        same = sum((_logits(classifier, one).argmax(1) == still).double() for one in rolled)
+        values += (torch.as_tensor(same) / len(shifts)).tolist()
+    return (Measurement.of(Key("rolls", "argmax"), values),)
+
+
+def score_changes(
+    classifier: Classifier,
+    images: Iterable[Tensor],
+    *,
+    draws: int = 8,
+    share: float = 0.125,
+    degrees: float = 180.0,
+    batch_size: int = 1,
+    seed: int = 0,
+) -> tuple[Measurement, ...]:
+    """Measure the mean squared change of the softmax under random shifts and rotations.
+
+    Shifts are cyclic for whole pixels, mirrored at the frame and bilinear else; rotations are bilinear, mirrored.
+
+    Args:
+        classifier: images (b, c, H, W) -> logits (b, k).
+        images: (c, H, W) each.
+        draws: of each kind, the same for all images.
+        share: largest shift, as a share of each side.
+        degrees: largest angle, to either side.
+        batch_size: images of equal size that are seen at once.
+        seed: of the draws.
+
+    Returns:
+        A row for each of `CHANGES`.
+    """
+    if draws < 1 or not 0 < share < 1 or not 0 < degrees <= 180:
+        raise OptionError(
+            f"score_changes needs draws of 1 or more, a share in (0, 1) and degrees in (0, 180], got {draws=}, "
+            f"{share=}, {degrees=}."
+        )
+    drawn = np.random.default_rng(seed).uniform(-1, 1, (draws, 5))
+    values: dict[str, list[float]] = {name: [] for name in CHANGES}
+    for batch in batches(images, batch_size):
+        h, w = batch.shape[-2:]
+        still = _logits(classifier, batch).softmax(1)
+        totals = {name: torch.zeros(len(batch), dtype=torch.float64) for name in CHANGES}
+        for a, b, c, d, e in drawn:
+            whole = (round(a * share * h), round(b * share * w))
+            changed = (
+                torch.roll(batch, whole, (-2, -1)),
+                moved(moved(batch, "down", c * share * h), "right", d * share * w),
+                rotate(batch, e * degrees, mode="bilinear"),
+            )
+            for name, image in zip(CHANGES, changed, strict=True):
+                away = _logits(classifier, image).softmax(1) - still
+                totals[name] += away.square().mean(1).cpu()
+        for name, total in totals.items():
+            values[name] += (total / draws).tolist()
+    return tuple(Measurement.of(Key(name, "score_change"), v) for name, v in values.items())
+
+
+def _logits(classifier: Classifier, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        logits = classifier(images)
+    if logits.ndim != 2 or len(logits) != len(images):
+        raise ShapeError(
+            f"A classifier returns logits (b, k) for {len(images)} images, got {tuple(logits.shape)}."
+        )
+    return logits.double()

@@ -1,0 +1,218 @@
+"""Consistency of a segmentation when the sample is turned, mirrored or shifted: no truth is needed.
+
+A segmenter takes one image (c, H, W) and returns labels (H, W): 1..K are classes, 0 is no data. The same segmenter is
+used at every pose; nothing is fitted again. Memory: one image and its labels at two poses.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.backbones.batching import Segmenter, labels_of
+from vispe.errors import OptionError
+from vispe.evaluate.rotation.comparison import Pair, compared, label_of, poses_of
+from vispe.evaluate.rotation.helpers import (
+    Found,
+    at_angles,
+    canvas_of,
+    question,
+    segmenter_for,
+    trainings,
+    under,
+)
+from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
+from vispe.evaluate.rotation.record_key import ALL_PHASES, ANGLE, FULL, IDENTICAL, RANDOM_PHASES, Key
+from vispe.evaluate.rotation.records import Measurement
+from vispe.segment.metrics import mean_iou, rand_index
+from vispe.symmetry.d4 import D4, IDENTITY, Element
+from vispe.symmetry.label_maps import resampled_labels, turned_labels
+from vispe.symmetry.warp import Canvas
+
+
+def consistency(
+    s: Segmenter,
+    images: Iterable[Tensor],
+    n_classes: int,
+    *,
+    elements: Sequence[Element] = D4,
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Compare the labels of turned and mirrored images, brought back, with those of the image: exact, no resampling.
+
+    Args:
+        s: image (c, H, W) -> labels (H, W).
+        images: (c, H, W) each.
+        n_classes: K.
+        elements: poses; the identity, s a second time, becomes a control.
+        part: name of the rows.
+
+    Returns:
+        mIoU over the classes in either map and adjusted Rand index, for each pose and on average ('D4').
+
+    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+    >>> consistency(bright, torch.rand(1, 3, 8, 8), 2)[0].values.tolist()
+    [1.0]
+    """
+    poses = poses_of(elements, "Consistency")
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        still = labels_of(s, batch[0])
+        for g in (IDENTITY, *poses):
+            yield (g, part), [still], [g.undo(labels_of(s, g.apply(batch[0])))]
+
+    values = compared(images, pairs, agreement(n_classes))
+    rows: list[Measurement] = []
+    for m in agreement(n_classes):
+        again = Measurement.of(Key(IDENTICAL, m, part), values[(IDENTITY, part), m], control=True)
+        rows += [*pose_rows(values, poses, m, part), again]
+    return tuple(rows)
+
+
+def agreement(n_classes: int) -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
+    """Return the measures of two label maps: mIoU over the classes in either, and adjusted Rand index."""
+    return {"miou": partial(mean_iou, n_classes=n_classes), "ari": rand_index}
+
+
+def pose_rows(
+    values: Mapping[tuple[Any, str], np.ndarray], poses: Sequence[Element], metric: str, part: str
+) -> list[Measurement]:
+    """Return the rows of a metric: the mean over poses, and each of them; values are by (pose, part) and metric."""
+    each = [values[(g, part), metric] for g in poses]
+    mean = Measurement.of(Key(label_of(poses), metric, part), np.mean(each, 0))
+    return [mean, *(Measurement.of(Key(g.name, metric, part), v) for g, v in zip(poses, each, strict=True))]
+
+
+def angle_consistency(
+    s: Segmenter,
+    images: Iterable[Tensor],
+    n_classes: int,
+    *,
+    angles: Sequence[float] = ANGLES,
+    margin: int = 8,
+    side: int | None = None,
+    how: Literal["crop", "disc"] = "crop",
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Compare the labels at any angles, turned back by nearest neighbour, with those at 0 on the same disc.
+
+    Args:
+        s: image (c, side, side) -> labels (side, side).
+        images: (c, H, W) each.
+        n_classes: K.
+        angles: degrees.
+        margin: pixels off the rim of the disc, and what the window's side is a multiple of: the patch of the model.
+        side: of the window in pixels; default the largest.
+        how: 'crop': only pixels of the image are shown; 'disc': pixels outside the image are mirrored.
+        part: name of the rows.
+
+    Returns:
+        mIoU and adjusted Rand index at each angle, with two floors: 'labels turned', what resampling does to the labels
+        of the image, below 1 for thin phases; and 'round trip', the labels of the image turned there and back.
+    """
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
+        disc = canvas.pixels().numpy()
+        whole = labels_of(s, canvas.pose(batch, 0)[0])
+        still = [np.where(disc, whole, 0)]
+        for angle in angles:
+            back = turned_labels(labels_of(s, canvas.pose(batch, angle)[0]), -angle)
+            trip = whole if angle % 90 == 0 else labels_of(s, canvas.round_trip(batch, angle)[0])
+            yield (angle, ""), still, [back]
+            yield (angle, "labels turned"), still, [resampled_labels(whole, angle)]
+            yield (angle, "round trip"), still, [trip]
+
+    scores = agreement(n_classes)
+    values = compared(images, pairs, scores)
+    return tuple(
+        Measurement.of(
+            Key(ANGLE, m, part, (angle,)),
+            values[(angle, ""), m],
+            floors={name: values[(angle, name), m] for name in ("labels turned", "round trip")},
+        )
+        for m in scores
+        for angle in sorted(set(angles))
+    )
+
+
+def phase_consistency(
+    s: Segmenter,
+    images: Iterable[Tensor],
+    n_classes: int,
+    patch: int,
+    *,
+    phases: int | None = 8,
+    seed: int = 0,
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Compare the labels of images rolled by part of a patch, rolled back pixel by pixel, with those of the image.
+
+    Args:
+        s: image (c, H, W) -> labels (H, W).
+        images: (c, H, W) each.
+        n_classes: K.
+        patch: side of a patch in pixels; it has patch² phases.
+        phases: how many are drawn at random, without the resting one; None takes all of them.
+        seed: of the draw.
+        part: name of the rows.
+
+    Returns:
+        The mean over phases 'roll, random phases' of mIoU and adjusted Rand index.
+
+    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+    >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
+    [1.0, 1.0]
+    """
+    if patch < 2 or (phases is not None and phases < 1):
+        raise OptionError(
+            f"Phases need a patch of 2 px or more and at least one draw, got {patch=}, {phases=}."
+        )
+    every = np.arange(1, patch**2)
+    rng = np.random.default_rng(seed)
+    drawn = (
+        every if phases is None or phases >= len(every) else np.sort(rng.choice(every, phases, replace=False))
+    )
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        still = [labels_of(s, batch[0])]
+        for phase in drawn:
+            dy, dx = divmod(int(phase), patch)
+            moved = labels_of(s, torch.roll(batch[0], (dy, dx), (-2, -1)))
+            yield phase, still, [np.roll(moved, (-dy, -dx), (0, 1))]
+
+    scores = agreement(n_classes)
+    values = compared(images, pairs, scores)
+    kind = ALL_PHASES if len(drawn) == len(every) else RANDOM_PHASES
+    means = {m: sum(values[p, m] for p in drawn) / len(drawn) for m in scores}
+    return tuple(Measurement.of(Key(kind, m, part), v) for m, v in means.items())
+
+
+@question("segmentation")
+def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Compare labels in the eight poses, and, for segmenters that were not trained on these, at angles and phases."""
+    k = plan.n_classes or 1
+    pieces: Found = {}
+    for training, elements in trainings(measured):
+        names = (f"{n} {training}" for n in ("D4", "angles", "phases"))
+        turned, angled, shifted = (pieces.setdefault(name, []) for name in names)
+        for n, image in enumerate(step.fitted):
+            s = segmenter_for(measured, plan, step, n, elements)
+            turned.append((1, None if s is None else under(consistency(s, [image], k), training)))
+            if training:
+                continue
+            canvas = canvas_of(step, step.whole[n], plan)
+            own = canvas and segmenter_for(measured, plan, step, n, (IDENTITY,), canvas)
+            rows = None
+            if own is not None:
+                options = at_angles(plan, canvas)
+                rows = angle_consistency(own, step.whole[n : n + 1], k, margin=plan.step, **options)
+            angled.append((1, rows))
+            rows = None
+            if s is not None and plan.step > 1:
+                rows = phase_consistency(s, [image], k, plan.step, phases=plan.phases, seed=plan.seed)
+            shifted.append((1, rows))
+    return pieces

@@ -1,0 +1,219 @@
+"""Translation of the image by whole patches and by parts of a patch: rolled around, or seen through a moved window.
+
+A roll by a whole patch is exact for a model without position code. A roll by part of a patch never is, because every
+patch then shows something else: it measures the phase of the patch grid. A roll makes a seam that no photograph has;
+`crop_shift` cuts two windows out of a larger image and compares them where both look, which is what happens in use.
+Features are brought back by the nearest whole number of tokens.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.backbones.batching import FeatureFunction, features_of, patch_of
+from vispe.errors import OptionError, ShapeError
+from vispe.evaluate.rotation.comparison import Pair, compared, measures_named
+from vispe.evaluate.rotation.distributed import Piece
+from vispe.evaluate.rotation.helpers import Found, features, question, size_of
+from vispe.evaluate.rotation.plan import Measured, Plan, Shift, Step
+from vispe.evaluate.rotation.record_key import CROP_SHIFT, FULL, PARTS, ROLL, WHOLE, Key
+from vispe.evaluate.rotation.records import Measurement
+
+
+def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
+    """Return the shifts (dy, dx) in pixels that are measured by default.
+
+    One patch down, right and both; half the grid; and every part of a patch along the diagonal.
+
+    >>> default_shifts(2, (6, 6))
+    ((2, 0), (0, 2), (2, 2), (6, 6), (1, 1))
+    """
+    far = (grid[0] // 2 * patch, grid[1] // 2 * patch)
+    whole = [(patch, 0), (0, patch), (patch, patch), far]
+    return tuple(dict.fromkeys([s for s in whole if s != (0, 0)] + [(d, d) for d in range(1, patch)]))
+
+
+def tokens_of(pixels: int, patch: int) -> int:
+    """Return the whole number of tokens nearest to a shift in pixels; a half goes towards 0.
+
+    >>> [tokens_of(d, 4) for d in (2, 3, 5, -7)]
+    [0, 1, 1, -2]
+    """
+    whole, rest = divmod(abs(pixels), patch)
+    return (whole + (2 * rest > patch)) * (1 if pixels >= 0 else -1)
+
+
+def roll_equivariance(
+    f: FeatureFunction,
+    images: Iterable[Tensor],
+    *,
+    shifts: Sequence[Shift] | None = None,
+    patch: int | None = None,
+    measures: Sequence[str] = ("error", "error_uncentred"),
+    batch_size: int = 1,
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Measure f on images that were rolled around by (dy, dx) pixels, features rolled back.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w).
+        images: (c, H, W) each, both sides multiples of the patch.
+        shifts: (dy, dx) in pixels; default `default_shifts` of the first image.
+        patch: side of a patch in pixels; default `f.patch`.
+        measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
+        batch_size: images of equal size that f sees at once.
+        part: name of the rows.
+
+    Returns:
+        A row 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of a
+        patch'.
+
+    >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch=4)
+    >>> [(row.transform, row.summary().mean) for row in rows if row.metric == "error"]
+    [('roll, whole patches', 0.0), ('roll (4, 0) px', 0.0)]
+    """
+    size, scores = patch_of(f, patch), _scores(measures)
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        nonlocal shifts
+        first = features_of(f, batch)
+        _check_grid(batch, first, size)
+        shifts = shifts or default_shifts(size, tuple(first.shape[-2:]))
+        for dy, dx in shifts:
+            moved = features_of(f, torch.roll(batch, (dy, dx), (-2, -1)))
+            yield (dy, dx), first, torch.roll(moved, (-tokens_of(dy, size), -tokens_of(dx, size)), (-2, -1))
+
+    return _rows(compared(images, pairs, scores, batch_size), size, ROLL, part)
+
+
+def crop_shift(
+    f: FeatureFunction,
+    images: Iterable[Tensor],
+    size: tuple[int, int],
+    *,
+    shifts: Sequence[Shift] | None = None,
+    patch: int | None = None,
+    measures: Sequence[str] = ("error", "error_uncentred"),
+    batch_size: int = 1,
+    margin: int = 0,
+    part: str = FULL,
+) -> tuple[Measurement, ...]:
+    """Measure f on two windows of a larger image, where both look.
+
+    The windows lie as far from the middle of the image on either side as the shift allows in whole pixels.
+
+    Args:
+        f: images (b, c, H, W) -> maps (b, d, h, w).
+        images: (c, H, W) each, larger than the window by the largest shift.
+        size: window (height, width) in pixels, multiples of the patch.
+        shifts: (dy, dx) in pixels; default `default_shifts` without the half grid.
+        patch: side of a patch in pixels; default `f.patch`.
+        measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
+        batch_size: images of equal size that f sees at once.
+        margin: tokens along the frame of either window that are left out, for what happens at borders.
+        part: name of the rows.
+
+    Raises:
+        ShapeError: the image is too small, or the windows have no common area.
+    """
+    p, scores = patch_of(f, patch), _scores(measures)
+    if shifts is None:
+        shifts = [s for s in default_shifts(p, (2, 2)) if max(s) <= p]
+
+    def pairs(batch: Tensor) -> Iterator[Pair]:
+        for dy, dx in shifts:
+            first, second = _windows(batch, size, (dy, dx))
+            here, there = features_of(f, first), features_of(f, second)
+            _check_grid(first, here, p)
+            ty, tx = tokens_of(dy, p), tokens_of(dx, p)
+            yield (dy, dx), _common(here, ty, tx, margin), _common(there, -ty, -tx, margin)
+
+    return _rows(compared(images, pairs, scores, batch_size), p, CROP_SHIFT, part)
+
+
+def _scores(measures: Sequence[str]) -> dict[str, Callable[..., float]]:
+    scores = measures_named(measures)
+    if "invariant_share" in measures:
+        raise OptionError(
+            "The invariant share is defined over a group of poses, not over shifts; leave it out."
+        )
+    return scores
+
+
+def _windows(batch: Tensor, size: tuple[int, int], shift: Shift) -> tuple[Tensor, Tensor]:
+    """Two windows of `size`, the second one `shift` further down and right."""
+    starts = []
+    for have, want, d in zip(batch.shape[-2:], size, shift, strict=True):
+        if want + abs(d) > have or want < 1:
+            raise ShapeError(
+                f"Windows of {size} px, {shift} px apart, do not fit into an image of {tuple(batch.shape[-2:])} px; "
+                "give larger images or a smaller window."
+            )
+        low = (have - want - abs(d)) // 2
+        starts.append((low, low + d) if d >= 0 else (low - d, low))
+    (y0, y1), (x0, x1) = starts
+    h, w = size
+    return batch[..., y0 : y0 + h, x0 : x0 + w], batch[..., y1 : y1 + h, x1 : x1 + w]
+
+
+def _common(maps: Tensor, ty: int, tx: int, margin: int) -> Tensor:
+    """The tokens of a window that another one, further by (ty, tx) tokens, sees too."""
+    h, w = maps.shape[-2:]
+    rows = slice(max(ty, 0) + margin, h + min(ty, 0) - margin)
+    cols = slice(max(tx, 0) + margin, w + min(tx, 0) - margin)
+    common = maps[..., rows, cols]
+    if 0 in common.shape:
+        raise ShapeError(
+            f"Windows of {h}x{w} tokens, {(ty, tx)} tokens apart, have nothing in common inside a margin of {margin}."
+        )
+    return common
+
+
+def _check_grid(images: Tensor, maps: Tensor, patch: int) -> None:
+    size, grid = tuple(images.shape[-2:]), tuple(maps.shape[-2:])
+    if (grid[0] * patch, grid[1] * patch) != size:
+        raise ShapeError(
+            f"A map of {grid} tokens of {patch} px does not cover an image of {size} px; check patch= and fit the "
+            "image with fit_to_patches."
+        )
+
+
+def _rows(
+    values: Mapping[tuple[Shift, str], np.ndarray], patch: int, word: str, part: str
+) -> tuple[Measurement, ...]:
+    """Return the means over whole patches and over parts of a patch, and a row for each shift."""
+    groups: dict[tuple[str, str], list[np.ndarray]] = {}
+    for (shift, m), numbers in values.items():
+        kind = WHOLE if all(d % patch == 0 for d in shift) else PARTS
+        groups.setdefault((kind, m), []).append(numbers)
+    means = [
+        Measurement.of(Key(f"{word}, {kind}", m, part), np.mean(v, 0)) for (kind, m), v in groups.items()
+    ]
+    rows = [Measurement.of(Key(word, m, part, shift), numbers) for (shift, m), numbers in values.items()]
+    return (*means, *rows)
+
+
+@question("shift")
+def shifts(measured: Measured, plan: Plan, step: Step) -> Found:
+    """Compare features of images rolled around, and of two windows of each image where there is room for them."""
+    f, patch = features(measured), plan.step
+    options = {"patch": patch, "batch_size": plan.batch_size}
+    near = [s for s in plan.shifts if max(map(abs, s)) <= patch]
+    crops: list[Piece] = []
+    for part in step.shapes():
+        images = step.whole[part]
+        # a window is up to a patch further
+        h, w = (min(side - patch, plan.size or side) // patch * patch for side in images[0].shape[-2:])
+        rows = None
+        if min(h, w) < 3 * patch or (plan.exact and {h, w} != {plan.size}):
+            step.notes.append(
+                f"{size_of(images[0])} are too small for two windows that lie up to {patch} px apart: their error "
+                "under a shift of the window was not measured."
+            )
+        else:
+            rows = crop_shift(f, images, (h, w), shifts=near, **options)
+        crops.append((len(images), rows))
+    rolls = roll_equivariance(f, step.fitted, shifts=plan.shifts, **options)
+    return {ROLL: [(len(step.fitted), rolls)], CROP_SHIFT: crops}

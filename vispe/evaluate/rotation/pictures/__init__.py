@@ -1,7 +1,0 @@
-"""Pictures and the page of `vispe rotate`."""
-
-from vispe._lazy import face
-
-__all__ = ["fingerprint_words", "plot_fingerprint", "plot_label_poses", "plot_poses"]
-
-__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.evaluate.rotation.pictures.sheets"))

@@ -1,0 +1,264 @@
+"""What was measured: rows with a value for every image, their table, and the verdict with its remedy."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import ShapeError, UnknownName
+from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
+from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
+from vispe.report.statistics import Better, Summary, summarise
+from vispe.report.table import aligned, interval, json_entries, json_list, json_value, number
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number means.
+
+    Attributes:
+        title: as tables show it.
+        better: which values are good.
+        chance: what unrelated maps or labels give; None where it depends on the data.
+    """
+
+    title: str
+    better: Better
+    chance: float | None = None
+
+
+METRICS = {
+    "error": Metric("equivariance error (centred)", "low", 2**0.5),
+    "error_uncentred": Metric("equivariance error (uncentred)", "low"),
+    "cosine": Metric("1 - cosine", "low", 1.0),
+    "cosine_centred": Metric("1 - cosine (centred)", "low", 1.0),
+    "cka": Metric("linear CKA", "high"),
+    "subspace": Metric("principal subspace overlap", "high"),
+    "rank": Metric("right nearest neighbour", "high"),
+    "invariant_share": Metric("invariant share", "high"),
+    "r2": Metric("held-out R² of position", "low", 0.0),
+    "snr": Metric("fingerprint SNR", "low", 1.0),
+    "lie": Metric("Lie derivative (relative)", "low"),
+    "miou": Metric("consistency mIoU", "high"),
+    "ari": Metric("consistency ARI", "high", 0.0),
+    "accuracy": Metric("mIoU against the truth", "high"),
+    "accuracy_mean": Metric("mIoU, mean over poses", "high"),
+    "accuracy_worst": Metric("mIoU, worst pose", "high"),
+    "accuracy_spread": Metric("mIoU, best minus worst pose", "low"),
+    "accuracy_std": Metric("mIoU, standard deviation over poses", "low"),
+    "phase_spread": Metric("phase fraction spread (pp)", "low"),
+    "phase_error": Metric("phase fraction, furthest from the truth (pp)", "zero"),
+    "quadrant_gap": Metric("quadrant gap in mIoU", "high", 0.0),
+    "argmax": Metric("same predicted class", "high"),
+    "score_change": Metric("mean squared change of the scores", "low"),
+}
+"""Every metric that a `Measurement` may have."""
+
+
+_UNKNOWN = Key("", "")
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One row: one metric under one transform, for every image.
+
+    Attributes:
+        transform: what was done to the image: 'rot90', 'D4' (mean over its elements but the identity), '15°' ...
+        metric: a key of `METRICS`.
+        values: (n,) float64, one for each image in order; NaN where an image has no such number.
+        part: what was measured: 'full', 'position code', 'layer 3', a class name, or a control's name.
+        control: whether the row only serves to judge the others.
+        floors: (n,) by name: what resampling alone does.
+        key: what the row is about, in fields; transform, metric and part print it.
+
+    >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
+    0.2
+    """
+
+    transform: str
+    metric: str
+    values: np.ndarray
+    part: str = FULL
+    control: bool = False
+    floors: dict[str, np.ndarray] = field(default_factory=dict)
+    key: Key = _UNKNOWN
+
+    @classmethod
+    def of(
+        cls,
+        key: Key,
+        values: Sequence[float] | np.ndarray,
+        *,
+        control: bool = False,
+        floors: dict[str, np.ndarray] | None = None,
+    ) -> "Measurement":
+        """Return the row of a key.
+
+        >>> Measurement.of(Key("roll", "error", amount=(0, 8)), [0.5]).transform
+        'roll (0, 8) px'
+        """
+        numbers = np.asarray(values, dtype=np.float64)
+        return cls(key.transform, key.quantity, numbers, key.name, control, floors or {}, key)
+
+    def about(self, **changes: Any) -> "Measurement":
+        """Return the row under a key with some fields changed."""
+        key = replace(self.key, **changes)
+        return replace(self, transform=key.transform, part=key.name, key=key)
+
+    def __post_init__(self) -> None:
+        if not self.key.question:  # a row by its printed names
+            object.__setattr__(self, "key", Key(self.transform, self.metric, self.part))
+        if self.metric not in METRICS:
+            raise UnknownName(f"There is no metric {self.metric!r}; they are {', '.join(METRICS)}.")
+        shapes = {k: np.shape(v) for k, v in {"values": self.values, **self.floors}.items()}
+        if len(set(shapes.values())) > 1 or len(shapes["values"]) != 1:
+            raise ShapeError(f"A measurement has one value for each image everywhere, got {shapes}.")
+
+    @property
+    def floor(self) -> np.ndarray | None:
+        """The largest of the floors for each image (the smallest where high is good); None without floors."""
+        if not self.floors:
+            return None
+        stacked = np.stack(list(self.floors.values()))
+        return stacked.min(0) if METRICS[self.metric].better == "high" else stacked.max(0)
+
+    @property
+    def floor_mean(self) -> float | None:
+        """The mean of the floor over images; None without floors."""
+        return None if self.floor is None else summarise(self.floor).mean
+
+    def summary(self, seed: int = 0) -> Summary:
+        """Return mean, median, worst and interval over images."""
+        return summarise(self.values, METRICS[self.metric].better, seed=seed)
+
+    def effect(self, seed: int = 0) -> Summary | None:
+        """Return the summary of value minus floor, image by image; None without floors."""
+        if self.floor is None:
+            return None
+        return summarise(self.values - self.floor, METRICS[self.metric].better, seed=seed)
+
+    def ratio(self) -> float | None:
+        """Return mean value over mean floor; None without a floor or where it is 0."""
+        floor = self.floor_mean
+        return self.summary().mean / floor if floor and np.isfinite(floor) else None
+
+    def to_dict(self, seed: int = 0) -> dict[str, Any]:
+        """Return JSON values with every image's number; NaN becomes None."""
+        entry = json_entries(self, "transform", "metric", "part", "control")
+        entry |= {"values": json_list(self.values), "summary": self.summary(seed).to_dict()}
+        if self.floors:
+            effect = self.effect(seed)
+            entry["floors"] = {name: json_list(v) for name, v in self.floors.items()}
+            entry["effect"] = json_value(effect)
+            entry["ratio"] = self.ratio()
+        return entry
+
+
+@dataclass(frozen=True, eq=False)
+class RotationResult:
+    """All rows about one model or segmenter.
+
+    Attributes:
+        rows: measurements, of the same images.
+        images: name of each image.
+        settings: what the numbers depend on, JSON-able.
+        notes: what the reader should know.
+    """
+
+    rows: tuple[Measurement, ...]
+    images: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        wrong = next((r for r in self.rows if len(r.values) != len(self.images)), None)
+        if wrong is not None:
+            raise ShapeError(
+                f"The row {wrong.transform} {wrong.metric} has {len(wrong.values)} values for "
+                f"{len(self.images)} images; give one name for each image."
+            )
+
+    def find(self, transform: str, metric: str, part: str = FULL) -> Measurement | None:
+        """Return the row of that transform, metric and part, or None."""
+        wanted = (transform, metric, part)
+        return next((r for r in self.rows if (r.transform, r.metric, r.part) == wanted), None)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on the features; '' when the error over D4 was not measured."""
+        full, r2 = self.find(D4_MEAN, "error"), self.find(UNMOVED, "r2")
+        sentences = []
+        if full is not None:
+            sentences.append(verdict("features under rotation and mirroring", full.summary().mean, "E"))
+        if r2 is not None:
+            sentences.append(verdict("features against position", r2.summary().median, "held-out R²"))
+        return "; ".join(sentences)
+
+    @property
+    def remedy(self) -> str:
+        """One sentence on what would help; '' when it cannot be said."""
+        full, position = self.find(D4_MEAN, "error"), self.find(D4_MEAN, "error", POSITION_CODE)
+        if full is None:
+            return ""
+        return remedy(full.summary().mean, None if position is None else position.summary().mean)
+
+    def to_dict(self, seed: int = 0) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        facts = json_entries(self, "verdict", "remedy", "images", "settings", "notes")
+        return facts | {"rows": [row.to_dict(seed) for row in self.rows]}
+
+    def to_markdown(self, seed: int = 0) -> str:
+        """Return the table as Markdown, its columns aligned."""
+        head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
+        return aligned([head, *(_cells(row, seed) for row in self.rows)], left=range(len(head)))
+
+
+def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
+    """Return what has to be said about the errors of features in these rows beyond what a reader would expect."""
+    errors = [r for r in rows if r.metric == "error" and not r.control]
+    mean = {r.part: r.summary().mean for r in errors if r.transform == D4_MEAN}
+    whole = [float(v) for r in errors if r.part == FULL for v in r.values]
+    return scale_notes(whole, mean.get(FULL, math.inf), mean.get(POSITION_CODE))
+
+
+def relabelled(
+    rows: Iterable[Measurement], part: str, *, control: bool | None = None
+) -> tuple[Measurement, ...]:
+    """Return the rows under the name `part`; `control` marks them as controls, or not."""
+    named = (row.about(part=part, layer=None, training="") for row in rows)
+    return tuple(named if control is None else (replace(row, control=control) for row in named))
+
+
+def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
+    """Join rows that were measured on consecutive shares of the images, such as by several processes.
+
+    Raises:
+        ShapeError: the shares do not have the same rows in the same order.
+
+    >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
+    >>> merge(parts)[0].values.tolist()
+    [0.1, 0.2]
+    """
+    keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
+    if not keys or any(key != keys[0] for key in keys):
+        raise ShapeError(
+            f"Only equal lists of rows can be joined, got lists of {[len(k) for k in keys]} rows."
+        )
+    return tuple(
+        replace(
+            same[0],
+            values=np.concatenate([r.values for r in same]),
+            floors={name: np.concatenate([r.floors[name] for r in same]) for name in same[0].floors},
+        )
+        for same in zip(*parts, strict=True)
+    )
+
+
+def _cells(row: Measurement, seed: int) -> list[str]:
+    summary, effect = row.summary(seed), row.effect(seed)
+    ends = interval(summary.interval) or f"{summary.n} images: none"
+    cells = [row.transform, METRICS[row.metric].title, row.part + (" (control)" if row.control else "")]
+    cells += [number(summary.mean), number(summary.median), number(summary.worst), ends]
+    return [*cells, number(row.floor_mean), number(effect and effect.mean)]

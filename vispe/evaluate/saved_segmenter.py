@@ -1,0 +1,71 @@
+"""A saved segmentation model as a segmenter that can be evaluated."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import ShapeError
+
+if TYPE_CHECKING:
+    from vispe.segment.run.prediction import Prediction
+
+
+class SavedSegmenter:
+    """The `.vispe` model file of `vispe segment`, as a function of one image.
+
+    Images must have been normalised once, before any pose, as the model file says (`normalize`, `clip`), to [0, 1].
+
+    Args:
+        path: the model file.
+        device: `'auto'`, `'cpu'`, `'cuda'` ...
+
+    Attributes:
+        names: of the classes 1..K.
+        n_classes: K.
+        normalize: mode of `vispe.images.normalize.normalize`.
+        clip: its percentiles.
+
+    Raises:
+        InputError: the file cannot be used.
+    """
+
+    def __init__(self, path: str | Path, *, device: str = "auto") -> None:
+        from vispe.segment.model.model_file import load_model, open_features
+        from vispe.segment.run.prediction import Post
+
+        self._model, self._post = load_model(path), Post()
+        self.names, self.n_classes = self._model.names, len(self._model.names)
+        self.normalize, self.clip = self._model.normalize, self._model.clip
+        self._features = open_features(self._model, device)
+
+    def __call__(self, image: Tensor) -> np.ndarray:
+        """Image (c, H, W) in [0, 1] -> labels (H, W), 1..K."""
+        return self._predicted(image).labels
+
+    def probabilities(self, image: Tensor) -> np.ndarray:
+        """Image (c, H, W) in [0, 1] -> class probabilities (K, H, W)."""
+        return self._predicted(image).prob
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the images; three where the model takes any number."""
+        return self._model.channels or 3
+
+    def _predicted(self, image: Tensor) -> "Prediction":
+        from vispe.segment.run.prediction import predict_page
+
+        if image.ndim != 3 or image.shape[0] != self.channels:
+            raise ShapeError(
+                f"The model was trained on images of {self.channels} channel(s), got {tuple(image.shape)}; "
+                "choose channels first."
+            )
+        page = np.ascontiguousarray(image.detach().cpu().to(torch.float32).permute(1, 2, 0).numpy())
+        valid = np.ones(page.shape[:2], bool)
+        return predict_page(page, valid, self._features, self._model.classifier, self._post, _quiet)
+
+
+def _quiet(share: float) -> None:
+    """Show no progress."""

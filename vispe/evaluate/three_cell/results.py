@@ -1,0 +1,305 @@
+"""Three-cell scores of many encodings and seeds: a file that grows run by run, a table, a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vispe.errors import InputError, OptionError
+from vispe.evaluate.three_cell.trainer import Recipe, ThreeCellViT, train
+from vispe.files import atomic_path
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean, new_figure
+from vispe.report.html_page import Page
+from vispe.report.table import aligned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PUBLISHED = ("distance", "orientation", "area", "vector_sum", "average")
+OURS = ("distance_exact", "area_exact", "balanced")
+BLIND = 2.0  # points above the best constant answer below which an encoding counts as no better
+Row = dict[str, Any]
+
+
+def compare(
+    encodings: Sequence[str],
+    seeds: int,
+    recipe: Recipe,
+    *,
+    file: Path | None = None,
+    workers: int = 0,
+    also: Mapping[str, Any] | None = None,
+    progress: Callable[[str, float], None] = lambda words, share: None,
+) -> list[Row]:
+    """Train every encoding with the seeds 0, 1, ... and return all rows, also those that a file already has.
+
+    Args:
+        encodings: specs as text.
+        seeds: runs per encoding.
+        recipe: how.
+        file: JSON of all rows; its folder is made.
+        workers: processes of one thread each; 0 trains in this process.
+        also: more entries for the file.
+        progress: called with the run in progress and the share of all steps that is done.
+
+    Raises:
+        UnknownEncoding: a name that does not exist, before anything is trained.
+        InputError: the file was made with another recipe, or is no such file.
+    """
+    for encoding in encodings:
+        ThreeCellViT(encoding, recipe)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    total, done = len(encodings) * seeds * recipe.steps, 0
+
+    def follow(encoding: str, seed: int, step: int, loss: float) -> None:
+        nonlocal done
+        done += 1
+        progress(f"{encoding}, seed {seed}, loss {loss:.2f}", done / total)
+
+    rows = []
+    for row in run_missing(
+        encodings, range(seeds), recipe, file=file, workers=workers, also=also, on_step=follow
+    ):
+        rows.append(row)
+        done += recipe.steps if workers else 0
+        progress(f"{row['encoding']}, seed {row['seed']}", done / total)
+    if file is None:
+        return rows
+    return [r for r in read_rows(file, recipe) if r["encoding"] in encodings and r["seed"] < seeds]
+
+
+def run_missing(
+    encodings: Sequence[str],
+    seeds: Sequence[int],
+    recipe: Recipe | None = None,
+    *,
+    file: str | Path | None = None,
+    workers: int = 0,
+    also: Mapping[str, Any] | None = None,
+    on_step: Callable[[str, int, int, float], None] | None = None,
+) -> Iterator[Row]:
+    """Train what is not in a file yet, and yield the row of each run when it is done and written.
+
+    A run that was stopped goes on from its checkpoint, which lies beside the file until the run is done.
+
+    Args:
+        encodings: specs as text.
+        seeds: of the weights and the training images.
+        recipe: how; the default.
+        file: JSON of all rows; None keeps nothing.
+        workers: processes of one thread each; 0 trains in this process, with its threads.
+        also: more entries for the file, such as the environment.
+        on_step: called with encoding, seed, step and loss, without workers.
+
+    Raises:
+        InputError: the file was made with another recipe, or is no such file.
+        OptionError: an encoding or seed was given twice, or `workers` is negative.
+    """
+    recipe = recipe or Recipe()
+    if len(set(encodings)) < len(encodings) or len(set(seeds)) < len(seeds) or workers < 0:
+        raise OptionError(
+            f"Give each encoding and seed once, and workers of 0 or more; got {', '.join(encodings)}, seeds "
+            f"{', '.join(map(str, seeds))} and workers={workers}."
+        )
+    file = None if file is None else Path(file)
+    rows = read_rows(file, recipe)
+    done = {(r["encoding"], r["seed"]) for r in rows}
+    jobs = [(e, s) for s in seeds for e in encodings if (e, s) not in done]
+    for row in _results(jobs, recipe, file, workers, on_step):
+        rows.append(row)
+        rows.sort(key=lambda r: (r["encoding"], r["seed"]))
+        if file is not None:
+            content = {**(also or {}), "recipe": asdict(recipe), "rows": rows}
+            with atomic_path(file, force=True) as part:
+                part.write_text(json.dumps(content, indent=1) + "\n")
+            _checkpoint(file, row["encoding"], row["seed"]).unlink(missing_ok=True)
+        yield row
+
+
+def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row]:
+    """Return the rows of a file, none when there is no file yet.
+
+    Raises:
+        InputError: it was made with another recipe than the one given, or is no such file.
+    """
+    if file is None or not Path(file).exists():
+        return []
+    try:
+        kept = json.loads(Path(file).read_text())
+        rows, used = kept["rows"], kept["recipe"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a file of three-cell scores; choose another one.") from error
+    if recipe is not None and used != asdict(recipe):
+        differ = [k for k, v in asdict(recipe).items() if used.get(k) != v]
+        raise InputError(
+            f"{file} was made with another recipe ({', '.join(f'{k} {used.get(k)}' for k in differ)}); choose another "
+            f"file, or ask for the same."
+        )
+    return rows
+
+
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Return mean and standard deviation over seeds per encoding, the best average first.
+
+    Each entry has encoding, seeds, mean and std of all scores, mean of the majority's, and mean CPU seconds.
+    """
+    means = [
+        _summed([r for r in rows if r["encoding"] == encoding])
+        for encoding in dict.fromkeys(r["encoding"] for r in rows)
+    ]
+    return sorted(means, key=lambda r: -r["mean"]["average"])
+
+
+def _summed(rows: Sequence[Row]) -> Row:
+    """Return the entry of one encoding in `summary`."""
+    values = {k: np.array([r["scores"][k] for r in rows]) for k in (*PUBLISHED, *OURS)}
+    return {
+        "encoding": rows[0]["encoding"],
+        "seeds": len(rows),
+        "mean": {k: float(v.mean()) for k, v in values.items()},
+        "std": {k: float(v.std(ddof=1)) if len(v) > 1 else 0.0 for k, v in values.items()},
+        "majority": {k: float(np.mean([r["majority"][k] for r in rows])) for k in values},
+        "cpu_s": float(np.mean([r["cpu_s"] for r in rows])),
+    }
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Return `summary` as text in percent: heads of the columns, encodings, the best constant answer at the end."""
+    means = summary(rows)
+    names = (*PUBLISHED, *OURS)
+    lines = [["encoding", *(n.replace("_", " ") for n in names), "seeds", "CPU s"]]
+    for r in means:
+        cells = [f"{r['mean'][n]:.1f}" + (f" ± {r['std'][n]:.1f}" if r["seeds"] > 1 else "") for n in names]
+        lines.append([r["encoding"], *cells, str(r["seeds"]), f"{r['cpu_s']:.0f}"])
+    constant = [f"{np.mean([r['majority'][n] for r in means]):.1f}" for n in names]
+    lines.append(["(best constant answer)", *constant, "", ""])
+    return lines
+
+
+def to_markdown(rows: Sequence[Row]) -> str:
+    """Return `table` as Markdown, its columns aligned."""
+    return aligned(table(rows))
+
+
+def report(rows: Sequence[Row]) -> Page:
+    """Return the scores as a page: the best encoding, those no better than a constant answer, table and picture."""
+    means = summary(rows)
+    figure = plot_table(rows)
+    blind = [r["encoding"] for r in means if r["mean"]["average"] < r["majority"]["average"] + BLIND]
+    best, tone = means[0], "plain"
+    verdict = f"Best: {best['encoding']}, {best['mean']['average']:.0f} % right on average."
+    if len(blind) == len(means):
+        verdict = f"No encoding beats the best constant answer ({best['majority']['average']:.0f} %)."
+        tone = "bad"
+    page = Page("three cells", "What positions can be read", verdict, tone)
+    page.text(
+        "Each model sees one red, one green and one blue cell on black and answers: is green or blue nearer to red, "
+        "do the three turn left or right, which area is larger, how far out does their sum lie. Without position the "
+        "best that can be done is one constant answer, so compare with the last row and not with 50 %."
+    )
+    if blind:
+        page.text(f"Within {BLIND:g} points of the constant answer: {', '.join(blind)}.")
+    page.figure(figure, "Percent right on unseen images, by kind of question")
+    page.section("Scores")
+    lines = table(rows)
+    page.table(lines, quiet=(len(lines) - 2,))
+    page.text(
+        "Distance exact, area exact: both bits right; balanced: mean over the bits of the accuracy on ones and on "
+        "zeros. ± is the standard deviation over seeds. The models are small and trained briefly: a low score means "
+        "hard to learn in this recipe, not impossible.",
+        soft=True,
+    )
+    return page
+
+
+def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where they are?") -> Figure:
+    """Draw the published scores of all encodings: a dot per seed, the mean as a number, the majority as a line.
+
+    Raises:
+        OptionError: there are no rows.
+        MissingExtra: matplotlib is not installed.
+    """
+    means = summary(rows)
+    if not means:
+        raise OptionError("There are no three-cell scores to draw; train something first.")
+    names = ("average", *PUBLISHED[:-1])
+    encodings = [r["encoding"] for r in means]
+    high = 2.1 + 0.27 * len(means)
+    figure = new_figure(12.5, high)
+    figure.set_layout_engine(None)
+    inch = 1 / high
+    left = min(0.12 + 0.0052 * max(0, max(map(len, encodings)) - 12), 0.3)
+    box = {"left": left, "right": 0.965, "top": 1 - 1.15 * inch, "bottom": 0.72 * inch, "wspace": 0.3}
+    grid = figure.add_gridspec(1, len(names), **box)
+    figure.text(0.02, 1 - 0.42 * inch, title, size=14, weight="bold", color=INK)
+    for i, name in enumerate(names):
+        ax = figure.add_subplot(grid[i])
+        constant = float(np.mean([r["majority"][name] for r in means]))
+        ax.axvline(constant, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
+        for y, r in enumerate(means):
+            values = [q["scores"][name] for q in rows if q["encoding"] == r["encoding"]]
+            mean = r["mean"][name]
+            colour = ORANGE if mean < constant + BLIND else BLUE
+            ax.plot([constant, mean], [y, y], color=colour, linewidth=2.5, alpha=0.25, solid_capstyle="butt")
+            ax.scatter(values, [y] * len(values), s=22, color=colour, alpha=0.75, linewidth=0, zorder=3)
+            ax.text(103, y, f"{mean:.0f}", size=9, va="center", ha="left", color=colour, weight="bold")
+        ax.set_xlim(min(45, constant - 5), 101)
+        ax.set_ylim(len(means) - 0.4, -0.6)
+        ax.set_yticks(range(len(means)), encodings if i == 0 else [])
+        ax.set_xticks((50, 75, 100))
+        weight, back = ("normal", "white") if i else ("bold", "#F6F7F9")
+        ax.set_title(name.replace("_", " "), size=11, loc="left", color=INK, weight=weight)
+        clean(ax)
+        ax.set_facecolor(back)
+    seeds = sorted({r["seeds"] for r in means})
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    figure.text(
+        0.02, 0.16 * inch,
+        f"Percent right on unseen images; one dot per seed ({count}), the number is their mean.  Dashed: the best "
+        "constant answer, which is all that a model without position can give; orange: within 2 points of it.",
+        size=9, color=GREY,
+    )  # fmt: skip
+    return figure
+
+
+def _results(
+    jobs: Sequence[tuple[str, int]],
+    recipe: Recipe,
+    file: Path | None,
+    workers: int,
+    on_step: Callable[[str, int, int, float], None] | None,
+) -> Iterator[Row]:
+    if not workers:
+        for encoding, seed in jobs:
+            yield _one(encoding, seed, recipe, file, on_step)
+        return
+    with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        started = [pool.submit(_one, *job, recipe, file) for job in jobs]
+        for future in as_completed(started):
+            yield future.result()
+
+
+def _one(
+    encoding: str,
+    seed: int,
+    recipe: Recipe,
+    file: Path | None,
+    on_step: Callable[[str, int, int, float], None] | None = None,
+) -> Row:
+    follow = None if on_step is None else lambda step, loss: on_step(encoding, seed, step, loss)
+    kept = None if file is None else _checkpoint(file, encoding, seed)
+    row = train(encoding, seed, recipe, checkpoint=kept, on_step=follow)[1].to_dict()
+    return {name: value for name, value in row.items() if name != "recipe"}
+
+
+def _checkpoint(file: Path, encoding: str, seed: int) -> Path:
+    words = "".join(c if c.isalnum() or c in "._" else "-" for c in encoding)
+    return file.with_name(f".{file.stem}-{words}-{seed}.pt")

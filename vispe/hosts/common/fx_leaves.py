@@ -1,0 +1,217 @@
+"""What torch.fx keeps whole: each function here is one node of a traced graph of a converted model.
+
+torch.fx records tensors and plain numbers, and cannot follow code that asks for their values; positions are neither,
+and encodings ask. So a traced graph calls these functions when it runs, with the sizes of its input, and gets their
+encodings as submodules. They are called through this module (``traced.attend``), where torch.fx looks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor, nn
+
+from vispe.attention.backends import reference
+from vispe.attention.bias.table import has_grid_table
+from vispe.attention.call import Call
+from vispe.encodings import attention_layer
+from vispe.encodings.base import Additive, Encoding, Mixing
+from vispe.encodings.compose import bias_of, branched_of
+from vispe.encodings.multi_softmax import calls_of, weights_of
+from vispe.encodings.parts.preparation import prepare
+from vispe.errors import ShapeError
+from vispe.grid import Grid, Positions
+from vispe.hosts.common.position_cache import PositionCache
+
+
+class Scores:
+    """Attention in two steps: `softmax` gives its weights, and `weigh` what weights make of the values.
+
+    Args:
+        calls: the softmaxes of each map of a head, with their gates (see `calls_of`).
+    """
+
+    def __init__(self, calls: Sequence[Sequence[tuple[Tensor | None, Call]]]) -> None:
+        self.calls = tuple(calls)
+
+    def softmax(self) -> Tensor:
+        """Return the weights (b, h, n, n), float32 or better; the maps of a head lie side by side."""
+        maps = [weights_of(softmaxes) for softmaxes in self.calls]
+        return maps[0] if len(maps) == 1 else torch.stack(maps, 2).flatten(1, 2)
+
+    def weigh(self, weights: Tensor) -> list[Tensor]:
+        """Return the output (b, h, n, d_v) of each map of a head."""
+        maps = weights.unflatten(1, (-1, len(self.calls))).unbind(2)
+        # branches share their values, so that the first one weighs them for all
+        return [reference.weighted(calls[0][1], one) for calls, one in zip(self.calls, maps, strict=True)]
+
+
+def one_size(image: Tensor) -> Tensor:
+    """Return images (b, c, height, width) as they are, in a `torch.jit.trace` with a step that refuses other sizes.
+
+    Such a trace holds the positions of the grid that it saw, which would be wrong for another of as many patches.
+    """
+    if not torch.jit.is_tracing():
+        return image
+    return image.expand(-1, -1, *(int(n) for n in image.shape[-2:]))
+
+
+@torch.fx.wrap
+def positions(
+    image: Tensor,
+    tokens: int,
+    shape: tuple[int, int],
+    prefix: int,
+    reference: tuple[int, ...],
+    encodings: Sequence[Encoding],
+    cache: PositionCache | None,
+    embed: nn.Module | None,
+    spacing: tuple[float, float] | None = None,
+) -> Positions:
+    """Return the prepared positions of one forward pass.
+
+    Args:
+        image: images (b, c, height, width).
+        tokens: how many the patch embedding gave.
+        shape: their grid.
+        prefix: tokens without a place.
+        reference: grid of the training resolution.
+        encodings: all that prepare positions.
+        cache: where positions are kept; None for a graph, which keeps none.
+        embed: the patch embedding where it takes images whose patches may have another grid than the model's.
+        spacing: distance of tokens in patches, where patches overlap.
+
+    Raises:
+        ShapeError: the grid is not that of the image.
+    """
+    grid = Grid(shape, prefix=prefix, reference=reference, spacing=spacing)
+    size = tuple(image.shape[-2:])
+    advice = "build the model with dynamic_img_size=True or call set_input_size."
+    if tokens != grid.patches:
+        raise ShapeError(
+            f"The patch embedding gave {tokens} tokens for an image of {size} pixels but its grid is {grid.shape}; "
+            f"{advice}"
+        )
+    patches = grid.shape if embed is None else tuple(embed.dynamic_feat_size(size))
+    if patches != grid.shape:
+        raise ShapeError(
+            f"The image of {size} pixels has {patches} patches but its grid is {grid.shape}; {advice}"
+        )
+    pos = (cache or PositionCache())(grid, image)
+    return prepare(encodings, pos, batch=image.shape[0])
+
+
+@torch.fx.wrap
+def sited(
+    x: Tensor, shape: tuple[int, ...], prefix: int, reference: tuple[int, ...], encodings: Sequence[Encoding]
+) -> Positions:
+    """Return the prepared positions of tokens (b, n, d) on a grid of `shape`, for a layer that knows its grid."""
+    grid = Grid(tuple(int(n) for n in shape), prefix=prefix, reference=reference)
+    return prepare(encodings, PositionCache()(grid, x), batch=x.shape[0])
+
+
+@torch.fx.wrap
+def gather(pos: Positions, keep: Tensor) -> Positions:
+    """Return the positions of what patch dropout kept, (b, m) patch numbers; prefix tokens always remain."""
+    prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
+    first = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
+    return pos.gather(torch.cat([first, keep + prefix], 1))
+
+
+@torch.fx.wrap
+def patches(pos: Positions, prefix: int) -> Positions:
+    """Return the positions of the tokens behind the prefix ones."""
+    if pos.grid is None:
+        raise ShapeError(f"Prefix tokens are held back on the tokens of a grid, got {pos}.")
+    behind = torch.arange(prefix, pos.tokens, device=pos.coords.device)
+    kept = pos.gather(behind.expand(pos.coords.shape[0], -1)).replace(grid=replace(pos.grid, prefix=0))
+    kept.in_place = pos.in_place
+    return kept
+
+
+@torch.fx.wrap
+def patches_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
+    """Return a mask (..., n or 1, n) of the tokens behind the prefix ones."""
+    if mask is None:
+        return None
+    rows = mask if mask.shape[-2] == 1 else mask[..., prefix:, :]
+    return rows[..., prefix:]
+
+
+@torch.fx.wrap
+def add(encoding: Additive, x: Tensor, pos: Positions, image: Tensor | None) -> Tensor:
+    """Return the tokens (b, n, d) with what an encoding adds to them."""
+    return encoding.embed(x, pos, image)
+
+
+@torch.fx.wrap
+def mix(encoding: Mixing, x: Tensor, pos: Positions, layer: int) -> Tensor:
+    """Return the tokens (b, n, d) after an encoding has mixed them."""
+    return encoding.mix(x, pos, layer)
+
+
+@torch.fx.wrap
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encodings: Sequence[Encoding],
+    pos: Positions,
+    layer: int,
+    x: Tensor,
+    mixed: bool,
+    **arguments: Any,
+) -> Tensor:
+    """Return attention (b, h, n, d_v) with everything that `encodings` do in block `layer`.
+
+    Raises:
+        ShapeError: samples of different grids are `mixed`, and the bias is a table that belongs to one grid.
+    """
+    if mixed:
+        _check_mixed(encodings, pos, layer, x)
+    return attention_layer.attend(q, k, v, encodings, pos, layer, x, **arguments)
+
+
+@torch.fx.wrap
+def scores(
+    queries: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    v: Tensor,
+    encodings: Sequence[Encoding],
+    pos: Positions,
+    layer: int,
+    x: Tensor,
+    mixed: bool,
+    **masks: Any,
+) -> Scores:
+    """Return attention in two steps, for layers whose weights pass through a module of their own."""
+    if mixed:
+        _check_mixed(encodings, pos, layer, x)
+    where = (encodings, pos, layer, x)
+    return Scores([calls_of(q, k, v, *where, **masks) for q, k in zip(queries, keys, strict=True)])
+
+
+def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor) -> None:
+    if branched_of(encodings) is not None or has_grid_table(bias_of(encodings, pos, layer, x)):
+        names = " + ".join(e.name for e in encodings)
+        raise ShapeError(
+            f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; pack "
+            "samples of equal grids, or choose another encoding."
+        )
+
+
+NODES: tuple[Callable[..., Any], ...] = (
+    positions,
+    sited,
+    gather,
+    patches,
+    patches_mask,
+    add,
+    mix,
+    attend,
+    scores,
+)

@@ -1,0 +1,172 @@
+"""Where things are in transformers' vision towers: attention, tables, rotary embedding, training grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from vispe.hosts.transformers.subclasses import stock_of
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where things are in the towers of one class.
+
+    Attributes:
+        module: where the class is, in `transformers.models`.
+        tower: its name.
+        attention: that of its attention.
+        kind: how a context reaches attention, one of the names in `SWAPS` of the towers.
+        blocks: path of the blocks.
+        attn: name of attention in a block.
+        tables: paths of what adds position, the absolute table first; `*` stands for every number.
+        bare: whether the tower goes on without a table that is None.
+        prefix: tokens without a place.
+        more_prefix: entry of the configuration that counts more of them.
+        rope: whether it has a rotary embedding of its own.
+    """
+
+    module: str
+    tower: str
+    attention: str
+    kind: str = "packed"
+    blocks: str = "blocks"
+    attn: str = "attn"
+    tables: tuple[str, ...] = ()
+    bare: bool = False
+    prefix: int = 0
+    more_prefix: str = ""
+    rope: bool = True
+
+    @property
+    def path(self) -> str:
+        """The module of its classes."""
+        return f"transformers.models.{self.module}.modeling_{self.module}"
+
+
+_CLIP: dict[str, Any] = {"kind": "clip", "blocks": "encoder.layers", "attn": "self_attn", "rope": False}
+_CLIP["tables"] = ("embeddings.position_embedding",)
+_INTERN: dict[str, Any] = {"kind": "intern", "blocks": "encoder.layer", "attn": "attention", "rope": False}
+_INTERN |= {"tables": ("embeddings.position_embeddings",), "bare": True}
+_QWEN3: dict[str, Any] = {"tables": ("pos_embed",)}
+# one layout for most models that see images alone: blocks hand keywords on to attention with four projections
+_GRID: dict[str, Any] = {"kind": "grid", "attn": "attention", "prefix": 1, "rope": False}
+_VIT = _GRID | {"blocks": "layers", "tables": ("embeddings.position_embeddings",)}
+_DINO = _VIT | {"blocks": "encoder.layer"}
+_REGISTERS = _DINO | {"more_prefix": "num_register_tokens"}
+_DINO3 = _REGISTERS | {"blocks": "model.layer", "tables": (), "rope": True}
+_VIDEOMAE = {"kind": "film", "blocks": "encoder.layer", "attn": "attention.attention", "rope": False}
+_VIDEOMAE["tables"] = ("embeddings.position_embeddings",)
+_BEIT = _VIT | {"bare": True}
+_BEIT["tables"] = (*_VIT["tables"], "layers.*.relative_position_bias", "shared_position_bias")
+FILMS = ("film", "jepa")  # kinds whose grids have frames, rows and columns
+FAMILIES = (
+    Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
+    Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
+    Family("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionAttention", **_QWEN3),
+    Family("qwen3_vl_moe", "Qwen3VLMoeVisionModel", "Qwen3VLMoeVisionAttention", **_QWEN3),
+    Family("clip", "CLIPVisionModel", "CLIPAttention", prefix=1, **_CLIP),
+    Family("siglip", "SiglipVisionModel", "SiglipAttention", **_CLIP),
+    Family("siglip2", "Siglip2VisionModel", "Siglip2Attention", **_CLIP | {"kind": "patches"}),
+    Family("internvl", "InternVLVisionModel", "InternVLVisionAttention", prefix=1, **_INTERN),
+    Family("vit", "ViTModel", "ViTAttention", **_VIT),
+    Family("deit", "DeiTModel", "DeiTAttention", **_VIT | {"prefix": 2}),
+    Family("vit_msn", "ViTMSNModel", "ViTMSNAttention", **_VIT),
+    Family("vit_mae", "ViTMAEModel", "ViTMAEAttention", **_VIT | {"kind": "masked"}),
+    Family("ijepa", "IJepaModel", "IJepaAttention", **_VIT | {"prefix": 0}),
+    Family("pixio", "PixioModel", "PixioAttention", **_VIT | {"prefix": 0, "more_prefix": "n_cls_tokens"}),
+    Family("beit", "BeitModel", "BeitAttention", **_BEIT),
+    Family("dinov2", "Dinov2Model", "Dinov2Attention", **_DINO),
+    Family("dinov2", "Dinov2Backbone", "Dinov2Attention", **_DINO),
+    Family(
+        "dinov2_with_registers",
+        "Dinov2WithRegistersModel",
+        "Dinov2WithRegistersAttention",
+        **_REGISTERS,
+    ),
+    Family(
+        "dinov2_with_registers",
+        "Dinov2WithRegistersBackbone",
+        "Dinov2WithRegistersAttention",
+        **_REGISTERS,
+    ),
+    Family("dinov3_vit", "DINOv3ViTModel", "DINOv3ViTAttention", **_DINO3),
+    Family("dinov3_vit", "DINOv3ViTBackbone", "DINOv3ViTAttention", **_DINO3),
+    Family("videomae", "VideoMAEModel", "VideoMAESelfAttention", **_VIDEOMAE),
+    Family(
+        "vjepa2", "VJEPA2Model", "VJEPA2RopeAttention", kind="jepa", blocks="encoder.layer", attn="attention"
+    ),
+)
+
+
+def family_of(tower: nn.Module) -> Family | None:
+    """Return where things are in a tower, or None if it is not one that vispe knows."""
+    return family_of_class(type(tower))
+
+
+def family_of_class(cls: type[Any]) -> Family | None:
+    """Return where things are in towers of a class, or None if it is not one that vispe knows."""
+    names = {(c.__module__, c.__name__) for c in cls.__mro__}
+    return next((f for f in FAMILIES if (f.path, f.tower) in names), None)
+
+
+def stock_type(module: nn.Module) -> type[Any]:
+    """Return the class that a module has in transformers, whether it is swapped or not."""
+    return stock_of(type(module)) or type(module)
+
+
+def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """Yield (block, path, module) of every attention layer of a tower."""
+    family = family_of(tower)
+    for i, block in enumerate(tower.get_submodule(family.blocks)):
+        yield i, f"{family.blocks}.{i}.{family.attn}", block.get_submodule(family.attn)
+
+
+def prefix_of(tower: Any) -> int:
+    """Return the number of tokens without a place."""
+    family = family_of(tower)
+    return family.prefix + (getattr(tower.config, family.more_prefix) if family.more_prefix else 0)
+
+
+def heads_of(attention: Any) -> tuple[int, int]:
+    """Return the number of heads of an attention layer, and their width."""
+    heads, width = (getattr(attention, n, None) for n in ("num_attention_heads", "attention_head_size"))
+    return (
+        attention.num_heads if heads is None else heads,
+        attention.head_dim if width is None else width,
+    )
+
+
+def width_of(attention: Any) -> int:
+    """Return the width of the tokens that an attention layer reads."""
+    heads, width = heads_of(attention)
+    read = (getattr(m, "in_features", None) for m in attention.modules())
+    return next((n for n in read if n is not None), heads * width)
+
+
+def reference_of(tower: Any) -> tuple[int, ...] | None:
+    """Return the grid of the training resolution; None for towers that never had one."""
+    side = getattr(tower, "num_grid_per_side", None)
+    if side is not None:
+        return (side, side)
+    kind, config = family_of(tower).kind, tower.config
+    if kind == "packed":
+        return None
+    if kind == "patches":
+        return (math.isqrt(config.num_patches),) * 2
+    patch = pair(config.patch_size)
+    size = pair(config.crop_size if kind == "jepa" else config.image_size)
+    side = (size[0] // patch[0], size[1] // patch[1])
+    if kind not in FILMS:
+        return side
+    frames = config.frames_per_clip if kind == "jepa" else config.num_frames
+    return (frames // config.tubelet_size, *side)
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Return height and width, which are given as one number where they are equal."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

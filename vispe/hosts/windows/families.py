@@ -1,0 +1,272 @@
+"""Models whose attention layers have grids of their own: SAM, Swin, MaxViT, torchvision's ViT, MONAI's networks.
+
+Where things are is said by structure: the classes of models, with their absolute tables, and those of attention
+layers. Every attention layer gets encodings of its own, for its heads and its window. The steps of a conversion are in
+`vispe.hosts.common.convert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from vispe.encodings.attention_layer import attend
+from vispe.encodings.base import Encoding
+from vispe.encodings.parts.preparation import prepare
+from vispe.encodings.registry import encoding_class
+from vispe.errors import UnsupportedHost
+from vispe.grid import Grid
+from vispe.hosts.common import convert
+from vispe.hosts.common.checks import check_outside, moved
+from vispe.hosts.common.context import HostState
+from vispe.hosts.common.state_dict_loading import LoadsWeights
+from vispe.hosts.transformers.subclasses import positioned
+from vispe.hosts.transformers.vision.position_embeddings import Untabled
+from vispe.hosts.windows.attention import Site
+from vispe.hosts.windows.model_table import (
+    LIKE_SAM,
+    MODELS,
+    PARTS,
+    SITES,
+    attentions,
+    grid_of,
+    heads_of,
+    known,
+    name_of,
+    prefix_of,
+    stock_type,
+    width_of,
+)
+from vispe.hosts.windows.timm import NoBias
+from vispe.hosts.windows.transformers import NoRotary
+
+# relative tables on an attention layer: parameters, and a small network
+RELATIVE = (
+    "rel_pos_h",
+    "rel_pos_w",
+    "relative_position_bias_table",
+    "relative_position_bias.relative_position_bias_table",
+    "cpb_mlp",
+    "rel_pos",
+)
+# models whose table is read again in every call, and may be zeros then
+_UNTABLED = ("transformers.models.vitdet.", "transformers.models.sam3.")
+_NETWORK = [f"rel_pos.mlp.fc{n}.{name}" for n in (1, 2) for name in ("weight", "bias")]
+_STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
+_STATE = (*_STATE, "rel_pos.relative_position_bias_table", *_NETWORK)
+
+
+class HostedWindows(LoadsWeights):
+    """What a converted model has; its own forward pass stays, attention layers know what to do."""
+
+    vispe_attentions = attentions
+
+    def _vispe_table_names(self) -> tuple[str, ...]:
+        own = [f"{path}.{name}" for _, path, _ in attentions(self) for name in _STATE]
+        return (*own, table) if (table := MODELS[known(type(self))]) else tuple(own)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        if not any(".pos_enc." in name for name in state_dict):
+            # where encodings take tables of the stock model over, what they leave has no place
+            for path, encoding in self._vispe_paths():
+                encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
+            if any(".pos_enc." in name for name in state_dict):
+                for name in self._vispe_unused(state_dict, prefix):
+                    del state_dict[name]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+
+class AnySize(nn.Module):
+    """The patches of transformers' SAM, and of its copies, in images of any size, once its absolute table is out."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Return the map (b, h, w, d) of images (b, c, height, width)."""
+        return self.projection(pixel_values).permute(0, 2, 3, 1)
+
+
+class _Windows(convert.Family):
+    """The models of `MODELS`."""
+
+    builder = "its own constructor"
+    unfused = "weights are there to be seen"
+    always_inside = True
+    apart = True
+    mixes = False
+
+    stock_type = staticmethod(stock_type)
+    attentions = staticmethod(attentions)
+
+    def hosted(self, stock: type[Any]) -> type[Any]:
+        return positioned(stock, HostedWindows)
+
+    def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
+        for _, path, module in attentions(model):
+            yield path, module, positioned(stock_type(module), SITES[name_of(module)])
+        for path, module in model.named_modules():
+            if name_of(module) in PARTS:
+                yield path, module, positioned(stock_type(module), PARTS[name_of(module)])
+
+    def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
+        return self.facts_at(model, layers[0][2], {"depth": len(layers)})
+
+    def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
+        heads, inner = heads_of(attention)
+        return {
+            "dim": width_of(attention),
+            "num_heads": heads,
+            "head_dim": inner // heads,
+            "depth": facts["depth"],
+            "grid": grid_of(model, attention),
+        }
+
+    def where(self, model: Any) -> str:
+        grids = dict.fromkeys(grid_of(model, m) for _, _, m in attentions(model))
+        return f"of each window: {', '.join(map(str, grids))}, {prefix_of(model)} prefix tokens"
+
+    def has_table(self, model: Any) -> bool:
+        return any(_has(holder, name) for _, holder, name in _tables(model))
+
+    def take_table(self, model: Any) -> Any:
+        kept: dict[str, Any] = {}
+        for path, holder, name in _tables(model):
+            if not _has(holder, name):
+                continue
+            kept[path] = (getattr(holder, name), getattr(holder, "window_size", None))
+            if name == "rel_pos":
+                holder.rel_pos = NoBias(holder.rel_pos.window_size)
+            elif name == "cpb_mlp":
+                # the name keeps its place; no registered None, below which torch takes every entry for known
+                holder._modules[name] = nn.Sequential()
+            elif known(type(model)).startswith(_UNTABLED) and name == "position_embeddings":
+                holder.vispe_size = holder._parameters.pop(name).shape
+                holder.__class__ = positioned(type(holder), Untabled)
+            elif known(type(model)).startswith("monai.") or not (
+                known(type(model)).startswith("timm.") or name == "position_embeddings"
+            ):
+                # other libraries add it, or initialise it, whatever it is
+                table = holder._parameters.pop(name).detach()
+                holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
+            else:
+                holder.register_parameter(name, None)
+        return kept
+
+    def put_table(self, model: Any, kept: Any) -> None:
+        like = next(model.parameters())
+        for path, holder, name in list(_tables(model)):
+            if path not in kept:
+                continue
+            table, window = kept[path]
+            if name == "rel_pos":
+                now, holder.rel_pos = holder.rel_pos.window_size, table.to(like.device, like.dtype)
+                table.set_window_size(now)  # timm resamples it
+                continue
+            if isinstance(table, nn.Module):
+                holder._modules[name] = table.to(like.device, like.dtype)
+                continue
+            if isinstance(holder, Untabled):
+                holder.__class__ = stock_type(holder)
+                del holder.vispe_size
+            if holder._buffers.pop(name, None) is not None:
+                holder._non_persistent_buffers_set.discard(name)
+            setattr(holder, name, moved(table, like))
+            now = getattr(holder, "window_size", None)
+            if name == "relative_position_bias_table" and now != window:  # timm resamples it
+                holder.window_size = window
+                holder.set_window_size(now)
+
+    def has_rope(self, model: Any) -> bool:
+        return any(not isinstance(m.rotary_emb, NoRotary) for m in _turning(model))
+
+    def take_rope(self, model: Any) -> tuple[nn.ModuleList, torch.dtype]:
+        taken = nn.ModuleList(layer.rotary_emb for layer in _turning(model))
+        for layer in _turning(model):
+            layer.rotary_emb = NoRotary()
+        return taken, next(model.parameters()).dtype
+
+    def put_rope(self, model: Any, kept: tuple[nn.ModuleList, torch.dtype]) -> None:
+        like = next(model.parameters())
+        for layer, rotary in zip(_turning(model), kept[0], strict=True):
+            layer.rotary_emb = rotary.to(like.device)
+
+    def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
+        layer = next((module for _, _, module in attentions(model)), None)
+        for term in terms:
+            axes = 2 if layer is None else len(grid_of(model, layer))
+            check_outside(encoding_class(term["name"]), axes, stock)
+        if getattr(model, "rope_global", None) is not None:
+            raise UnsupportedHost(
+                f"This {stock.__name__} was built with use_rope=True, a rotation that vispe cannot take out of it; "
+                "build it without."
+            )
+        if not any(True for _ in attentions(model)):
+            raise UnsupportedHost(
+                f"This {stock.__name__} is made of convolutions and has no attention that an encoding could enter."
+            )
+        if not isinstance(getattr(model, "patch_drop", nn.Identity()), nn.Identity):
+            raise UnsupportedHost(
+                f"This {stock.__name__} drops patches, after which no grid is left; build it without patch_drop_rate."
+            )
+
+    def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
+        """Raise what the encodings raise when there is something that the model does not supply, such as poses."""
+        heads, inner = heads_of(layers[0][2])
+        like = next(model.parameters())
+        grid = Grid(grid_of(model, layers[0][2]), prefix=prefix_of(model))
+        with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+            pos = prepare(parts, grid.positions(like.device))
+            x = like.new_zeros(1, pos.tokens, width_of(layers[0][2]))
+            q = like.new_zeros(1, heads, pos.tokens, inner // heads)
+            attend(q, q, q, parts, pos, 0, x, backend="reference")
+
+    def finish(self, model: Any, old: HostState | None) -> None:
+        for _, _, module in attentions(model):
+            module.vispe_site = Site(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
+        patches = getattr(model, "patch_embed", None)
+        if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
+            patches.__class__ = positioned(stock_type(patches), AnySize)
+
+    def leave(self, model: Any) -> None:
+        for _, _, module in attentions(model):
+            del module.vispe_site
+            module.__dict__.pop("vispe_shape", None)
+        if isinstance(patches := getattr(model, "patch_embed", None), AnySize):
+            patches.__class__ = stock_type(patches)
+
+
+WINDOWS = _Windows()
+
+
+def family_of(model: nn.Module) -> convert.Family | None:
+    """Return `WINDOWS` for a model that it knows, else None."""
+    return WINDOWS if known(type(model)) else None
+
+
+def _turning(model: nn.Module) -> list[Any]:
+    """Return the layers that have a rotary embedding of their own."""
+    return [m for m in model.modules() if "rotary_emb" in m._modules]
+
+
+def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield (path, module, name in it) of every place of a table."""
+    if path := MODELS[known(type(model))]:
+        holder, _, name = path.rpartition(".")
+        yield path, model.get_submodule(holder), name
+    for _, path, module in attentions(model):
+        for name in RELATIVE:
+            inside, _, last = name.rpartition(".")
+            if not inside or inside in module._modules:
+                yield f"{path}.{name}", module.get_submodule(inside), last
+
+
+def _has(holder: nn.Module, name: str) -> bool:
+    """Whether there is a table in a place."""
+    if name == "rel_pos":
+        return not isinstance(holder._modules.get(name), NoBias | None)
+    if name == "cpb_mlp":
+        return len(holder._modules.get(name) or ()) > 0
+    return holder._parameters.get(name) is not None

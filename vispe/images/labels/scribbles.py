@@ -1,0 +1,263 @@
+"""Strokes and points from a JSON file, drawn as label pixels."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from skimage.draw import disk
+
+from vispe.errors import InputError, did_you_mean, is_whole
+from vispe.images.labels.class_values import Level, Naming, class_number, load_json
+
+KEYS = ("class", "width", "points", "page")
+WIDEST = 1024
+"""Pixels across the widest pen."""
+
+MOST_WORK = 500_000_000
+"""Pixels that the pen of all strokes passes over, each as often as it is passed."""
+
+_NARROW = 16  # pixels; the tip of a wider pen is drawn as intervals of its rows
+_RUN = 4096  # pixels of a path that are drawn at once with a wide pen
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """One pen stroke.
+
+    Attributes:
+        level: the class, as a level (a number, or a colour of the legend).
+        width: pixels.
+        points: (n, 2) float64, (x, y), pixel centres at whole numbers.
+        page: from 0.
+    """
+
+    level: Level
+    width: int
+    points: np.ndarray
+    page: int
+
+
+def read_strokes(path: Path, naming: Naming, default_page: int | None) -> list[Stroke]:
+    """Read ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; width is 1 when left out.
+
+    Args:
+        path: the JSON file.
+        naming: class names, so that ``"class"`` may be one of them.
+        default_page: the page of strokes that name none; None makes that an error.
+
+    Raises:
+        InputError: not such a list; the stroke (counted from 0) and what is wrong with it are named.
+    """
+    content = load_json(path)
+    if not isinstance(content, list):
+        raise InputError(f'{path} must hold a list of strokes such as [{{"class": 1, "points": [[5, 9]]}}].')
+    return [_stroke(f"{path}: stroke {i}", entry, naming, default_page) for i, entry in enumerate(content)]
+
+
+def draw_strokes(
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
+) -> tuple[np.ndarray, list[Level], list[str]]:
+    """Draw strokes in their order, later ones over earlier ones; `hint` is a clause about the image for messages.
+
+    Returns:
+        (z, h, w) indices into the sorted list of levels, from 1, 0 where nothing is drawn; that list; and
+        notes.
+
+    Raises:
+        InputError: a point outside the image or a page that it does not have.
+    """
+    levels = sorted({s.level for s in strokes})
+    index = np.zeros(shape, np.int64)
+    covered = np.zeros(shape, bool)
+    for stroke, rows, columns in placed(path, strokes, shape, hint):
+        page, value = index[stroke.page], levels.index(stroke.level) + 1
+        before = page[rows, columns]
+        covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
+        page[rows, columns] = value
+    return index, levels, overdrawn(path, int(covered.sum()))
+
+
+def placed(
+    path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
+) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
+    """Yield each stroke with the rows and columns of its pixels; raises as `draw_strokes`."""
+    z, h, w = shape
+    check_work(str(path), strokes, h, w)
+    for number, stroke in enumerate(strokes):
+        if stroke.page >= z:
+            raise InputError(
+                f"{path}: stroke {number} is on page {stroke.page}, but the image has {z} (0 to {z - 1})."
+            )
+        outside = ((stroke.points < -0.5) | (stroke.points >= (w - 0.5, h - 0.5))).any(1)
+        if outside.any():
+            x, y = stroke.points[outside][0]
+            raise InputError(
+                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)"
+                f"{hint}."
+            )
+        yield stroke, *stroke_pixels(stroke, h, w)
+
+
+def overdrawn(path: Path, pixels: int) -> list[str]:
+    """Say how many pixels lie under strokes of two classes, where there are any."""
+    note = f"{pixels} pixels of {path.name} lie under strokes of two classes; the later counts."
+    return [note] if pixels else []
+
+
+def check_work(where: str, strokes: Iterable[Stroke], h: int, w: int) -> None:
+    """Check that strokes can be drawn in seconds, before any is drawn.
+
+    Args:
+        where: owner of the strokes, for the message.
+        strokes: in an image of h x w pixels.
+        h: height in pixels.
+        w: width in pixels.
+
+    Raises:
+        InputError: the pen covers more than `MOST_WORK` pixels in total, each as often as it is passed.
+    """
+    work = 0
+    for stroke in strokes:
+        ends = np.clip(stroke.points, -stroke.width, np.array([w, h]) + stroke.width)
+        length = np.abs(np.diff(ends, axis=0)).max(1).sum() + 1
+        work += int(length) * min(stroke.width, h) * (min(stroke.width, w) if stroke.width <= _NARROW else 1)
+    if work > MOST_WORK:
+        raise InputError(
+            f"{where}: the strokes pass over {work / 1e9:.1f} billion pixels, more than {MOST_WORK / 1e9:g}; use fewer "
+            "strokes, or a narrower pen."
+        )
+
+
+def stroke_pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the pixels of a stroke that lie in an image of h x w; some may come twice."""
+    ends = np.floor(stroke.points + 0.5).astype(int)
+    if len(ends) == 1:
+        ends = np.repeat(ends, 2, axis=0)
+    reach = stroke.width // 2 + 1  # a line farther away than the pen reaches leaves no mark
+    parts = [_line(a, b, (-reach, h + reach), (-reach, w + reach)) for a, b in pairwise(ends)]
+    rows, columns = (np.concatenate(p) for p in zip(*parts, strict=True))
+    tip = _tip(stroke.width)
+    if stroke.width > _NARROW:
+        return _swept(rows, columns, *tip, h, w)
+    rows, columns = (rows[:, None] + tip[0]).ravel(), (columns[:, None] + tip[1]).ravel()
+    inside = (rows >= 0) & (rows < h) & (columns >= 0) & (columns < w)
+    return rows[inside], columns[inside]
+
+
+def _line(
+    start: np.ndarray, end: np.ndarray, row_range: tuple[int, int], column_range: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of a line, as `skimage.draw.line`, without the pixels outside the ranges.
+
+    The cost follows the part inside, so a point that is far away costs nothing.
+    """
+    (x0, y0), (x1, y1) = start.tolist(), end.tolist()
+    steep = abs(y1 - y0) > abs(x1 - x0)
+    a0, a1, b0, b1 = (y0, y1, x0, x1) if steep else (x0, x1, y0, y1)
+    low, high = row_range if steep else column_range
+    length, rise = abs(a1 - a0), abs(b1 - b0)
+    sign = 1 if a1 >= a0 else -1
+    # steps along the longer side that stay in the range
+    first, last = sorted((sign * (low - a0), sign * (high - 1 - a0)))
+    step = np.arange(max(first, 0), min(last, length) + 1)
+    a = a0 + sign * step
+    b = b0 + (1 if b1 >= b0 else -1) * ((2 * rise * step + length) // max(2 * length, 1))
+    rows, columns = (a, b) if steep else (b, a)
+    inside = (rows >= row_range[0]) & (rows < row_range[1])
+    inside &= (columns >= column_range[0]) & (columns < column_range[1])
+    return rows[inside], columns[inside]
+
+
+@lru_cache(maxsize=4)
+def _tip(width: int) -> tuple[np.ndarray, np.ndarray]:
+    middle = 0.0 if width % 2 else 0.5  # an even pen is centred between pixels
+    return disk((middle, middle), width / 2)
+
+
+def _swept(
+    rows: np.ndarray, columns: np.ndarray, tip_rows: np.ndarray, tip_columns: np.ndarray, h: int, w: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels in an image of h x w under a wide tip at every pixel of a path.
+
+    Each row of the tip is an interval of columns. Counting where intervals begin and end, and summing up along the
+    row, costs the number of rows of the tip for a pixel of the path, not its area.
+    """
+    steps, first = np.unique(tip_rows, return_index=True)  # the tip lists its pixels row by row
+    left = tip_columns[first]
+    right = tip_columns[np.append(first[1:], len(tip_rows)) - 1] + 1
+    if not len(rows):
+        return rows, columns
+    rows, columns = np.unique(np.stack([rows, columns]), axis=1)  # a path that comes back costs nothing more
+    top, bottom = max(rows.min() + steps[0], 0), min(rows.max() + steps[-1] + 1, h)
+    start, end = max(columns.min() + left.min(), 0), min(columns.max() + right.max(), w)
+    if top >= bottom or start >= end:
+        return rows[:0], columns[:0]
+    count = np.zeros((bottom - top, end - start + 1), np.int32)
+    for run in range(0, len(rows), _RUN):
+        y = rows[run : run + _RUN, None] + steps
+        x = columns[run : run + _RUN, None]
+        inside = (y >= top) & (y < bottom)
+        y = y[inside] - top
+        for edge, change in ((left, 1), (right, -1)):
+            np.add.at(count, (y, np.clip((x + edge)[inside], start, end) - start), change)
+    y, x = np.nonzero(np.cumsum(count[:, :-1], axis=1))
+    return y + top, x + start
+
+
+def _stroke(where: str, entry: object, naming: Naming, default_page: int | None) -> Stroke:
+    if not isinstance(entry, dict):
+        raise InputError(f"{where} is {entry!r}; each stroke is an object with 'class' and 'points'.")
+    for key in entry:
+        if key not in KEYS:
+            hint = did_you_mean(str(key), KEYS)
+            raise InputError(f"{where} has the unknown key {key!r}; known are {', '.join(KEYS)}.{hint}")
+    for key in ("class", "points"):
+        if key not in entry:
+            raise InputError(f"{where} has no {key!r}; each stroke needs 'class' and 'points'.")
+    width = entry.get("width", 1)
+    if not is_whole(width) or not 1 <= width <= WIDEST:
+        raise InputError(f"{where} has width={width!r}; the width is a whole number from 1 to {WIDEST} px.")
+    page = entry.get("page", default_page)
+    if page is None:
+        raise InputError(f'{where} names no page, but the image has several; add "page" or give label_page.')
+    if not is_whole(page) or page < 0:
+        raise InputError(f"{where} has page={page!r}; pages are whole numbers from 0.")
+    level, points = _class(where, entry["class"], naming), _points(where, entry["points"])
+    return Stroke(level, int(width), points, int(page))
+
+
+def _class(where: str, value: object, naming: Naming) -> Level:
+    if isinstance(value, str):
+        if not naming.names and value.isascii() and value.isdecimal():
+            return _class(where, int(value[:18]), naming)
+        if not naming.names:
+            raise InputError(
+                f"{where} names the class {value!r}, but no class names were given; give classes or legend."
+            )
+        number = class_number(value, naming.names)
+        if number is None:
+            hint = did_you_mean(value, naming.names)
+            raise InputError(f"{where} names the class {value!r}; known are {', '.join(naming.names)}.{hint}")
+        return naming.levels[number - 1] if naming.levels else (number,)
+    if not is_whole(value) or value < 1:
+        raise InputError(f"{where} has class={value!r}; classes are whole numbers from 1, or names.")
+    return (int(value),)
+
+
+def _points(where: str, value: object) -> np.ndarray:
+    message = (
+        f"{where} has points={str(value)[:60]}; points are a list of [x, y] pairs of numbers, at least one."
+    )
+    try:
+        points = np.array(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(message) from error
+    if points.dtype.kind not in "iuf":  # texts and true are no numbers
+        raise InputError(message)
+    points = points.astype(np.float64)
+    if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
+        raise InputError(message)
+    return points

@@ -1,0 +1,134 @@
+"""Circle-RoPE: the patches of a picture on a circle around the axis along which text is counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+
+from vispe.errors import OptionError
+from vispe.multimodal import allocation
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.sections import Sections, sections_for
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.options import Number, Positive, Share
+
+
+@register_scheme
+@dataclass(frozen=True)
+class CircleRoPE(Scheme):
+    """Patches on a circle in the plane across (1, 1, 1), all equally far from every text token (arXiv 2505.16416).
+
+    The angle of a patch is ``alpha`` times its direction from the middle of the grid, stretched to a full turn, plus
+    ``1 - alpha`` times its share of the turn in raster order. Stretching maps the smallest and the largest direction
+    to the same point: with ``alpha=1`` patches coincide. Frames of a video are circles behind each other. Text goes on
+    one step after the largest coordinate, which is a fraction as a rule; coordinates of patches may be negative.
+
+    The paper has every other layer use plain MRoPE: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
+    says which layer takes which, and `vispe.convert` takes it.
+
+    Args:
+        sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.
+        radius: of the circle, in steps of the counter. Below 0 the circle starts on its other side.
+        alpha: weight of the direction; 0 to 1, other numbers extrapolate.
+        blend: weight of the grid itself, laid flat into the same plane, against the circle; 0 to 1.
+        move_to_origin: whether directions are taken from the middle of the grid, not from its first patch.
+        relative: whether `radius` counts largest coordinates of the grid (after `move_to_origin`) instead of steps.
+        offset: where set, each picture is moved along (1, 1, 1) by its lowest coordinate's size, and this.
+        stride: counter steps from one frame to the next, on all axes.
+        precision: that points of a picture are computed in. The authors' code has float32, which moves them by about
+            one millionth of the radius.
+    """
+
+    name: ClassVar[str] = "circlerope"
+    summary: ClassVar[str] = "Patches on a circle around the axis of text, equally far from all of it."
+    paper: ClassVar[str] = "Circle-RoPE, https://arxiv.org/abs/2505.16416"
+
+    sections: Sections = None
+    radius: Number = 10.0
+    alpha: Number = 0.5
+    blend: Share = 0.0
+    move_to_origin: bool = True
+    relative: bool = False
+    offset: Number | None = None
+    stride: Positive = 1.0
+    precision: Literal["float64", "float32"] = "float64"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius == 0:
+            raise OptionError(
+                "radius=0 puts all patches of a picture on one point; give a radius other than 0."
+            )
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return one more than the largest coordinate inside each block (m)."""
+        grid, _, _, highest = self._grids(blocks)
+        return highest[grid] + (blocks.size[:, 0] - 1) * self.stride + 1
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the point on the circle, moved along (1, 1, 1) by the frame (3, k)."""
+        grid, first, points, _ = self._grids(tokens.blocks)
+        size = tokens.blocks.size
+        patch = tokens.index % tokens.of(size[:, 1] * size[:, 2])
+        return points.index_select(1, tokens.of(first[grid]) + patch) + tokens.frame * self.stride
+
+    def _grids(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the grid of each block (m), the first patch of each grid (g), all points (3, n), the highest (g)."""
+        unique = cast("Callable[..., tuple[Tensor, Tensor]]", torch.unique)  # it has no types
+        beyond = blocks.size[:, 2].max() + 1  # one number for each size: many times faster than rows of two
+        codes, grid = unique(blocks.size[:, 1] * beyond + blocks.size[:, 2], return_inverse=True)
+        sizes = torch.stack([codes // beyond, codes % beyond], 1)
+        count = sizes.prod(1)
+        of = torch.arange(len(sizes), device=sizes.device).repeat_interleave(count)
+        first = count.cumsum(0) - count
+        index = torch.arange(len(of), device=sizes.device) - first[of]
+        real = getattr(torch, self.precision)
+        h, w = sizes.to(real).unbind(1)
+        y, x = (index // sizes[of, 1]).to(real), (index % sizes[of, 1]).to(real)
+        if self.move_to_origin:
+            y, x = y - ((h - 1) / 2)[of], x - ((w - 1) / 2)[of]
+        direction = _stretched(torch.atan2(y, x), of, len(sizes))
+        turn = self.alpha * direction + (1 - self.alpha) * (index.to(real) / count[of] * (2 * math.pi))
+        longest = (torch.maximum(h, w) - 1) / (2 if self.move_to_origin else 1)
+        radius = self.radius * longest[of] if self.relative else self.radius
+        points = _laid(radius * turn.cos(), radius * turn.sin())
+        if self.blend:
+            points = (1 - self.blend) * points + self.blend * _laid(x, y)
+        if self.offset is not None:
+            points = points + _extreme(points.amin(0), of, len(sizes), "amin").abs()[of] + self.offset
+        points = points.double()
+        return grid, first, points, _extreme(points.amax(0), of, len(sizes), "amax")
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return chunks of pairs for time, rows and columns (pairs,)."""
+        return allocation.chunked(sections_for(pairs, self.sections, 3 / 8))
+
+
+def _stretched(angle: Tensor, of: Tensor, grids: int) -> Tensor:
+    """Return angles (n) with those of each grid stretched to a full turn from 0 on; one angle alone stays."""
+    low, high = (_extreme(angle, of, grids, rule)[of] for rule in ("amin", "amax"))
+    span = high - low
+    return torch.where(span > 0, (angle - low) / span.masked_fill(span == 0, 1) * (2 * math.pi), angle)
+
+
+def _extreme(values: Tensor, of: Tensor, grids: int, rule: str) -> Tensor:
+    """Return the largest or smallest value of each grid (g)."""
+    return values.new_empty(grids).scatter_reduce_(0, of, values, rule, include_self=False)
+
+
+def _laid(across: Tensor, upright: Tensor) -> Tensor:
+    """Return points of a plane (n) in the plane across (1, 1, 1): time, rows and columns (3, n)."""
+    normal = _unit(across.new_ones(3))
+    u = _unit(torch.stack([-normal[1], normal[0], torch.zeros_like(normal[2])]))
+    v = _unit(torch.cross(normal, u, dim=0))
+    return (u[:, None] * across + v[:, None] * upright).flip(0)  # columns are x, rows y, and time z
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.square().sum().sqrt()

@@ -1,0 +1,52 @@
+"""Positions shared by the tokens of a picture: all of them, or those of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.multimodal import allocation
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.streams.attention_blocks import Blocks
+
+
+@register_scheme
+@dataclass(frozen=True)
+class Mousi(Scheme):
+    """Let tokens of a picture share positions in one line, to save range (arXiv 2401.17221).
+
+    Args:
+        share: ``'all'``: an image, with all its tiles, or a frame is at one position, and what is where inside it is
+            only known from features and causal order; ``'row'``: each row of an image, a tile or a frame is at one.
+
+    The paper's third form, with a learned embedding of columns added, is not here. There is no reference code.
+    """
+
+    name: ClassVar[str] = "mousi"
+    summary: ClassVar[str] = "One position for a whole picture, or for each of its rows."
+    paper: ClassVar[str] = "MouSi, https://arxiv.org/abs/2401.17221"
+
+    share: Literal["all", "row"] = "row"
+
+    @property
+    def axes(self) -> int:
+        """One."""
+        return 1
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return how many positions a picture uses (m)."""
+        t, h, _ = blocks.size.double().unbind(1)
+        return t * h if self.share == "row" else torch.where(blocks.ends, t, 0.0)
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the frame of each token, or its row counted through all frames (1, k)."""
+        rows = tokens.of(tokens.blocks.size[:, 1])
+        return (tokens.frame * rows + tokens.row if self.share == "row" else tokens.frame)[None]
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return axis 0 for every pair (pairs,)."""
+        return allocation.single(pairs)

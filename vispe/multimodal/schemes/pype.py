@@ -1,0 +1,79 @@
+"""PyPE: positions of a picture count from its border to its middle, ring by ring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vispe.multimodal import allocation
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.scheme import Scheme, VisualTokens
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.options import Whole
+
+
+@register_scheme
+@dataclass(frozen=True)
+class PyPE(Scheme):
+    """Count each picture in rings, from its border to its middle; a ring is one position (arXiv 2501.10967).
+
+    In an image of h x w tokens that starts at c, row y and column x have
+
+        c + min(y, x, h-1-y, w-1-x, rings-1)
+
+    and the text after it goes on one step after the innermost ring. Frames of a video, and tiles, follow one another as
+    images do. What is where inside a ring is only known from features and causal order.
+
+    The paper lets the middle grow with the depth of the layer, so that late layers see coarser pictures:
+    `vispe.multimodal.pyramid` says which layer has how many rings.
+
+    Args:
+        rings: how many positions a picture has at most; all that lies inside the last ring shares its position. By
+            default there are as many as fit, ``ceil(min(h, w) / 2)``.
+
+    Not compared with the authors' code: written from the paper's description, with frames, tiles and the text after a
+    picture as above.
+
+    Example:
+        >>> from vispe.multimodal import Image, Stream, Text, create_scheme
+        >>> stream = Stream.of([[Text(1), Image(3, 4), Text(1)]])
+        >>> create_scheme("pype").coordinates(stream).ids[0, 0, 1:-1].view(3, 4).long().tolist()
+        [[1, 1, 1, 1], [1, 2, 2, 1], [1, 1, 1, 1]]
+    """
+
+    name: ClassVar[str] = "pype"
+    summary: ClassVar[str] = "Rings from the border of a picture to its middle, one position each."
+    paper: ClassVar[str] = "Pyramid-descent Visual Position Encoding, https://arxiv.org/abs/2501.10967"
+
+    rings: Whole | None = None
+
+    @property
+    def axes(self) -> int:
+        """One."""
+        return 1
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return how many rings the frames of each block have together (m)."""
+        return blocks.size[:, 0].double() * self._rings(blocks)
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the ring of each token, counted through all frames (1, k)."""
+        h, w = (tokens.of(side) for side in tokens.blocks.size[:, 1:].double().unbind(1))
+        rings = tokens.of(self._rings(tokens.blocks))
+        # the nearest of the four sides, and no further in than the last ring
+        down = torch.minimum(tokens.row, h - 1 - tokens.row)
+        across = torch.minimum(tokens.column, w - 1 - tokens.column)
+        ring = torch.minimum(torch.minimum(down, across), rings - 1)
+        return (tokens.frame * rings + ring)[None]
+
+    def _rings(self, blocks: Blocks) -> Tensor:
+        """Return the rings of one frame of each block (m)."""
+        fit = (blocks.size[:, 1:].amin(1).double() / 2).ceil()
+        return fit if self.rings is None else fit.clamp(max=self.rings)
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return axis 0 for every pair (pairs,)."""
+        return allocation.single(pairs)

@@ -1,0 +1,122 @@
+"""RoPE-DHR: tokens of tiles have the positions of the thumbnail's tokens that show the same place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vispe.errors import UnsupportedCombination
+from vispe.multimodal import allocation
+from vispe.multimodal.registry import register_scheme
+from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.token_stream import Stream
+from vispe.multimodal.streams.torch_typing import listed
+
+SHRINK = 1e-6  # by which the reference makes tiles smaller
+
+
+@register_scheme
+@dataclass(frozen=True)
+class RoPEDHR(Scheme):
+    """Count the thumbnail of an image in raster order, and give its tiles the same positions (arXiv 2506.06279).
+
+    An image in tiles of h x w tokens, with a thumbnail of h x w tokens too, uses h w positions whatever its tiles:
+    token (a, d) of tile (j, i) of Y x X tiles is at the thumbnail's row ``floor((j + (a + 1/2) / h) h / Y)`` and
+    column ``floor((i + (d + 1/2) / w) w / X)``. Images without tiles and videos are counted as by `rope1d`. Tokens that
+    share a position differ by features and causal order only.
+
+    The rule of ID-Align (arXiv 2505.21465) is the same: tokens of high resolution have the position of the thumbnail's
+    token at their place; its thumbnail comes first, ``Image(..., thumbnail='first')``. Its form for LLaVA-NeXT, where
+    one grid of any size with a token at the end of each row takes the place of the tiles, is not here, and how its
+    authors round was not compared.
+
+    Args:
+        tile_order: how tiles follow one another: ``'row_major'``, as they are cut, or ``'column_major'``, as the
+            reference takes them to be.
+        sampling: ``'centre'`` for the formula above, or ``'corner'``: as many evenly spaced places from one edge of a
+            tile to the other, both included, less a millionth, truncated, as the reference has it.
+
+    Differs from the reference: by these two defaults; any size of tiles and of grids; batches; thumbnails in front.
+    """
+
+    name: ClassVar[str] = "rope_dhr"
+    summary: ClassVar[str] = "Tiles share the positions of the thumbnail; an image costs one tile (CoMemo)."
+    paper: ClassVar[str] = "CoMemo, https://arxiv.org/abs/2506.06279"
+
+    tile_order: Literal["row_major", "column_major"] = "row_major"
+    sampling: Literal["centre", "corner"] = "centre"
+
+    @property
+    def axes(self) -> int:
+        """One."""
+        return 1
+
+    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+        """Return the tokens of one part of each picture, at its last part (m).
+
+        Raises:
+            UnsupportedCombination: an image is in tiles, but has no thumbnail next to them.
+        """
+        _check_thumbnails(blocks)
+        return torch.where(blocks.ends, blocks.tokens.double(), 0.0)
+
+    def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
+        """Return the number of the thumbnail's token at the place of each token (1, k)."""
+        blocks = tokens.blocks
+        height, width = blocks.size[:, 1].double(), blocks.size[:, 2].double()
+        row, column, rows, columns = blocks.tile.unbind(1)
+        small = row < 0  # a thumbnail is the only tile of its picture
+        if self.tile_order == "column_major":
+            number = row * columns + column
+            row, column = number % rows, number // rows
+        row, column = (torch.where(small, 0, n).double() for n in (row, column))
+        rows, columns = (torch.where(small, 1, n).double() for n in (rows, columns))
+        y = self._place(tokens, tokens.row, row, rows, height)
+        x = self._place(tokens, tokens.column, column, columns, width)
+        return (tokens.frame * tokens.of(height * width) + y * tokens.of(width) + x)[None]
+
+    def _place(
+        self, tokens: VisualTokens, token: Tensor, tile: Tensor, tiles: Tensor, side: Tensor
+    ) -> Tensor:
+        """Return where along one side of the thumbnail tokens are (k), from where they are in their tile (k).
+
+        The last three are those of blocks (m). Quotients are exact enough: what is not whole is 1 / tiles away from it.
+        """
+        if self.sampling == "centre":
+            return ((token + tokens.of(tile * side + 0.5)) / tokens.of(tiles)).floor()
+        edge = side / tiles - SHRINK
+        return (tokens.of(edge * tile) + token * tokens.of(edge / (side - 1).clamp(min=1))).floor()
+
+    def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
+        """Return axis 0 for every pair (pairs,)."""
+        return allocation.single(pairs)
+
+
+def media_ids(stream: Stream, coordinates: Coordinates) -> Tensor:
+    """Return the coordinates of the tokens of pictures alone, row by row of the batch (axes, k).
+
+    They are those of the keys of a memory that text attends to by cross-attention.
+    """
+    visual = stream.scatter(stream.blocks.visual[stream.block])
+    return coordinates.ids[:, visual]
+
+
+def _check_thumbnails(blocks: Blocks) -> None:
+    """Raise `UnsupportedCombination` where parts of an image stand together without a thumbnail."""
+    cut = blocks.visual & (blocks.tile[:, 2] * blocks.tile[:, 3] > 1)
+    small = cut & (blocks.tile[:, 0] < 0)
+    run = (blocks.part == 0).long().cumsum(0) - 1
+    found = torch.zeros_like(run).index_add_(0, run, small.long())[run]
+    lonely = cut & (found == 0)
+    if bool(lonely.any()):
+        m = int(lonely.nonzero()[0, 0])
+        rows, columns = listed(blocks.tile[m, 2:])
+        raise UnsupportedCombination(
+            f"rope_dhr gives tiles the positions of a thumbnail, but sample {int(blocks.sample[m])} has an image of "
+            f"{rows} x {columns} tiles with no thumbnail next to them; describe it by Image(..., thumbnail='last'), "
+            "or use v2pe."
+        )

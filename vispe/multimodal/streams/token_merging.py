@@ -1,0 +1,118 @@
+"""Merging tokens of pictures, with the positions of several members of each cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError, ShapeError, is_whole
+from vispe.multimodal.streams.torch_typing import unfolded
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """Merged tokens and their positions.
+
+    Attributes:
+        tokens: (b, m, c), mean of each cluster, in the dtype of the tokens.
+        ids: (axes * members, b, m), float64: the first axis of all members, then the second, and so on.
+        weight: (b, m), sum of the weights of each cluster; hand it in as `weights` to merge once more.
+        mask: (b, m) bool, false where a cluster has no tokens; its token and positions are 0.
+    """
+
+    tokens: Tensor
+    ids: Tensor
+    weight: Tensor
+    mask: Tensor
+
+
+def merge_tokens(
+    tokens: Tensor,
+    labels: Tensor,
+    ids: Tensor,
+    *,
+    members: int = 1,
+    axes: int = 3,
+    clusters: int | None = None,
+    weights: Tensor | None = None,
+    epsilon: float = 0.0,
+) -> Merged:
+    """Replace the tokens of each cluster by their mean, which keeps the positions of `members` of them.
+
+    The members are the last token of the cluster, the one before it, and so on, from the last again where there are
+    too few; a cluster of one token has that token's position in all places. Labels come from any method. They may
+    cover text too: a token with a label of its own stays as it is (arXiv 2510.22936).
+
+    Tokens that were merged before have several positions each, axes * n rows of `ids`; then ``members / n`` of them are
+    taken, with all their positions.
+
+    Args:
+        tokens: (b, n, c).
+        labels: (b, n), whole numbers from 0 on, the place of the merged token; below 0 for tokens to leave out.
+        ids: coordinates (rows, b, n), a multiple of `axes` rows.
+        members: positions that a merged token keeps, K.
+        axes: coordinates of one position.
+        clusters: how many, m; the largest label and one by default.
+        weights: (b, n), above 0; all the same by default.
+        epsilon: added to the sum of weights before it divides. The authors' code has 1e-6, and means that are smaller
+            than the mean by as much.
+
+    Raises:
+        ShapeError: tensors do not agree.
+        OptionError: `members` is no multiple of the positions that tokens have.
+        InputError: a label is not below `clusters`.
+    """
+    _check(tokens, labels, ids, weights, members, axes)
+    b, n, c = tokens.shape
+    largest = int(labels.max()) if labels.numel() else -1
+    m = largest + 1 if clusters is None else clusters
+    if largest >= m:
+        raise InputError(f"There is a label {largest}, but clusters={m}; labels count from 0.")
+    row = torch.arange(b, device=labels.device)[:, None]
+    label = torch.where(labels < 0, m, labels)  # what is left out is a cluster of its own, dropped at the end
+    cluster = (row * (m + 1) + label).flatten()
+    wide = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
+    ones = torch.ones(b * n, dtype=wide, device=tokens.device)
+    weight = ones if weights is None else weights.to(wide).flatten()
+    total = weight.new_zeros(b * (m + 1)).index_add_(0, cluster, weight)
+    share = weight / (total + epsilon).index_select(0, cluster)
+    source = tokens.to(wide).flatten(0, 1) * share[:, None]
+    mean = source.new_zeros(b * (m + 1), c).index_add_(0, cluster, source)
+    count = cluster.new_zeros(b * (m + 1)).index_add_(0, cluster, torch.ones_like(cluster))
+    order = cluster.argsort(stable=True)
+    pick = torch.arange(members * axes // len(ids), device=cluster.device)[:, None] % count.clamp(min=1)
+    chosen = order[(count.cumsum(0) - 1 - pick).clamp(min=0)]  # (picks, b * (m + 1)), numbers of tokens
+    kept = ids.double().flatten(1)[:, chosen].flatten(0, 1)  # every row of ids with all its picks
+    kept = torch.where(count > 0, kept, 0.0)
+    mean, kept, total, count = (
+        unfolded(x, at, (b, m + 1)).narrow(at + 1, 0, m)
+        for x, at in ((mean, 0), (kept, 1), (total, 0), (count, 0))
+    )
+    return Merged(mean.to(tokens.dtype), kept, total, count > 0)
+
+
+def _check(
+    tokens: Tensor, labels: Tensor, ids: Tensor, weights: Tensor | None, members: int, axes: int
+) -> None:
+    if tokens.ndim != 3 or not tokens.is_floating_point():
+        raise ShapeError(
+            f"tokens needs the shape (b, n, c) and floating point, got {tuple(tokens.shape)} of {tokens.dtype}."
+        )
+    for name, other in (("labels", labels), ("weights", weights)):
+        if other is not None and other.shape != tokens.shape[:2]:
+            raise ShapeError(
+                f"{name} needs the shape {tuple(tokens.shape[:2])} of tokens, got {tuple(other.shape)}."
+            )
+    if labels.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(f"labels needs whole numbers, got {labels.dtype}.")
+    if ids.ndim != 3 or ids.shape[1:] != tokens.shape[:2]:
+        raise ShapeError(
+            f"ids needs the shape (rows, {tokens.shape[0]}, {tokens.shape[1]}), got {tuple(ids.shape)}."
+        )
+    if not is_whole(members) or members < 1 or len(ids) % axes or members * axes % len(ids):
+        raise OptionError(
+            f"members={members!r} positions of {axes} coordinates cannot be made of the {len(ids)} rows of ids; let "
+            f"members be a multiple of the positions that a token has, {len(ids) / axes:g}."
+        )

@@ -1,0 +1,238 @@
+"""A batch of token sequences, described block by block: what stands where, without the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError
+from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.parallel_segments import OUTSIDE, Align, Parallel, See, seen_by_set
+from vispe.multimodal.streams.position_coupling import Picture, coupled_tokens
+from vispe.multimodal.streams.processor_ids import blocks_from_ids
+from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
+from vispe.multimodal.streams.torch_typing import unfolded
+
+Element = Segment | Parallel
+Row = Sequence[Element] | Sequence[Sequence[Element]]  # a sample, or several packed into one row
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Token sequences of text, images and videos.
+
+    Attributes:
+        blocks: what they are made of.
+        mask: (b, s) bool, false where there is padding.
+        coupled: (k, 5), tokens that stand where a cell of a picture is, and four cells whose middle that is, as numbers
+            among all tokens that are not padding; None where there are none.
+    """
+
+    blocks: Blocks
+    mask: Tensor
+    coupled: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows and columns of the batch, padding included."""
+        return self.mask.shape
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Tokens of each row without padding (b)."""
+        return self.mask.sum(1)
+
+    @cached_property
+    def block(self) -> Tensor:
+        """Block of every token that is not padding (n), row by row."""
+        tokens = self.blocks.tokens
+        return torch.arange(len(tokens), device=self.mask.device).repeat_interleave(tokens)
+
+    @cached_property
+    def index(self) -> Tensor:
+        """Number of every token inside its block (n)."""
+        first = self.blocks.first.index_select(0, self.block)
+        return torch.arange(len(self.block), device=self.mask.device) - first
+
+    @staticmethod
+    def of(
+        rows: Sequence[Row], padding: Literal["left", "right"] = "right", length: int | None = None
+    ) -> Stream:
+        """Describe sequences by hand.
+
+        Args:
+            rows: for each row of the batch its segments, or a list of several samples that are packed into it.
+            padding: where shorter rows are filled up.
+            length: of every row; the longest row's by default.
+
+        Raises:
+            InputError: there is nothing, a row is longer than `length`, or a text names a cell that is not there.
+        """
+        if padding not in ("left", "right"):
+            raise OptionError(f"padding is 'left' or 'right', got {padding!r}.")
+        table: list[tuple[object, ...]] = []
+        totals: list[int] = []
+        coupled: list[list[int]] = []
+        picture = number = 0
+        for row, samples in enumerate(_documents(r) for r in rows):
+            before = number
+            for document, segments in enumerate(samples):
+                pictures: list[Picture] = []
+                naming: list[tuple[Text, int]] = []
+                for segment, beside in _flat(segments, table):
+                    at = (row, document)
+                    if isinstance(segment, Text):
+                        naming += [(segment, number)] if segment.cells else []
+                        text = (segment.group, TEXT, segment.tokens, (1, 1, 1))
+                        table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary, beside))
+                        number += segment.tokens
+                        continue
+                    pictures.append((segment, number))
+                    kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
+                    for t, h, w, tile in segment.parts():
+                        part = (t * h * w, (t, h, w), seconds, picture, tile, False, False, beside)
+                        table.append((*at, 0, kind, *part))
+                        number += t * h * w
+                    picture += 1
+                coupled += [c for text, first in naming for c in coupled_tokens(text, first, pictures)]
+            totals.append(number - before)
+        if not table:
+            raise InputError("A stream needs at least one segment; got none.")
+        longest = max(totals) if length is None else length
+        if longest < max(totals):
+            raise InputError(
+                f"Row {totals.index(max(totals))} has {max(totals)} tokens, more than length={length}."
+            )
+        place, counts = torch.arange(longest), torch.tensor(totals)[:, None]
+        mask = place >= longest - counts if padding == "left" else place < counts
+        return Stream(_table(table), mask, torch.tensor(coupled) if coupled else None)
+
+    @staticmethod
+    def from_ids(
+        types: Tensor,
+        images: Tensor | Sequence[Image] | None = None,
+        videos: Tensor | Sequence[Video] | None = None,
+        *,
+        mask: Tensor | None = None,
+        merge: int = 1,
+        seconds: Tensor | Sequence[float] | None = None,
+        frames_apart: bool = False,
+        documents: Tensor | None = None,
+        groups: Tensor | None = None,
+        boundaries: Tensor | None = None,
+        members: Tensor | None = None,
+        see: See = "self",
+        align: Align = "start",
+    ) -> Stream:
+        """Describe sequences the way processors give them: a type for each token, and the grids in order.
+
+        Args:
+            types: (b, s), 0 text, 1 image, 2 video (`mm_token_type_ids`).
+            images: grids (n, 3) of frames, rows, columns, or `Image` for each.
+            videos: grids (n, 3), or `Video` for each.
+            mask: (b, s), 0 where there is padding (`attention_mask`).
+            merge: what rows and columns of grids given as tensors are divided by (`spatial_merge_size`).
+            seconds: from frame to frame of each video (`second_per_grid_ts`), for grids given as a tensor.
+            frames_apart: text stands between the frames of a video (Qwen3-VL): each is a block of its own.
+            documents: (b, s), number of the packed sample that a token belongs to.
+            groups: (b, s), group of each token, from 0 on; schemes such as `group_pe` count each on its own.
+            boundaries: (b, s), 1 where a token of text ends its segment, such as a full stop; for schemes that count
+                segments (`bilevel`).
+            members: (b, s), number of the member of a `Parallel` that a token belongs to, from 0 on, -1 outside; a set
+                is a run of tokens inside members, and one whose numbers start at 0 again begins another.
+            see: that of all sets, see `Parallel`.
+            align: likewise.
+
+        Raises:
+            InputError: placeholders and grids do not agree; names the sample and the segment.
+            ShapeError: tensors have other shapes.
+        """
+        given = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups, boundaries)
+        return Stream(*blocks_from_ids(*given, members, see, align))
+
+    def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
+        """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
+        if values.shape[-1] == self.mask.numel():
+            return unfolded(values, -1, self.shape)
+        out = values.new_full((*values.shape[:-1], self.mask.numel()), padding)
+        return unfolded(out.index_copy_(-1, self.mask.flatten().nonzero()[:, 0], values), -1, self.shape)
+
+    def attention_mask(self) -> Tensor:
+        """Return which keys a query may attend to, (b, 1, s, s) bool.
+
+        Causal; nothing across packed samples; a shared run is seen by nothing after it but itself; members of a
+        `Parallel` see what it says. Padding sees nothing and is seen by nothing.
+        """
+        return self.block_mask() & self.mask[:, None, :, None] & self.mask[:, None, None, :]
+
+    def block_mask(self) -> Tensor:
+        """Return what `attention_mask` does but for padding: which token sees which by what its block is."""
+        b = self.blocks
+        place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
+        document = self.scatter(b.document[self.block], -1)
+        number = torch.arange(len(b.shared), device=place.device)
+        own = self.scatter(torch.where(b.shared, number, -1)[self.block], -1)
+
+        def q(x: Tensor) -> Tensor:
+            return x[:, None, :, None]
+
+        def k(x: Tensor) -> Tensor:
+            return x[:, None, None, :]
+
+        alike = q(document) == k(document)
+        seen = (q(place) >= k(place)) & alike & ((k(own) < 0) | (q(own) == k(own)))
+        if b.parallel is None:
+            return seen
+        beside = self.scatter(b.parallel[self.block].T, -1)
+        return seen_by_set(seen, alike, beside, beside)
+
+
+def _flat(
+    segments: Sequence[Element], table: list[tuple[object, ...]]
+) -> list[tuple[Segment, tuple[int, int, int, int]]]:
+    """Return the segments of a sample, each with its row of `Blocks.parallel`; sets are numbered on from the table."""
+    number = max((int(row[-1][0]) for row in table), default=-1)  # type: ignore[index]
+    found: list[tuple[Segment, tuple[int, int, int, int]]] = []
+    for element in segments:
+        if not isinstance(element, Parallel):
+            found.append((element, OUTSIDE))
+            continue
+        number += 1
+        found += [(segment, (number, *beside)) for segment, beside in element.parts()]
+    return found
+
+
+def _documents(row: object) -> list[Sequence[Element]]:
+    """Return the samples packed into a row."""
+    if isinstance(row, Text | Image | Video | Parallel) or not isinstance(row, Sequence):
+        raise InputError(
+            f"A row is a list of segments, got {row!r}; write Stream.of([[Text(5), Image(4, 6)]])."
+        )
+    items = list(cast("Sequence[object]", row))
+    if all(isinstance(i, Text | Image | Video | Parallel) for i in items):
+        return [cast("list[Element]", items)]
+    if any(isinstance(i, Text | Image | Video | Parallel) for i in items):
+        raise InputError("A row holds segments, or lists of segments that are packed into it, not both.")
+    for item in items:
+        if not isinstance(item, Sequence) or not all(
+            isinstance(i, Text | Image | Video | Parallel) for i in cast("Sequence[object]", item)
+        ):
+            raise InputError(f"A row holds Text, Image, Video and Parallel, or lists of them, got {item!r}.")
+    return [list(i) for i in cast("list[Sequence[Element]]", items)]
+
+
+def _table(rows: list[tuple[object, ...]]) -> Blocks:
+    columns = list(zip(*rows, strict=True))
+    seconds = torch.tensor([float("nan") if s is None else float(s) for s in columns[6]], dtype=torch.float64)  # type: ignore[arg-type]
+    sample, document, group, kind, tokens, size, _, picture, tile, shared, boundary, beside = (
+        torch.tensor(c) if i != 6 else None for i, c in enumerate(columns)
+    )
+    parallel = beside if bool((beside[:, 0] >= 0).any()) else None  # type: ignore[index]
+    return Blocks(
+        sample, document, group, kind, tokens, size, seconds, picture, tile, shared, boundary, parallel,  # type: ignore[arg-type]
+    )  # fmt: skip

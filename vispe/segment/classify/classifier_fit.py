@@ -1,0 +1,34 @@
+"""From labelled pixels to a calibrated classifier, in a run on files, on stores and while labels are drawn."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vispe.segment.classify.calibration import calibrate
+from vispe.segment.classify.pixel_classifier import PixelClassifier
+from vispe.segment.features.threads import one_thread_each
+
+
+def learn(
+    kind: str, names: Sequence[str], features: np.ndarray, classes: np.ndarray, of: np.ndarray, seed: int
+) -> tuple[PixelClassifier, dict[str, Any]]:
+    """Fit a classifier and calibrate its probabilities.
+
+    Args:
+        kind: of the classifier.
+        names: of the K classes.
+        features: (n, f) float32 of the labelled pixels.
+        classes: (n,) int, 1..K.
+        of: (n,) the stroke that each pixel belongs to.
+        seed: of all random numbers.
+
+    Returns:
+        The classifier, and facts for the model: 'labelled_pixels' by class, and the 'calibration'.
+    """
+    with one_thread_each():
+        classifier = PixelClassifier(kind, len(names), seed=seed).fit(features, classes, names)
+        calibration = calibrate(classifier, features, classes, of, seed, names)
+    counts = np.bincount(classes, minlength=len(names) + 1)[1:]
+    labelled = {name: int(n) for name, n in zip(names, counts, strict=True)}
+    return classifier, {"labelled_pixels": labelled, "calibration": calibration}

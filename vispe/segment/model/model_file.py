@@ -1,0 +1,354 @@
+"""One file that holds everything a segmentation needs later: features, classifier, class names.
+
+A `.vispe` file is a zip of `card.json` (what it is, readable by people) and what the model needs of
+`tensors.safetensors` (the numbers of a linear classifier, the basis of token features) and `estimator.skops` (a
+fitted scikit-learn estimator; no pickle). The same model gives the same bytes: time stamps are fixed and object
+numbers are renumbered.
+"""
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vispe.backbones.hub import named_by_file
+from vispe.errors import InputError, require
+from vispe.files import atomic_path
+from vispe.images.formats.decoded_image import BROKEN
+from vispe.images.paths import check_file
+from vispe.segment.classify.clustering import METHODS, PixelClusters
+from vispe.segment.classify.out_of_distribution import Domain
+from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
+from vispe.segment.features.micro_features import NAME
+from vispe.segment.features.pixel_features import OF_TOKENS, FeatureConfig, Features, TokenBasis
+from vispe.segment.model.file_checks import (
+    TRUSTED,
+    check_archive,
+    check_card,
+    check_estimator,
+    check_tensors,
+    read_card,
+)
+from vispe.segment.text.config import TextClassifier, TextConfig
+
+if TYPE_CHECKING:
+    from vispe.segment.run.inputs import Reading
+    from vispe.segment.text.features import TextFeatures
+
+FORMAT = "vispe.segment"
+VERSION = 2
+"""Version of the layout; raised when an older vispe could not read a new file."""
+
+CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What `vispe segment` learnt.
+
+    Attributes:
+        features: how features are computed.
+        classifier: gives class probabilities from features.
+        names: K class names.
+        colors: K colours (r, g, b), or None for the default palette.
+        normalize: mode of `vispe.images.normalize.normalize`.
+        clip: its percentiles.
+        channels: number of image channels that the features were fitted with; None if any will do.
+        seed: of all random numbers.
+        basis: principal components of the tokens; None without tokens.
+        notes: facts about the training, such as the names of the images; JSON-able.
+        domain: what the features of the training pages look like; None for models of words, of earlier vispe, and of
+            pages too small to be compared.
+    """
+
+    features: FeatureConfig | TextConfig
+    classifier: PixelClassifier | PixelClusters | TextClassifier
+    names: tuple[str, ...]
+    colors: tuple[tuple[int, int, int], ...] | None
+    normalize: str
+    clip: tuple[float, float]
+    channels: int | None
+    seed: int
+    basis: TokenBasis | None
+    notes: Mapping[str, Any]
+    domain: Domain | None = None
+
+    @classmethod
+    def of(cls, features: "Features | TextFeatures", reading: "Reading", **entries: Any) -> "Model":
+        """Return the model of features and of the way in which images are read; the other attributes are entries."""
+        known = {"features": features.config, "basis": features.basis}
+        return cls(**known, normalize=reading.normalize, clip=reading.clip, **entries)
+
+
+def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
+    """Write a model file, complete or not at all.
+
+    Raises:
+        InputError: `path` exists and not `force`, or cannot be written.
+    """
+    from safetensors.numpy import save
+
+    classifier = model.classifier
+    tensors = classifier.tensors()
+    if model.basis is not None:
+        tensors |= {f"basis.{key}": value for key, value in model.basis.tensors().items()}
+    if model.domain is not None:
+        tensors |= {f"domain.{key}": value for key, value in model.domain.tensors().items()}
+    tensors = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    parts = {TENSORS: save(tensors)} if tensors else {}
+    if classifier.estimator is not None:
+        require("skops", "cli", "a model file")
+        import skops.io
+
+        parts[ESTIMATOR] = _canonical(skops.io.dumps(classifier.estimator))
+    card = {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "classifier": classifier.kind,
+        "n_classes": classifier.n_classes,
+        "classes": list(model.names),
+        "colors": model.colors,
+        "features": _features(model.features),
+        "channels": model.channels,
+        "normalize": model.normalize,
+        "clip": list(model.clip),
+        "seed": model.seed,
+        "temperature": getattr(classifier, "temperature", 1.0),
+        "training": dict(model.notes),
+        "versions": versions(),
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()},
+    }
+    check_card(Path(path), json.loads(json.dumps(card)))
+    text = json.dumps(card, indent=2, ensure_ascii=False, sort_keys=True)
+    parts[CARD] = text.encode(errors="backslashreplace")
+    path = Path(path)
+    with atomic_path(path, force) as temporary:
+        temporary.write_bytes(_zip(dict(sorted(parts.items())), zipfile.ZIP_STORED))
+    return path
+
+
+def load_model(path: str | Path) -> Model:
+    """Read a model file; nothing in it is executed.
+
+    Raises:
+        InputError: missing, no vispe model, damaged, of another layout version, or an estimator with types
+            that scikit-learn's own classifiers do not have.
+    """
+    path = Path(path)
+    card, parts = _read(path)
+    kind = card["classifier"]
+    known = (*KINDS, *METHODS, TextClassifier.kind)
+    if kind not in known:
+        raise InputError(f"{path} holds a classifier of kind {kind!r}; known are {', '.join(known)}.")
+    if (kind not in ("logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
+        raise InputError(
+            f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}; train it again."
+        )
+    estimator = _estimator(path, parts[ESTIMATOR], kind) if ESTIMATOR in parts else None
+    tensors = _tensors(path, parts[TENSORS]) if TENSORS in parts else {}
+    if estimator is not None:
+        check_estimator(path, estimator, kind, card["n_classes"])
+    check_tensors(path, tensors, card["n_classes"])
+    try:
+        return _rebuild(card, estimator, tensors)
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"{path} is damaged: its card does not fit its arrays ({reason}); train again."
+        ) from error
+
+
+def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndarray]) -> Model:
+    kind = card["classifier"]
+    if kind == TextClassifier.kind:
+        features, classifier = TextConfig(**card["features"]), TextClassifier.from_tensors(tensors)
+    else:
+        named = {**card["features"], "sigmas": tuple(card["features"]["sigmas"])}
+        if named.get("model") not in (None, NAME):
+            named = {"token_shifts": 1, **named}  # files of before this option have none
+        features = FeatureConfig(**named)
+    fitted = {"seed": card["seed"], "estimator": estimator, "state": tensors}
+    if kind in METHODS:
+        classifier = PixelClusters(card["n_classes"], kind, **fitted)
+    elif kind in KINDS:
+        heat = card.get("temperature", 1.0)  # earlier files have none
+        classifier = PixelClassifier(kind, card["n_classes"], **fitted, temperature=heat)
+    own, seen = (
+        {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        for start in ("basis.", "domain.")
+    )
+    colors = card["colors"]
+    return Model(
+        features=features,
+        classifier=classifier,
+        names=tuple(card["classes"]),
+        colors=None if colors is None else tuple(tuple(c) for c in colors),
+        normalize=card["normalize"],
+        clip=tuple(card["clip"]),
+        channels=card["channels"],
+        seed=card["seed"],
+        basis=TokenBasis(**own) if own else None,
+        notes=card["training"],
+        domain=Domain.from_tensors(seen) if seen else None,
+    )
+
+
+def _features(config: FeatureConfig | TextConfig) -> dict[str, Any]:
+    """Return the entries of a card; options of tokens only where they were given, as files of before have none."""
+    entries = asdict(config)
+    if isinstance(config, FeatureConfig):
+        entries = {k: v for k, v in entries.items() if k not in OF_TOKENS} | config.of_tokens()
+    return entries
+
+
+def open_features(
+    model: Model,
+    device: str = "auto",
+    config: FeatureConfig | TextConfig | None = None,
+    *,
+    allow_download: bool = False,
+) -> "Features | TextFeatures":
+    """Build what computes the features of a model.
+
+    Args:
+        model: what `load_model` returned.
+        device: torch device.
+        config: that of the model, with other weights or tiles; `model.features` by default.
+        allow_download: fetch weights that are not on this disk, which the model file names.
+
+    Raises:
+        InputError: weights that are not on this disk, without `allow_download`.
+    """
+    config = config or model.features
+    if isinstance(config, FeatureConfig) and config.model in (None, NAME):
+        return Features(config, seed=model.seed, device=device, basis=model.basis)
+    with named_by_file(allow_download):
+        if isinstance(config, FeatureConfig):
+            return Features(config, seed=model.seed, device=device, basis=model.basis)
+        from vispe.segment.text.features import TextFeatures  # brings open_clip along
+
+        return TextFeatures(config, model.classifier, seed=model.seed, device=device)
+
+
+def versions() -> dict[str, str]:
+    """Versions of vispe and of the libraries that decide the numbers."""
+    from importlib.metadata import version
+
+    from vispe.version import __version__
+
+    libraries = ("numpy", "scipy", "scikit-learn", "scikit-image", "torch", "timm")
+    libraries += ("open_clip_torch", "skops")
+    return {"vispe": __version__, **{name: version(name) for name in libraries}}
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Read the members and check the card against them."""
+    check_file(path, "give the model.vispe file that vispe segment wrote")
+    try:
+        check_archive(path)
+        with zipfile.ZipFile(path) as archive:
+            parts = {n: archive.read(n) for n in (CARD, ESTIMATOR, TENSORS) if n in archive.namelist()}
+        card = read_card(parts.pop(CARD))
+    except InputError:
+        raise
+    except (*BROKEN, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is not a complete vispe model file ({reason}); train it again.") from error
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        found = card.get("format") if isinstance(card, dict) else type(card).__name__
+        raise InputError(f"{path} is not a segmentation model: format={found!r}, expected {FORMAT!r}.")
+    if card.get("format_version") != VERSION:
+        made = card["versions"].get("vispe") if isinstance(card.get("versions"), dict) else "unknown"
+        raise InputError(
+            f"{path} has format_version={card.get('format_version')} (written by vispe {made}), but this vispe reads "
+            f"format_version={VERSION}; use that version of vispe or train the model again."
+        )
+    if not isinstance(card.get("sha256"), dict):
+        raise InputError(f"{path} is damaged: its card lists no checksums; copy it again.")
+    if set(card["sha256"]) != set(parts):
+        listed, found = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
+        raise InputError(f"{path} is damaged: its card lists {listed}, but it holds {found}; copy it again.")
+    for name, digest in card["sha256"].items():
+        if hashlib.sha256(parts[name]).hexdigest() != digest:
+            raise InputError(f"{path} is damaged: {name} does not match its checksum; copy it again.")
+    check_card(path, card)
+    return card, parts
+
+
+def _estimator(path: Path, data: bytes, kind: str) -> Any:
+    """Load the scikit-learn estimator, with known types only."""
+    import skops.io
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+    from sklearn.pipeline import Pipeline
+
+    classes = {"forest": RandomForestClassifier, "boosting": HistGradientBoostingClassifier}
+    try:
+        check_archive(path, data)
+        strange = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
+    except InputError:
+        raise
+    except (*BROKEN, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"{path} is damaged: its estimator cannot be read ({reason}); train again."
+        ) from error
+    if strange:
+        raise InputError(
+            f"{path} was refused: its estimator holds types that no model of vispe has ({', '.join(strange)}); "
+            "use only model files whose origin you know."
+        )
+    try:
+        estimator = skops.io.loads(data, trusted=sorted(TRUSTED))
+    except (*BROKEN, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise InputError(
+            f"{path}: scikit-learn cannot load the estimator ({reason}); its version may differ from the one in "
+            "card.json: train the model again."
+        ) from error
+    if type(estimator) is not classes.get(kind, Pipeline):
+        raise InputError(f"{path} says {kind!r} but holds a {type(estimator).__name__}; train it again.")
+    return estimator
+
+
+def _tensors(path: Path, data: bytes) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged: {error}; copy it again.") from error
+
+
+def _canonical(data: bytes) -> bytes:
+    """Renumber the objects of a skops archive, whose numbers are memory addresses, in order of appearance."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    schema = parts.pop("schema.json").decode()
+    numbers: dict[str, str] = {}
+    for found in re.findall(r'"__id__": (\d+)|"file": "(\d+)\.', schema):
+        number = found[0] or found[1]
+        numbers.setdefault(number, str(len(numbers)))
+    schema = re.sub(r'("__id__": )(\d+)', lambda m: m[1] + numbers[m[2]], schema)
+    schema = re.sub(r'("file": ")(\d+)(\.)', lambda m: m[1] + numbers[m[2]] + m[3], schema)
+    renamed = {re.sub(r"^\d+", lambda m: numbers[m[0]], name): part for name, part in parts.items()}
+    return _zip({"schema.json": schema.encode(), **dict(sorted(renamed.items()))}, zipfile.ZIP_DEFLATED)
+
+
+def _zip(parts: Mapping[str, bytes], compression: int) -> bytes:
+    """Pack members with fixed time stamps."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in parts.items():
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = compression
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()

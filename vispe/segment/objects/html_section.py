@@ -1,0 +1,67 @@
+"""Section of the HTML report about objects: counts, densities and sizes."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.report.html_page import Page
+
+_BINS = 24
+
+
+def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
+    """Add counts, densities and sizes by image, and a histogram of sizes by class; nothing without objects."""
+    images = [record for record in images if "objects" in record]
+    if not images:
+        return
+    page.section("Objects")
+    rows = [["image", "class", "objects", "density", "mean diameter", "median", "10 % to 90 %"]]
+    for record in images:
+        for name, found in record["objects"]["classes"].items():
+            row = [Path(record["image"]).name, name, str(found["count"])]
+            rows.append([*row, _density(found), *_sizes(found)])
+    page.table(rows, left=(0, 1))
+    first = images[0]["objects"]
+    page.text(
+        "Objects: rows in the tables of the folder. Density: without bias from the border (counting frame), so it is "
+        "not the number of objects divided by the area. Diameters are those of discs of the same area, "
+        f"{first['sizes']}. Orientation in the tables: degrees counter-clockwise from the horizontal axis.",
+        soft=True,
+    )
+    for (name, unit), values in _diameters(folder, images).items():
+        page.histogram(values, _BINS, f"{name}: objects by diameter ({unit}), all images")
+
+
+def _density(found: Mapping[str, Any]) -> str:
+    for key, unit in (("per_um2", "µm²"), ("per_um3", "µm³")):
+        if found.get(key) is not None:
+            return f"{found[key]:.3g} /{unit}"
+    return "no pixel size"
+
+
+def _sizes(found: Mapping[str, Any]) -> list[str]:
+    unit = "um" if "equivalent_diameter_um" in found else "px"
+    sizes = found[f"equivalent_diameter_{unit}"]
+    if not sizes["n"]:
+        return ["none", "", ""]
+    ends = f" ({sizes['ci95'][0]:.3g} to {sizes['ci95'][1]:.3g})" if sizes.get("ci95") else " (no interval)"
+    mean = f"{sizes['mean']:.3g}{ends} {unit.replace('um', 'µm')}"
+    return [mean, f"{sizes['p50']:.3g}", f"{sizes['p10']:.3g} to {sizes['p90']:.3g}"]
+
+
+def _diameters(folder: Path, images: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
+    """Read the diameters of all objects by class and unit; an image of another unit has a histogram of its own."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for record in images:
+        table = folder / Path(record["files"]["objects_table"]).name
+        if not table.is_file():
+            continue
+        with table.open(newline="", encoding="utf-8", errors="backslashreplace") as stream:
+            for row in csv.DictReader(stream):
+                unit = "um" if row["equivalent_diameter_um"] else "px"
+                key = row["class"], unit.replace("um", "µm")
+                found.setdefault(key, []).append(float(row[f"equivalent_diameter_{unit}"]))
+    return {key: np.array(values) for key, values in found.items() if len(values) > 1}

@@ -1,0 +1,110 @@
+"""Images larger than memory: OME-Zarr in and out, block by block, with the numbers of the whole page.
+
+`vispe.segment.out_of_core.entry_points` holds `segment` and `apply`, which `vispe.segment.pipeline` calls for stores. Each block of
+the result is computed from all pieces of the page that touch it, in their order on the whole page, from pixels read
+with the margin that filters need; so every bit is that of a page in memory. Finished blocks are recorded, and a run
+that was killed goes on where it stopped.
+"""
+
+import glob
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from vispe.errors import InputError, OptionError
+from vispe.images.paths import expanded
+
+_MARKS = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
+
+
+def is_store(path: str | Path) -> bool:
+    """Tell whether a path is a folder that holds a Zarr array or group."""
+    path = expanded(path)
+    return os.path.isdir(path) and (  # noqa: PTH112 - never raises, unlike Path.is_dir
+        path.suffix.lower() == ".zarr" or any((path / mark).is_file() for mark in _MARKS)
+    )
+
+
+def find_stores(patterns: Sequence[str | Path]) -> tuple[list[Path], list[str | Path]]:
+    """Divide files, folders and globs into Zarr stores and the patterns that are left."""
+    patterns = [patterns] if isinstance(patterns, str | Path) else list(patterns)
+    stores: dict[Path, Path] = {}
+    rest: list[str | Path] = []
+    for pattern in patterns:
+        path = expanded(pattern)
+        matches, is_folder = [path], os.path.isdir(path)  # noqa: PTH112
+        if not os.path.lexists(path) and glob.has_magic(str(path)):
+            matches = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute too
+        elif is_folder and not is_store(path):
+            matches = sorted(path.iterdir())
+        found = [match for match in matches if is_store(match)]
+        stores |= {match.resolve(): match for match in found}
+        skipped = found and is_folder and not _has_images(matches)
+        if not matches or (len(found) < len(matches) and not skipped):
+            rest.append(pattern)
+    return list(stores.values()), rest
+
+
+def _has_images(paths: Sequence[Path]) -> bool:
+    from vispe.images.formats.decoded_image import SUFFIXES
+
+    return any(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths)
+
+
+def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: str | None) -> list[Path]:
+    """Return the images to be worked on block by block: stores, and TIFF files if `memory` or `scheduler` is given.
+
+    Raises:
+        InputError: stores beside other images.
+        OptionError: `memory` or `scheduler` for images that are read as a whole.
+    """
+    stores, rest = find_stores(patterns)
+    stores = _without_companions(stores, patterns)
+    if memory is None and scheduler is None:
+        if stores and rest:
+            raise InputError(
+                f"{stores[0]} is a store and {rest[0]} is not; segment stores and image files in runs of their own."
+            )
+        return stores
+    if rest:
+        from vispe.images.file_search import find_images
+
+        files = find_images(rest)
+        other = [path for path in files if path.suffix.lower() not in (".tif", ".tiff")]
+        if other:
+            option = "memory" if memory is not None else "scheduler"
+            raise OptionError(
+                f"{option} has no effect on {other[0]}, which is read as a whole; leave it out, or convert the "
+                "image to OME-Zarr."
+            )
+        stores += files
+    return stores
+
+
+def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> list[Path]:
+    """Leave out stores that belong to another one by name, such as results, unless they are named by themselves."""
+    from vispe.images.sidecars import companions
+
+    beside = companions(map(stem, stores))
+    given = [patterns] if isinstance(patterns, str | Path) else patterns
+    named = {str(pattern).rstrip("/") for pattern in given}
+    aside = [path for path in stores if stem(path) in beside and str(path) not in named]
+    if aside:
+        listed = ", ".join(path.name for path in aside[:5]) + (" ..." if len(aside) > 5 else "")
+        warnings.warn(
+            f"{len(aside)} store(s) beside the images are labels or results by their names and are not segmented: "
+            f"{listed}; name such a store itself to segment it.",
+            stacklevel=2,
+        )
+    return [path for path in stores if path not in aside]
+
+
+def stem(path: str | Path) -> str:
+    """Give the name of an image without `.zarr`, `.ome.zarr`, `.tif` or `.ome.tif`."""
+    name = Path(path).resolve().name
+    for ending in (".zarr", ".tiff", ".tif"):
+        if name.lower().endswith(ending):
+            name = name[: -len(ending)]
+            return name[:-4] if name.lower().endswith(".ome") else name
+    return name

@@ -1,0 +1,386 @@
+"""Images on disk that are read region by region: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
+
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vispe.errors import InputError, require
+from vispe.images.formats.decoded_image import BROKEN, check_pixels, checked_axes, damaged, times, to_pages
+from vispe.images.formats.size_limits import amount, check_size
+from vispe.images.formats.units import micron_factor, seconds
+from vispe.images.orientation import AS_STORED, Frame, known_tag
+from vispe.images.read import channel_numbers, pick_pages
+from vispe.segment.features.tiles import Region
+from vispe.segment.out_of_core import is_store
+
+MOST_PAGES, MOST_CHANNELS = 1_000_000, 10_000
+LARGEST_CHUNK = 1 << 29  # bytes
+LARGEST = 1 << 37
+"""Most pixels that a page may have."""
+
+
+@dataclass(frozen=True)
+class PageAxis:
+    """An axis that counts pages, as OME-Zarr describes it."""
+
+    name: str
+    kind: str | None
+    unit: str | None
+    scale: float
+    length: int
+
+
+_MIXED = PageAxis("z", "space", None, 1.0, 0)  # some pages across several axes
+
+
+@dataclass(frozen=True, eq=False)
+class BigImage:
+    """An image of which regions are read when they are asked for.
+
+    Attributes:
+        path: the store or file.
+        array: the stored array, of any number of dimensions.
+        axes: what each dimension means, such as 'TCZYX'.
+        page_axes: the axes that count pages; one, 'z', where pages were chosen.
+        chosen: the pages to use, by their number in the store.
+        kept: the channels to use.
+        version: of OME-Zarr, which the result will have too.
+        scale: size of a pixel (y, x) in `unit`.
+        unit: of length; None where the file does not say.
+        channel_names: one for each channel that is used, or ().
+        notes: what the user should know.
+        frame: the orientation tag of the file, which is never applied.
+    """
+
+    path: Path
+    array: Any
+    axes: str
+    page_axes: tuple[PageAxis, ...]
+    chosen: tuple[int, ...]
+    kept: tuple[int, ...]
+    version: str
+    scale: tuple[float, float] = (1.0, 1.0)
+    unit: str | None = None
+    channel_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    frame: Frame = AS_STORED
+
+    sample = None  # no pixel is excluded
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.array.shape[self.axes.index("Y")], self.array.shape[self.axes.index("X")]
+
+    @property
+    def n_pages(self) -> int:
+        """Number of pages."""
+        return len(self.chosen)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return len(self.kept)
+
+    @property
+    def axis_lengths(self) -> dict[str, int]:
+        """The axes that count more than one page, with their lengths."""
+        return {axis.name.upper(): axis.length for axis in self.page_axes if axis.length > 1}
+
+    @cached_property
+    def dtype(self) -> np.dtype:
+        """Number type of what `read` returns."""
+        stored = np.dtype(self.array.dtype)
+        return np.dtype(np.uint8) if stored.kind == "b" else stored.newbyteorder("=")
+
+    @property
+    def pixel_size(self) -> tuple[float, float] | None:
+        """Microns per pixel (y, x); None where the file does not say."""
+        factor = micron_factor(self.unit)
+        return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
+
+    @property
+    def z_step(self) -> float | None:
+        """Microns from one page to the next along Z; None where the file does not say."""
+        found = [
+            (axis.scale, micron_factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"
+        ]
+        return found[0][0] * found[0][1] if found and found[0][1] is not None else None
+
+    @property
+    def frame_interval(self) -> float | None:
+        """Seconds from one page to the next along T; None where the file does not say."""
+        found = [seconds(a.scale, a.unit) for a in self.page_axes if a.name.lower() == "t" and a.unit]
+        return found[0] if found else None
+
+    @cached_property
+    def chunk(self) -> tuple[int, int]:
+        """Height and width of the stored chunks."""
+        chunks = getattr(self.array, "shards", None) or self.array.chunks
+        return tuple(min(chunks[self.axes.index(a)], self.shape[i]) for i, a in enumerate("YX"))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one stored chunk."""
+        return int(np.prod(self.array.chunks, dtype=np.int64)) * np.dtype(self.array.dtype).itemsize
+
+    def read(self, page: int, region: Region) -> np.ndarray:
+        """Read a region of a page -> (rows, columns, c) in the type of the file; bool becomes 0 and 255."""
+        lengths = [self.array.shape[i] for i, letter in enumerate(self.axes) if letter not in "YXCS"]
+        places = iter(np.unravel_index(self.chosen[page], lengths) if lengths else ())
+        index: list[Any] = []
+        for letter in self.axes:
+            if letter in "YX":
+                index.append(region.slices["YX".index(letter)])
+            else:
+                index.append(slice(None) if letter in "CS" else int(next(places)))
+        left = "".join(letter for letter in self.axes if letter in "YXCS")
+        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None)[0]
+        if found.shape[2] != len(self.kept) or self.kept != tuple(range(len(self.kept))):
+            found = np.ascontiguousarray(found[..., list(self.kept)])
+        return found.astype(np.uint8) * np.uint8(255) if found.dtype == bool else found
+
+    def strips(self, page: int, rows: int) -> Iterator[np.ndarray]:
+        """Read a page from top to bottom in pieces of about `rows` x `rows` pixels, along stored chunks."""
+        height, width = self.shape
+        down = max(rows // self.chunk[0], 1) * self.chunk[0]
+        across = max(rows // self.chunk[1], 1) * self.chunk[1]
+        for top in range(0, height, down):
+            for left in range(0, width, across):
+                yield self.read(page, Region(top, min(top + down, height), left, min(left + across, width)))
+
+
+def valid_pixels(values: np.ndarray) -> np.ndarray:
+    """Tell which pixels (rows, columns, c) hold data: finite in every channel -> (rows, columns) bool."""
+    if values.dtype.kind != "f":
+        return np.ones(values.shape[:2], bool)
+    return np.isfinite(values).all(-1)
+
+
+def open_image(
+    path: str | Path, *, channel: str | None = None, z: str | None = None, axes: str | None = None
+) -> BigImage:
+    """Open a store, or a TIFF file, without reading its pixels.
+
+    Args:
+        path: OME-Zarr image, Zarr array, or TIFF.
+        channel: channels to use, as in `vispe.images.read.read_image`.
+        z: pages to use, likewise.
+        axes: meaning of the stored dimensions, where the file is wrong or does not say.
+
+    Raises:
+        InputError: no image, several images, a plate, axes that are not known, no pixels, complex numbers.
+        MissingExtra: zarr is not installed.
+    """
+    path = Path(path)
+    require("zarr", "big", f"reading {path.name} region by region")
+    array, facts, notes = _open_store(path) if is_store(path) else _open_tiff(path)
+    asked = checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
+    if asked is None or len(asked) != array.ndim:
+        shape = times(array.shape)
+        raise InputError(f"{path} does not say what its dimensions ({shape}) mean; give --axes, such as ZYX.")
+    check_pixels(path, array.shape)
+    height, width = (array.shape[asked.index(a)] for a in "YX")
+    if height * width > LARGEST:
+        raise InputError(
+            f"{path} says that it has {height} x {width} pixels a page, more than {LARGEST / 1e9:.0f} Gpixel, and "
+            "its list of tiles would be too long; cut it into parts."
+        )
+    if np.dtype(array.dtype).kind not in "buif":
+        raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
+    known = facts.get("details", {}) if axes is None else {}
+    page_axes = tuple(
+        PageAxis(*known.get(i, (letter.lower(), None, None, 1.0)), array.shape[i])
+        for i, letter in enumerate(asked)
+        if letter not in "YXCS"
+    )
+    count = math.prod(axis.length for axis in page_axes)
+    channels = math.prod(n for n, letter in zip(array.shape, asked, strict=True) if letter in "CS")
+    _check_counts(path, array, asked, count, channels)
+    chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
+    if len(chosen) != count:
+        alone = len(page_axes) == 1
+        page_axes = (replace(page_axes[0] if alone else _MIXED, length=len(chosen)),)
+    names = tuple(facts.get("names", ()))
+    names = names if len(names) == channels else ()
+    kept = tuple(range(channels) if channel is None else channel_numbers(path, channel, channels, names))
+    y, x = (known.get(asked.index(a), (None, None, None, 1.0)) for a in "YX")
+    pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
+    shown = tuple(names[i] for i in kept) if names else ()
+    frame = Frame(facts.get("tag", 1))
+    notes += [note] if (note := frame.note(path.name)) else []
+    return BigImage(
+        path, array, asked, page_axes, chosen, kept, facts["version"], *pixel, shown, tuple(notes), frame
+    )
+
+
+def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) -> None:
+    """Check what a few bytes of metadata can claim: pages, channels, and the size of a chunk.
+
+    Raises:
+        InputError: one of them is larger than any image needs.
+    """
+    if pages > MOST_PAGES or channels > MOST_CHANNELS:
+        raise InputError(
+            f"{path} says that it has {pages} pages of {channels} channels; at most {MOST_PAGES} and {MOST_CHANNELS} "
+            "are read: cut it into parts."
+        )
+    itemsize = np.dtype(array.dtype).itemsize
+    size = math.prod(min(n, c) for n, c in zip(array.shape, array.chunks, strict=True)) * itemsize
+    if path.is_file():
+        check_size(path, tuple(map(min, array.shape, array.chunks)), 8 * itemsize)
+    elif size > LARGEST_CHUNK:
+        raise InputError(
+            f"{path} has chunks of {amount(size)}, each of which is decoded as a whole; store it again in chunks of at "
+            f"most {amount(LARGEST_CHUNK)}."
+        )
+
+
+def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
+    import zarr
+
+    try:
+        node = zarr.open(str(path), mode="r")
+        if isinstance(node, zarr.Array):
+            names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
+            version = "0.5" if node.metadata.zarr_format == 3 else "0.4"
+            return node, {"version": version, "axes": _letters(names, node.ndim)}, []
+        image = _image_of(path, node, _ome(node))
+        return _multiscale(path, image, _ome(image))
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path} is not a readable OME-Zarr image ({reason}); export it again.") from error
+
+
+def _ome(node: Any) -> Mapping[str, Any]:
+    """Return the OME metadata of a group or array: in an entry of its own from version 0.5 on."""
+    attributes = dict(node.attrs)
+    return attributes.get("ome", attributes)
+
+
+def _image_of(path: Path, group: Any, ome: Mapping[str, Any]) -> Any:
+    """Return the group that is an image: this one, or the only series of it."""
+    if "multiscales" in ome:
+        return group
+    if "plate" in ome or "well" in ome:
+        kind = "plate" if "plate" in ome else "well"
+        raise InputError(f"{path} is a {kind} of many images; name one of them, such as {path}/A/1/0.")
+    series = sorted(key for key in group if "multiscales" in _ome(group[key]))
+    if not series:
+        raise InputError(
+            f"{path} holds no image (no multiscales in its metadata); name the array inside and give --axes."
+        )
+    if len(series) > 1:
+        listed = f"{len(series)} images ({', '.join(series[:5])})"
+        raise InputError(f"{path} holds {listed}; name one of them, such as {path}/{series[0]}.")
+    return group[series[0]]
+
+
+def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, dict[str, Any], list[str]]:
+    multiscale = ome["multiscales"][0]
+    levels = [(group[entry["path"]], entry) for entry in multiscale["datasets"]]
+    array, entry = max(levels, key=lambda level: np.prod(level[0].shape[-2:], dtype=np.int64))
+    listed = multiscale.get("axes") or ["t", "c", "z", "y", "x"][-array.ndim :]
+    axes = [{"name": axis} if isinstance(axis, str) else axis for axis in listed]
+    scale = np.ones(array.ndim)
+    for transform in (
+        *entry.get("coordinateTransformations", ()),
+        *multiscale.get("coordinateTransformations", ()),
+    ):
+        if transform.get("type") == "scale":
+            scale = scale * np.asarray(transform["scale"], float)
+    details = {i: (a["name"], a.get("type"), a.get("unit"), float(scale[i])) for i, a in enumerate(axes)}
+    names = [str(c.get("label", "")) for c in (ome.get("omero") or {}).get("channels", ())]
+    version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
+    notes = []
+    if len(ome["multiscales"]) > 1:
+        notes.append(f"{path.name} holds {len(ome['multiscales'])} multiscale images; the first is used.")
+    letters = _letters([axis["name"] for axis in axes], array.ndim, axes)
+    facts = {"version": version, "axes": letters, "details": details, "names": names if all(names) else ()}
+    return array, facts, notes
+
+
+def _letters(names: Any, ndim: int, axes: list[Mapping[str, Any]] | None = None) -> str | None:
+    """Turn names of axes into one letter each; other axes than T, C, Z, Y and X count pages."""
+    if not names:
+        return "YX" if ndim == 2 else None
+    spare = iter("IQRHEAMPV")
+    out = ""
+    for i, name in enumerate(names):
+        letter = str(name).upper()
+        kind = axes[i].get("type") if axes is not None else None
+        if letter not in set("TCZYXS") or letter in out:
+            letter = "C" if kind == "channel" and "C" not in out else next(spare)
+        out += letter
+    return out if {"Y", "X"} <= set(out) else None
+
+
+def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
+    import zarr
+    from tifffile import TiffFile, imread
+
+    from vispe.images.formats.metadata import check_metadata, check_page_list
+    from vispe.images.formats.tiff import (
+        has_alpha,
+        largest_series,
+        separate_colours,
+        tag_value,
+        tiff_channel_names,
+        tiff_frame_interval,
+        tiff_pixel_size,
+        tiff_resolution,
+        tiff_z_step,
+    )
+
+    check_page_list(path)
+    try:
+        with TiffFile(path) as tif:
+            check_metadata(path, tif.pages.first.description)
+            number = largest_series(tif.series)
+            page, series = tif.series[number].keyframe, tif.series[number]
+            strange = {
+                "a palette": tag_value(page, "ColorMap", None) is not None,
+                "white as 0": page.photometric == 0,
+                "an alpha channel": has_alpha(page),
+                "JPEG colours": page.photometric == 6,
+            }
+            if any(strange.values()):
+                first = next(name for name, present in strange.items() if present)
+                raise InputError(
+                    f"{path} has {first}, which is not read region by region; leave --memory and --scheduler out, "
+                    "or convert it to OME-Zarr."
+                )
+            size = tiff_pixel_size(tif, tiff_resolution(page), number)
+            names, axes = tiff_channel_names(tif, number), series.axes
+            tag = known_tag(tag_value(page, "Orientation", 1))
+            steps = {"Z": tiff_z_step(tif, number), "T": tiff_frame_interval(tif, number)}
+            planes = separate_colours(tif, series)
+        opened = imread(path, aszarr=True, series=number, level=0)
+        array = zarr.open(opened, mode="r")
+        weakref.finalize(array, opened.close)
+    except InputError:
+        raise
+    except BROKEN as error:
+        raise damaged(path, error) from error
+    sizes = zip("YX", size or (), strict=False)
+    details = {axes.index(a): (a.lower(), "space", "micrometer", one) for a, one in sizes}
+    if steps["Z"] and "Z" in axes:
+        details[axes.index("Z")] = ("z", "space", "micrometer", steps["Z"])
+    if steps["T"] and "T" in axes:
+        details[axes.index("T")] = ("t", "time", "second", steps["T"])
+    notes = []
+    if planes:
+        stack = axes.replace("S", "Z").replace("Q", "T")
+        notes.append(
+            f"{path.name}: its {planes} planes are read as one colour image; if they are slices of a stack, use --axes "
+            f"{stack}."
+        )
+    return array, {"version": "0.5", "axes": axes, "details": details, "names": names, "tag": tag}, notes

@@ -1,0 +1,165 @@
+"""How large a block may be: the memory of each step, added up, against what the user allows."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vispe.errors import InputError, OptionError
+from vispe.segment.features.filters import SIGMAS
+from vispe.segment.features.pixel_features import Features
+from vispe.segment.features.tiles import Region
+from vispe.segment.model.model_file import Model
+from vispe.segment.out_of_core.block_engine import reach
+from vispe.segment.out_of_core.image_source import BigImage
+
+DEFAULT = "2 GiB"
+"""Memory for the work where none is given."""
+
+CHUNK = 1024
+"""Largest side of a chunk of the result in pixels."""
+
+LARGEST = 4096
+"""Largest side of a block in pixels."""
+
+_SIDES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_OWN = 24 << 20  # what the interpreter, the store and the allocator take on top of the arrays
+_MODEL = 700  # bytes that vispe_micro needs for a pixel of a tile
+_PICTURE = 2048  # longest side of the picture in pixels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits.
+
+    Attributes:
+        side: of a block in pixels, a multiple of `chunk`.
+        chunk: side of a chunk of the result.
+        threads: pieces that are worked on at once.
+        bytes: estimate for the whole.
+        reduction: pixels in a row that become one in the picture.
+    """
+
+    side: int
+    chunk: int
+    threads: int
+    bytes: int
+    reduction: int
+
+
+def parse_memory(text: str | int) -> int:
+    """Turn '2 GiB', '500MB' or a number of bytes into bytes; units count by 1024, with or without i and B.
+
+    Raises:
+        OptionError: something else, or nothing.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)i?b?\s*", str(text).lower())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size <= 0:
+        raise OptionError(
+            f"memory={text!r} is not an amount of memory; write it such as '2 GiB' or '500 MB'."
+        )
+    return size
+
+
+def make_plan(
+    image: BigImage,
+    features: Features,
+    model: Model,
+    pieces: list[Region],
+    smooth: int,
+    memory: int,
+    *,
+    chunk: int | None = None,
+    parts: int = 1,
+) -> Plan:
+    """Choose the largest block whose estimate stays within `memory`.
+
+    Args:
+        image: the image.
+        features: how features are computed.
+        model: what they are computed for.
+        pieces: of a page.
+        smooth: radius in pixels.
+        memory: bytes.
+        chunk: side of the chunks of a result that was begun; None chooses.
+        parts: at least so many blocks, where the image has so many pixels, to keep as many processes busy.
+
+    Raises:
+        InputError: not even the smallest block fits.
+    """
+    piece = max(p.shape[0] * p.shape[1] for p in pieces)
+    longest = max(max(p.shape) for p in pieces)
+    pixels = image.n_pages * image.shape[0] * image.shape[1]
+    cap = min(LARGEST, max(2 * longest, int((pixels / parts) ** 0.5)))
+    threads = torch.get_num_threads() if features.device == "cpu" else 1
+    least = 0
+    for count in dict.fromkeys((threads, 1)):
+        for side in _SIDES:
+            if (chunk is not None and side % chunk) or side > max(cap, chunk or _SIDES[-1]):
+                continue
+            least = _estimate(image, features, model, piece, longest, side, smooth, count)
+            if least <= memory:
+                own = chunk or max(c for c in _SIDES if c <= CHUNK and side % c == 0 and c & (c - 1) == 0)
+                return Plan(side, own, count, least, _reduction(image, own, memory - _OWN))
+    own = "" if chunk is None else f" of {chunk} px, with which the result was begun,"
+    hint = "give more, or smaller pieces with --tile"
+    if image.chunk_bytes > memory // 4:
+        hint = f"the image is stored in chunks of {_amount(image.chunk_bytes)}: store it in smaller ones, or give more"
+    raise InputError(
+        f"memory={_amount(memory)} is too little for {image.path.name}: the smallest blocks{own} need {_amount(least)} "
+        f"besides the libraries; {hint}."
+    )
+
+
+def _estimate(
+    image: BigImage,
+    features: Features,
+    model: Model,
+    piece: int,
+    longest: int,
+    side: int,
+    smooth: int,
+    threads: int,
+) -> int:
+    """Add up the arrays that exist at once, in bytes."""
+    margin, channels, classes = reach(features), image.channels, model.classifier.n_classes
+    height, width = image.shape
+    grown = min(side + 2 * smooth, height) * min(side + 2 * smooth, width)
+    rim = side + 2 * (smooth + longest + margin)
+    wide = min(rim, width)
+    window = min(rim, height) * wide * (4 * channels + 1)
+    strip = min(image.chunk[0], height) * (wide + 2 * image.chunk[1]) * channels * image.dtype.itemsize
+    reading = window + 2 * strip + 4 * image.chunk_bytes
+    block = grown * (4 * classes + 8) + side * side * (5 + 8) + (12 * grown if smooth else 0)
+    writing = 4 * 4 * min(side, CHUNK) ** 2
+    around = (piece**0.5 + 2 * margin) ** 2
+    work = 0.0
+    if margin:
+        count = 1 + 5 * len(features.config.sigmas or SIGMAS)
+        work += around * 60 + 4 * count * channels * piece
+    if features.config.kind != "filters":
+        work += _MODEL * piece + (4 * 32 * channels * piece if model.classifier.kind != "logistic" else 0)
+    if model.classifier.kind != "logistic":
+        work += 3 * (4 * count * channels * piece if margin else 0) + 16 * classes * piece
+        threads = 1
+    work += 20 * classes * piece
+    return int(_OWN + reading + max(block + writing, block + threads * work))
+
+
+def _reduction(image: BigImage, chunk: int, memory: int) -> int:
+    """Choose how far the picture is reduced: no side above `_PICTURE`, and drawn within the memory."""
+    step, (height, width) = 1, image.shape
+    each = 40 + 16 * image.channels  # bytes for a pixel of the picture while it is drawn
+    while (max(height, width) > _PICTURE * step or each * height * width > memory * step**2) and step < chunk:
+        step *= 2
+    return step
+
+
+def _amount(size: int) -> str:
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if size >= factor:
+            return f"{np.ceil(10 * size / factor) / 10:g} {unit}"
+    return f"{size} bytes"

@@ -1,0 +1,197 @@
+"""Labels of images larger than memory: only the labelled pixels are kept, by their place."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import InputError, OptionError
+from vispe.images.annotations.shapes import Shape
+from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
+from vispe.images.labels.label_files import check_pages, decoded_labels, label_codes, thin_classes, unpacked
+from vispe.images.labels.scribbles import overdrawn, placed, read_strokes
+from vispe.images.labels.shape_labels import level_of, shape_places, shape_set
+from vispe.images.labels.unlabelled_values import void_of
+from vispe.images.sidecars import match_drawn
+from vispe.segment.features.tiles import Region
+from vispe.segment.out_of_core import is_store
+from vispe.segment.out_of_core import stem as stem_of
+from vispe.segment.out_of_core.image_source import BigImage, open_image
+from vispe.segment.run.request import Labelling
+
+_ROWS = 256  # rows of a label image that are looked at once
+
+
+@dataclass(frozen=True, eq=False)
+class Scribbles:
+    """The labelled pixels of one image.
+
+    Attributes:
+        places: (n,) int64, ascending: (page * h + y) * w + x.
+        classes: (n,) int64, 1..K.
+    """
+
+    places: np.ndarray
+    classes: np.ndarray
+
+
+def match_labels(
+    labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
+) -> dict[Path, Path]:
+    """Give each label file or store to its image, by name."""
+    matched, strays = match_drawn(images, labels, "labels", stem_of)
+    for label in strays:
+        note(f"{label} belongs to no image and is not used.")
+    if not matched:
+        raise InputError(
+            f"no labels file belongs to an image by name: found {labels[0].name} for images such as {images[0].name}; "
+            "name them alike, for example a.zarr and a_labels.png."
+        )
+    return matched
+
+
+def read_scribbles(
+    paths: Sequence[Path], images: Sequence[BigImage], how: Labelling
+) -> tuple[list[Scribbles], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
+    """Read the labels of several images with one numbering, as `read_label_set` in `vispe.images.labels.label_files` does.
+
+    Args:
+        paths: JSON strokes, shapes, label images or Zarr stores; only strokes and stores may be larger than memory.
+        images: the image of each.
+        how: how labels are read.
+
+    Returns:
+        The labelled pixels of each image, the K names, the K colours or None, and notes.
+
+    Raises:
+        InputError: as `read_label_set`.
+        OptionError: `dense`, which labels every pixel.
+    """
+    if how.dense:
+        raise OptionError("dense=True labels every pixel of an image larger than memory; draw scribbles.")
+    sizes = [image.shape for image in images]
+    frames = [image.frame for image in images]
+    named = read_names(how.classes, how.legend)
+    drawings = shape_set(paths, sizes, [image.path for image in images], named, frames)
+    naming = drawings.naming
+    parts = [
+        _read(path, image, naming, how)
+        if number not in drawings.of
+        else (*_drawn(path, drawings.of[number], image, naming, how.label_page), 0)
+        for number, (path, image) in enumerate(zip(paths, images, strict=True))
+    ]
+    counted = [
+        (
+            dict(zip(levels, np.bincount(index, minlength=len(levels)).tolist(), strict=True)),
+            seen - len(index),
+        )
+        for _, index, levels, _, seen in parts
+        if seen
+    ]
+    void, voided = void_of(paths, counted, naming, False)
+    drawn = [[level for level in levels if level != void] for _, _, levels, _, _ in parts]
+    classes_of, names, colors, notes = named_classes(paths, drawn, naming, False, how.max_classes)
+    notes = voided + notes
+    colors = colors or drawings.colors
+    notes += [text for own in drawings.notes.values() for text in own]
+    found = []
+    for path, (places, index, levels, own, _) in zip(paths, parts, strict=True):
+        classes = np.array([classes_of.get(level, 0) for level in levels], np.int64)[index]
+        places, classes = places[classes > 0], classes[classes > 0]
+        notes += own + thin_classes(path, classes, names)
+        found.append(Scribbles(places, classes))
+    return found, names, colors, notes
+
+
+def _read(
+    path: Path, image: BigImage, naming: Naming, how: Labelling
+) -> tuple[np.ndarray, np.ndarray, list[Level], list[str], int]:
+    """Return places, an index (n,) into a sorted list of levels, that list, notes, and the pixels of a label image."""
+    height, width = image.shape
+    page = how.label_page
+    if path.suffix.lower() == ".json" and not is_store(path):
+        shape = (image.n_pages, height, width)
+        strokes = read_strokes(path, naming, 0 if page is None and shape[0] == 1 else page)
+        levels = sorted({s.level for s in strokes})
+        drawn = [
+            ((s.page * height + rows) * width + columns, np.full(len(rows), levels.index(s.level)))
+            for s, rows, columns in placed(path, strokes, shape, image.frame.hint())
+        ]
+        places, values = (np.concatenate([d[i] for d in drawn] or [np.zeros(0, np.int64)]) for i in (0, 1))
+        kept, last = np.unique(places[::-1], return_index=True)
+        pairs = np.unique(np.stack([places, values]), axis=1)[0]
+        several = len(np.unique(pairs[1:][pairs[1:] == pairs[:-1]]))
+        return kept, values[::-1][last], levels, overdrawn(path, several), 0
+    pieces, notes, deep = (_stored if is_store(path) else _pictured)(path, image, page)
+    found, seen = [], 0
+    for number, region, codes, colour in pieces:
+        seen += codes.size
+        y, x = np.nonzero(codes > 0)
+        found.append(((np.int64(number) * height + y + region.top) * width + x, codes[y, x], colour))
+    coloured = any(colour for _, _, colour in found)
+    codes = [c if colour or not coloured else c << 32 | c << 16 | c for _, c, colour in found]
+    present, index = np.unique(np.concatenate(codes), return_inverse=True)
+    levels = unpacked(present, coloured, deep)
+    return np.concatenate([places for places, _, _ in found]), index, levels, list(notes), seen
+
+
+def _drawn(
+    path: Path, shapes: Sequence[Shape], image: BigImage, naming: Naming, page: int | None
+) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
+    """Return what `_read` does, for shapes, but the last."""
+    shape = (image.n_pages, *image.shape)
+    drawn, notes = shape_places(path, shapes, naming, shape, page, image.frame.hint())
+    classes = sorted({k for k, _ in drawn})
+    places = np.concatenate([p for _, p in drawn])
+    values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in drawn])
+    # the last one at a place counts: the first one from behind
+    kept, last = np.unique(places[::-1], return_index=True)
+    return kept, values[::-1][last], [level_of(k, naming) for k in classes], notes
+
+
+Pieces = Iterator[tuple[int, Region, np.ndarray, bool]]
+"""Page, rows, code of each pixel (0 and below: no label), and whether codes are packed colours."""
+
+
+def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+    """Read labels in a store, strip by strip."""
+    stored = open_image(path)
+    count = stored.n_pages
+    first = check_pages(path, (count, *stored.shape), (image.n_pages, *image.shape), page)
+    if stored.channels != 1 or stored.dtype.kind == "f":
+        raise InputError(
+            f"{path} has {stored.channels} channel(s) of {stored.dtype}; labels in a store are whole numbers of one "
+            "channel."
+        )
+
+    def pieces() -> Pieces:
+        rows = max(_ROWS // stored.chunk[0], 1) * stored.chunk[0]
+        for number in range(count):
+            for top in range(0, image.shape[0], rows):
+                region = Region(top, min(top + rows, image.shape[0]), 0, image.shape[1])
+                values = stored.read(number, region)[..., 0]
+                if (lowest := values.min()) < 0:
+                    raise InputError(f"{path} holds the value {lowest}; label values must be 0 or more.")
+                yield first + number, region, values.astype(np.int64), False
+
+    return pieces(), stored.notes, False
+
+
+def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+    """Read labels in an image file, which is held as a whole, strip by strip."""
+    decoded = decoded_labels(path).as_pages(image.n_pages, page)
+    pages, notes = image.frame.fitted(path, decoded.pages, decoded.orientation, image.shape)
+    count, decoded = len(pages), replace(decoded, pages=pages)
+    shape = (image.n_pages, *image.shape)
+    first = check_pages(path, pages.shape[:3], shape, page, hint=image.frame.hint())
+
+    def pieces() -> Pieces:
+        for number in range(count):
+            for top in range(0, image.shape[0], _ROWS):
+                region = Region(top, min(top + _ROWS, image.shape[0]), 0, image.shape[1])
+                strip = decoded.pages[number : number + 1, region.top : region.bottom]
+                codes, colour, unlabelled = label_codes(path, replace(decoded, pages=strip), by_index=False)
+                yield first + number, region, np.where(unlabelled, -1, codes)[0], colour
+
+    return pieces(), [*decoded.notes, *notes], decoded.pages.dtype == np.uint16

@@ -1,0 +1,160 @@
+"""One image on its way through a run: read, normalised, segmented page by page, written."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vispe.errors import OptionError
+from vispe.images.normalize import normalize
+from vispe.images.read import Micrograph, read_image
+from vispe.images.write import label_suffix, write_labels, write_png, write_probabilities
+from vispe.segment.features.filters3d import Stack
+from vispe.segment.model.model_file import Model
+from vispe.segment.overlays import overlay, uncertainty_image
+from vispe.segment.run.inputs import BatchImage, Reading
+from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
+
+
+@dataclass(frozen=True, eq=False)
+class Grey:
+    """An image that was read and normalised.
+
+    Attributes:
+        image: the image as stored.
+        pages: (z, h, w, c) float32 in [0, 1].
+        stack: the volumes that the pages make up, for 3D filters; None without these.
+        notes: what the user should know.
+    """
+
+    image: Micrograph
+    pages: np.ndarray
+    stack: Stack | None
+    notes: tuple[str, ...]
+
+
+class Reader:
+    """Reads images and normalises them; keeps the last one, for training, prediction and the report ask for it in turn.
+
+    Args:
+        reading: how.
+        images: with the mask and the axes of each, where these differ from `reading`.
+    """
+
+    def __init__(self, reading: Reading, images: Sequence[BatchImage] = ()) -> None:
+        self.reading, self._own = reading, {image.path: image for image in images}
+        self._image: tuple[Path, Micrograph] | None = None
+        self._pages: tuple[Micrograph, np.ndarray, list[str]] | None = None
+
+    def read(self, path: Path) -> Micrograph:
+        """Read an image."""
+        if self._image is None or self._image[0] != path:
+            asked, self._pages = self.reading, None
+            own = self._own.get(path, BatchImage(path))
+            found = read_image(
+                path,
+                channel=asked.channel,
+                z=asked.z,
+                axes=own.axes or asked.axes,
+                scene=asked.scene,
+                orientation=asked.orientation,
+                crop=asked.crop,
+                mask=own.mask,
+            )
+            self._image = path, found
+        return self._image[1]
+
+    def grey(self, path: Path, config: object, trust: bool) -> Grey:
+        """Read an image and normalise it.
+
+        Args:
+            path: the image.
+            config: of the features, which decides whether volumes are looked at.
+            trust: whether pages are to be turned.
+
+        Raises:
+            InputError: the image is no Z stack, but 3D filters need one.
+        """
+        image = self.read(path)
+        if self._pages is None or self._pages[0] is not image:
+            self._pages = image, *normalize(image, self.reading.normalize, self.reading.clip)
+        _, pages, notes = self._pages
+        stack = None
+        if getattr(config, "filters_3d", False):
+            if trust:
+                raise OptionError(
+                    "trust turns one page at a time, but 3D filters look at several; leave out --trust, or train "
+                    "without --filters-3d."
+                )
+            stack = Stack(image, pages)
+        more = () if stack is None else stack.notes
+        return Grey(image, pages, stack, (*image.notes, *image.exclusions, *notes, *more))
+
+
+def predict(
+    grey: Grey, by: Segmenter, step: Callable[[float], None], note: Callable[[str], None]
+) -> list[Prediction]:
+    """Segment every page of an image.
+
+    Args:
+        grey: the image.
+        by: what segments a page.
+        step: called with the share of a page that each piece is.
+        note: called when memory runs out and less of it is used.
+    """
+    return [
+        within_memory(by.features, lambda p=page, v=valid, n=n: by.page(p, v, step, grey.stack, n), note)
+        for n, (page, valid) in enumerate(zip(grey.pages, grey.image.valid, strict=True))
+    ]
+
+
+def write(
+    folder: Path, path: Path, grey: Grey, results: Sequence[Prediction], model: Model, force: bool
+) -> tuple[dict[str, Path], list[str]]:
+    """Write the files of one image; the label map comes last, so it stands for a complete image.
+
+    Args:
+        folder: where the files go.
+        path: the image file, for their names.
+        grey: the image.
+        results: of its pages.
+        model: with names and colours of the classes.
+        force: overwrite.
+
+    Returns:
+        The files by kind, and notes.
+    """
+    stem, count, middle = path.stem, len(results), len(results) // 2
+    ending = label_suffix(count)
+    files = {
+        "probabilities": folder / f"{stem}_prob.tif",
+        "uncertainty": folder / f"{stem}_uncertainty{ending}",
+        "overlay": folder / f"{stem}_overlay.png",
+        "labels": folder / f"{stem}_seg{ending}",
+    }
+    shown = results[middle]
+
+    def draw() -> None:
+        picture = overlay(
+            grey.pages[middle],
+            shown.labels,
+            model.names,
+            model.colors,
+            pixel_size=grey.image.pixel_size,
+            title=stem if count == 1 else f"{stem}, page {middle}",
+        )
+        write_png(files["overlay"], picture, force)
+
+    # compressing takes as long as drawing
+    with ThreadPoolExecutor(1) as beside:
+        drawing = beside.submit(draw)
+        prob = results[0].prob[None] if count == 1 else np.stack([r.prob for r in results])
+        write_probabilities(files["probabilities"], prob, grey.image, model.names, force)
+        unsure = np.stack([uncertainty_image(r.uncertainty) for r in results])
+        write_labels(files["uncertainty"], unsure, grey.image, force)
+        drawing.result()
+    write_labels(files["labels"], np.stack([r.labels for r in results]), grey.image, force)
+    note = f"the overlay of {path.name} shows page {middle} of {count} (counted from 0)."
+    return files, [note] if count > 1 else []

@@ -1,0 +1,101 @@
+"""The evaluation of a finished retrofit: its folder, image files and masks in, report.html and report.json out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from vispe.backbones.device import choose_device
+from vispe.errors import OptionError
+from vispe.evaluate.evaluated import Subject
+from vispe.files import check_writable
+from vispe.images.file_search import find_images
+from vispe.images.sequences import FileImages, FileMasks
+from vispe.train.evaluate.before_after import Progress, evaluate
+from vispe.train.evaluate.html_report import evaluation_page
+from vispe.train.evaluate.probe_images import Settings
+from vispe.train.evaluate.result import RetrofitReport
+from vispe.train.retrofit.student import check_size, load_student
+from vispe.version import __version__
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    images: Sequence[str] = (),
+    masks: Sequence[str] = (),
+    out: str | Path | None = None,
+    *,
+    zero: str = "class",
+    classes: Sequence[str] | None = None,
+    size: int | None = None,
+    device: str = "auto",
+    force: bool = False,
+    progress: Progress = lambda part, share: None,
+    **extent: Any,
+) -> RetrofitReport:
+    """Measure a finished retrofit before and after, and write the report.
+
+    Args:
+        checkpoint: folder of the retrofit, with card.json and student.safetensors.
+        images: files, folders or wildcards; every page of a stack is an image.
+        masks: their masks, matched by name or else by order: adds linear segmentation.
+        out: folder for report.html and report.json; None writes nothing.
+        zero: whether the value 0 in a mask is the first class, or does not count.
+        classes: their names.
+        size: side of the windows in pixels; default the largest size of the training, or the only one that the teacher
+            takes.
+        device: 'auto', 'cpu', 'cuda' ...
+        force: overwrite the files.
+        progress: called before each part with its name and the share of it that is done.
+        **extent: how much is measured: noise, textures, step, rotation, budget, batch_size and seed, as in `evaluate`.
+
+    Raises:
+        InputError: there is no finished retrofit, images and masks do not fit, or the files exist.
+        OptionError: masks without images, or a size that the models do not take.
+    """
+    if masks and not images:
+        raise OptionError("Masks were given without images; give the images that they belong to.")
+    image_files, mask_files = find_images(images) if images else [], find_images(masks) if masks else []
+    files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
+    check_writable(files, force, protect=[*image_files, *mask_files])
+    student, teacher, card = load_student(checkpoint)
+    config = card["config"]
+    side = size or (teacher.size if teacher.exact else max(stage["size"] for stage in config["stages"]))
+    check_size(side, teacher, "the teacher")
+    place = choose_device(device)
+    for model in (student.model, teacher.model):
+        model.to(place).eval()
+    subject = Subject("The retrofit", mean=teacher.mean, std=teacher.std)
+    read = FileImages(image_files, subject.tensor)
+    truths = FileMasks(read, mask_files, zero, len(classes) if classes else None) if mask_files else None
+    facts = {
+        "checkpoint": str(checkpoint),
+        "teacher": config["teacher"],
+        "student": config["student"],
+        "images": list(map(str, image_files)),
+        "masks": list(map(str, mask_files)),
+        "versions": {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__},
+    }
+    report = evaluate(
+        teacher.model,
+        student.model,
+        read,
+        channels=card["blanked"],
+        truths=truths,
+        n_classes=None if truths is None else truths.n_classes,
+        classes=classes,
+        image_names=read.names,
+        size=side,
+        settings=Settings(teacher.patch, side, teacher.mean, teacher.std),
+        subject=f"{config['teacher']['name']} + {config['student']['pos_embed']}",
+        facts=facts,
+        notes=(*read.notes, *(truths.notes if truths else ())),
+        progress=progress,
+        **extent,
+    )
+    if files:
+        report.write_json(files[0], force)
+        evaluation_page(report).write(files[1], force)
+    return report

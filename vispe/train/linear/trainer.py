@@ -1,0 +1,76 @@
+"""The updates of a linear segmentation, and how a stopped run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from vispe.backbones.distributed import POSITIONS, Processes
+from vispe.encodings.positions import set_progress
+from vispe.train.linear.dataset import IGNORE, Part, batch_at
+from vispe.train.linear.model import LinearSegmenter
+from vispe.train.linear.task import LinearTask
+from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.training_log import Log
+
+Progress = Callable[[int, float], None]
+"""Called after every update with the number of updates done and the loss."""
+
+
+def train(
+    task: LinearTask, model: LinearSegmenter, part: Part, device: str, folder: Folder, progress: Progress
+) -> None:
+    """Train from the last state in the folder, if there is one; state and log are written there.
+
+    Args:
+        task: rates, updates and intervals.
+        model: what is trained, in training mode, on the device.
+        part: images and masks to learn from.
+        device: where it computes.
+        folder: of this task.
+        progress: called after every update.
+    """
+    optimizer = _optimizer(task, model)
+    first = 0
+    if (state := folder.load()) is not None:
+        first, weights, moment = state
+        model.load_state_dict(weights["model"], strict=model.tune)
+        optimizer.load_state_dict(moment["optimizer"])
+    log = Log(folder.log, first)
+    # every rate falls to 0 along half a cosine
+    factors = (0.5 + 0.5 * torch.cos(torch.pi * (torch.arange(task.steps + 1) / task.steps))).tolist()
+    for step in range(first, task.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = group["rate"] * factors[step]
+        set_progress(model, step / task.steps, seed=Processes().seed(task.seed, step, POSITIONS))
+        images, masks = batch_at(
+            part, step, batch=task.batch, size=task.size, poses=task.poses, seed=task.seed
+        )
+        with torch.random.fork_rng():
+            # the dropout depends on the seed and the step alone, so a run that goes on draws what it would have drawn
+            torch.manual_seed(task.seed * 1_000_003 + step)
+            scores = model(images.to(device))
+            # mean over the pixels that count; a batch without any has the loss 0
+            loss = cross_entropy(scores, masks.to(device), ignore_index=IGNORE, reduction="sum")
+            loss = loss / (masks != IGNORE).sum().clamp_min(1).item()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+        optimizer.step()
+        done, value = step + 1, float(loss.detach())
+        if done % task.log_every == 0 or done == task.steps:
+            log.write({"step": done, "loss": value, "rate": task.rate * factors[step]})
+        if done % task.checkpoint_every == 0 or done == task.steps:
+            folder.save(done, {"model": model.own_state()}, {"optimizer": optimizer.state_dict()})
+        progress(done, value)
+    set_progress(model, 1.0)
+
+
+def _optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Optimizer:
+    """Return AdamW with a rate for the linear map and, where it is tuned, another for the backbone."""
+    head = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
+    groups = [{"params": head, "rate": task.rate}]
+    if model.tune:
+        groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_rate})
+    return torch.optim.AdamW(groups, lr=task.rate, weight_decay=task.weight_decay)

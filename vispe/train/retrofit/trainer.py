@@ -1,0 +1,281 @@
+"""The training itself: updates, what is written between them, and how a stopped run goes on.
+
+An update depends on the weights, the optimizer and (seed, step, rank) alone: images, views and everything that a model
+draws at random are drawn from these. So a run that is stopped at any time and continued ends with the same weights as
+one that was not, bit for bit on one machine with the same number of processes and threads (on a GPU as far as its
+kernels are deterministic).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vispe.backbones.distributed import POSITIONS, Processes
+from vispe.backbones.model_access import patch_projection
+from vispe.encodings.positions import set_progress
+from vispe.errors import InputError, OptionError
+from vispe.evaluate.probe.group_averages import effective_rank
+from vispe.symmetry import symmetrize
+from vispe.train.data import Batches
+from vispe.train.retrofit.checkpoint import Folder, State
+from vispe.train.retrofit.config import Retrofit, Stage
+from vispe.train.retrofit.distillation_losses import Objective, Pair, pair_of, pose_of
+from vispe.train.retrofit.lora import merge_lora
+from vispe.train.retrofit.teacher_cache import CropBatches
+from vispe.train.retrofit.training_log import Log, memory_mib
+
+OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
+"""Called with the number of updates made, that of all, and the line of the log that was written, if any."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A stage as it is carried out.
+
+    Attributes:
+        stage: as the config has it, its length in steps.
+        first: number of updates before it.
+        steps: number of its updates.
+        batches: its images, or windows with the teacher's features of them.
+    """
+
+    stage: Stage
+    first: int
+    steps: int
+    batches: Batches | CropBatches
+
+    @property
+    def end(self) -> int:
+        """Number of updates when it is done."""
+        return self.first + self.steps
+
+
+class Training:
+    """Everything that changes while a student is trained.
+
+    Args:
+        objective: teacher and student, on the device of the processes.
+        config: of the retrofit.
+        processes: that train together.
+        folder: where the main process writes state and log, and all read them.
+        plan: the stages.
+
+    Attributes:
+        step: number of updates that were made.
+        average: moving averages of the trained weights by name; empty without.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        config: Retrofit,
+        processes: Processes,
+        folder: Folder,
+        plan: Sequence[Part],
+    ) -> None:
+        self.objective, self.config, self.processes, self.folder = objective, config, processes, folder
+        self.plan, self.step, self.student, self._device = plan, 0, objective.student, processes.place
+        named = [(name, p) for name, p in self.student.named_parameters() if p.requires_grad]
+        self.trained: list[nn.Parameter] = [p for _, p in named]
+        self.average = {name: p.detach().clone() for name, p in named} if config.ema else {}
+        self.scaler = torch.amp.GradScaler(processes.place.type, enabled=config.amp == "fp16")
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.sums: dict[str, Tensor] = {}
+        self._moment: dict[str, Any] = {}
+        if config.grad_checkpointing:
+            if not hasattr(self.student, "set_grad_checkpointing"):
+                raise OptionError(f"grad_checkpointing=true, and {type(self.student).__name__} cannot do it.")
+            self.student.set_grad_checkpointing(True)
+
+    def resume(self, state: State | None) -> None:
+        """Go on from a state of `Folder.load`; None is the beginning."""
+        if state is not None:
+            self.step, weights, self._moment = state
+            self.student.load_state_dict(weights["student"])
+            for name, value in weights.get("average", {}).items():
+                self.average[name].copy_(value)
+            self.scaler.load_state_dict(self._moment["scaler"])
+            self.sums = {name: value.to(self._device) for name, value in self._moment["sums"].items()}
+
+    def run(self, on_step: OnStep | None = None) -> None:
+        """Train to the end.
+
+        Raises:
+            InputError: the loss is not finite any more.
+        """
+        total = self.plan[-1].end
+        self.student.train()
+        board = self.folder.path / "tensorboard" if self.config.tensorboard else None
+        log = Log(self.folder.log, self.step, board) if self.processes.main else None
+        gpus = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus):
+            for part in self.plan:
+                if self.step >= part.end:
+                    continue
+                rates = {"lr": part.stage.rate, "weight_decay": self.config.weight_decay}
+                self.optimizer = torch.optim.AdamW(self.trained, **rates)
+                if self.step > part.first:
+                    self.optimizer.load_state_dict(self._moment["optimizer"])
+                self._moment = {}
+                self._carry_out(part, total, log, on_step)
+        if log is not None:
+            log.close()
+
+    def finished(self) -> nn.Module:
+        """Return the student in evaluation mode: averaged where asked, its weights plain and frozen."""
+        with torch.no_grad():
+            for name, parameter in self.student.named_parameters():
+                if name in self.average:
+                    parameter.copy_(self.average[name])
+        merge_lora(self.student)
+        if self.config.student.symmetric:
+            symmetrize(self.student)
+        if self.config.grad_checkpointing:
+            self.student.set_grad_checkpointing(False)
+        set_progress(self.student, 1.0)
+        return self.student.eval().requires_grad_(False)
+
+    def _carry_out(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
+        """Make the updates of one stage that are left."""
+        config, start, since = self.config, time.perf_counter(), self.step
+        left = range(self.step, part.end)
+        for _, given in zip(left, part.batches.from_step(self.step - part.first), strict=False):
+            rate = part.stage.rate_at(self.step - part.first, part.steps)
+            shown = self._update(given, part.stage.batch, rate)
+            self.step += 1
+            line, last = None, self.step == part.end
+            if self.step % config.log_every == 0 or last:
+                line, now = self._line(part, rate, shown), time.perf_counter()
+                line["images_per_s"] = (self.step - since) * part.stage.batch / (now - start)
+                start, since = now, self.step
+                if log is not None:
+                    log.write({k: round(v, 8) if isinstance(v, float) else v for k, v in line.items()})
+            if self.step % config.checkpoint_every == 0 or last:
+                self._check_finite()
+                if self.processes.main:
+                    self._save()
+            if on_step is not None and self.processes.main:
+                on_step(self.step, total, line)
+
+    def _update(
+        self, given: Tensor | tuple[Tensor, Tensor], batch: int, rate: float
+    ) -> tuple[Tensor, Tensor]:
+        """Make one update from this process's share of a batch; return maps of an image, student's and target's."""
+        config, optimizer = self.config, self.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad(set_to_none=True)
+        torch.manual_seed(self.processes.seed(config.seed, self.step))
+        drawn = self.processes.seed(config.seed, self.step, POSITIONS)
+        set_progress(self.student, self.progress, seed=drawn)
+        pose, pair = pose_of(config.seed, self.step), self._pair(given)
+        shown = None
+        images, kept = given if isinstance(given, tuple) else (given, None)
+        size = config.chunk or len(images)
+        known = [None] * len(images) if kept is None else kept.split(size)
+        for few, maps_of in zip(images.split(size), known, strict=False):
+            few = few.to(self._device, non_blocking=True)
+            maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
+            with autocast(config, self.processes):
+                parts, maps, target = self.objective.parts(few, pose, maps_of, pair)
+                # divided by the global batch, so that chunks and processes add up to its mean
+                loss = self.objective.total(parts).sum() / batch
+            self.scaler.scale(loss).backward()
+            for name, value in parts.items():
+                self._add(name, value.detach().double().sum())
+            self._add("images", torch.tensor(len(few), dtype=torch.float64, device=self._device))
+            shown = shown or (maps[0], target[0])
+        # gradients of all processes, in true scale before they are clipped
+        self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
+        self.scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(self.trained, config.clip or math.inf)
+        # counted once for each image, as everything in the sums is divided by their number
+        self._add("grad_norm", norm.detach().double() * len(images))
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        if config.student.symmetric:
+            symmetrize(self.student)
+        if self.average:
+            # faster in the first updates, so that the averages forget the beginning
+            share = 1 - min(config.ema, (1 + self.step) / (10 + self.step))
+            weights = [p.detach() for p in self.trained]
+            torch._foreach_lerp_(list(self.average.values()), weights, share)
+        return shown
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done: of the step alone, so that a run that goes on has the same."""
+        return self.step / self.plan[-1].end
+
+    def _pair(self, given: Tensor | tuple[Tensor, Tensor]) -> Pair | None:
+        """Return the placements of this update, the same in all processes; None where they have no weight."""
+        if not self.config.loss.place:
+            return None
+        images = given[0] if isinstance(given, tuple) else given
+        sides = patch_projection(self.student).stride
+        content = (images.shape[-2] // sides[0], images.shape[-1] // sides[1])
+        return pair_of(self.config.seed, self.step, self.progress, content, self.config.augment)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        """Add to a sum over the images of this interval."""
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def _line(self, part: Part, rate: float, shown: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        """Return the line of the log for the interval that ends, and begin the next."""
+        self._check_finite()
+        values = [value.clone() for value in self.sums.values()]
+        self.processes.sum_(values)
+        means = dict(zip(self.sums, map(float, values), strict=True))
+        self.sums = {}
+        images = means.pop("images")
+        means = {name: value / images for name, value in means.items()}
+        weights = self.config.loss
+        loss = sum(getattr(weights, name) * value for name, value in means.items() if name != "grad_norm")
+        ranks = [effective_rank(maps.float().cpu()) for maps in shown] if self.processes.main else [0.0, 0.0]
+        return {
+            "step": self.step,
+            "stage": self.plan.index(part),
+            "size": part.stage.size,
+            "loss": loss,
+            **means,
+            "cosine": 1 - means["distill"],
+            "rank_student": ranks[0],
+            "rank_target": ranks[1],
+            "rate": rate,
+            "memory_mib": memory_mib(self._device),
+        }
+
+    def _check_finite(self) -> None:
+        for name, value in self.sums.items():
+            if name != "grad_norm" and not torch.isfinite(value):
+                raise InputError(
+                    f"The loss ({name}) is not finite any more at step {self.step}; lower the rate, give clip, or use "
+                    f"amp=no. The last state in {self.folder.path} is sound."
+                )
+
+    def _save(self) -> None:
+        weights = {"student": self.student.state_dict()}
+        if self.average:
+            weights["average"] = self.average
+        moment = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "sums": {name: value.cpu() for name, value in self.sums.items()},
+            "channels": list(self.objective.channels),
+        }
+        self.folder.save(self.step, weights, moment)
+
+
+def autocast(config: Retrofit, processes: Processes) -> AbstractContextManager[Any]:
+    """Return the precision in which models compute."""
+    if config.amp == "no":
+        return nullcontext()
+    return torch.autocast(processes.place.type, torch.bfloat16 if config.amp == "bf16" else torch.float16)
