@@ -28,16 +28,16 @@ bench:
 
 figures:
 	$(PYTHON) eval/figures.py
-	$(PYTHON) eval/moving.py
-	$(PYTHON) eval/doors.py
+	$(PYTHON) eval/docs_animations.py
+	$(PYTHON) eval/docs_figures.py
 	$(PYTHON) eval/architecture.py
-	$(PYTHON) eval/multimodal.py picture
+	$(PYTHON) eval/docs_multimodal.py picture
 
 generated:
 	$(PYTHON) eval/gallery.py
 	$(PYTHON) eval/golden.py
 	$(PYTHON) eval/tables.py
-	$(PYTHON) eval/multimodal.py tables
+	$(PYTHON) eval/docs_multimodal.py tables
 	$(PYTHON) eval/notebooks.py
 
 docs:

@@ -31,8 +31,8 @@ from evidence import (  # noqa: E402
     scores,
 )
 from formulas import mathml, shown  # noqa: E402
+from gallery_page import gallery_page  # noqa: E402
 from tables import golden  # noqa: E402  (committed tables and those of the site say the same)
-from wall import wall_page  # noqa: E402
 
 FACTS = (
     "Shapes",
@@ -50,7 +50,7 @@ def pages() -> dict[str, str]:
     """Return the text of every generated page by its path in docs/."""
     made = {f"encodings/{name}.md": page(name) for name in vispe.list_encodings()}
     return {
-        "encodings/index.md": wall_page(),
+        "encodings/index.md": gallery_page(),
         "reference/api.md": reference(),
         "reference/commands.md": commands_page(),
         **made,

@@ -1,4 +1,4 @@
-"""Draw docs/pictures/architecture.png: the rooms of the package by floor, and what they import, as their code says.
+"""Draw docs/figures/architecture.png: the rooms of the package by floor, and what they import, as their code says.
 
 python eval/architecture.py
 """
@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from tests.test_architecture import ARROWS, FILES, FLOORS, PACKAGE, room
 from vispe.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
 
-OUT = Path(__file__).parents[1] / "docs" / "pictures" / "architecture.png"
+OUT = Path(__file__).parents[1] / "docs" / "figures" / "architecture.png"
 WIDTH = 9.0  # of a floor
 MANY = 4  # imports from one floor to another that are drawn
 SHOWN = [tuple(name for name in floor if not name.startswith("_")) for floor in FLOORS]

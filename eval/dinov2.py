@@ -36,14 +36,14 @@ from vispe.train.retrofit.student import load_student
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent))
-from retrofit_proof_report import rounded
-from retrofitted import figure, pictures, questions, scribbled
-from retrofitted.table import markdown
-from retrofitted.targets import gains, targets
+from dinov2_evaluation import figure, metrics, probe_images, scribbled
+from dinov2_evaluation.table import markdown
+from dinov2_evaluation.targets import gains, targets
+from small_retrofit_report import rounded
 from timing import environment
 
 OUT = Path(__file__).parent / "results" / "dinov2"
-FULL, QUICK = pictures.Extent(), pictures.QUICK
+FULL, QUICK = probe_images.Extent(), probe_images.QUICK
 KEYS = ("question", "kind", "size", "set")
 """What tells a row from another one."""
 
@@ -66,7 +66,7 @@ def main() -> None:
     if len(set(names)) < len(names):
         parser.error(f"--students has folders of one name ({', '.join(names)}); results are named by it.")
     extent = QUICK if args.quick else FULL
-    frames = pictures.frames_of(args.microscopy, extent)
+    frames = probe_images.frames_of(args.microscopy, extent)
     args.out.mkdir(parents=True, exist_ok=True)
     for name, folder in zip(names, args.students, strict=True):
         measured(name, folder, frames, extent, args)
@@ -75,12 +75,16 @@ def main() -> None:
     (args.out / "table.md").write_text(text, encoding="utf-8")
     figure.draw(reports).savefig(args.out / "dinov2.png", bbox_inches="tight")
     if args.out == OUT:  # the guide shows it
-        shutil.copy(OUT / "dinov2.png", OUT.parents[2] / "docs" / "pictures" / "retrofit.png")
+        shutil.copy(OUT / "dinov2.png", OUT.parents[2] / "docs" / "figures" / "retrofit.png")
     print(text)
 
 
 def measured(
-    name: str, folder: Path, frames: list[pictures.Frame], extent: pictures.Extent, args: argparse.Namespace
+    name: str,
+    folder: Path,
+    frames: list[probe_images.Frame],
+    extent: probe_images.Extent,
+    args: argparse.Namespace,
 ) -> None:
     """Measure a student and write its results, row by row.
 
@@ -127,35 +131,33 @@ def measured(
 def jobs(
     pair: Pair,
     settings: Settings,
-    frames: list[pictures.Frame],
-    extent: pictures.Extent,
+    frames: list[probe_images.Frame],
+    extent: probe_images.Extent,
     args: argparse.Namespace,
 ) -> Iterator[Job]:
     """Yield what tells a row from the others, and what measures it."""
     for size in extent.sizes:
-        for kind in pictures.KINDS:
+        for kind in probe_images.KINDS:
             if kind == "pool" and args.pool is None:
                 continue
 
             def look(kind: str = kind, size: int = size) -> dict[str, Any]:
-                shown = pictures.pictures_of(kind, size, settings, extent, frames, args.pool)
+                shown = probe_images.pictures_of(kind, size, settings, extent, frames, args.pool)
                 return (
-                    questions.looked_at(pair, kind, size, shown, settings, extent)
-                    if shown
-                    else {"pictures": 0}
+                    metrics.looked_at(pair, kind, size, shown, settings, extent) if shown else {"pictures": 0}
                 )
 
             yield {"question": "look", "kind": kind, "size": size}, look
 
         def turn(size: int = size) -> dict[str, Any]:
-            return questions.turned(pair, pictures.turned_of(size, settings, extent, frames))
+            return metrics.turned(pair, probe_images.turned_of(size, settings, extent, frames))
 
         yield {"question": "turned", "size": size}, turn
     size = extent.sizes[-1]
     for group in dict.fromkeys(frame.group for frame in frames):
         own = [frame for frame in frames if frame.group == group]
 
-        def scribble(own: list[pictures.Frame] = own) -> dict[str, Any]:
+        def scribble(own: list[probe_images.Frame] = own) -> dict[str, Any]:
             return scribbled.scribbled(pair, own, size, settings, extent.budget)
 
         asked = {"question": "scribbles", "set": group, "size": size, "homogeneous": own[0].homogeneous}

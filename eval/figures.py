@@ -84,7 +84,7 @@ def extrapolation() -> None:
         "best on unseen grids first",
         fontsize=10,
     )
-    figure.savefig(ROOT / "docs" / "pictures" / "extrapolation.png")
+    figure.savefig(ROOT / "docs" / "figures" / "extrapolation.png")
 
 
 def memory() -> None:
@@ -131,7 +131,7 @@ def memory() -> None:
     ax.set_axisbelow(True)
     ax.tick_params(length=0, colors=INK)
     ax.spines[:].set_visible(False)
-    figure.savefig(ROOT / "docs" / "pictures" / "attention-memory.png")
+    figure.savefig(ROOT / "docs" / "figures" / "attention-memory.png")
 
 
 def rotation() -> None:
@@ -161,7 +161,7 @@ def rotation() -> None:
         part.suptitle(f"A small transformer with random weights, {words}", x=0.01, ha="left", size=13)
     for ax in circles:  # one scale
         ax.set_ylim(0, max(ax.get_ylim()[1] for ax in circles))
-    figure.savefig(ROOT / "docs" / "pictures" / "rotation.png")
+    figure.savefig(ROOT / "docs" / "figures" / "rotation.png")
 
 
 def orders() -> None:
@@ -188,7 +188,7 @@ def orders() -> None:
         ax.set_title(name, loc="left", size=11, color=INK)
         ax.set(xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
-    figure.savefig(ROOT / "docs" / "pictures" / "orders.png")
+    figure.savefig(ROOT / "docs" / "figures" / "orders.png")
 
 
 if __name__ == "__main__":

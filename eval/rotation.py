@@ -33,7 +33,7 @@ from vispe.images import textures
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 import masked
-import pictures
+import training_images
 from timing import environment
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +107,7 @@ def trained(name: str, runs: Path) -> nn.Module:
     folder.mkdir(parents=True, exist_ok=True)
     weights = folder / "weights.safetensors"
     if not weights.exists():
-        pool = [*pictures.synthetic(recipe.textures), *pictures.installed()]
+        pool = [*training_images.synthetic(recipe.textures), *training_images.installed()]
 
         def follow(step: int, loss: float) -> None:
             if (step + 1) % 50 == 0:

@@ -6,7 +6,7 @@
 Each is a Qwen2-VL of two decoder layers and random weights, without any block in its vision tower, so that nothing but
 the scheme says where a patch is. It learns the three tasks of `vispe.train.vlm.synthetic_tasks` at once, packed by
 `vispe.train.vlm.packing`, and is then asked at lengths of training and beyond. Writes eval/results/schemes.json after
-every model, and goes on where it was stopped; `draw` makes docs/pictures/schemes-tasks.png.
+every model, and goes on where it was stopped; `draw` makes docs/figures/schemes-tasks.png.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def picture(out: Path) -> None:
         ax.set_title("lengths of training" if when == "training" else "longer than trained", fontsize=12)
     bar = figure.colorbar(shown, ax=axes, fraction=0.03, pad=0.02, ticks=[0, 1])
     bar.ax.set_yticklabels(["chance", "all right"], fontsize=9)
-    figure.savefig(ROOT / "docs" / "pictures" / "schemes-tasks.png", bbox_inches="tight", facecolor="white")
+    figure.savefig(ROOT / "docs" / "figures" / "schemes-tasks.png", bbox_inches="tight", facecolor="white")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from torch.nn import functional as F
 import vispe
 
 if __package__:
-    from models import pictures as data
+    from models import training_images as data
 else:
-    import pictures as data
+    import training_images as data
 
 
 _PERIOD = 20.0  # the longest wave of a sincos table is this many patches times 2 pi

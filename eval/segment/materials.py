@@ -126,7 +126,7 @@ def picture() -> None:
     rose.legend(loc="lower center", bbox_to_anchor=(0.5, -0.28), fontsize=8)
     right.set(xlabel="distance r, µm", title="two-point correlation S2(r)", xlim=(0, 60), ylim=(0, None))
     right.legend(fontsize=8)
-    figure.savefig(Path(__file__).resolve().parents[2] / "docs" / "pictures" / "materials.png")
+    figure.savefig(Path(__file__).resolve().parents[2] / "docs" / "figures" / "materials.png")
     print(json.dumps(record["classes"]["bright phase"]["elongation"]))
 
 

@@ -32,7 +32,7 @@ from vispe.segment.model.model_file import versions
 from vispe.segment.overlays import PALETTE
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "suggest.json"
-FIGURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "suggest-curve.png"
+FIGURE = Path(__file__).resolve().parents[2] / "docs" / "figures" / "suggest-curve.png"
 PICTURE = FIGURE.with_name("suggest.png")
 SIDE, ROUNDS, EACH = 256, 8, 5
 FIRST = 5  # on the seeds before it was chosen how much newness counts

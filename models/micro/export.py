@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from models import pictures as data
+from models import training_images as data
 from models.micro.tasks import HELD
 from models.micro.validate import validate
 from vispe.backbones.micro import WEIGHTS

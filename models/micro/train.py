@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 
 import vispe
-from models import pictures as data
+from models import training_images as data
 from models.micro.trainer import SIZES, Recipe, Trainer
 from vispe.backbones.micro.load import load_micro
 

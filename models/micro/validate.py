@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models import pictures as data
+from models import training_images as data
 from models.micro.geometry import Random
 from models.micro.tasks import HELD, task
 from vispe.segment.classify.pixel_classifier import PixelClassifier

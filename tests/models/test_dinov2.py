@@ -22,11 +22,11 @@ from vispe.train.retrofit.student import load_student, load_teacher, make_studen
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "eval"))
 dinov2 = importlib.import_module("dinov2")
-pictures = importlib.import_module("retrofitted.pictures")
-scribbled = importlib.import_module("retrofitted.scribbled")
-table = importlib.import_module("retrofitted.table")
-targets = importlib.import_module("retrofitted.targets")
-TINY = pictures.Extent(2, 3, 1, 2, None, None, turned=1, masks=1, budget=20, sizes=(32, 48))
+probe_images = importlib.import_module("dinov2_evaluation.probe_images")
+scribbled = importlib.import_module("dinov2_evaluation.scribbled")
+table = importlib.import_module("dinov2_evaluation.table")
+targets = importlib.import_module("dinov2_evaluation.targets")
+TINY = probe_images.Extent(2, 3, 1, 2, None, None, turned=1, masks=1, budget=20, sizes=(32, 48))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def report(run, micrographs):
 
 def test_every_question_has_a_row_at_every_size(report):
     rows = [(r["question"], r.get("kind", r.get("set")), r["size"]) for r in report["rows"]]
-    looks = [("look", kind, size) for size in (32, 48) for kind in pictures.KINDS]
+    looks = [("look", kind, size) for size in (32, 48) for kind in probe_images.KINDS]
     assert [row for row in rows if row[0] == "look"] == looks
     assert [row for row in rows if row[0] == "turned"] == [("turned", None, size) for size in (32, 48)]
     sets = [(r["set"], r["homogeneous"]) for r in report["rows"] if r["question"] == "scribbles"]
@@ -100,7 +100,7 @@ def test_every_question_has_a_row_at_every_size(report):
         3,
     ]  # 'layers' shows place, one frame is small
     assert shown[48]["grids"] == [[6, 6]]
-    for kind in pictures.PLACELESS:
+    for kind in probe_images.PLACELESS:
         r2 = targets.look(report["rows"], kind, 32)["r2"]
         assert r2.keys() == {"before", "blanked", "after", "filters"}
         assert r2["after"].keys() >= {"lr+ud", "radial", "shuffled", "by picture"}
@@ -122,17 +122,17 @@ def test_results_name_weights_and_no_place_of_this_machine(report, student, run)
 
 
 def test_what_a_place_has_in_all_pictures_is_taken_away():
-    questions = importlib.import_module("retrofitted.questions")
+    metrics = importlib.import_module("dinov2_evaluation.metrics")
     y, x = torch.meshgrid(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 12), indexing="ij")
     place = torch.stack([y, x * y, x**5 - y**2, torch.full_like(x, 3.0)])
     content = torch.randn(6, 4, 9, 12, generator=torch.Generator().manual_seed(0))
-    found = torch.stack(questions.placeless(list(content + place)))
+    found = torch.stack(metrics.placeless(list(content + place)))
     # the mean over patches stays; of the content only what six pictures share smoothly goes
     wanted = content + place.mean((1, 2), keepdim=True)
     assert float((found - wanted).square().mean()) < 0.05
-    alone = torch.stack(questions.placeless([place.double()] * 2))
+    alone = torch.stack(metrics.placeless([place.double()] * 2))
     torch.testing.assert_close(alone[0], place.mean((1, 2), keepdim=True).expand_as(place).double())
-    other = questions.placeless([place, content[0][:, :5]])  # another shape is not mixed in
+    other = metrics.placeless([place, content[0][:, :5]])  # another shape is not mixed in
     assert [tuple(m.shape) for m in other] == [(4, 9, 12), (4, 5, 12)]
 
 
@@ -141,13 +141,13 @@ def test_a_run_that_was_stopped_goes_on_and_nothing_is_done_twice(report, run, m
     kept = [r for r in report["rows"] if r.get("kind") != "noise" or r["size"] != 48]
     (out / "first.json").write_text(json.dumps(report | {"rows": kept}))
     asked = []
-    looked_at = dinov2.questions.looked_at
+    looked_at = dinov2.metrics.looked_at
 
     def spy(pair, kind, size, *more):
         asked.append((kind, size))
         return looked_at(pair, kind, size, *more)
 
-    monkeypatch.setattr(dinov2.questions, "looked_at", spy)
+    monkeypatch.setattr(dinov2.metrics, "looked_at", spy)
     again = call("--pool", str(micrographs), "--quick")
     assert asked == [("noise", 48)]
     found = [targets.look(r["rows"], "noise", 48) for r in (report, again)]
@@ -184,8 +184,8 @@ def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
     _, teacher, _ = load_student(student)
     same = Pair(teacher, teacher, [])
     settings = Settings(8, 0, teacher.mean, teacher.std)
-    noise = pictures.pictures_of("noise", 32, settings, TINY, [], None)
-    row = dinov2.questions.looked_at(same, "noise", 32, noise, settings, TINY)
+    noise = probe_images.pictures_of("noise", 32, settings, TINY, [], None)
+    row = dinov2.metrics.looked_at(same, "noise", 32, noise, settings, TINY)
     assert row["cosine_blanked"] == pytest.approx([1, 1])
     assert row["cosine_centred"] == pytest.approx([1, 1])
     assert max(row["cosine_constant"]) < 0.999
@@ -196,7 +196,7 @@ def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
 def test_scores_of_scribbles_are_those_of_the_evaluation_of_a_retrofit(student, micrographs):
     after, before, card = load_student(student)
     settings = Settings(8, 48, before.mean, before.std)
-    frames = [f for f in pictures.frames_of(micrographs, TINY) if f.group == "bright"]
+    frames = [f for f in probe_images.frames_of(micrographs, TINY) if f.group == "bright"]
     found = scribbled.scribbled(Pair(before, after, card["blanked"]), frames, 48, settings, 20)
     images = scribbled.Windows([settings.normalized(f.image) for f in frames], 8, 48)
     truths = scribbled.Windows([f.truth for f in frames], 8, 48)

@@ -30,7 +30,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def generator():
-    location = importlib.util.spec_from_file_location("eval_multimodal", ROOT / "eval" / "multimodal.py")
+    location = importlib.util.spec_from_file_location("eval_multimodal", ROOT / "eval" / "docs_multimodal.py")
     module = importlib.util.module_from_spec(location)
     location.loader.exec_module(module)
     return module
@@ -44,7 +44,7 @@ def found(generator):
 def test_the_page_says_what_is_found(generator, found, monkeypatch):
     monkeypatch.setattr(generator, "properties", found.__getitem__)
     page = (ROOT / "docs/how-to/models/multimodal.md").read_text()
-    assert generator.updated(page) == page, "run python eval/multimodal.py"
+    assert generator.updated(page) == page, "run python eval/docs_multimodal.py"
     assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
     with pytest.raises(ValueError, match="0 places for the table cost"):
         generator.updated("# no marks")

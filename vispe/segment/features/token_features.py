@@ -89,7 +89,7 @@ class TokenModel:
                 "take a plain ViT."
             )
         self.stride = stride or self.patch
-        # what synthetic tasks chose, see docs/explanation/micro.md
+        # what synthetic tasks chose, see docs/explanation/vispe-micro.md
         several = self._features.patch == self.patch and self.stride % 2 == 0
         self.shifts = (2 if several else 1) if shifts is None else shifts
         if self.stride % self.shifts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from retrofitted.targets import UNSEEN, others, targets
+from dinov2_evaluation.targets import UNSEEN, others, targets
 from vispe.report.table import aligned
 from vispe.train.evaluate.criteria import Criterion
 

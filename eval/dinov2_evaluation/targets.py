@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from retrofitted.pictures import PLACELESS
+from dinov2_evaluation.probe_images import PLACELESS
 from vispe.report.statistics import summarise
 from vispe.train.evaluate.criteria import GONE, Criterion
 from vispe.train.evaluate.mask_scores import mean_known

@@ -1,7 +1,7 @@
 """Draw the moving pictures of the explanations: SVG without scripts, which stands still for readers who ask for it.
 
-python eval/moving.py [bias] [turn] [waves] [strip]
-python eval/moving.py place --weights dinov2_vits14.safetensors
+python eval/docs_animations.py [bias] [turn] [waves] [strip]
+python eval/docs_animations.py place --weights dinov2_vits14.safetensors
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vispe.attention.bias.strip import Layout, build
 from vispe.evaluate.evaluated import load_subject
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
 
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
+PICTURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 LARGEST = 300_000  # bytes
 
 
@@ -128,7 +128,7 @@ def bias() -> None:
                 f'fill="#fff" stroke="{INK}"/>',
             ]
     film.write(
-        "bias-walk.svg", "A query walks over a grid; the bias of four encodings moves along with it", 4
+        "bias-animation.svg", "A query walks over a grid; the bias of four encodings moves along with it", 4
     )
 
 
@@ -175,7 +175,9 @@ def turn() -> None:
         film.still.append(text(cx, cy + r + 20, f"{words}: {degrees}°", "", "middle"))
         film.still.append(text(cx, cy + r + 37, f"a step, {apart * degrees}° between", "s", "middle"))
     film.rules.append("@media(prefers-reduced-motion:reduce){.m,.r0,.r1,.r2{animation:none}}")
-    film.write("rotary-turn.svg", "Query and key turn as they move; the angle between them stays the same")
+    film.write(
+        "rotary-rotation.svg", "Query and key turn as they move; the angle between them stays the same"
+    )
 
 
 def waves() -> None:
@@ -254,7 +256,7 @@ def strip() -> None:
                 ]
             )
     film.write(
-        "strip-walk.svg",
+        "strip-animation.svg",
         "A query moves over the grid; its bias is one run of the strip, which slides along",
         2,
     )
@@ -323,7 +325,7 @@ def place(weights: str) -> None:
         )
     model.pos_embed.data.copy_(table)
     film.write(
-        "place-moves.svg", "What DINOv2 makes of noise is a map of places, which moves with its table", 0
+        "position-shift.svg", "What DINOv2 makes of noise is a map of places, which moves with its table", 0
     )
 
 

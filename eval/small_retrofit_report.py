@@ -1,4 +1,4 @@
-"""The JSON file of `retrofit_proof.py`: rows that are added one by one, and what they come to over the seeds."""
+"""The JSON file of `small_retrofit.py`: rows that are added one by one, and what they come to over the seeds."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from vispe.train.retrofit.config import Probe, Stage
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "eval"))
-proof = importlib.import_module("retrofit_proof")
-figure = importlib.import_module("retrofit_proof_figure")
-report_file = importlib.import_module("retrofit_proof_report")
-measure = importlib.import_module("retrofit_proof_measure")
+proof = importlib.import_module("small_retrofit")
+figure = importlib.import_module("small_retrofit_figure")
+report_file = importlib.import_module("small_retrofit_report")
+measure = importlib.import_module("small_retrofit_metrics")
 PICTURES_OF = proof.pictures_of  # the run below replaces it
 NAMES = ("alibi2d", "alibi2d, random weights")
 
@@ -86,7 +86,7 @@ def run(tmp_path_factory, micrographs):
             "--micrographs",
             str(micrographs),
         ]
-        patch.setattr(sys, "argv", ["retrofit_proof.py", *options, *more])
+        patch.setattr(sys, "argv", ["small_retrofit.py", *options, *more])
         proof.main()
         return json.loads((folder / "out" / "proof.json").read_text())
 
@@ -216,7 +216,7 @@ def test_the_pool_is_named_with_licences_and_without_what_is_for_evaluation(tmp_
     monkeypatch.setattr(proof, "RECIPE", replace(proof.RECIPE, textures=2))
     parts = PICTURES_OF(tmp_path, tmp_path / "cache").describe()["parts"]
     assert [(p["kind"], p["licence"]) for p in parts[2:]] == [("folder", "MIT")]
-    assert parts[1]["count"] == len(proof.pictures.INSTALLED)
+    assert parts[1]["count"] == len(proof.training_images.INSTALLED)
     (tmp_path / "other").mkdir()
     with pytest.raises(SystemExit, match="names no licence for other"):
         PICTURES_OF(tmp_path, tmp_path / "cache")

@@ -37,7 +37,7 @@ document.querySelectorAll(".wall-controls").forEach((controls) => {
 """
 
 
-def wall_page() -> str:
+def gallery_page() -> str:
     """Return the page in Markdown and HTML."""
     names = vispe.list_encodings()
     return "\n".join(

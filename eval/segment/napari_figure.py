@@ -1,6 +1,6 @@
 """Draw the picture of the plugin in docs/how-to/micrographs/napari.md, on a machine without a screen.
 
-    python eval/segment/napari_picture.py [--out docs/pictures/napari.png]
+    python eval/segment/napari_figure.py [--out docs/figures/napari.png]
 
 Qt's offscreen platform has no OpenGL, so napari's canvas stays black there. The window is drawn by Qt, the canvas by
 napari's own scene in an EGL context (Mesa's software renderer will do), and both are put together.
@@ -27,7 +27,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parents[2] / "docs" / "pictures" / "napari.png"
+        "--out", type=Path, default=Path(__file__).parents[2] / "docs" / "figures" / "napari.png"
     )
     parser.add_argument("--size", type=int, nargs=2, default=(1180, 800), help="of the window, in pixels")
     parser.add_argument("--features", default="vispe_micro and filters")

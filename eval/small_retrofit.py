@@ -1,13 +1,13 @@
 """Does a retrofit take the position out? A small ViT that has it, students of several kinds, and what they keep.
 
-    python eval/retrofit_proof.py [--pool ../shared/data/pretrain] [--seeds 0 1 2] [--runs runs/proof] [--draw]
+    python eval/small_retrofit.py [--pool ../shared/data/pretrain] [--seeds 0 1 2] [--runs runs/proof] [--draw]
 
 A teacher with a learned absolute table learns without labels (`models/masked.py`) from pictures that anyone can make:
 synthetic micrographs and the pictures that scikit-image installs; with `--pool`, another one learns from a folder of
 unlabelled pictures besides. Students learn from it by `vispe.train` with other encodings, one of them without the
 teacher's weights. The seed of a student is that of its teacher. Micrographs (`--micrographs`) are looked at when
 everything is trained: nothing learns from them, and nothing is chosen by them. How likeness, position and segmentation
-are measured: `retrofit_proof_measure.py`.
+are measured: `small_retrofit_metrics.py`.
 
 Adds a row for each model to eval/results/retrofit/proof.json as it is finished and draws
 eval/results/retrofit/proof.png; whatever is done is not done again, and a model in training goes on.
@@ -41,10 +41,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent))
 import masked
-import pictures
-import retrofit_proof_figure
-from retrofit_proof_measure import measured, readable
-from retrofit_proof_report import add, rounded, rows_of, summary, write
+import small_retrofit_figure
+import training_images
+from small_retrofit_metrics import measured, readable
+from small_retrofit_report import add, rounded, rows_of, summary, write
 from timing import environment
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def main() -> None:
     report = json.loads(file.read_text())
     report["summary"] = summary(report["rows"])
     write(file, report)
-    retrofit_proof_figure.draw(report).savefig(args.out / "proof.png")
+    small_retrofit_figure.draw(report).savefig(args.out / "proof.png")
     for line in report["summary"]:
         print(json.dumps(line), flush=True)
 
@@ -183,7 +183,8 @@ def pictures_of(pool: Path | None, cache: Path) -> Source:
     parts: list[Source] = [
         SyntheticSource(RECIPE.textures, cache=cache),
         FolderSource(
-            [folder / name for name in pictures.INSTALLED], licence="see the licence notes of scikit-image"
+            [folder / name for name in training_images.INSTALLED],
+            licence="see the licence notes of scikit-image",
         ),
     ]
     if pool is not None:

@@ -1,6 +1,6 @@
 """Tries the wheel of vispe on versions of Python and torch, installed by pip away from the checkout.
 
-    python eval/matrix.py --pythons python3.11 python3.12 python3.13 python3.14 --torch 2.11.0 newest
+    python eval/version_matrix.py --pythons python3.11 python3.12 python3.13 python3.14 --torch 2.11.0 newest
 
 For each pair: a ViT with an encoding by name, forward, backward and at another size, converted and restored exactly,
 traced as one graph, its attention in two backends; then the command of README. Where a Python is missing, pip is asked
@@ -24,7 +24,7 @@ from checkout import ROOT
 from vispe.files import atomic_path
 from vispe.version import __version__
 
-RESULT = Path(__file__).parent / "results" / "matrix.json"
+RESULT = Path(__file__).parent / "results" / "version_matrix.json"
 USE = """
 import timm, torch, vispe
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from retrofitted.pictures import Frame
+from dinov2_evaluation.probe_images import Frame
 from vispe.evaluate.rotation.helpers import scribbles
 from vispe.evaluate.rotation.metrics.quadrant_gap import quadrants
 from vispe.evaluate.rotation.scribble_segmenter import at_pixels

@@ -1,4 +1,4 @@
-"""The figure of `retrofit_proof.py`: each dot is a seed; on the grey side of a dashed line the limit is not met."""
+"""The figure of `small_retrofit.py`: each dot is a seed; on the grey side of a dashed line the limit is not met."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import retrofit_proof_measure as measure
+import small_retrofit_metrics as measure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What is measured on the models of `retrofit_proof.py`: readable position, likeness, and segmentation.
+"""What is measured on the models of `small_retrofit.py`: readable position, likeness, and segmentation.
 
 Position is read from the final, normed features of the patches, on noise and on homogeneous textures that were not
 trained on. Likeness to the teacher is measured on synthetic pictures of another seed and on micrographs; segmentation

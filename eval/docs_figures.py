@@ -1,7 +1,7 @@
 """Draw the pictures of README: what a model knows about places, encodings, a micrograph, positions in a prompt.
 
-python eval/doors.py [wall] [micrograph] [schemes]
-python eval/doors.py place --weights dinov2_vits14.safetensors --retrofit RETROFIT_FOLDER
+python eval/docs_figures.py [encodings] [micrograph] [schemes]
+python eval/docs_figures.py place --weights dinov2_vits14.safetensors --retrofit RETROFIT_FOLDER
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURES = ROOT / "docs" / "pictures"
+FIGURES = ROOT / "docs" / "figures"
 STROKES = ROOT / "data" / "demo" / "ihc_scribbles.json"
 WALL = (
     *("alibi2d", "alibi_graph", "gaussian2d", "kerple", "sandwich", "lookhere", "seqpe"),
@@ -44,15 +44,15 @@ SIDE = 518
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pictures", nargs="*", default=["wall", "micrograph", "schemes"])
+    parser.add_argument("figures", nargs="*", default=["encodings", "micrograph", "schemes"])
     parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `place`")
     parser.add_argument("--retrofit", help="folder of a retrofit of it, for `place`")
     options = parser.parse_args()
-    for name in options.pictures:
+    for name in options.figures:
         if name == "place":
             place(options.weights, options.retrofit)
         else:
-            {"wall": wall, "micrograph": micrograph, "schemes": schemes}[name]()
+            {"encodings": encodings, "micrograph": micrograph, "schemes": schemes}[name]()
 
 
 def place(weights: str, retrofit: str) -> None:
@@ -72,7 +72,7 @@ def place(weights: str, retrofit: str) -> None:
         axes[2].imshow(colours(after, picture), interpolation="nearest")
         for ax, title in zip(axes, (name, "what DINOv2 makes of it", "after vispe retrofit"), strict=True):
             plain(ax, title)
-    figure.savefig(PICTURES / "place.png")
+    figure.savefig(FIGURES / "position-map.png")
 
 
 def colours(subject: Subject, picture: np.ndarray) -> np.ndarray:
@@ -88,7 +88,7 @@ def colours(subject: Subject, picture: np.ndarray) -> np.ndarray:
     return ((found - low) / (high - low)).clamp(0, 1).unflatten(0, maps.shape[1:]).numpy()
 
 
-def wall() -> None:
+def encodings() -> None:
     """Draw what one query sees under many encodings, without scales."""
     figure = Figure(figsize=(12, 4.3), dpi=110, facecolor="white", layout="constrained")
     for ax, name in zip(figure.subplots(3, 7).flat, WALL, strict=True):
@@ -97,7 +97,7 @@ def wall() -> None:
         ax.images[0].colorbar.remove()
         ax.set(xlabel="", ylabel="")
         plain(ax, name)
-    figure.savefig(PICTURES / "wall.png")
+    figure.savefig(FIGURES / "encodings.png")
 
 
 def micrograph() -> None:
@@ -120,7 +120,7 @@ def micrograph() -> None:
     plain(after, "… and what vispe segment makes of them", 12)
     figure.savefig(raw := io.BytesIO(), format="png")
     # 256 colours: a third of the size
-    Image.open(raw).convert("RGB").quantize(256).save(PICTURES / "micrograph.png", optimize=True)
+    Image.open(raw).convert("RGB").quantize(256).save(FIGURES / "micrograph.png", optimize=True)
 
 
 def schemes() -> None:
@@ -133,7 +133,7 @@ def schemes() -> None:
         ax.set_title(name, size=11, color=INK, loc="left", pad=18)
         if ax is not axes[0]:
             ax.set_ylabel("")
-    figure.savefig(PICTURES / "schemes.png")
+    figure.savefig(FIGURES / "schemes.png")
 
 
 def plain(ax: Axes, title: str, size: float = 9.5) -> None:

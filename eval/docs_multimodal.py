@@ -1,6 +1,6 @@
 """Write the tables of docs/how-to/models/multimodal.md, which are computed, and draw its pictures.
 
-python eval/multimodal.py [tables] [picture]
+python eval/docs_multimodal.py [tables] [picture]
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def updated(page: str) -> str:
     """Return the page with its tables computed anew."""
     made = tables([properties(spec) for spec in specs()]) | {"families": families()}
     for name, text in made.items():
-        marks = rf"(<!-- {name}: made by eval/multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
+        marks = rf"(<!-- {name}: made by eval/docs_multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
         page, count = re.subn(marks, lambda m, text=text: m[1] + text + m[2], page, flags=re.DOTALL)
         if count != 1:
             raise ValueError(
@@ -105,7 +105,7 @@ def picture() -> None:
 
     for name, specs, stream in (("positions", DRAWN, EXAMPLE), ("segments", SEGMENTS, NAMING)):
         axes = plot_positions(specs, stream)
-        axes[0].figure.savefig(ROOT / "docs" / "pictures" / f"multimodal-{name}.png", dpi=110)
+        axes[0].figure.savefig(ROOT / "docs" / "figures" / f"multimodal-{name}.png", dpi=110)
     parallel_picture()
 
 
@@ -130,7 +130,7 @@ def parallel_picture() -> None:
         upper.set_ylim(-1, 27)
         plot_blocks(stream, lower)
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "pictures" / "multimodal-parallel.png", dpi=110)
+    figure.savefig(ROOT / "docs" / "figures" / "multimodal-parallel.png", dpi=110)
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from retrofitted.targets import others, targets
+from dinov2_evaluation.targets import others, targets
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_figure
 from vispe.train.evaluate.criteria import Criterion
 

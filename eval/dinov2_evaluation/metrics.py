@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from retrofit_proof_measure import centred
+from small_retrofit_metrics import centred
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from retrofitted.pictures import PLACELESS, Extent
+from dinov2_evaluation.probe_images import PLACELESS, Extent
 from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
 from vispe.evaluate.probe.positional import ProbeResult, positional_probe
 from vispe.evaluate.rotation.metrics.equivariance import equivariance
