@@ -69,7 +69,7 @@ def golden(name: str) -> str:
 
 
 def summary() -> str:
-    """Return the few numbers that README says, those that miss what was aimed for among them."""
+    """Return the summary table of README; missed targets are in bold."""
     cases = [c["status"] == "PASS" for c in read("golden").values()]
     rows = {(r["pos_embed"], r["dtype"], r["batch"]): r for r in _at(518, "vit_cpu", "learned_cpu")}
     speed = {key: f"{row['relative_speed']:.2f}" for key, row in rows.items()}
@@ -77,27 +77,27 @@ def summary() -> str:
     objects, largest = read("objects")["summary"], read("segment_speed")["rows"][-1]
     low, high = objects["vispe, split"]["interval"]
     table = [
-        ["equal to their authors' code", f"{sum(cases)} of {len(cases)} cases, gradients too"],
+        ["encodings and schemes that reproduce their authors' code", f"{sum(cases)} of {len(cases)} cases, gradients too"],
         [
-            "a ViT-S/14 with `alibi2d` at 518 px on a CPU, speed relative to its learned table",
+            "speed of a ViT-S/14 with `alibi2d` at 518 px on a CPU, relative to the learned table",
             f"{speed['alibi2d', 'float32', 1]} (fp32), {speed['alibi2d', 'bfloat16', 1]} (bf16)",
         ],
         [
-            "the same with a learned bias (`rpb`), and with `irpe`, where we aimed for 0.90",
+            "the same with the learned biases `rpb` and `irpe` (target 0.90), fp32 and bf16",
             f"{speed['rpb', 'float32', 1]}, {speed['rpb', 'bfloat16', 1]}; "
             f"**{speed['irpe', 'float32', 1]}, {speed['irpe', 'bfloat16', 1]}**",
         ],
         [
             "fused kernels on a GPU",
-            "compiled and tested in Triton's interpreter; **no GPU has timed them yet**",
+            "compile for sm_80 and sm_90 and pass in Triton's interpreter; **not yet timed on a GPU**",
         ],
         *_retrofit(),
         [
-            "mIoU that vispe_micro adds to filters, few scribbles on real micrographs",
+            "mIoU gain of vispe_micro over filters alone, few scribbles on real micrographs",
             f"{gain['all']:+.3f} ({gain['interval'][0]:.3f} to {gain['interval'][1]:.3f}, {gain['images']} images)",
         ],
         [
-            "objects: average precision at 0.5, and of Otsu's threshold with a watershed",
+            "objects: average precision at IoU 0.5; Otsu's threshold with a watershed",
             f"{objects['vispe, split']['ap50']:.2f} ({low:.2f} to {high:.2f}), "
             f"{objects['otsu + watershed']['ap50']:.2f}; {objects['vispe, split']['images']} images",
         ],
@@ -110,7 +110,7 @@ def summary() -> str:
 
 
 def _retrofit() -> list[list[str]]:
-    """Return what a retrofit took out of a DINOv2, and what it cost."""
+    """Return the rows about the retrofit of a DINOv2."""
     found = read("dinov2/alibi2d")
     kinds = ("noise", "textures", "micrographs")
     look = {r["kind"]: r["r2"] for r in found["rows"] if r.get("size") == 518 and "r2" in r}
@@ -120,11 +120,11 @@ def _retrofit() -> list[list[str]]:
     rank = [value for key, value in targets.items() if key.startswith("rank before")]
     return [
         [
-            "R² of the place of a patch, read from DINOv2's features (noise, textures, micrographs at 518 px)",
+            "R² of patch position probed from DINOv2 features (noise, textures, micrographs at 518 px), before → after a retrofit",
             f"{before} → {after}",
         ],
         [
-            "effective rank of these features after it, where we aimed for 0.6 of the original's",
+            "effective rank of these features after the retrofit, relative to the original (target 0.6)",
             f"**{min(rank):.2f} to {max(rank):.2f}**",
         ],
     ]
