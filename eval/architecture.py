@@ -1,4 +1,4 @@
-"""Draw docs/figures/architecture.png: the rooms of the package by floor, and what they import, as their code says.
+"""Draw docs/figures/architecture.png: the packages by layer and their imports, from the syntax trees.
 
 python eval/architecture.py
 """
@@ -14,36 +14,36 @@ import checkout  # noqa: F401  (finds vispe and tests)
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from tests.test_architecture import ARROWS, FILES, FLOORS, PACKAGE, room
+from tests.test_architecture import IMPORTS, FILES, LAYERS, PACKAGE, package_of
 from vispe.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
 
 OUT = Path(__file__).parents[1] / "docs" / "figures" / "architecture.png"
-WIDTH = 9.0  # of a floor
-MANY = 4  # imports from one floor to another that are drawn
-SHOWN = [tuple(name for name in floor if not name.startswith("_")) for floor in FLOORS]
+WIDTH = 9.0  # of a layer
+MANY = 4  # imports between two layers that are drawn
+SHOWN = [tuple(name for name in layer if not name.startswith("_")) for layer in LAYERS]
 
 
 def title(name: str) -> str:
-    """Return the first line of what a room says of itself."""
+    """Return the first line of a package's docstring."""
     path = PACKAGE / name if name else PACKAGE
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n")[0].rstrip(".")
 
 
 def boxes(ax: Axes) -> dict[str, float]:
-    """Draw a box for each room and return the height of the middle of its floor."""
+    """Draw a box for each package and return the height of its layer."""
     heights = {}
-    for level, rooms in enumerate(SHOWN):
-        width = WIDTH / len(rooms)
-        for k, name in enumerate(rooms):
+    for level, packages in enumerate(SHOWN):
+        width = WIDTH / len(packages)
+        for k, name in enumerate(packages):
             left = k * width
             box = FancyBboxPatch(
                 (left + 0.06, level + 0.1), width - 0.12, 0.8, boxstyle="round,pad=0,rounding_size=0.12"
             )
             box.set(facecolor=FAINT, edgecolor=GREY, linewidth=0.8)
             ax.add_patch(box)
-            files = sum(room(file) == name for file in FILES)
-            label = name or "vispe (its face)"
+            files = sum(package_of(file) == name for file in FILES)
+            label = name or "vispe (top level)"
             ax.text(left + 0.25, level + 0.62, label, weight="bold", color=INK, fontsize=10, va="center")
             words = title(name)
             words = words if len(words) < 11.5 * width else re.split("[:.,]", words)[0]
@@ -57,12 +57,12 @@ def boxes(ax: Axes) -> dict[str, float]:
 
 
 def arrows(ax: Axes, heights: dict[str, float]) -> None:
-    """Draw an arc from floor to floor, the thicker the more imports there are."""
+    """Draw an arc between layers; its width grows with the number of imports."""
     counts = Counter(
-        (heights[room(name)], heights[room(target)])
-        for name, targets in ARROWS.items()
+        (heights[package_of(name)], heights[package_of(target)])
+        for name, targets in IMPORTS.items()
         for target, _, _ in targets
-        if room(name) in heights and room(target) in heights
+        if package_of(name) in heights and package_of(target) in heights
     )
     for (above, below), count in counts.items():
         if above <= below or count < MANY:
@@ -75,7 +75,7 @@ def arrows(ax: Axes, heights: dict[str, float]) -> None:
 
 
 def main() -> None:
-    """Draw the picture."""
+    """Draw the figure."""
     figure = new_figure(8.0, 0.62 * len(SHOWN) + 0.5)
     ax = figure.add_subplot()
     arrows(ax, boxes(ax))

@@ -1,14 +1,14 @@
-"""Imports of the package point down, never in a circle, never at the face from inside, never at private names.
+"""Imports of the package point down, without cycles, never at the top-level package, never at private names.
 
-Floors and reasons: docs/explanation/architecture.md. Imports inside functions count as well: they are for heavy
-packages of others.
+Layers and reasons: docs/explanation/architecture.md. Imports inside functions count as well; they defer heavy
+third-party packages.
 """
 
 import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "vispe"
-FLOORS = (  # from the ground up; what shares a floor may import each other, files never in a circle
+LAYERS = (  # from the bottom up; packages of one layer may import each other, files never in a cycle
     ("errors", "options", "version", "_lazy"),
     ("files", "grid"),
     ("symmetry", "report", "images"),
@@ -23,7 +23,7 @@ FLOORS = (  # from the ground up; what shares a floor may import each other, fil
     ("",),  # vispe/__init__.py
     ("cli", "run", "__main__"),
 )
-FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 
 
 def name_of(path):
@@ -35,7 +35,7 @@ FILES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(path):
-    """Yield (module, name or None, line) of what a file imports from the package, modules as far as they are files."""
+    """Yield (module, name or None, line) for every import from the package."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((a.name, None, node.lineno) for a in node.names if a.name.split(".")[0] == "vispe")
@@ -45,37 +45,37 @@ def imports(path):
                 yield (whole, None, node.lineno) if whole in FILES else (node.module, alias.name, node.lineno)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "import_module":
             name = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
-            if name.split(".")[0] == "vispe":  # an import in other words
+            if name.split(".")[0] == "vispe":  # an import by another spelling
                 yield name, None, node.lineno
 
 
-def room(module):
+def package_of(module):
     return [*module.split("."), ""][1]
 
 
-ARROWS = {name: sorted(set(imports(path)), key=str) for name, path in FILES.items()}
+IMPORTS = {name: sorted(set(imports(path)), key=str) for name, path in FILES.items()}
 
 
-def test_every_room_has_a_floor():
-    assert {room(name) for name in FILES} <= set(FLOOR)
+def test_every_package_has_a_layer():
+    assert {package_of(name) for name in FILES} <= set(LAYER)
 
 
-def test_arrows_point_down():
+def test_imports_point_down():
     up = [
         f"{name}:{line} imports {target}"
-        for name, arrows in ARROWS.items()
-        for target, _, line in arrows
-        if FLOOR[room(target)] > FLOOR[room(name)]
+        for name, targets in IMPORTS.items()
+        for target, _, line in targets
+        if LAYER[package_of(target)] > LAYER[package_of(name)]
     ]
     assert not up, "\n".join(up)
 
 
-def test_nothing_inside_imports_the_face():
+def test_no_module_imports_the_top_level_package():
     at = [
         f"{name}:{line}"
-        for name, arrows in ARROWS.items()
-        for target, _, line in arrows
-        if target == "vispe" and FLOOR[room(name)] < FLOOR[""]
+        for name, targets in IMPORTS.items()
+        for target, _, line in targets
+        if target == "vispe" and LAYER[package_of(name)] < LAYER[""]
     ]
     assert not at, "\n".join(at)
 
@@ -83,9 +83,9 @@ def test_nothing_inside_imports_the_face():
 def test_no_private_name_crosses_packages():
     crossing = [
         f"{name}:{line} imports {target}.{what or ''}"
-        for name, arrows in ARROWS.items()
-        for target, what, line in arrows
-        if room(target) not in (room(name), "_lazy")
+        for name, targets in IMPORTS.items()
+        for target, what, line in targets
+        if package_of(target) not in (package_of(name), "_lazy")
         and any(
             part.startswith("_") and not part.startswith("__") for part in f"{target}.{what or ''}".split(".")
         )
@@ -93,15 +93,15 @@ def test_no_private_name_crosses_packages():
     assert not crossing, "\n".join(crossing)
 
 
-def circles():
-    """Return the groups of files that import each other in a circle (strongly connected, Tarjan)."""
-    index, low, stack, found, state = {}, {}, [], [], iter(range(10**9))
+def cycles():
+    """Return the groups of files that import each other in a cycle (strongly connected components, Tarjan)."""
+    index, low, stack, components, state = {}, {}, [], [], iter(range(10**9))
 
     def visit(name):
         index[name] = low[name] = next(state)
         stack.append(name)
-        for target, _, _ in ARROWS[name]:
-            # importing a file runs the faces of its packages as well, which hand names on lazily
+        for target, _, _ in IMPORTS[name]:
+            # importing a file runs the __init__ of its packages as well, which export names lazily
             if target not in index:
                 visit(target)
                 low[name] = min(low[name], low[target])
@@ -112,19 +112,19 @@ def circles():
             while not group or group[-1] != name:
                 group.append(stack.pop())
             if len(group) > 1:
-                found.append(sorted(group))
+                components.append(sorted(group))
 
     for name in FILES:
         if name not in index:
             visit(name)
-    return found
+    return components
 
 
-def test_no_files_import_each_other_in_a_circle():
-    assert not circles(), "\n".join(map(str, circles()))
+def test_no_import_cycles():
+    assert not cycles(), "\n".join(map(str, cycles()))
 
 
-def test_folders_stay_readable():
+def test_folders_have_at_most_15_entries():
     full = {}
     for folder in {path.parent for path in FILES.values()}:
         entries = [e for e in folder.iterdir() if e.suffix == ".py" or (e.is_dir() and any(e.glob("*.py")))]
