@@ -14,7 +14,7 @@ import checkout  # noqa: F401  (finds vispe and tests)
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from tests.test_architecture import IMPORTS, FILES, LAYERS, PACKAGE, package_of
+from tests.test_architecture import FILES, IMPORTS, LAYERS, PACKAGE, package_of
 from vispe.report.figure_style import BLUE, FAINT, GREY, INK, new_figure
 
 OUT = Path(__file__).parents[1] / "docs" / "figures" / "architecture.png"
