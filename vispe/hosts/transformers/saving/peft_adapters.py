@@ -50,14 +50,15 @@ def _prompting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
-        if configs := config_record.write(self):
-            names = " and ".join(config_record.shown(config_record.read(config)) for config in configs)
-            warnings.warn(
-                f"An adapter is saved without its base model, which has {names}; load that with vispe.from_pretrained, "
-                "or convert it in the same way, before the adapter.",
-                UserWarning,
-                stacklevel=2,
-            )
-        original(self, *args, **kwargs)
+        with config_record.exact(self) as configs:
+            if configs:
+                names = " and ".join(config_record.shown(config_record.read(config)) for config in configs)
+                warnings.warn(
+                    f"An adapter is saved without its base model, which has {names}; load that with "
+                    "vispe.from_pretrained, or convert it in the same way, before the adapter.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            original(self, *args, **kwargs)
 
     return save_pretrained
