@@ -1,7 +1,7 @@
-"""vispe: positional encodings for vision and multimodal transformers, by name.
+"""Positional encodings for vision and multimodal transformers, selected by name.
 
-Import it before building a model: ``timm.create_model(..., pos_embed='alibi2d')`` works from then on, whichever of
-timm and vispe is imported first. timm itself is imported when it is needed.
+Import vispe before building a model: ``timm.create_model(..., pos_embed='alibi2d')`` then works, independent of the
+import order of timm and vispe. timm itself is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -54,7 +54,8 @@ __all__ = [
     "use_backend",
 ]
 
-__getattr__, __dir__ = face(  # names whose modules import timm, which is slow, or are seldom needed
+# lazy: modules that import timm, which is slow, or are rarely needed
+__getattr__, __dir__ = face(
     __name__,
     {
         "convert": "vispe.hosts.convert",

@@ -1,4 +1,4 @@
-"""Faces of packages: names that are imported when first asked for, so that importing a package costs nothing."""
+"""Lazy attribute access for package `__init__` modules (PEP 562)."""
 
 import importlib
 import sys
@@ -7,7 +7,11 @@ from typing import Any
 
 
 def face(package: str, names: Mapping[Any, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package whose `names` stand in the modules given.
+    """Return `__getattr__` and `__dir__` of a package that imports names on first access.
+
+    Args:
+        package: `__name__` of the package.
+        names: public name to the module that defines it.
 
     >>> __getattr__, __dir__ = face(__name__, {"symmetrize": "vispe.symmetry.symmetrization"})
     """

@@ -1,4 +1,4 @@
-"""The errors that vispe raises. Each message says what was asked, what was found and what to do."""
+"""Exceptions of vispe. Messages name the argument, the value and a remedy."""
 
 import difflib
 import re
@@ -6,42 +6,43 @@ from collections.abc import Iterable
 
 
 class VispeError(Exception):
-    """Root of every error that vispe raises on purpose."""
+    """Base class of all exceptions raised by vispe."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""  # KeyError would print the repr
+        # KeyError would return the repr of the message
+        return str(self.args[0]) if self.args else ""
 
 
 class UnknownName(VispeError, KeyError):
-    """A name (of an encoding, an option, a command, a model) that does not exist."""
+    """An unknown name of an encoding, option, command or model."""
 
 
 class UnknownEncoding(UnknownName):
-    """No encoding or preset of that name is registered."""
+    """An unknown name of an encoding or preset."""
 
 
 class OptionError(VispeError, ValueError):
-    """An option has a value that is not accepted, or is not an option at all."""
+    """An invalid value of an option, or an unknown option."""
 
 
 class ShapeError(VispeError, ValueError):
-    """A tensor, grid or image has a shape that the request cannot use."""
+    """An invalid shape of a tensor, grid or image."""
 
 
 class UnsupportedHost(VispeError, TypeError):
-    """The model is of a kind that vispe cannot convert."""
+    """A model that vispe does not support."""
 
 
 class UnsupportedCombination(VispeError, ValueError):
-    """The parts are fine alone but not together."""
+    """Arguments that are each valid but not supported together."""
 
 
 class EncodingMismatch(VispeError, RuntimeError):
-    """Weights belong to another encoding than the model has; as all errors of loading, a RuntimeError too."""
+    """A state dict for another encoding than that of the model; a RuntimeError, as in `load_state_dict`."""
 
 
 class BackendUnavailable(VispeError, RuntimeError):
-    """The named attention backend cannot serve the request."""
+    """An attention backend that does not support the call."""
 
 
 class MissingExtra(VispeError, ImportError):
@@ -49,11 +50,11 @@ class MissingExtra(VispeError, ImportError):
 
 
 class InputError(VispeError, ValueError):
-    """A file or value that the user gave cannot be used."""
+    """A file or value from the user that cannot be used."""
 
 
 def is_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: Python's own, or one of torch, on any device."""
+    """Whether an exception is an out-of-memory error of Python or torch, on any device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return (
@@ -64,25 +65,28 @@ def is_memory(error: BaseException) -> bool:
 def did_you_mean(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Return ``" Did you mean 'x' or 'y'?"`` for the closest known names, or ``""``.
 
-    Names that differ only in case, hyphens and underscores (``'M-RoPE-I'`` and ``'mrope_i'``) are suggested alone.
+    Names that differ only in case, hyphens and underscores (``'M-RoPE-I'`` and ``'mrope_i'``) take precedence.
     """
     names = list(known)
-    close = [n for n in names if _letters(n) == _letters(name)]
+    close = [n for n in names if _normalized(n) == _normalized(name)]
     close = close or difflib.get_close_matches(name, names, n=limit, cutoff=0.55)
     return f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
 
 
-def _letters(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[-_ ]", "", name).casefold()
 
 
 def require(module: str, extra: str, purpose: str) -> None:
-    """Raise `MissingExtra` with its install line when `module` cannot be imported.
+    """Raise `MissingExtra` with the install command if `module` is not installed.
 
     Args:
         module: import name, such as ``"sklearn"``.
-        extra: the extra of vispe that brings it, such as ``"cli"``.
-        purpose: what needs it, for the message.
+        extra: extra of vispe that includes it, such as ``"cli"``.
+        purpose: the feature that needs it, for the message.
+
+    Raises:
+        MissingExtra: `module` is not installed.
     """
     import importlib.util
 
@@ -93,12 +97,12 @@ def require(module: str, extra: str, purpose: str) -> None:
 
 
 def is_whole(value: object) -> bool:
-    """Whether `value` is a whole number and no truth value."""
+    """Whether `value` is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_flag(option: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is true or false."""
+    """Raise `OptionError` unless `value` is a bool."""
     if not isinstance(value, bool):
         raise OptionError(f"{option} is true or false, got {option}={value!r}.")
 

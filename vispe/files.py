@@ -1,4 +1,4 @@
-"""Files of results: written whole or not at all, never over others; JSON and CSV."""
+"""Atomic writing of result files without overwriting, and JSON and CSV output."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ import numpy as np
 from vispe.errors import InputError
 
 MARK = ".partial-"
-"""Part of the name of unfinished files; what is left of them after a kill can be deleted."""
+"""Part of the names of temporary files, which can be deleted if a process was killed."""
 
 
 @contextmanager
 def atomic_path(path: str | Path, force: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it on success, remove it on any failure.
+    """Yield a temporary path in the folder of `path`; rename it on success, delete it on failure.
 
-    The folder is made if needed.  A process that is killed leaves no half-written `path`, at most a hidden
-    file whose name contains `MARK`.
+    The folder is created if necessary. A killed process never leaves a partial `path`, at most a hidden file whose name
+    contains `MARK`.
 
     Raises:
-        InputError: `path` exists and not `force`, or its folder cannot be written.
+        InputError: `path` exists and not `force`, or its folder is not writable.
     """
     path = Path(path)
     check_writable([path], force)
@@ -54,27 +54,28 @@ def check_writable(
     Args:
         paths: every file that will be written.
         force: whether existing files may be replaced.
-        protect: files that are never replaced, such as the inputs, not even with `force`.
+        protect: files that are never replaced, even with `force`, such as the inputs.
 
     Raises:
-        InputError: two outputs of one name, a target that exists or is a folder or an input, or a folder that
-            cannot be written.
+        InputError: two outputs have the same name, a target exists, is a folder or an input, or a folder is not
+            writable.
     """
     targets = [Path(p) for p in paths]
-    resolved = [Path(os.path.realpath(p)) for p in targets]  # unlike Path.resolve, also of links in a circle
+    # os.path.realpath, since Path.resolve raises for circular links
+    resolved = [Path(os.path.realpath(p)) for p in targets]
     inputs = {Path(os.path.realpath(p)) for p in protect}
-    seen: set[Path] = set()
+    unique: set[Path] = set()
     for path, real in zip(targets, resolved, strict=True):
-        if real in seen:
+        if real in unique:
             raise InputError(
-                f"two outputs have the same name {path}; rename an input or use separate folders."
+                f"two outputs have the same name {path}. Rename an input or use separate folders."
             )
-        seen.add(real)
+        unique.add(real)
         if real in inputs:
-            raise InputError(f"{path} is an input and would be overwritten; choose another output folder.")
+            raise InputError(f"{path} is an input and would be overwritten. Choose another output folder.")
         if path.is_dir():
             raise InputError(
-                f"{path} is a folder, but a file of this name is to be written; choose another name."
+                f"{path} is a folder, so no file of this name can be written. Choose another name."
             )
         folder = next(p for p in real.parents if p.exists())
         if not folder.is_dir():
@@ -84,20 +85,20 @@ def check_writable(
     existing = [p for p in targets if os.path.lexists(p)]
     if existing and not force:
         verb = "exists" if len(existing) == 1 else "exist"
-        shown = ", ".join(str(p) for p in existing[:5]) + (
+        names = ", ".join(str(p) for p in existing[:5]) + (
             f" and {len(existing) - 5} more" if len(existing) > 5 else ""
         )
         raise InputError(
-            f"{shown} {verb}; add --force to overwrite {'it' if len(existing) == 1 else 'them'}."
+            f"{names} {verb}; add --force to overwrite {'it' if len(existing) == 1 else 'them'}."
         )
 
 
 def remove(path: Path, folder: Path) -> None:
-    """Remove a file or a folder tree of vispe from `folder`; a link is removed itself, never its target.
+    """Remove a file or directory tree of vispe from `folder`; for a link, the link itself and not its target.
 
     Args:
-        path: a direct entry of `folder`, which may be missing. The caller names it from its own inputs, never from
-            the content of a file, and has checked that vispe wrote it.
+        path: a direct entry of `folder`, which may be missing. Callers must derive it from their own inputs, never from
+            the content of a file, and must have checked that vispe wrote it.
         folder: output folder.
 
     Raises:
@@ -105,7 +106,7 @@ def remove(path: Path, folder: Path) -> None:
     """
     if path.parent != folder or path.name in ("", ".", ".."):
         raise InputError(
-            f"{path} is not an entry of {folder} and is not removed; choose another output folder."
+            f"{path} is not an entry of {folder} and is not removed. Choose another output folder."
         )
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -114,20 +115,20 @@ def remove(path: Path, folder: Path) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Check that vispe may append to a file, or remove a folder: the path is not a symbolic link.
+    """Check that a path is not a symbolic link before vispe appends to it or removes it.
 
     Raises:
-        InputError: `path` is a link.
+        InputError: `path` is a symbolic link.
     """
     if path.is_symlink():
-        raise InputError(f"{path} is a link, and vispe writes its own files only; remove the link.")
+        raise InputError(f"{path} is a link, which vispe does not write to. Remove the link.")
 
 
 def write_json(path: str | Path, obj: Any, force: bool = False) -> Path:
-    """Write JSON (UTF-8, two spaces, keys in the order given); NumPy values and paths become plain ones.
+    """Write JSON (UTF-8, indented by 2, keys in insertion order); NumPy values and paths are converted.
 
     Raises:
-        InputError: NaN, infinity or an object that JSON cannot say; its place in `obj` is named.
+        InputError: `obj` contains NaN, infinity or an unsupported object; the message names its path in `obj`.
     """
     text = json.dumps(jsonable(obj, "value"), indent=2, ensure_ascii=False, allow_nan=False)
     path = Path(path)
@@ -137,16 +138,16 @@ def write_json(path: str | Path, obj: Any, force: bool = False) -> Path:
 
 
 def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool = False) -> Path:
-    """Write one line per row under a header.
+    """Write a CSV file with a header and one line per record.
 
-    Columns are the keys in order of first appearance; nested dicts become 'outer.inner'; None and absent are
-    empty; texts are those of `csv_cell`.
+    Columns are the keys in order of first appearance; nested dicts become 'outer.inner'; None and missing values are
+    empty; text is escaped by `csv_cell`.
 
     Raises:
-        InputError: NaN, infinity or lists; no rows at all.
+        InputError: there are no records, or a value is NaN, infinite or a list.
     """
     if not rows:
-        raise InputError(f"{path}: there are no rows to write.")
+        raise InputError(f"{path}: no records to write, got rows=[].")
     flat = [_flat(jsonable(row, f"row {i}")) for i, row in enumerate(rows)]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     path = Path(path)
@@ -161,25 +162,38 @@ def write_csv(path: str | Path, rows: Sequence[Mapping[str, Any]], force: bool =
 
 
 def rename_new(temporary: Path, path: Path) -> None:
-    """Rename, or raise InputError if `path` has appeared meanwhile, where the file system can tell."""
+    """Rename `temporary` to `path` without overwriting.
+
+    Raises:
+        InputError: `path` exists. Race-free only on file systems with hard links.
+    """
     try:
         os.link(temporary, path)
     except FileExistsError as error:
         raise InputError(f"{path} exists; add --force to overwrite it.") from error
-    except OSError:  # no hard links here
+    # file system without hard links
+    except OSError:
         check_writable([path])
         temporary.replace(path)
 
 
 def jsonable(obj: Any, where: str) -> Any:
-    """Return only dicts, lists, text, finite numbers, bool and None; InputError names the place of anything else."""
+    """Return `obj` converted to dicts, lists, text, finite numbers, bool and None.
+
+    Args:
+        obj: value to convert.
+        where: path of the value, for messages.
+
+    Raises:
+        InputError: a value cannot be converted; the message names its path.
+    """
     if obj is None or isinstance(obj, bool | str | int):
         return obj
     if isinstance(obj, np.generic):
         return jsonable(obj.item(), where)
     if isinstance(obj, float):
         if not np.isfinite(obj):
-            raise InputError(f"{where} is {obj}, which a report cannot hold; leave it out or use None.")
+            raise InputError(f"{where} must be finite, got {obj}. Omit it or use None.")
         return obj
     if isinstance(obj, Path):
         return str(obj)
@@ -189,11 +203,11 @@ def jsonable(obj: Any, where: str) -> Any:
         return jsonable(obj.tolist(), where)
     if isinstance(obj, Sequence):
         return [jsonable(value, f"{where}[{i}]") for i, value in enumerate(obj)]
-    raise InputError(f"{where} is a {type(obj).__name__}, which a report cannot hold.")
+    raise InputError(f"{where} cannot be written as JSON or CSV, got {type(obj).__name__}.")
 
 
 def csv_cell(value: Any) -> Any:
-    """Return a value for a CSV file: a text that spreadsheets would run as a formula gets a leading apostrophe.
+    """Return a value for a CSV file; text that spreadsheets would execute as a formula gets a leading apostrophe.
 
     >>> csv_cell("=1+1"), csv_cell("-phase"), csv_cell("-1.5"), csv_cell(-1.5)
     ("'=1+1", "'-phase", '-1.5', -1.5)
@@ -213,7 +227,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             out |= _flat(value, f"{prefix}{key}.")
         elif isinstance(value, list):
-            raise InputError(f"the column {prefix}{key} holds a list; a table cell holds one value.")
+            raise InputError(f"Column {prefix}{key} needs one value per cell, got a list.")
         else:
             out[prefix + key] = value
     return out

@@ -1,7 +1,7 @@
-"""Options that are checked by their annotations: what they accept is said once, where they are declared.
+"""Validation of options by their type annotations.
 
-An annotation is a `Literal`, ``bool``, one of the numbers below, a tuple of these (lists become tuples), or a union.
-Other annotations accept everything. Numbers of numpy become those of Python.
+An annotation is a `Literal`, ``bool``, one of the number types below, a tuple of these (lists become tuples), or a
+union. Other annotations accept any value. NumPy scalars are converted to Python numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Limits:
-    """What an option accepts: ``Annotated[float, Limits(...)]`` or ``int`` finite numbers, a tuple so many entries.
+    """Range of an option: of finite numbers in ``Annotated[float, Limits(...)]`` (or ``int``), of lengths for tuples.
 
     Args:
-        least: the smallest number.
-        above: in place of it, a number below all that are accepted.
-        most: the largest number.
-        below: in place of it, a number above all that are accepted.
-        step: whole numbers must be multiples of it.
+        least: inclusive lower bound.
+        above: exclusive lower bound.
+        most: inclusive upper bound.
+        below: exclusive upper bound.
+        step: integers must be multiples of it.
 
     Example:
         >>> Limits(least=0, below=1).words("number")
@@ -46,7 +46,7 @@ class Limits:
     step: int = 1
 
     def accept(self, value: float) -> bool:
-        """Whether a number is within the limits."""
+        """Return whether a number is finite and within the limits."""
         return (
             math.isfinite(value)
             and (self.least is None or value >= self.least)
@@ -57,12 +57,12 @@ class Limits:
         )
 
     def words(self, noun: str) -> str:
-        """Return the noun with what is accepted, such as 'number above 0'."""
+        """Return the noun with the accepted range, such as 'number above 0'."""
         if self.least is not None and self.most is not None:
             return f"{noun} from {self.least:g} to {self.most:g}"
-        ends = {"of {:g} or more": self.least, "above {:g}": self.above, "below {:g}": self.below}
-        ends["up to {:g}"] = self.most
-        bounds = [text.format(end) for text, end in ends.items() if end is not None]
+        bounds_by_text = {"of {:g} or more": self.least, "above {:g}": self.above, "below {:g}": self.below}
+        bounds_by_text["up to {:g}"] = self.most
+        bounds = [text.format(bound) for text, bound in bounds_by_text.items() if bound is not None]
         bounds += [f"divisible by {self.step}"] if self.step > 1 else []
         return f"{noun} {' and '.join(bounds)}".rstrip()
 
@@ -82,7 +82,10 @@ Spacing = Annotated[tuple[Positive, ...], Limits(least=1, most=3)]
 
 
 def read_option(option: str, value: Any, annotation: Any) -> Any:
-    """Return a value as its annotation wants it, tuples for lists, or raise `OptionError`.
+    """Return a validated value, with lists converted to tuples.
+
+    Raises:
+        OptionError: the annotation does not accept the value.
 
     >>> read_option("layers", [0, 3], tuple[Count, ...] | None)
     (0, 3)
@@ -100,32 +103,32 @@ def read_option(option: str, value: Any, annotation: Any) -> Any:
 def _read(annotation: Any, value: Any) -> Any:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        for one in args:
+        for option in args:
             try:
-                return _read(one, value)
+                return _read(option, value)
             except ValueError:
                 continue
         raise ValueError
     if origin is Annotated and get_origin(args[0]) is tuple:
-        read = _read(args[0], value)
-        if not args[1].accept(len(read)):
+        items = _read(args[0], value)
+        if not args[1].accept(len(items)):
             raise ValueError
-        return read
+        return items
     if origin is Annotated:
         return _number(value, *args)
     if origin is tuple:
         return _items(value, args)
     if origin is Literal:
-        fits = any(type(value) is type(choice) and value == choice for choice in args)
+        accepted = any(type(value) is type(choice) and value == choice for choice in args)
     else:
-        fits = annotation not in (bool, NoneType) or isinstance(value, annotation)
-    if not fits:
+        accepted = annotation not in (bool, NoneType) or isinstance(value, annotation)
+    if not accepted:
         raise ValueError
     return value
 
 
 def _number(value: Any, kind: Callable[[Any], float], limits: Limits) -> float:
-    """Return a number, checked, those of numpy as `kind`, float or int; truth values are no numbers."""
+    """Return a validated number; NumPy scalars are converted to `kind`, bools are not numbers."""
     number = not isinstance(value, bool) and isinstance(value, Integral if kind is int else Real)
     if not number or not limits.accept(float(value)):
         raise ValueError
@@ -133,7 +136,7 @@ def _number(value: Any, kind: Callable[[Any], float], limits: Limits) -> float:
 
 
 def _items(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the entries of a list or tuple, each as its kind; ``(kind, ...)`` is any number of one kind."""
+    """Return the validated entries of a list or tuple; ``(kind, ...)`` accepts any length."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ValueError
     entries = cast("Sequence[Any]", value)
@@ -142,10 +145,10 @@ def _items(value: Any, kinds: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _words(annotation: Any, many: bool = False) -> str:
-    """Return what an annotation accepts, in the plural for the entries of a list."""
+    """Return a description of the accepted values, in the plural for entries of a list."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return ", or ".join(_words(one, many) for one in args if one is not NoneType)
+        return ", or ".join(_words(option, many) for option in args if option is not NoneType)
     if origin is Annotated and get_origin(args[0]) is tuple:
         count = args[1].words("").removeprefix(" from ").removeprefix(" of ")
         return f"a list of {count} {_words(get_args(args[0])[0], many=True)}"
@@ -161,30 +164,32 @@ def _words(annotation: Any, many: bool = False) -> str:
 
 
 def declared(cls: type) -> dict[str, Any]:
-    """Return the options that the body of one class declares, name to annotation as written; no `ClassVar`."""
-    own = inspect.get_annotations(cls)
+    """Return the options declared in the body of a class, name to annotation as written, without `ClassVar`."""
+    annotations = inspect.get_annotations(cls)
     return {
-        n: a for n, a in own.items() if get_origin(a) is not ClassVar and not str(a).startswith("ClassVar")
+        n: a
+        for n, a in annotations.items()
+        if get_origin(a) is not ClassVar and not str(a).startswith("ClassVar")
     }
 
 
 def option_signature(cls: type, root: type, first: Sequence[str] = ()) -> inspect.Signature:
     """Return the options of a class as keyword-only parameters with their defaults.
 
-    Those of the class come before those of its bases up to `root`; of the latter, those in `first` come first of all.
-    A `ClassVar` fixes an option of a base. Classes that derive from one with a constructor of its own, and this one,
-    leave their options to it.
+    Options of the class precede those of its bases up to `root`, except that base options in `first` come first. A
+    `ClassVar` fixes an option of a base, which is then not a parameter. Options of a class that defines `__init__`, and
+    of its bases, are excluded, since its constructor handles them.
     """
-    family = cls.__mro__[: cls.__mro__.index(root)]
-    own = [i for i, base in enumerate(family) if "__init__" in vars(base)]
-    family = family[own[-1] + 1 :] if own else family
+    classes = cls.__mro__[: cls.__mro__.index(root)]
+    with_init = [i for i, base in enumerate(classes) if "__init__" in vars(base)]
+    classes = classes[with_init[-1] + 1 :] if with_init else classes
     options: dict[str, Any] = {}
-    known: set[str] = set()
-    for i, base in enumerate(family):
-        new = {name: note for name, note in declared(base).items() if name not in known}
-        ahead = {name: new.pop(name) for name in first if i and name in new}
-        options = {**ahead, **options, **new}
-        known |= inspect.get_annotations(base).keys()
+    names: set[str] = set()
+    for i, base in enumerate(classes):
+        new = {name: note for name, note in declared(base).items() if name not in names}
+        leading = {name: new.pop(name) for name in first if i and name in new}
+        options = {**leading, **options, **new}
+        names |= inspect.get_annotations(base).keys()
     return inspect.Signature(
         [
             inspect.Parameter(
@@ -198,27 +203,27 @@ def option_signature(cls: type, root: type, first: Sequence[str] = ()) -> inspec
     )
 
 
-_NOTES: dict[type, dict[str, Any]] = {}  # compilers read a dict, and trace into what functools keeps
+# cache of `_annotations`; a dict, since Dynamo would trace into functools.cache
+_ANNOTATIONS: dict[type, dict[str, Any]] = {}
 
 
 def _annotations(cls: type) -> dict[str, Any]:
-    """Return the options of a class and its bases, name to annotation; that of the class itself counts most."""
-    if cls not in _NOTES:
+    """Return the options of a class and its bases, name to evaluated annotation; subclasses take precedence."""
+    if cls not in _ANNOTATIONS:
         notes: dict[str, Any] = {}
         for base in cls.__mro__:
             if names := declared(base):
-                read = inspect.get_annotations(base, eval_str=True)
-                notes = {**{n: read[n] for n in names}, **notes}
-        _NOTES[cls] = notes
-    return _NOTES[cls]
+                evaluated = inspect.get_annotations(base, eval_str=True)
+                notes = {**{n: evaluated[n] for n in names}, **notes}
+        _ANNOTATIONS[cls] = notes
+    return _ANNOTATIONS[cls]
 
 
 def check_options(owner: object, names: Sequence[str] | None = None) -> None:
-    """Check the options `names` of `owner` by the annotations of its class, by default all, and set them as read.
+    """Validate the options `names` of `owner` (all by default) by its annotations, and set the converted values.
 
     Raises:
-        OptionError: a value is not accepted; the message has the owner's name, the option, the value and what is
-            accepted.
+        OptionError: a value is not accepted; the message contains owner, option, value and accepted values.
     """
     known = _annotations(type(owner))
     for name in known if names is None else names:
@@ -230,13 +235,16 @@ def check_options(owner: object, names: Sequence[str] | None = None) -> None:
 
 
 def check_per_axis(option: str, value: Sequence[float] | None, axes: int) -> None:
-    """Raise `OptionError` unless an option that is given has one number for each axis."""
+    """Raise `OptionError` unless the option is None or has one number per axis."""
     if value is not None and len(value) != axes:
         raise OptionError(f"{option} needs one number for each of {axes} axes, got {option}={list(value)}.")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: check the arguments of a function by their annotations.
+    """Decorate a function to validate its arguments by their annotations.
+
+    Raises:
+        OptionError: on call, if an argument is not accepted.
 
     >>> @checked
     ... def half(*, size: Whole) -> float:

@@ -73,7 +73,7 @@ def refused(backend, q, k, v, **arguments):
     reason = BACKENDS[backend][0](Call(q, k, v, **arguments))
     if reason is not None:
         assert re.fullmatch(r"\S.{12,}[^\s.]", reason), reason
-        sentence = f"backend={backend!r} cannot serve this call: {reason}; use backend='auto'."
+        sentence = f"backend={backend!r} does not support this call: {reason}. Use backend='auto'."
         with pytest.raises(BackendUnavailable, match=re.escape(sentence)):
             attention(q, k, v, backend=backend, **arguments)
     return reason

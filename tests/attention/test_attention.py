@@ -25,7 +25,7 @@ def test_every_bias_on_every_backend(name, backend, layout):
         compare(case, backend, q, k, v)
     else:
         with pytest.raises(
-            BackendUnavailable, match=r"backend='lowrank' cannot serve this call: .*; use backend='auto'"
+            BackendUnavailable, match=r"backend='lowrank' does not support this call: .*\. Use backend='auto'"
         ):
             attention(q, k, v, bias=case.bias, backend=backend)
 

@@ -47,7 +47,7 @@ def test_a_call_wins_over_a_context_and_that_over_the_environment(environment):
         assert taken() == "sdpa"
         assert taken(backend="reference") == "reference"
         with use_backend("auto"):
-            assert explain(*tensors(), bias=BIAS).reason == "one dense mask, kept with its positions"
+            assert explain(*tensors(), bias=BIAS).reason == "one dense mask, cached with its positions"
         assert taken() == "sdpa"
     assert taken() == "reference"
 
@@ -61,21 +61,22 @@ def test_a_context_ends_with_an_error():
 def test_explain_says_who_named_it(environment):
     environment("reference")
     caught = explain(*tensors(), bias=BIAS)
-    assert caught.reason == "asked for by VISPE_BACKEND"
-    assert caught.refused["sdpa"] == "not the one that is named"
+    assert caught.reason == "selected by VISPE_BACKEND"
+    assert caught.refused["sdpa"] == "another backend is selected"
     with use_backend("sdpa"):
-        assert explain(*tensors(), bias=BIAS).reason == "asked for by vispe.use_backend"
-        assert explain(*tensors(), backend="reference").reason == "asked for by name"
+        assert explain(*tensors(), bias=BIAS).reason == "selected by vispe.use_backend"
+        assert explain(*tensors(), backend="reference").reason == "selected by name"
 
 
 def test_names_are_checked_at_once(environment):
-    with pytest.raises(UnknownName, match=r"There is no backend 'sdap'. Did you mean 'sdpa'"):
+    with pytest.raises(UnknownName, match=r"Unknown backend 'sdap'. Did you mean 'sdpa'"):
         use_backend("sdap")
-    with pytest.raises(UnknownName, match="There is no backend None"):
+    with pytest.raises(UnknownName, match="Unknown backend None"):
         use_backend(None)
     environment("sdap")
     with pytest.raises(
-        UnknownName, match=r"VISPE_BACKEND='sdap' names no backend. Did you mean 'sdpa'.* unset it"
+        UnknownName,
+        match=r"VISPE_BACKEND='sdap' is not the name of a backend. Did you mean 'sdpa'.* unset it",
     ):
         attention(*tensors(), bias=BIAS)
     with use_backend("auto"):
@@ -87,14 +88,14 @@ def test_what_cannot_serve_a_call_is_an_error_and_not_passed_over(environment):
         use_backend("lowrank"),
         pytest.raises(
             BackendUnavailable,
-            match=r"'lowrank', chosen by vispe.use_backend, cannot serve this call: only squared",
+            match=r"'lowrank', selected by vispe.use_backend, does not support this call: only squared",
         ),
     ):
         attention(*tensors(), bias=BIAS)
     environment("triton")
     for function in (attention, explain):
         with pytest.raises(
-            BackendUnavailable, match=r"'triton', chosen by VISPE_BACKEND, cannot serve this call:"
+            BackendUnavailable, match=r"'triton', selected by VISPE_BACKEND, does not support this call:"
         ):
             function(*tensors(), bias=BIAS)
 
@@ -103,8 +104,10 @@ def test_the_named_backend_runs_even_where_the_mask_of_a_call_is_known(monkeypat
     q, k, v = tensors()
     attention(q, k, v, bias=BIAS)  # its mask is kept from here on
     ran = []
-    refuses, run = BACKENDS["reference"]
-    monkeypatch.setitem(BACKENDS, "reference", (refuses, lambda call: ran.append(call) or run(call)))
+    unsupported_reason, run = BACKENDS["reference"]
+    monkeypatch.setitem(
+        BACKENDS, "reference", (unsupported_reason, lambda call: ran.append(call) or run(call))
+    )
     with use_backend("reference"):
         attention(q, k, v, bias=BIAS)
     assert len(ran) == 1
@@ -139,10 +142,10 @@ def test_threads_and_tasks_have_their_own():
     ids=["guard on the context", "guard on the thread"],
 )
 def readable(request, monkeypatch):
-    if request.param and not backend_selection._READABLE:
+    if request.param and not backend_selection._CONTEXTVAR_READABLE:
         pytest.skip("this version of torch cannot compile a ContextVar")
     torch._dynamo.reset()
-    monkeypatch.setattr(backend_selection, "_READABLE", request.param)
+    monkeypatch.setattr(backend_selection, "_CONTEXTVAR_READABLE", request.param)
     yield
     torch._dynamo.reset()
 
@@ -208,7 +211,7 @@ def test_converted_models_obey(name):
             if (name, backend) == ("alibi2d", "sdpa"):
                 assert {path.backend for path in paths} == {STOCK}  # one mask, and SDPA is what timm runs
             else:
-                assert caught == {(backend, "asked for by vispe.use_backend")}
+                assert caught == {(backend, "selected by vispe.use_backend")}
 
 
 def test_towers_of_open_clip_and_transformers_obey():
@@ -248,9 +251,9 @@ def test_blocks_are_computed_again_with_the_choice_of_the_forward_pass(monkeypat
     model.set_grad_checkpointing(True)
     monkeypatch.setattr("timm.models._manipulate.use_reentrant_ckpt", lambda: reentrant)
     ran = []
-    for name, (refuses, run) in list(BACKENDS.items()):
+    for name, (unsupported_reason, run) in list(BACKENDS.items()):
         counted = lambda call, name=name, run=run: ran.append(name) or run(call)  # noqa: E731
-        monkeypatch.setitem(BACKENDS, name, (refuses, counted))
+        monkeypatch.setitem(BACKENDS, name, (unsupported_reason, counted))
     with use_backend("reference"):
         out = model(torch.randn(1, 3, 32, 32, requires_grad=True))
     out.sum().backward()
@@ -291,7 +294,7 @@ def test_the_environment_of_a_process():
         "print(vispe.explain(q, q, q))"
     )
     code, out, _ = process("reference", "-c", program)
-    assert (code, out.splitlines()[0]) == (0, "reference: asked for by VISPE_BACKEND")
+    assert (code, out.splitlines()[0]) == (0, "reference: selected by VISPE_BACKEND")
     code, out, _ = process("", "-c", program)
     assert out.splitlines()[0] == "sdpa: there is no bias"
     code, out, err = process(
@@ -299,19 +302,19 @@ def test_the_environment_of_a_process():
     )
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "VISPE_BACKEND='sdap' names no backend. Did you mean 'sdpa'" in err
+    assert "VISPE_BACKEND='sdap' is not the name of a backend. Did you mean 'sdpa'" in err
 
 
 def test_doctor_says_what_is_chosen_and_by_whom(capsys, environment):
     words = ["doctor", "test_vit", "--encoding", "rope_axial", "--device", "cpu", "--image-size", "32"]
     environment("reference")
     assert main(words) == 0
-    assert "    reference: asked for by VISPE_BACKEND\n" in capsys.readouterr().out
+    assert "    reference: selected by VISPE_BACKEND\n" in capsys.readouterr().out
     environment("flex")
     assert main([*words, "--dtype", "bfloat16"]) == 0
     environment("lowrank")
     assert main(["doctor", "test_vit", "--encoding", "alibi2d", "--device", "cpu", "--image-size", "32"]) == 2
-    assert "'lowrank', chosen by VISPE_BACKEND, cannot serve this call" in capsys.readouterr().err
+    assert "'lowrank', selected by VISPE_BACKEND, does not support this call" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -325,7 +328,10 @@ def test_doctor_without_a_model_says_it_too(capsys, environment):
     report = caught()
     assert report["choice"]["backend"] == "lowrank, chosen by VISPE_BACKEND"
     assert report["choice"]["triton"] in ("Triton kernels do not run on cpu", "Triton is not installed")
-    assert "chosen by VISPE_BACKEND, cannot serve this call: only squared" in report["attention"]["alibi2d"]
+    assert (
+        "selected by VISPE_BACKEND, does not support this call: only squared"
+        in report["attention"]["alibi2d"]
+    )
 
 
 def test_describe_says_it():

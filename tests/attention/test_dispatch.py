@@ -82,15 +82,15 @@ def test_explain():
     squared = DistanceBias((0.1, 0.2, 0.3), pos, metric="squared")
     told = explain(q, k, v, bias=squared)
     assert told.backend == "sdpa"
-    assert "kept with its positions" in told.reason
+    assert "cached with its positions" in told.reason
     assert "lowrank" in told.refused
     assert str(told).startswith("sdpa: one dense mask")
-    assert "made in each call" in explain(q, k, v, bias=DistanceBias(leaf(HEADS), pos)).reason
+    assert "computed in each call" in explain(q, k, v, bias=DistanceBias(leaf(HEADS), pos)).reason
     term = ValueTerm(torch.randn(1, 2, WIDTH), torch.zeros(32, 32, dtype=torch.long))
     assert explain(q, k, v, value_term=term).backend == "reference"
     assert "does not return" in explain(q, k, v, value_term=term).refused["sdpa"]
     assert explain(q, k, v).reason == "there is no bias"
-    assert explain(q, k, v, backend="reference").reason == "asked for by name"
+    assert explain(q, k, v, backend="reference").reason == "selected by name"
     long = Grid((32, 33)).positions()
     q = torch.zeros(1, HEADS, long.tokens, WIDTH)
     told = explain(q, q, q, bias=DistanceBias((0.1, 0.2, 0.3), long, metric="squared", normalize="max"))
@@ -100,7 +100,7 @@ def test_explain():
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
-    monkeypatch.setattr(sdpa, "SWAPPED", 2)
+    monkeypatch.setattr(sdpa, "MIN_SWAPPED_KEYS", 2)
     pos = Grid((3, 4), prefix=1).positions()
     bias = DistanceBias((0.5, 0.2, 0.1), pos)
     cotangent = torch.randn(batch, HEADS, 13, WIDTH)
@@ -114,21 +114,23 @@ def test_a_call_like_an_earlier_one_is_the_same_call(batch, monkeypatch):
             inputs = tensors(batch, 13, dtype=dtype)
             with torch.no_grad():  # the first call of these shapes
                 attention(*inputs, bias=bias, scale=scale)
-            assert sdpa.known(*inputs, bias) is not None
+            assert sdpa.cached_mask(*inputs, bias) is not None
             for other in (inputs, tensors(batch, 13, dtype=dtype)):
                 again = DistanceBias((0.5, 0.2, 0.1), pos)
                 found = results(*other, bias=again, scale=scale)
                 wanted = results(*other, bias=bias, scale=scale, backend="sdpa")
                 assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     q, k, v = tensors(batch, 13)
-    assert sdpa.known(q, k, v, DistanceBias((0.5, 0.2, 0.3), pos)) is None
-    assert sdpa.known(q, k, v, DistanceBias((0.5, 0.2, 0.1), Grid((3, 4), prefix=1).positions())) is None
-    assert sdpa.known(q, k, v, DistanceBias(leaf(HEADS), pos)) is None
+    assert sdpa.cached_mask(q, k, v, DistanceBias((0.5, 0.2, 0.3), pos)) is None
+    assert (
+        sdpa.cached_mask(q, k, v, DistanceBias((0.5, 0.2, 0.1), Grid((3, 4), prefix=1).positions())) is None
+    )
+    assert sdpa.cached_mask(q, k, v, DistanceBias(leaf(HEADS), pos)) is None
     with torch.autocast("cpu", torch.bfloat16):
         assert attention(q, k, v, bias=bias).dtype == torch.bfloat16
     with pytest.raises(ShapeError, match="as many keys as values"):
         attention(q, k, v[:, :, :3], bias=bias)
-    with pytest.raises(ShapeError, match="of one dtype on one device"):
+    with pytest.raises(ShapeError, match="with one dtype on one device"):
         attention(q, k.double(), v, bias=bias)
     keep = torch.ones(batch, 13, dtype=torch.bool)
     keep[:, 5] = False
@@ -142,14 +144,14 @@ def test_what_was_named_before_is_not_known_to_auto():
     q = torch.randn(1, HEADS, pos.tokens, WIDTH)
     bias = DistanceBias((0.1, 0.2, 0.3), pos, metric="squared", normalize="max")
     attention(q, q, q, bias=bias, backend="sdpa")
-    assert sdpa.known(q, q, q, bias) is None
+    assert sdpa.cached_mask(q, q, q, bias) is None
     attention(q, q, q, bias=bias)  # takes columns
-    assert sdpa.known(q, q, q, bias) is None
+    assert sdpa.cached_mask(q, q, q, bias) is None
 
 
 def test_unknown_backend():
     q, k, v = tensors(1, 4)
-    with pytest.raises(UnknownName, match=r"There is no backend 'sdap'. Did you mean 'sdpa'"):
+    with pytest.raises(UnknownName, match=r"Unknown backend 'sdap'. Did you mean 'sdpa'"):
         attention(q, k, v, backend="sdap")
 
 
@@ -163,12 +165,12 @@ def test_errors_say_both_values():
             attention(*args, **arguments)
 
     fails("q, k, v of shape", q[0], k, v)
-    fails("of one dtype on one device", q, k.double(), v)
+    fails("with one dtype on one device", q, k.double(), v)
     fails("as many keys as values", q, k, v[:, :, :3])
-    fails("q as wide as k", q, k[..., :4], v)
+    fails("equal head_dim", q, k[..., :4], v)
     fails(r"dropout_p must be in \[0, 1\), got 1.0", q, k, v, dropout_p=1.0, error=OptionError)
     fails(
-        "describes 6 tokens .* but there are 4 queries and 4 keys",
+        "is defined for 6 tokens .* got 4 queries and 4 keys",
         q[:, :, :4],
         k[:, :, :4],
         v[:, :, :4],
@@ -179,17 +181,17 @@ def test_errors_say_both_values():
     fails("attn_mask must broadcast", q, k, v, attn_mask=torch.ones(1, 1, 1, 6, 6))
     fails(r"key_padding_mask must be bool .* of shape \(2, 6\)", q, k, v, key_padding_mask=torch.ones(2, 6))
     fails("key_padding_mask must be bool", q, k, v, key_padding_mask=torch.ones(2, 5, dtype=torch.bool))
-    fails("needs batch 1", q, k, v, cu_seqlens=torch.tensor([0, 6]))
+    fails("needs batch size 1", q, k, v, cu_seqlens=torch.tensor([0, 6]))
     fails("cu_seqlens must be int32 or int64", q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0.0, 6.0]))
-    fails(r"cu_seqlens must rise from 0 to 6", q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 4]))
+    fails(r"cu_seqlens must increase from 0 to 6", q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 4]))
     fails(r"The bias has shape \(1, 2, 6, 6\)", q, k, v, bias=DistanceBias((1.0, 2.0), pos))
     fails(r"The bias has shape \(1, 3, 5, 6\)", q, k, v, bias=DenseBias(torch.zeros(1, 3, 5, 6)))
     kept = pos.gather(torch.arange(6).expand(3, -1))
     fails(r"The bias has shape \(3, 1, 6, 6\)", q, k, v, bias=DistanceBias((1.0,) * HEADS, kept))
     fails("not bound to positions", q, k, v, bias=DistanceBias((1.0,) * HEADS))
-    with pytest.raises(ShapeError, match="reads the query with scaled=True; pass q, k and scale"):
+    with pytest.raises(ShapeError, match="with dot='query' and scaled=True needs q, k and scale"):
         ContextBias(torch.zeros(1, 2, 8), torch.zeros(6, 6, dtype=torch.long), "query", True).dense()
-    with pytest.raises(ShapeError, match=r"bias table of shape \(3, 3, 3\) .* need \(heads, 3, 5\)"):
+    with pytest.raises(ShapeError, match=r"needs shape \(heads, 3, 5\), got \(3, 3, 3\)"):
         TableBias(torch.zeros(3, 3, 3), pos).dense()
     with pytest.raises(ShapeError, match="queries and keys of one grid"):
         TableBias(torch.zeros(3, 3, 5), Positions(pos.coords)).dense()
@@ -199,7 +201,9 @@ def test_errors_say_both_values():
         DistanceBias((1.0,), pos, metric="euclid")
     with pytest.raises(OptionError, match="normalize must be one of"):
         DistanceBias((1.0,), pos, normalize="diagonal")
-    with pytest.raises(OptionError, match="normalize='reference' needs the grid of the training resolution"):
+    with pytest.raises(
+        OptionError, match="normalize='reference' needs the grid shape of the training resolution"
+    ):
         DistanceBias((1.0,), pos, normalize="reference").dense()
     with pytest.raises(ShapeError, match="one slope per head"):
         DistanceBias((), pos)
@@ -207,7 +211,7 @@ def test_errors_say_both_values():
         DenseBias(torch.zeros(6, 6))
     with pytest.raises(ShapeError, match="LowRankBias needs row"):
         LowRankBias(torch.zeros(1, 1, 6, 2), torch.zeros(1, 1, 6, 3))
-    with pytest.raises(ShapeError, match="needs a row gate, a column gate or both"):
+    with pytest.raises(ShapeError, match="needs row, col or both"):
         GatedBias(None, None, bias)
     with pytest.raises(ShapeError, match="at least one term"):
         SumBias([])

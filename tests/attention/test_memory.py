@@ -85,7 +85,9 @@ def test_masks_are_kept_with_the_positions_and_serve_training_after_inference():
     torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
     out = attention(q, k, v, bias=learned, backend="sdpa")
     assert torch.autograd.grad(out, learned.slopes, torch.randn_like(out))[0].isfinite().all()
-    with pytest.raises(ShapeError, match="DistanceBias is not fixed, so no mask of it can be kept"):
+    with pytest.raises(
+        ShapeError, match="DistanceBias is learned or has no positions, so its mask cannot be cached"
+    ):
         learned.mask(torch.float32)
 
 

@@ -6,7 +6,7 @@ import torch
 from tests.attention.cases import tensors
 from tests.attention.moved import ENCODED, MOVES, VOCABULARY, agrees_when_moved
 from tests.encodings.test_conformance import NAMES, build, positions, shapes, tokens
-from vispe.attention.backends import blocked as strip_gradient
+from vispe.attention.backends import blocked
 from vispe.encodings.multi_softmax import calls_of
 from vispe.encodings.registry import encoding_info
 
@@ -19,8 +19,8 @@ ROTARY = [name for name in NAMES if "rotary" in encoding_info(name).kinds and na
 @pytest.fixture(autouse=True)
 def _strips(monkeypatch):
     """Blocks of strips serve short inputs too."""
-    monkeypatch.setattr(strip_gradient, "LEAST", 0)
-    monkeypatch.setattr(strip_gradient, "SHORTEST_ROW", 1)
+    monkeypatch.setattr(blocked, "LEAST", 0)
+    monkeypatch.setattr(blocked, "SHORTEST_ROW", 1)
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "lowrank"])

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.attention.padded_keys import NAMES, same_whatever_padding_holds
-from vispe.attention.backends import blocked as strip_gradient
+from vispe.attention.backends import blocked
 
 
 @pytest.mark.parametrize("least", [0, 10**9], ids=["strips", "mask"])
@@ -11,7 +11,7 @@ from vispe.attention.backends import blocked as strip_gradient
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("name", NAMES)
 def test_called(name, backend, junk, least, monkeypatch):
-    monkeypatch.setattr(strip_gradient, "LEAST", least)
+    monkeypatch.setattr(blocked, "LEAST", least)
     assert same_whatever_padding_holds(name, backend, junk, rotated=least == 0) >= 4
 
 

@@ -31,7 +31,7 @@ def test_a_bias_that_is_learned_takes_a_mask_on_a_cpu(capsys):
     assert report["batch"] == 2
     (path,) = report["paths"]
     assert path["backend"] == "sdpa"
-    assert path["reason"] == "one dense mask, kept while its numbers stay the same"
+    assert path["reason"] == "one dense mask, cached until its parameters change"
     assert path["refused"].keys() >= {"reference", "lowrank", "triton"}
     assert path["layers"] == [f"blocks.{i}.attn" for i in range(len(path["layers"]))]
     assert len(path["layers"]) > 2
@@ -74,8 +74,8 @@ def test_softmaxes_that_differ_are_told_apart():
     ]
     content, place = paths[:2]
     assert content.reason == "there is no bias"
-    assert place.reason == "one dense mask, kept while its numbers stay the same"
-    assert "whose place the bias takes" in place.refused["flex"]
+    assert place.reason == "one dense mask, cached until its parameters change"
+    assert "which the bias replaces" in place.refused["flex"]
 
 
 def test_layers_that_differ_are_told_apart():

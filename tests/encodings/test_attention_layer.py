@@ -105,7 +105,7 @@ def test_errors():
     with pytest.raises(OptionError, match="alibi2d has num_heads=3 but the model has num_heads=2"):
         Attention(8, 2, create_encoding("alibi2d", num_heads=3))
     layer = Attention(8, 2, "alibi2d")
-    with pytest.raises(ShapeError, match=r"The input has 7 tokens but Grid\(shape=\(2, 3\).* describes 6"):
+    with pytest.raises(ShapeError, match=r"The input has 7 tokens, but Grid\(shape=\(2, 3\).* has 6"):
         layer(torch.randn(1, 7, 8), (2, 3))
     with pytest.raises(ShapeError, match="alibi2d needs 2-axis positions, got 1 axes"):
         layer(torch.randn(1, 7, 8), (7,))

@@ -18,10 +18,10 @@ from vispe.hosts.common.position_cache import PositionCache
     ("arguments", "error", "message"),
     [
         ({"shape": (0, 3)}, ShapeError, r"at least one token per axis, got shape=\(0, 3\)"),
-        ({"shape": ()}, ShapeError, r"1 to 3 whole numbers as shape, got shape=\(\)"),
-        ({"shape": (1, 2, 3, 4)}, ShapeError, "1 to 3 whole numbers"),
-        ({"shape": (2.0, 3)}, ShapeError, "whole numbers"),
-        ({"shape": (True, 3)}, ShapeError, "whole numbers"),
+        ({"shape": ()}, ShapeError, r"1 to 3 integers as shape, got shape=\(\)"),
+        ({"shape": (1, 2, 3, 4)}, ShapeError, "1 to 3 integers"),
+        ({"shape": (2.0, 3)}, ShapeError, "integers"),
+        ({"shape": (True, 3)}, ShapeError, "integers"),
         ({"shape": (2, 3), "prefix": -1}, ShapeError, "prefix of 0 or more tokens, got prefix=-1"),
         ({"shape": (2, 3), "prefix": True}, ShapeError, "got prefix=True"),
         ({"shape": (2, 3), "prefix": 1.5}, ShapeError, r"got prefix=1\.5"),
@@ -35,7 +35,7 @@ from vispe.hosts.common.position_cache import PositionCache
         ({"shape": (2, 3), "spacing": (1.0, float("inf"))}, OptionError, "one positive number"),
         ({"shape": (2, 3), "spacing": 2.0}, OptionError, r"got spacing=2\.0"),
         ({"shape": (2, 3), "spacing": "21"}, OptionError, "got spacing='21'"),
-        ({"shape": (2, 3), "reference": (4,)}, ShapeError, r"shape=\(2, 3\) but reference=\(4,\)"),
+        ({"shape": (2, 3), "reference": (4,)}, ShapeError, r"shape=\(2, 3\), got reference=\(4,\)"),
         ({"shape": (2, 3), "reference": (4, 0)}, ShapeError, r"got reference=\(4, 0\)"),
     ],
     ids=str,
@@ -81,7 +81,7 @@ def test_cells_do_not_depend_on_moved_coordinates():
     assert torch.equal(moved.cells(), pos.cells())
     assert torch.equal(pos.spaced((3.0, 0.1)).cells(), pos.cells())
     with pytest.raises(
-        ShapeError, match=r"needs tokens of a Grid, got free coordinates; use grid\.positions"
+        ShapeError, match=r"needs positions of a Grid, got free coordinates\. Use grid\.positions"
     ):
         Positions(pos.coords).cells()
 
@@ -104,7 +104,7 @@ def test_gather():
     assert torch.equal(twice.coords[2], pos.coords[0, [0, 3]])
     assert torch.equal(twice.cells()[1], pos.cells()[0, [2, 2]])
     assert torch.equal(twice.attrs["noise"].values[0], noise[0][:, [13, 0]][:, :, [13, 0]])
-    with pytest.raises(ShapeError, match=r"gather needs token numbers of shape \(b, kept\), got \(4,\)"):
+    with pytest.raises(ShapeError, match=r"gather needs token indices of shape \(b, tokens\), got \(4,\)"):
         pos.gather(keep[0])
 
 
@@ -133,13 +133,13 @@ def test_free_positions():
             r"spatial of shape \(2 or 1, 6\) .* got \(1, 5\)",
         ),
         (lambda c: Positions(c, torch.ones(3, 6, dtype=torch.bool)), r"spatial of shape"),
-        (lambda c: Positions(c, torch.ones(1, 6)), "a bool spatial, got torch.float32"),
+        (lambda c: Positions(c, torch.ones(1, 6)), "spatial of dtype bool, got torch.float32"),
         (lambda c: Positions(c, extent=torch.ones(2)), r"extent of shape \(2 or 1, 2\)"),
         (lambda c: Positions(c, cell=torch.ones(1, 3)), "cell of shape"),
         (lambda c: Positions(c, index=torch.zeros(6, dtype=torch.long)), "index of shape"),
         (
             lambda c: Positions(c, grid=Grid((2, 4))),
-            r"coords \(2, 6, 2\) but Grid.* has 8 tokens .* by `index`",
+            r"coords of 8 tokens .* got \(2, 6, 2\)\. Pass `index`",
         ),
         (lambda c: Positions(c, grid=Grid((6,))), "on 1 axes"),
     ],
@@ -243,13 +243,13 @@ def test_as_positions():
     pos = Grid((7,)).positions()
     assert as_positions(pos, x) is pos
     with pytest.raises(
-        ShapeError, match=r"The input has 7 tokens but Grid\(shape=\(2, 3\), .* describes 6; give"
+        ShapeError, match=r"The input has 7 tokens, but Grid\(shape=\(2, 3\), .* has 6\. Pass"
     ):
         as_positions((2, 3), x)
     with pytest.raises(ShapeError, match=r"must be tokens \(b, n, d\), got \(7, 4\)"):
         as_positions((7,), x[0])
     with pytest.raises(
-        ShapeError, match=r"on cpu but its positions are on meta; make them with grid\.positions"
+        ShapeError, match=r"on cpu, but its positions are on meta\. Create them with grid\.positions"
     ):
         as_positions(Grid((7,)).positions("meta"), x)
 

@@ -211,7 +211,7 @@ def test_grid_schedules_broadcast_and_keep_gradients():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: fr.inverse_frequencies(7), OptionError, "an even number of channels, got dim=7"),
+        (lambda: fr.inverse_frequencies(7), OptionError, "an even number of channels >= 2, got dim=7"),
         (lambda: fr.inverse_frequencies(8, 0), OptionError, "base must be a positive number, got base=0"),
         (
             lambda: fr.interpolated(torch.ones(2), -1),
@@ -219,21 +219,21 @@ def test_grid_schedules_broadcast_and_keep_gradients():
             "scale must be a positive number, got scale=-1",
         ),
         (lambda: fr.ntk_base(100, 2, 2), OptionError, "more than one pair of channels, got dim=2"),
-        (lambda: fr.longrope(8, 100, [1.0]), ShapeError, r"each of 4 pairs \(dim=8\), got \(1,\)"),
-        (lambda: fr.longrope_factors([1.0], 8, 16, 16), OptionError, "longest above trained, got longest=16"),
+        (lambda: fr.longrope(8, 100, [1.0]), ShapeError, r"each of 4 pairs \(dim=8\), got shape \(1,\)"),
+        (lambda: fr.longrope_factors([1.0], 8, 16, 16), OptionError, "longest > trained, got longest=16"),
         (
             lambda: fr.longrope_mscale("ntk", 2, 16),
             OptionError,
             "policy must be su, yarn or a number, got 'ntk'",
         ),
-        (lambda: fr.ms_poe_ratios(0), OptionError, "needs heads and 0 < low <= high, got heads=0"),
+        (lambda: fr.ms_poe_ratios(0), OptionError, "needs heads >= 1 and 0 < low <= high, got heads=0"),
         (
             lambda: fr.p_rope(torch.ones(2), 2),
             OptionError,
-            "share between 0 and 1 of the frequencies, got share=2",
+            "share must be a fraction from 0 to 1, got share=2",
         ),
         (lambda: fr.entropy_factor(1, 16), OptionError, "more than one key, got tokens=1, trained=16"),
-        (lambda: fr.min_base(0, 4), OptionError, "pairs and side of 1 or more, got pairs=0"),
+        (lambda: fr.min_base(0, 4), OptionError, "pairs >= 1 and side >= 1, got pairs=0"),
         (
             lambda: on_grid("linear", 2.0),
             OptionError,

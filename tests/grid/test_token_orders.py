@@ -82,7 +82,7 @@ def test_inputs_and_targets():
     inputs, targets = inputs_and_targets(x, torch.tensor([2, 0, 3, 1]))
     assert inputs.tolist() == [[12, 10, 13], [22, 20, 23]]
     assert targets.tolist() == [[10, 13, 11], [20, 23, 21]]
-    with pytest.raises(ShapeError, match=r"has the shape \(4,\) or \(2, 4\), got \(3,\)"):
+    with pytest.raises(ShapeError, match=r"must have shape \(4,\) or \(2, 4\), got \(3,\)"):
         inputs_and_targets(x, torch.arange(3))
 
 
@@ -101,11 +101,13 @@ def test_positions_in_an_order_know_the_next_place():
 
 
 def test_what_is_refused():
-    with pytest.raises(OptionError, match="prompt needs a whole number from 0 to 4 tokens, got prompt=5"):
+    with pytest.raises(OptionError, match="prompt must be an integer from 0 to 4 tokens, got prompt=5"):
         fractal(4, 5)
-    with pytest.raises(OptionError, match="An order needs a whole number of tokens above 0, got 0"):
+    with pytest.raises(OptionError, match="a positive number of tokens, an integer, got 0"):
         quadtree(3, 0)
-    with pytest.raises(OptionError, match="given keys and a generator"):
+    with pytest.raises(OptionError, match="a generator has no effect"):
         shuffled(torch.rand(3), generator=torch.Generator())
-    with pytest.raises(ShapeError, match=r"An order of 7 tokens, prefix included, has the shape \(7,\)"):
+    with pytest.raises(
+        ShapeError, match=r"The order of 7 tokens, including the prefix, must have shape \(7,\)"
+    ):
         ordered(Grid((2, 3), prefix=1).positions(), torch.arange(6))

@@ -11,6 +11,7 @@ from torch.nn.utils import weight_norm as old_weight_norm
 
 import vispe
 from tests.hosts.helpers import cotangent, image, shake, tiny
+from vispe.errors import UnsupportedCombination
 
 NAMES = [
     "cable", "carope", "dape", "deberta", "distance_bank", "dynamic", "fire", "fourier_learned", "fox", "gpsa",
@@ -45,6 +46,75 @@ def test_dynamic_quantisation_leaves_the_encoding_alone(spec):
     assert "DynamicQuantizedLinear" not in str([m for n, m in made.named_modules() if n.endswith("pos_enc")])
     found, wanted = made(image()), model(image())
     assert (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+def quantised_by_torchao(model, config):
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    made = copy.deepcopy(model)
+    quantization.quantize_(made, getattr(quantization, config)())
+    return made
+
+
+TORCHAO = pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"])
+
+
+@TORCHAO
+@every
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+@torch.no_grad()
+def test_torchao_leaves_the_encoding_alone(spec, config):
+    model = make(spec)
+    made = quantised_by_torchao(model, config)
+    same(of_encodings(made), of_encodings(model))
+    weights = {name: type(value) for name, value in made.state_dict().items()}
+    assert "Int8Tensor" in {kind.__name__ for kind in weights.values()}
+    assert {kind for name, kind in weights.items() if "pos_enc" in name} == {torch.Tensor}
+    found, wanted = made(image()), model(image())
+    assert (found - wanted).norm() < 0.05 * wanted.norm()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    "spec", [s if s in ("seqpe", "fire") else pytest.param(s, marks=pytest.mark.slow) for s in NAMES]
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+def test_bitsandbytes_leaves_the_encoding_alone(spec, bits, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    transformers = pytest.importorskip("transformers", reason="vispe[vlm] is not installed")
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 48}
+    config = transformers.SiglipVisionConfig(image_size=32, patch_size=8, **shape)
+    try:
+        model = vispe.convert(transformers.SiglipVisionModel(config), spec)
+    except UnsupportedCombination as refused:  # encodings that act on tokens
+        pytest.skip(str(refused))
+    shake(model, 3).eval()
+    model.save_pretrained(tmp_path)
+    made = vispe.from_pretrained(
+        transformers.SiglipVisionModel,
+        tmp_path,
+        quantization_config=transformers.BitsAndBytesConfig(**{f"load_in_{bits}bit": True}),
+        device_map="cpu",
+        dtype=torch.float32,
+    )
+    same(of_encodings(made), of_encodings(model))
+    assert f"Linear{bits}bit" in str(made)
+    with torch.no_grad():
+        found, wanted = (m(image(2, 3, 32, 32)).last_hidden_state for m in (made, model))
+    assert (found - wanted).norm() < {8: 0.05, 4: 0.5}[bits] * wanted.norm()
+
+
+@TORCHAO
+@pytest.mark.parametrize("fused", [True, False])
+@torch.no_grad()
+def test_tied_projections_of_deberta_follow_torchao(fused, config):
+    torch.manual_seed(0)
+    layer = vispe.Attention(32, 4, "deberta(share_att_key=true)", fused_qkv=fused)
+    layer.pos_enc.tie(layer)
+    x, grid = torch.randn(2, 12, 32), vispe.Grid((3, 4))
+    made = quantised_by_torchao(layer, config)
+    made.pos_enc.tie(made)
+    wanted = layer(x, grid)
+    assert 0 < (made(x, grid) - wanted).norm() < 0.05 * wanted.norm()
 
 
 @pytest.mark.parametrize("trained", [None, ["pos_enc"]])

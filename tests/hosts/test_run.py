@@ -36,13 +36,13 @@ def test_run_gives_a_stock_script_its_own_arguments_and_folder(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["nowhere.py"], 2, "there is no script nowhere.py"),
+        (["nowhere.py"], 2, "script nowhere.py does not exist"),
         ([], 2, "required: script"),
         (["-h"], 0, "SCRIPT"),
         (["-m"], 2, "required: script"),
-        (["-m", "no_such_package.main"], 2, "there is no module no_such_package.main that can be run"),
-        (["-m", "vispe.hosts"], 2, "there is no module vispe.hosts that can be run"),
-        (["-m", "../file.py"], 2, "there is no module ../file.py that can be run"),
+        (["-m", "no_such_package.main"], 2, "module no_such_package.main does not exist or cannot be run"),
+        (["-m", "vispe.hosts"], 2, "module vispe.hosts does not exist or cannot be run"),
+        (["-m", "../file.py"], 2, "module ../file.py does not exist or cannot be run"),
     ],
 )
 def test_run_says_what_is_wrong(words, code, text, monkeypatch, capsys):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import vispe
-from models import masked, pictures
+from models import masked, training_images
 from vispe.symmetry.symmetrization import patch_kernel
 
 ROOT = Path(__file__).parents[2]
@@ -127,14 +127,14 @@ def test_it_learns():
     """Ramps in all poses: their neighbours tell hidden patches, so the error falls far below that of grey."""
     ramps = [torch.linspace(0, 255, 40).repeat(3, 40, 1).round().to(torch.uint8)]
     recipe = replace(TINY, steps=150, rate=5e-3)
-    grey = ((pictures.crops(ramps, 500, 24, torch.Generator().manual_seed(0)) - 0.5) * 4).square().mean()
+    grey = ((training_images.crops(ramps, 500, 24, torch.Generator().manual_seed(0)) - 0.5) * 4).square().mean()
     _, losses = masked.train("rope_axial", recipe, ramps)
     assert sum(losses[-10:]) / 10 < 0.5 * grey
 
 
 def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
     make = torch.Generator().manual_seed(3)
-    found = pictures.crops(pool, 400, 24, make)
+    found = training_images.crops(pool, 400, 24, make)
     assert found.shape == (400, 3, 24, 24)
     square = pool[1].float() / 255
     poses = [torch.rot90(m, k, (1, 2)) for m in (square, square.flip(-1)) for k in range(4)]
@@ -144,16 +144,16 @@ def test_crops_come_from_large_pictures_only_and_from_all_poses(pool):
 
 
 def test_synthetic_pictures_do_not_depend_on_how_many_are_made():
-    few, more = list(pictures.synthetic(2, seed=4)), list(pictures.synthetic(3, seed=4))
+    few, more = list(training_images.synthetic(2, seed=4)), list(training_images.synthetic(3, seed=4))
     assert all(torch.equal(a, b) for a, b in zip(few, more, strict=False))
     assert more[0].shape == (3, 256, 256)
     assert more[0].dtype == torch.uint8
-    assert not torch.equal(next(pictures.synthetic(1, seed=5)), few[0])
+    assert not torch.equal(next(training_images.synthetic(1, seed=5)), few[0])
 
 
 def test_what_scikit_image_installs_is_found():
-    found = list(pictures.installed())
-    assert len(found) == len(pictures.INSTALLED)
+    found = list(training_images.installed())
+    assert len(found) == len(training_images.INSTALLED)
     assert all(p.dtype == torch.uint8 and p.shape[0] == 3 for p in found)
 
 

@@ -76,7 +76,7 @@ def test_the_picture_is_inside_and_nothing_is_fetched():
 
 
 def test_tables_need_rows_of_one_length():
-    with pytest.raises(VispeError, match=r"rows of one length, got \[2, 1\]"):
+    with pytest.raises(VispeError, match=r"rows of equal length, got \[2, 1\]"):
         Page("m", "k", "v").table([["a", "b"], ["1"]])
 
 

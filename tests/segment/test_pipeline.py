@@ -349,7 +349,7 @@ def test_a_folder_given_twice_counts_once_and_equal_names_are_refused(tmp_path):
     assert [Path(record["image"]).name for record in report.images] == ["a.png"]
     for images in ([tmp_path / "one", tmp_path / "two"], [str(tmp_path / "*" / "a.png")]):
         with pytest.raises(
-            InputError, match=r"same name .*a_seg\.png; rename an input or use separate folders"
+            InputError, match=r"same name .*a_seg\.png\. Rename an input or use separate folders"
         ):
             apply(tmp_path / "out" / "model.vispe", images, tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -44,11 +44,11 @@ def test_names_say_what_happens():
 
 
 def test_what_is_no_element_is_refused():
-    with pytest.raises(UnknownName, match=r"no element 'rot45' of D4\. Did you mean 'rot"):
+    with pytest.raises(UnknownName, match=r"Unknown element 'rot45' of D4\. Did you mean 'rot"):
         element("rot45")
-    with pytest.raises(OptionError, match="0 to 3 quarter turns, got turns=4"):
+    with pytest.raises(OptionError, match=r"must be 0, 1, 2 or 3 .* got turns=4"):
         Element(4)
-    with pytest.raises(ShapeError, match=r"last two axes, got the shape \(5,\)"):
+    with pytest.raises(ShapeError, match=r"last two axes, got shape \(5,\)"):
         D4[1].apply(torch.zeros(5))
 
 
@@ -76,7 +76,7 @@ def test_fitting_commutes_with_every_element_or_is_refused(patch, how):
 
 def test_an_odd_side_with_an_even_patch_needs_resampling_which_commutes():
     x = noise((33, 48))
-    with pytest.raises(OptionError, match=r"33 px and patches of 16 px .*allow resample=True"):
+    with pytest.raises(OptionError, match=r"33 px and patches of 16 px .*Use resample=True"):
         fit_to_patches(x, 16)
     fitted, said = fit_to_patches(x, 16, resample=True)
     assert fitted.shape == (3, 32, 48)
@@ -97,11 +97,11 @@ def test_fitting_says_what_it_did_and_what_it_cannot():
     assert torch.equal(fitted[:, :, 2:75], x[:, 1:71])
     assert torch.equal(fitted[:, :, :2], x[:, 1:71, [2, 1]])
     assert fit_to_patches(x, 1) == (x, "")
-    with pytest.raises(ShapeError, match="3 px cannot be mirrored by 7 px"):
+    with pytest.raises(ShapeError, match="3 px cannot be padded by 7 reflected px"):
         fit_to_patches(noise((3, 17)), 17)
-    with pytest.raises(OptionError, match="how='centre' is not"):
+    with pytest.raises(OptionError, match="got how='centre'"):
         fit_to_patches(x, 7, "centre")
-    with pytest.raises(OptionError, match="cannot be fitted with how='crop' about the same centre"):
+    with pytest.raises(OptionError, match="cannot be fitted about the same centre with how='crop'"):
         fit_to_patches(x, 7, "crop")
 
 

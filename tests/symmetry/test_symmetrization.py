@@ -236,14 +236,12 @@ def test_transformers(name, path):
 
 
 def test_models_without_a_single_square_projection_are_refused():
-    with pytest.raises(
-        UnsupportedHost, match="of a Linear was asked for, and there is none that vispe knows"
-    ):
+    with pytest.raises(UnsupportedHost, match="Linear must have exactly one patch projection, got none"):
         symmetrize(torch.nn.Linear(3, 4))
     two = torch.nn.ModuleList([vit(), vit()])
-    with pytest.raises(UnsupportedHost, match=r"2 of them \(0.patch_embed.proj, 1.patch_embed.proj\)"):
+    with pytest.raises(UnsupportedHost, match=r"got 2 \(0.patch_embed.proj, 1.patch_embed.proj\)"):
         symmetrize(two)
-    with pytest.raises(ShapeError, match=r"proj has patches of 4 x 7 pixels"):
+    with pytest.raises(ShapeError, match=r"proj must have square patches, got 4 x 7 pixels"):
         symmetrize(vit(img_size=(28, 28), patch_size=(4, 7)))
     model = vit()
     model.patch_embed.proj = torch.nn.Conv2d(3, 32, 7, stride=4, padding=2)
@@ -251,7 +249,7 @@ def test_models_without_a_single_square_projection_are_refused():
         symmetrize(model)
     with torch.device("meta"):
         empty = VisionTransformer(**SHAPE)
-    with pytest.raises(UnsupportedHost, match="has meta weights"):
+    with pytest.raises(UnsupportedHost, match="got meta"):
         symmetrize(empty)
 
 
@@ -346,26 +344,22 @@ def test_a_patch_that_the_features_know_is_used():
     averaged = D4Features(Known(), fit="crop")
     assert averaged.patch == 4
     assert averaged(picture(14, 20)).shape == (2, 5, 3, 5)
-    with pytest.raises(
-        ShapeError, match=r"\(14, 20\) pixels are no multiple of patches of 4; say fit='auto'"
-    ):
+    with pytest.raises(ShapeError, match=r"multiples of patch=4 px, got \(14, 20\)\. Use fit='auto'"):
         d4_average(Known(), picture(14, 20))
 
 
 def test_errors_of_the_mean():
-    with pytest.raises(OptionError, match="fit='crop' needs the side of the patches"):
+    with pytest.raises(OptionError, match="fit='crop' needs the patch size"):
         d4_average(cells, picture(12, 20), fit="crop")
-    with pytest.raises(OptionError, match="patch must be a whole number of pixels, at least 1, got 0"):
+    with pytest.raises(OptionError, match=r"patch must be a positive integer .* got 0"):
         D4Features(cells, patch=0)
-    with pytest.raises(ShapeError, match=r"Images \(b, c, H, W\) are needed, got \(3, 12, 20\)"):
+    with pytest.raises(ShapeError, match=r"needs images \(b, c, H, W\), got \(3, 12, 20\)"):
         d4_average(cells, picture(12, 20)[0])
     with pytest.raises(ShapeError, match=r"Features must be maps \(b, c, h, w\), got \(2,\)"):
         d4_average(lambda x: x.mean((1, 2, 3)), picture(12, 20))
-    with pytest.raises(
-        ShapeError, match=r"\(12, 12\) cells in the pose identity, where \(12, 20\) were expected"
-    ):
+    with pytest.raises(ShapeError, match=r"must have \(12, 20\) cells in pose identity, got \(12, 12\)"):
         d4_average(lambda x: x[..., :12, :12], picture(12, 20), patch=1)
-    with pytest.raises(ShapeError, match=r"\(20, 3\) cells in the pose rot90, where \(3, 12\) were expected"):
+    with pytest.raises(ShapeError, match=r"must have \(3, 12\) cells in pose rot90, got \(20, 3\)"):
         d4_average(lambda x: x[..., :3, :], picture(20, 12))
     with pytest.raises(OptionError, match="cannot be centred by whole pixels"):
         d4_average(cells, picture(13, 20), patch=4, fit="auto")

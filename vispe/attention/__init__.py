@@ -1,8 +1,8 @@
-"""Attention with structured biases and transforms: one function, several backends, one meaning.
+"""Attention with structured biases and transforms: one function with several equivalent backends.
 
-The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask), `lowrank` (a few extra
-columns), `triton` (fused kernels, on CUDA) and `flex` (FlexAttention of torch). Each has `refuses(call)`, which
-says why it cannot serve a call, and `run(call)`.
+The backends are `reference` (plain float32 or float64), `sdpa` (one dense mask), `lowrank` (a few extra columns of q
+and k), `triton` (fused kernels, on CUDA) and `flex` (torch's FlexAttention). Each has `unsupported_reason(call)`, which
+returns why it does not support a call or None, and `run(call)`.
 """
 
 from vispe.attention.backend_selection import use_backend

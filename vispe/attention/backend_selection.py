@@ -1,8 +1,8 @@
-"""Which backend the user names: for one call, for a block of code, or for the whole process.
+"""Selection of the attention backend: per call, per block of code, or per process.
 
-What a call names wins over `use_backend`, and that over the environment variable ``VISPE_BACKEND``, which is read once,
-when vispe is imported. A compiled model is compiled anew for another choice; what `torch.export` and tracers write down
-keeps the choice of that moment.
+The `backend` argument of a call takes precedence over `use_backend`, which takes precedence over the environment
+variable ``VISPE_BACKEND`` (read once, when vispe is imported). Selecting another backend recompiles a compiled model;
+programs captured by `torch.export` or a tracer keep the backend that was selected at capture time.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _ENVIRONMENT = os.environ.get(VARIABLE, "").strip()
 _CHOSEN: ContextVar[str | None] = ContextVar("vispe backend", default=None)
 
 
-class _Seen(threading.local):
-    """The choice of this thread, for compilers that cannot read a `ContextVar`."""
+class _ThreadSelection(threading.local):
+    """The backend selected in this thread, for compilers that cannot read a `ContextVar`."""
 
     def __init__(self) -> None:
         self.name: str | None = None
 
 
-_SEEN = _Seen()
-# Compilers of older versions cannot read a ContextVar; with them, the tasks of one thread share a choice.
-_READABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+_THREAD_SELECTION = _ThreadSelection()
+# Dynamo cannot read a ContextVar before torch 2.15; there, all asyncio tasks of one thread share a selection.
+_CONTEXTVAR_READABLE = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
 
 
 class Selected(NamedTuple):
-    """A backend and who named it.
+    """A backend and the source of the selection.
 
     Attributes:
         backend: 'auto' or the name of a backend.
-        by: in words, '' where nobody named one.
+        by: human-readable source of the selection ('name' for the call itself), '' for the default.
     """
 
     backend: str
@@ -49,21 +49,24 @@ class Selected(NamedTuple):
 
 
 def use_backend(backend: Backend) -> AbstractContextManager[None]:
-    """Return a context in which attention takes the named backend wherever a call names none.
+    """Return a context manager that selects the backend of all calls that do not name one.
 
-    `vispe.attention`, `vispe.Attention` and converted models obey it, compiled or not. A call that the backend cannot
-    serve is an error with the reason. Contexts nest; threads (those of DataParallel, too) and asynchronous tasks have
-    their own. 'auto' undoes an outer choice, that of the environment variable ``VISPE_BACKEND`` included. A model whose
-    fused attention is switched off (timm's `fused_attn`, 'eager' of transformers) has named plain products itself.
+    It applies to `vispe.attention`, `vispe.Attention` and converted models, compiled or not. If the backend does not
+    support a call, `BackendUnavailable` is raised with the reason. Contexts nest and are local to a thread (including
+    those of DataParallel) and to an asyncio task. 'auto' cancels an outer selection, including the environment variable
+    ``VISPE_BACKEND``. A model whose fused attention is disabled (timm's `fused_attn`, 'eager' in transformers) selects
+    plain matrix products itself.
 
-    Under checkpointing a converted model is computed again with the choice of its forward pass; attention of your own
-    with that of the backward pass, for which torch has threads of its own on CUDA: name the backend in the call there.
+    With activation checkpointing, converted models recompute with the backend of their forward pass. Direct calls
+    recompute with the backend selected during the backward pass, which torch runs in other threads on CUDA: pass
+    `backend` to the call there.
 
     Args:
-        backend: 'reference', 'sdpa', 'lowrank', 'triton', 'flex', or 'auto' for the fastest that serves a call.
+        backend: 'reference', 'sdpa', 'lowrank', 'triton', 'flex', or 'auto' for the fastest backend that supports a
+            call.
 
     Raises:
-        UnknownName: there is no such backend.
+        UnknownName: `backend` is not the name of a backend.
 
     Example:
         >>> import torch, vispe
@@ -78,30 +81,35 @@ def use_backend(backend: Backend) -> AbstractContextManager[None]:
 
 @contextmanager
 def _chosen(backend: str) -> Generator[None]:
-    token, before = _CHOSEN.set(backend), _SEEN.name
-    _SEEN.name = backend
+    # set both, as compiled code reads the thread-local selection
+    token, previous = _CHOSEN.set(backend), _THREAD_SELECTION.name
+    _THREAD_SELECTION.name = backend
     try:
         yield
     finally:
         _CHOSEN.reset(token)
-        _SEEN.name = before
+        _THREAD_SELECTION.name = previous
 
 
 def selected(backend: str | Selected = "auto") -> Selected:
-    """Return the backend that a call takes, or 'auto', and who named it.
+    """Return the selected backend, or 'auto', and the source of the selection.
 
     Args:
-        backend: what the call names, or what was returned before.
+        backend: the `backend` argument of a call, or the result of an earlier call of this function.
 
     Raises:
-        UnknownName: there is no such backend.
+        UnknownName: `backend` or ``VISPE_BACKEND`` is not the name of a backend.
     """
     if isinstance(backend, Selected):
         return backend
     if backend != "auto":
         check(backend)
         return Selected(backend, "name")
-    chosen = _SEEN.name if not _READABLE and torch.compiler.is_dynamo_compiling() else _CHOSEN.get()
+    chosen = (
+        _THREAD_SELECTION.name
+        if not _CONTEXTVAR_READABLE and torch.compiler.is_dynamo_compiling()
+        else _CHOSEN.get()
+    )
     if chosen is not None:
         return Selected(chosen, "vispe.use_backend" if chosen != "auto" else "")
     name = environment()
@@ -109,16 +117,16 @@ def selected(backend: str | Selected = "auto") -> Selected:
 
 
 def environment() -> str:
-    """Return the backend that the environment names, or 'auto'.
+    """Return the backend named by the environment variable ``VISPE_BACKEND``, or 'auto'.
 
     Raises:
-        UnknownName: there is no such backend.
+        UnknownName: its value is not the name of a backend.
     """
     names = get_args(Backend)
     if _ENVIRONMENT and _ENVIRONMENT not in names:
         raise UnknownName(
-            f"The environment variable {VARIABLE}={_ENVIRONMENT!r} names no backend."
-            f"{did_you_mean(_ENVIRONMENT, names)} Choose {', '.join(names)}, or unset it."
+            f"The environment variable {VARIABLE}={_ENVIRONMENT!r} is not the name of a backend."
+            f"{did_you_mean(_ENVIRONMENT, names)} Use one of {', '.join(names)}, or unset it."
         )
     return _ENVIRONMENT or "auto"
 
@@ -128,6 +136,6 @@ def check(backend: str) -> Backend:
     names = get_args(Backend)
     if backend not in names:
         raise UnknownName(
-            f"There is no backend {backend!r}.{did_you_mean(str(backend), names)} Choose {', '.join(names)}."
+            f"Unknown backend {backend!r}.{did_you_mean(str(backend), names)} Use one of {', '.join(names)}."
         )
     return cast("Backend", backend)

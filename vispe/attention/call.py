@@ -1,4 +1,4 @@
-"""One call of attention: the arguments, checked in one place, and the masks that they amount to."""
+"""Validated arguments of one attention call, and the masks that follow from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of `vispe.attention`; see there."""
+    """The arguments of `vispe.attention.attention`, validated.
+
+    Raises:
+        ShapeError: shapes, dtypes or devices disagree.
+        OptionError: `dropout_p` is outside of [0, 1).
+        UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
+    """
 
     q: Tensor
     k: Tensor
@@ -41,10 +47,11 @@ class Call:
                 "attention needs q, k, v of shape (b, h, n, d), got "
                 f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
             )
-        alike = q.dtype == k.dtype == v.dtype or autocast_on(q.device)  # a norm under autocast widens q and k
-        if not (alike and q.device == k.device == v.device):
+        # under autocast a norm returns q and k in float32
+        same_dtype = q.dtype == k.dtype == v.dtype or autocast_on(q.device)
+        if not (same_dtype and q.device == k.device == v.device):
             raise ShapeError(
-                "attention needs q, k, v of one dtype on one device, got "
+                "attention needs q, k, v with one dtype on one device, got "
                 f"q={q.dtype}/{q.device}, k={k.dtype}/{k.device}, v={v.dtype}/{v.device}."
             )
         if not (
@@ -53,74 +60,93 @@ class Call:
             and q.shape[3] == k.shape[3]
         ):
             raise ShapeError(
-                "attention needs one batch size, as many keys as values and q as wide as k, got "
+                "attention needs equal batch sizes, as many keys as values, and q and k of equal head_dim, got "
                 f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
             )
         if q.shape[1] != k.shape[1] and not (self.enable_gqa and q.shape[1] % k.shape[1] == 0):
             raise ShapeError(
-                f"attention got {q.shape[1]} query heads and {k.shape[1]} key heads; pass enable_gqa=True, which "
-                "needs query heads to be a multiple of key heads."
+                f"attention got {q.shape[1]} query heads and {k.shape[1]} key heads. Pass enable_gqa=True, which "
+                "requires the number of query heads to be a multiple of the number of key heads."
             )
         if not 0.0 <= self.dropout_p < 1.0:
             raise OptionError(f"dropout_p must be in [0, 1), got {self.dropout_p}.")
+        # a bias of other positions would broadcast silently if its shape fits
         pos = None if self.bias is None else self.bias.pos
         if pos is not None and (pos.tokens != q.shape[2] or pos.tokens != k.shape[2]):
             raise ShapeError(
-                f"The bias describes {pos.tokens} tokens ({pos}), but there are {q.shape[2]} queries and "
-                f"{k.shape[2]} keys; make the bias from the positions of this input."
+                f"The bias is defined for {pos.tokens} tokens ({pos}), got {q.shape[2]} queries and "
+                f"{k.shape[2]} keys. Create the bias from the positions of this input."
             )
-        turn = self.transform or Transform()
-        if self.whole and type(turn) is not Transform and not turn.changes_values:
+        transform = self.transform or Transform()
+        if self.whole and type(transform) is not Transform and not transform.changes_values:
             raise UnsupportedCombination(
-                f"The bias {type(self.bias).__name__} takes the place of the product of queries and keys, so that "
-                f"{type(turn).__name__} beside it would have no effect; leave one of them out."
+                f"The bias {type(self.bias).__name__} replaces the product of queries and keys, so "
+                f"{type(transform).__name__} would have no effect. Omit one of them."
             )
         self._check_masks()
-        padding = None if self.attn_mask is None else _padding(self.attn_mask, q.shape[0], k.shape[2])
-        if padding is not None:  # which all backends know
-            given = self.key_padding_mask
+        padding = None if self.attn_mask is None else _as_key_padding(self.attn_mask, q.shape[0], k.shape[2])
+        # all backends support key padding, few support additive masks
+        if padding is not None:
+            key_padding = self.key_padding_mask
             object.__setattr__(self, "attn_mask", None)
-            object.__setattr__(self, "key_padding_mask", padding if given is None else given & padding)
+            object.__setattr__(
+                self, "key_padding_mask", padding if key_padding is None else key_padding & padding
+            )
 
     def _check_masks(self) -> None:
-        q, k, mask, keep, ends = self.q, self.k, self.attn_mask, self.key_padding_mask, self.cu_seqlens
+        q, k, mask, key_padding, cu_seqlens = (
+            self.q,
+            self.k,
+            self.attn_mask,
+            self.key_padding_mask,
+            self.cu_seqlens,
+        )
         if mask is not None:
             if mask.dtype != torch.bool and not mask.is_floating_point():
                 raise ShapeError(
-                    f"attn_mask must be bool (True = keep) or floating point (added), got {mask.dtype}."
+                    f"attn_mask must be bool (True = attend) or floating point (added), got {mask.dtype}."
                 )
-            self._check_shape("attn_mask", _four(mask).shape, q.shape[1])
-        if keep is not None and (keep.dtype != torch.bool or keep.shape != (k.shape[0], k.shape[2])):
+            self._check_shape("attn_mask", _as_4d(mask).shape, q.shape[1])
+        if key_padding is not None and (
+            key_padding.dtype != torch.bool or key_padding.shape != (k.shape[0], k.shape[2])
+        ):
             raise ShapeError(
-                f"key_padding_mask must be bool (True = keep) of shape {(k.shape[0], k.shape[2])}, got "
-                f"{keep.dtype} {tuple(keep.shape)}."
+                f"key_padding_mask must be bool (True = real key) of shape {(k.shape[0], k.shape[2])}, got "
+                f"{key_padding.dtype} {tuple(key_padding.shape)}."
             )
-        if ends is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
+        if cu_seqlens is not None and (q.shape[0] != 1 or q.shape[2] != k.shape[2]):
             raise ShapeError(
-                "cu_seqlens packs sequences along one token axis, so it needs batch 1 and as many queries as "
+                "cu_seqlens packs sequences along one token axis, so it needs batch size 1 and as many queries as "
                 f"keys, got q={tuple(q.shape)}, k={tuple(k.shape)}."
             )
-        if ends is not None and (ends.ndim != 1 or ends.dtype not in (torch.int32, torch.int64)):
+        if cu_seqlens is not None and (
+            cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64)
+        ):
             raise ShapeError(
-                f"cu_seqlens must be int32 or int64 (sequences + 1,), got {ends.dtype} {tuple(ends.shape)}."
+                "cu_seqlens must be int32 or int64 of shape (sequences + 1,), got "
+                f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
             )
-        values = [int(end) for end in ends] if ends is not None and readable(ends) else None
-        if values is not None and not _rises(values, q.shape[2]):
-            raise ShapeError(f"cu_seqlens must rise from 0 to {q.shape[2]} tokens, got {values}.")
-        for name, given in (("attn_mask", mask), ("key_padding_mask", keep)):
-            if given is not None and given.device != q.device:
-                raise ShapeError(f"{name} must be on the device of q, {q.device}, got {given.device}.")
+        values = (
+            [int(length) for length in cu_seqlens]
+            if cu_seqlens is not None and readable(cu_seqlens)
+            else None
+        )
+        if values is not None and not _is_cumulative(values, q.shape[2]):
+            raise ShapeError(f"cu_seqlens must increase from 0 to {q.shape[2]} tokens, got {values}.")
+        for name, tensor in (("attn_mask", mask), ("key_padding_mask", key_padding)):
+            if tensor is not None and tensor.device != q.device:
+                raise ShapeError(f"{name} must be on the device of q, {q.device}, got {tensor.device}.")
 
     def _check_shape(self, name: str, shape: torch.Size, heads: int) -> None:
-        wanted = (self.q.shape[0], heads, self.q.shape[2], self.k.shape[2])
-        if any(size not in (1, full) for size, full in zip(shape, wanted, strict=True)):
+        expected = (self.q.shape[0], heads, self.q.shape[2], self.k.shape[2])
+        if any(size not in (1, full) for size, full in zip(shape, expected, strict=True)):
             raise ShapeError(
-                f"{name} has shape {tuple(shape)}, which does not broadcast to (b, h, n, m) = {wanted}."
+                f"{name} has shape {tuple(shape)}, which does not broadcast to (b, h, n, m) = {expected}."
             )
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the output and of masks: q's, or that of autocast."""
+        """The dtype of the output and of masks: that of q, or that of autocast."""
         return compute_dtype(self.q)
 
     @property
@@ -129,49 +155,62 @@ class Call:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
-    def widest(self) -> int:
-        """The columns of the widest head that a kernel is given: queries and keys after the transform, or values."""
-        gained = 0 if self.transform is None else self.transform.extra
-        return max(self.q.shape[3] + gained, self.v.shape[3])
+    def max_head_dim(self) -> int:
+        """The largest head_dim that a kernel reads: that of queries and keys after the transform, or of values."""
+        extra = 0 if self.transform is None else self.transform.extra
+        return max(self.q.shape[3] + extra, self.v.shape[3])
 
     @property
     def whole(self) -> bool:
-        """Whether the bias takes the place of the product of queries and keys."""
+        """Whether the bias replaces the product of queries and keys."""
         return self.bias is not None and self.bias.whole
 
-    def real(self, x: Tensor) -> Tensor:
-        """Return `x` of keys (b, h, m, d) with 0 where they are padding: what is there, NaN too, is never read."""
+    def zero_padding(self, x: Tensor) -> Tensor:
+        """Return keys or values `x` (b, h, m, d) with padded tokens, which may be NaN, set to 0."""
         keep = self.key_padding_mask
         return x if keep is None else x.masked_fill(~keep[:, None, :, None], 0.0)
 
     def transformed(self, repeated: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v after the transform, grouped keys and values `repeated` for their query heads, or not."""
-        q, k, v = self.q, self.real(self.k), self.real(self.v)
+        """Return q, k, v after the transform; `repeated` expands grouped keys and values to the query heads."""
+        q, k, v = self.q, self.zero_padding(self.k), self.zero_padding(self.v)
         if self.transform is not None:
             q, k, v = self.transform.inputs(q, k, v)
-        # the product must be 0: taken off afterwards, it would leave the rounding of both. Gradients of q are then 0
+        # q = 0 makes the product 0 exactly; subtracting the product from the logits would leave rounding errors
         if self.whole:
             q = q.masked_fill(torch.ones((), dtype=torch.bool, device=q.device), 0.0)
+        # expand key heads to consecutive query heads
         groups = q.shape[1] // k.shape[1]
         if repeated and groups > 1:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         return q, k, v
 
     def finish(self, out: Tensor) -> Tensor:
-        """Return the output after the transform's part on it."""
+        """Return the output (b, h, n, d_v) after the output part of the transform."""
         return out if self.transform is None else self.transform.output(out)
 
-    def dense_bias(self, heads: slice | None = None, kept: torch.dtype | None = None) -> Tensor | None:
-        """Return the bias made dense, float32 or better; what can be kept in dtype `kept`, if that is given."""
+    def dense_bias(self, heads: slice | None = None, cache_dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the dense bias (b or 1, h or 1, n, m) in float32 or better, or None without a bias.
+
+        Args:
+            heads: heads to return; all by default.
+            cache_dtype: if given, a mask that can be cached is returned from the cache, in this dtype.
+
+        Raises:
+            ShapeError: the bias does not broadcast to (b, h, n, m).
+        """
         if self.bias is None:
             return None
         dense = None
-        if kept is not None and heads is None and self.bias.pos is not None:
-            learned = self.bias.key is None
-            dense = mask(self.bias, kept, self.q.shape[1]) if learned else self.bias.mask(kept)
+        if cache_dtype is not None and heads is None and self.bias.pos is not None:
+            # fixed biases are cached by key, learned ones by the values of their parameters
+            is_learned = self.bias.key is None
+            dense = (
+                mask(self.bias, cache_dtype, self.q.shape[1]) if is_learned else self.bias.mask(cache_dtype)
+            )
         if dense is None:
             groups = self.q.shape[1] // self.k.shape[1]
-            k = self.real(self.k) if self.bias.per_sample else self.k
+            # content-dependent biases read the keys before rotation
+            k = self.zero_padding(self.k) if self.bias.per_sample else self.k
             k = k.repeat_interleave(groups, 1) if groups > 1 and self.bias.per_sample else k
             with no_autocast(self.q.device):
                 dense = self.bias.dense(q=self.q, k=k, scale=self.factor, heads=heads)
@@ -180,26 +219,28 @@ class Call:
         return dense
 
     def allowed(self) -> Tensor | None:
-        """Return which pairs may attend, bool (b or 1, h or 1, n, m), or None for all."""
+        """Return the pairs that may attend, bool (b or 1, h or 1, n, m), or None for all."""
         n, m, device = self.q.shape[2], self.k.shape[2], self.q.device
-        parts: list[Tensor] = []
+        masks: list[Tensor] = []
         if self.attn_mask is not None and self.attn_mask.dtype == torch.bool:
-            parts.append(_four(self.attn_mask))
+            masks.append(_as_4d(self.attn_mask))
         if self.key_padding_mask is not None:
+            # (b or 1, m) -> (b or 1, 1, 1, m)
             keys = self.key_padding_mask
-            parts.append((keys if self.padding_per_sample else keys[:1])[:, None, None])
+            masks.append((keys if self.padding_per_sample else keys[:1])[:, None, None])
         if self.is_causal:
-            parts.append(torch.ones(n, m, dtype=torch.bool, device=device).tril()[None, None])
+            masks.append(torch.ones(n, m, dtype=torch.bool, device=device).tril()[None, None])
         if self.cu_seqlens is not None:
             token = torch.arange(n, device=device)
+            # index of the packed sequence of each token, (n,)
             segment = torch.bucketize(token, self.cu_seqlens.to(device, torch.int64), right=True)
-            parts.append((segment[:, None] == segment[None])[None, None])
-        if not parts:
+            masks.append((segment[:, None] == segment[None])[None, None])
+        if not masks:
             return None
-        keep = parts[0]
-        for part in parts[1:]:
-            keep = keep & part
-        return keep
+        allowed = masks[0]
+        for other in masks[1:]:
+            allowed = allowed & other
+        return allowed
 
     @property
     def padding_per_sample(self) -> bool:
@@ -209,27 +250,32 @@ class Call:
 
     @property
     def finite(self) -> bool:
-        """Whether neither bias nor additive mask holds -inf, as far as is known without a cost."""
+        """Whether neither the bias nor the additive mask contains -inf, as far as is known without a device sync."""
         return self.added() is None and (self.bias is None or self.bias.finite)
 
     def added(self) -> Tensor | None:
         """Return the user's additive mask as (b or 1, h or 1, n, m), or None."""
         mask = self.attn_mask
-        return None if mask is None or mask.dtype == torch.bool else _four(mask)
+        return None if mask is None or mask.dtype == torch.bool else _as_4d(mask)
 
 
 def combine(
     bias: Tensor | None, added: Tensor | None, keep: Tensor | None, finite: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the one additive mask, and which rows have no key at all (bool, (b, h, n, 1)) or None.
+    """Return one additive mask, and the rows without any key (bool, (b, h, n, 1)) or None.
 
-    Rows without any key get a mask of zeros, so that no NaN arises; the caller sets their output to 0.
-    `finite` says that neither bias nor added mask can hold -inf.
+    Rows without any key get a mask of zeros, so that softmax gives no NaN; the caller sets their output to 0.
+
+    Args:
+        bias: (b or 1, h or 1, n, m), or None.
+        added: additive mask, likewise.
+        keep: bool mask, likewise, True for pairs that may attend.
+        finite: whether neither `bias` nor `added` can contain -inf.
     """
     total = bias if added is None else added if bias is None else bias + added
     if not finite and total is not None:
-        open_ = total != float("-inf")
-        keep = open_ if keep is None else keep & open_
+        attended = total != float("-inf")
+        keep = attended if keep is None else keep & attended
     if keep is None:
         return total, None
     dead = ~keep.any(-1, keepdim=True)
@@ -240,30 +286,31 @@ def combine(
     return total.masked_fill(~(keep | dead), float("-inf")), dead
 
 
-def _rises(ends: list[int], tokens: int) -> bool:
-    return len(ends) > 1 and ends[0] == 0 and ends[-1] == tokens and ends == sorted(ends)
+def _is_cumulative(lengths: list[int], tokens: int) -> bool:
+    return len(lengths) > 1 and lengths[0] == 0 and lengths[-1] == tokens and lengths == sorted(lengths)
 
 
-def _padding(mask: Tensor, batch: int, keys: int) -> Tensor | None:
-    """Return a mask that is the same for all heads and queries as key padding (b, m), True for real keys, or None.
+def _as_key_padding(mask: Tensor, batch: int, keys: int) -> Tensor | None:
+    """Return a mask that is equal for all heads and queries as key padding (b, m), True for real keys, or None.
 
-    One mask for all samples is expanded. The values of an additive mask decide, so it is looked at only where that
-    costs nothing; elsewhere, and where it has a gradient or other values than 0 and -inf, it remains additive.
+    A mask shared by all samples is expanded. Additive masks are converted only if their values can be read without a
+    device sync, have no gradient, and are all 0 or -inf.
     """
-    four = _four(mask)
-    if four.shape[1] != 1 or four.shape[2] != 1:
+    mask_4d = _as_4d(mask)
+    if mask_4d.shape[1] != 1 or mask_4d.shape[2] != 1:
         return None
+    # (b or 1, 1, 1, m) -> (b, m)
     if mask.dtype != torch.bool:
         if mask.requires_grad or not readable(mask):
             return None
-        open_ = mask == 0
-        if not bool((open_ | (mask == float("-inf"))).all()):
+        attended = mask == 0
+        if not bool((attended | (mask == float("-inf"))).all()):
             return None
-        four = _four(open_)
-    return four[:, 0, 0].expand(batch, keys)
+        mask_4d = _as_4d(attended)
+    return mask_4d[:, 0, 0].expand(batch, keys)
 
 
-def _four(mask: Tensor) -> Tensor:
+def _as_4d(mask: Tensor) -> Tensor:
     if mask.ndim > 4:
         raise ShapeError(f"attn_mask must broadcast to (b, h, n, m), got {tuple(mask.shape)}.")
     return mask.reshape((1,) * (4 - mask.ndim) + tuple(mask.shape))

@@ -1,4 +1,4 @@
-"""One function of attention, several backends: which of them serves a call, and why."""
+"""Attention with structured biases: the public function and the dispatch to a backend."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backend_selection import Backend, Selected, selected
-from vispe.attention.backends import blocked as strip_gradient
-from vispe.attention.backends import flex, lowrank, reference, sdpa
-from vispe.attention.backends import triton as fused
-from vispe.attention.backends.triton.device import KernelsFailed, say_once
-from vispe.attention.bias import mask_cache
+from vispe.attention.backends import blocked, flex, lowrank, reference, sdpa, triton
+from vispe.attention.backends.triton.device import KernelsFailed, warn_once
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import LowRankBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
+from vispe.attention.bias.mask_cache import is_cached
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
@@ -26,18 +24,29 @@ from vispe.errors import BackendUnavailable
 
 _Entry = tuple[Callable[[Call], str | None], Callable[[Call], Tensor]]
 BACKENDS: dict[str, _Entry] = {
-    "reference": (reference.refuses, reference.run),
-    "sdpa": (sdpa.refuses, sdpa.run),
-    "lowrank": (lowrank.refuses, lowrank.run),
-    "triton": (fused.refuses, fused.run),
-    "flex": (flex.refuses, flex.run),
+    "reference": (reference.unsupported_reason, reference.run),
+    "sdpa": (sdpa.unsupported_reason, sdpa.run),
+    "lowrank": (lowrank.unsupported_reason, lowrank.run),
+    "triton": (triton.unsupported_reason, triton.run),
+    "flex": (flex.unsupported_reason, flex.run),
 }
-LONG = 1024  # tokens from which extra columns beat a dense mask (CPU, measured)
+LONG = 1024  # keys from which low-rank columns are faster than a dense mask (measured on CPU)
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which backend a call takes and why; `str` of it is readable."""
+    """The selected backend and the reasons; `str` of it is human-readable.
+
+    Attributes:
+        backend: name of the selected backend.
+        reason: why it was selected.
+        refused: the reason against each other backend, by name.
+
+    Example:
+        >>> print(Explanation("sdpa", "there is no bias", {"flex": "slower on CPU"}))
+        sdpa: there is no bias
+        not flex: slower on CPU
+    """
 
     backend: str
     reason: str
@@ -72,31 +81,34 @@ def attention(
         q: queries (b, h, n, d), after qk-norm and before rotation.
         k: keys (b, h_kv, m, d).
         v: values (b, h_kv, m, d_v).
-        bias: what an encoding's `bias()` returned.
-        transform: what an encoding's `transform()` returned; applied to q, k, v and the output.
+        bias: the result of an encoding's `bias()`.
+        transform: the result of an encoding's `transform()`; applied to q, k, v and the output.
         value_term: relative values, added to the output.
-        attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m); or that of shifted windows
-            as a `WindowMask`, which fused kernels take as it is.
-        key_padding_mask: bool (b, m), True = a real key. What padded keys and values hold is never read, NaN included.
-        is_causal: key j is visible to query i when j <= i.
-        cu_seqlens: (s + 1,) integer ends of sequences packed along n, starting with 0; needs b = 1.
+        attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, m); or the mask of shifted windows
+            as a `WindowMask`, which the fused kernels support directly.
+        key_padding_mask: bool (b, m), True = a real key. Padded keys and values are never read, even if they are NaN.
+        is_causal: key j is visible to query i if j <= i.
+        cu_seqlens: (s + 1,) int32 or int64, cumulative lengths of sequences packed along n, from 0; requires b = 1.
         scale: factor of the logits, ``d ** -0.5`` by default.
-        dropout_p: dropout of the attention weights; each backend draws its own from torch's generator.
-        enable_gqa: heads of keys and values may be fewer, each serving as many query heads in a row. Fused kernels of
-            one full grid read them as they are; other backends repeat them.
-        backend: 'auto' takes what `use_backend` or the environment variable VISPE_BACKEND names, else the fastest that
-            serves the call; a named one is obeyed or refused.
-        deterministic: True takes kernels with a reproducible backward pass on CUDA (those of the CPU all are). False
-            lets fused kernels of one full grid make the scores of the backward pass once instead of twice, and add
-            gradients of queries in whatever order programs come. By default queries have a pass of their own, and
-            only gradients of tables are added in any order. `torch.use_deterministic_algorithms` counts as True.
+        dropout_p: dropout probability of the attention weights; each backend draws its own random numbers from torch's
+            generator.
+        enable_gqa: allow fewer heads of keys and values, each shared by consecutive query heads. The fused kernels for
+            one full grid read shared heads directly; other backends repeat them.
+        backend: 'auto' uses the selection of `use_backend` or of the environment variable VISPE_BACKEND, else the
+            fastest backend that supports the call. A named backend is used or raises.
+        deterministic: True selects kernels with a reproducible backward pass on CUDA (on the CPU all are). False allows
+            the fused kernels for one full grid to compute the scores of the backward pass once instead of twice, with
+            atomic additions to the gradient of the queries. By default (None) queries have a separate pass, and only
+            gradients of bias tables use atomic additions. `torch.use_deterministic_algorithms` implies True.
 
     Fully masked rows return 0, and their gradients are 0.
 
     Raises:
         ShapeError: shapes, dtypes or devices disagree.
-        BackendUnavailable: the named backend cannot serve the call.
-        UnknownName: there is no such backend.
+        OptionError: `dropout_p` is outside of [0, 1).
+        UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
+        BackendUnavailable: the named backend does not support the call.
+        UnknownName: `backend` is not the name of a backend.
 
     Example:
         >>> import torch
@@ -108,12 +120,14 @@ def attention(
         torch.Size([1, 2, 6, 8])
     """
     named = selected(backend)
+    # a WindowMask becomes a bias or a dense mask, depending on the backend
     if isinstance(attn_mask, WindowMask):
-        bias, attn_mask = _in_windows(bias, attn_mask, q, named)
-    nothing = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
-    alone = nothing and not is_causal and dropout_p == 0.0 and named.backend == "auto"
-    if alone and bias is not None:
-        mask = sdpa.known(q, k, v, bias)
+        bias, attn_mask = _split_window_mask(bias, attn_mask, q, named)
+    # calls that have nothing but a bias may skip all checks if an equal call was validated before
+    no_other_inputs = transform is value_term is attn_mask is key_padding_mask is cu_seqlens is None
+    bias_only = no_other_inputs and not is_causal and dropout_p == 0.0 and named.backend == "auto"
+    if bias_only and bias is not None:
+        mask = sdpa.cached_mask(q, k, v, bias)
         if mask is not None:
             return sdpa.attend(q, k, v, mask, scale)
     call = Call(
@@ -121,20 +135,25 @@ def attention(
         enable_gqa, deterministic,
     )  # fmt: skip
     name, out = _run(call, named)
-    if alone and name == "sdpa":
-        sdpa.know(call)
+    if bias_only and name == "sdpa":
+        sdpa.cache_mask(call)
     return out
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arguments: Any) -> Explanation:
-    """Return which backend `attention` would take, and why the others were not taken.
+    """Return the backend that `attention` would use, and why the others were not selected.
 
     Args:
         q: queries (b, h, n, d).
         k: keys (b, h_kv, m, d).
         v: values (b, h_kv, m, d_v).
-        backend: 'auto', or the one to be asked.
+        backend: 'auto', or the name of a backend.
         **arguments: the other arguments of `attention`.
+
+    Raises:
+        ShapeError: shapes, dtypes or devices disagree.
+        BackendUnavailable: the named backend does not support the call.
+        UnknownName: `backend` is not the name of a backend.
 
     Example:
         >>> import torch
@@ -144,81 +163,104 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     """
     named = selected(backend)
     if isinstance(arguments.get("attn_mask"), WindowMask):
-        bias, mask = _in_windows(arguments.get("bias"), arguments["attn_mask"], q, named)
+        bias, mask = _split_window_mask(arguments.get("bias"), arguments["attn_mask"], q, named)
         arguments |= {"bias": bias, "attn_mask": mask}
     call = Call(q, k, v, **arguments)
-    name, reason = _choose(call, named)
-    if name == "sdpa" and strip_gradient.taken(call):
-        reason = "blocks of a mask, which is too large to keep or gets a gradient"
-    refused = {other: refuses(call) for other, (refuses, _) in BACKENDS.items() if other != name}
-    other_why = "not faster here, or less exact" if named.backend == "auto" else "not the one that is named"
-    return Explanation(name, reason, {other: why or other_why for other, why in refused.items()})
+    name, reason = _select_backend(call, named)
+    if name == "sdpa" and blocked.applies(call):
+        reason = "the mask is computed in blocks, because it is too large to cache or needs a gradient"
+    refused = {
+        other: unsupported_reason(call)
+        for other, (unsupported_reason, _) in BACKENDS.items()
+        if other != name
+    }
+    default_reason = (
+        "not faster here, or less exact" if named.backend == "auto" else "another backend is selected"
+    )
+    return Explanation(name, reason, {other: why or default_reason for other, why in refused.items()})
 
 
-def _in_windows(
+def _split_window_mask(
     bias: Bias | None, mask: WindowMask, q: Tensor, named: Selected
 ) -> tuple[Bias | None, Tensor | None]:
-    """Return bias and attn_mask of shifted windows: kernels read what the mask says, other backends the mask."""
+    """Return bias and attn_mask for shifted windows: the mask is a bias for fused kernels, else a dense attn_mask."""
     if not q.is_cuda and named.backend != "triton":
         return bias, mask.added()
     return mask if bias is None else SumBias([bias, mask]), None
 
 
 def _run(call: Call, named: Selected) -> tuple[str, Tensor]:
-    """Return the backend that served a call, and the output."""
-    name = _choose(call, named)[0]
+    """Return the backend that computed a call, and the output (b, h, n, d_v)."""
+    name = _select_backend(call, named)[0]
     try:
         out = BACKENDS[name][1](call)
     except KernelsFailed:
         if named.backend == name and name in ("triton", "flex"):
             raise
-        return _run(call, named)  # without these kernels, which are refused from now on
+        # failed kernels are recorded, so the second attempt selects another backend
+        return _run(call, named)
     if named.backend == "auto":
-        say_once(call.q)
+        warn_once(call.q)
     return name, out
 
 
-def _choose(call: Call, named: Selected) -> tuple[str, str]:
-    """Return a backend and why it is taken."""
+def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
+    """Return the selected backend and the reason.
+
+    Raises:
+        BackendUnavailable: a backend was named that does not support the call.
+    """
     if named.backend != "auto":
         refusal = BACKENDS[named.backend][0](call)
         if refusal and named.by == "name":
             raise BackendUnavailable(
-                f"backend={named.backend!r} cannot serve this call: {refusal}; use backend='auto'."
+                f"backend={named.backend!r} does not support this call: {refusal}. Use backend='auto'."
             )
         if refusal:
             raise BackendUnavailable(
-                f"The backend {named.backend!r}, chosen by {named.by}, cannot serve this call: {refusal}; choose "
-                "'auto' there, or name another backend for this call."
+                f"The backend {named.backend!r}, selected by {named.by}, does not support this call: {refusal}. "
+                "Select 'auto' there, or pass another backend to this call."
             )
-        return named.backend, f"asked for by {named.by}"
-    refusal = sdpa.refuses(call)
+        return named.backend, f"selected by {named.by}"
+    # value terms need the attention weights, which only the reference has
+    refusal = sdpa.unsupported_reason(call)
     if refusal:
         return "reference", refusal
-    plain = call.bias is None and call.cu_seqlens is None
-    if call.q.is_cuda and not plain and fused.refuses(call) is None:
-        return "triton", "fused kernels add the bias and separate sequences without an n x n tensor"
+    no_bias_no_packing = call.bias is None and call.cu_seqlens is None
+    # order of preference: fused kernels, plain SDPA, low-rank columns, FlexAttention, dense mask
+    if call.q.is_cuda and not no_bias_no_packing and triton.unsupported_reason(call) is None:
+        return "triton", "fused kernels apply the bias and packed sequences without an n x n tensor"
     if call.bias is None:
         return "sdpa", "there is no bias"
-    if _columns_pay(call):
+    if _lowrank_is_faster(call):
         if call.whole:
-            return "lowrank", "the columns of the bias are all that the logits are made of"
+            return "lowrank", "the logits are the product of the columns of the bias"
         keys = call.k.shape[2]
-        return "lowrank", f"squared distance with {keys} keys is cheaper as extra columns than as a mask"
-    if (flex.discourages(call) or flex.refuses(call)) is None:
-        return "flex", f"FlexAttention makes no n x n tensor, and triton says: {fused.refuses(call)}"
-    kept = "kept with its positions" if call.bias.key is not None else "made in each call"
-    if mask_cache.keeps(call.bias, call.dtype, call.q.shape[1]):
-        kept = "kept while its numbers stay the same"
-    return "sdpa", f"one dense mask, {kept}"
+        return (
+            "lowrank",
+            f"squared distance with {keys} keys is cheaper as extra columns than as a dense mask",
+        )
+    if (flex.discourages(call) or flex.unsupported_reason(call)) is None:
+        return (
+            "flex",
+            f"FlexAttention needs no n x n tensor; triton is unavailable: {triton.unsupported_reason(call)}",
+        )
+    caching = "cached with its positions" if call.bias.key is not None else "computed in each call"
+    if is_cached(call.bias, call.dtype, call.q.shape[1]):
+        caching = "cached until its parameters change"
+    return "sdpa", f"one dense mask, {caching}"
 
 
-def _columns_pay(call: Call) -> bool:
-    """Whether extra columns are faster than a mask, and as exact."""
+def _lowrank_is_faster(call: Call) -> bool:
+    """Whether low-rank columns are faster than a dense mask and as exact."""
     bias = call.bias
     if isinstance(bias, LowRankBias) and bias.whole:
-        return lowrank.refuses(call) is None
-    if not isinstance(bias, DistanceBias) or call.k.shape[2] < LONG or lowrank.refuses(call) is not None:
+        return lowrank.unsupported_reason(call) is None
+    if (
+        not isinstance(bias, DistanceBias)
+        or call.k.shape[2] < LONG
+        or lowrank.unsupported_reason(call) is not None
+    ):
         return False
-    # float32 columns cancel: their error is 2^-24 of the largest distance, which a divisor keeps near 1
+    # in float32 the products of the columns cancel: the error is 2^-24 of the largest distance, about 1 if normalised
     return call.dtype == torch.bfloat16 or (call.dtype == torch.float32 and bias.normalize != "none")

@@ -1,4 +1,4 @@
-"""Memories beside the keys of a sequence: the most alike join the softmax of each query (Extended Mind)."""
+"""External memory: each query also attends to its top-k most similar memory keys (Extended Mind, arXiv 2406.02332)."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ Mode = Literal["unturned", "reference"]
 
 @dataclass(frozen=True, eq=False)
 class Memories:
-    """Keys and values of other texts or images, kept as they are before rotation.
+    """Keys and values of other texts or images, stored before rotation.
 
     Attributes:
-        keys: (b or 1, h_kv, m, d), without rotation.
+        keys: (b or 1, h_kv, m, d), unrotated.
         values: (b or 1, h_kv, m, d_v).
-        place: where they are. ``'origin'``: at position 0, as the authors have it; the distance to them grows with the
-            place of the query. ``'far'``: at one distance from all queries. ``'own'``: each at its place in its own
-            image. Where directions mean nothing, as in micrographs, take ``'far'`` with no transform at all.
-        transform: for ``'own'`` the rotation by the coordinates of the memories (of n = m tokens), for ``'far'`` that
-            of all queries by one distance (of n = 1 token); None turns neither.
-        bias: added to their logits (h or 1, 1, 1): see `memory_bias`.
+        place: position of the memories. ``'origin'``: position 0, as in the paper; their distance grows with the
+            position of the query. ``'far'``: one fixed distance from all queries. ``'own'``: each at its position in
+            its own image. Where directions have no meaning, as in micrographs, use ``'far'`` without a transform.
+        transform: for ``'own'`` the rotation by the coordinates of the memories (n = m tokens), for ``'far'`` the
+            rotation of all queries by one distance (n = 1 token); None for no rotation.
+        bias: added to the logits of memories, (h or 1, 1, 1); see `memory_bias`.
+
+    Raises:
+        OptionError: unknown `place`, or a `transform` that does not fit it.
+        ShapeError: `keys` and `values` are not (b, h_kv, m, d) and (b, h_kv, m, d_v).
     """
 
     keys: Tensor
@@ -42,13 +46,13 @@ class Memories:
 
     def __post_init__(self) -> None:
         if self.place not in ("origin", "far", "own"):
-            raise OptionError(f"place is 'origin', 'far' or 'own', got {self.place!r}.")
+            raise OptionError(f"place must be 'origin', 'far' or 'own', got {self.place!r}.")
         if (self.place == "origin" and self.transform is not None) or (
             self.place == "own" and self.transform is None
         ):
             raise OptionError(
-                f"place={self.place!r} got transform={type(self.transform).__name__}; 'origin' turns nothing, 'own' "
-                "needs the rotation of the memories, 'far' takes that of the queries or none."
+                f"place={self.place!r} does not fit transform={type(self.transform).__name__}. 'origin' takes no "
+                "transform, 'own' needs the rotation of the memories, 'far' the rotation of the queries or None."
             )
         if self.keys.ndim != 4 or self.keys.shape[:3] != self.values.shape[:3]:
             raise ShapeError(
@@ -58,11 +62,11 @@ class Memories:
 
 
 def memory_bias(slopes: Tensor, length: int) -> Tensor:
-    """Return ``-slope * length`` (h, 1, 1): with ALiBi all memories are one step beyond the whole context.
+    """Return ``-slope * length`` (h, 1, 1): with ALiBi all memories are one step beyond the context.
 
     Args:
-        slopes: of the heads (h,).
-        length: tokens so far, those in the cache included.
+        slopes: ALiBi slopes (h,).
+        length: number of tokens so far, including those in the KV cache.
     """
     return -(slopes * length)[:, None, None]
 
@@ -70,21 +74,23 @@ def memory_bias(slopes: Tensor, length: int) -> Tensor:
 def attend_with_memories(
     call: Call, memories: Memories, *, topk: int, threshold: float | None = None, mode: Mode = "unturned"
 ) -> Tensor:
-    """Return attention (b, h, n, d_v) in which each query takes the `topk` memories that are most alike, too.
+    """Return attention (b, h, n, d_v) in which each query also attends to its `topk` most similar memories.
 
-    Alike is by cosine; own keys and memories share one softmax. A row without own keys attends to its memories alone.
+    Similarity is the cosine of query and memory key. Keys of the sequence and memories share one softmax. A row whose
+    keys are all masked attends to its memories alone.
 
     Args:
-        call: the arguments of attention, see `vispe.attention.attention`; its transform turns queries and own keys.
-        memories: what may be taken.
-        topk: how many, for each query of each head; all where there are fewer.
-        threshold: memories whose cosine is not above are left out.
-        mode: what is compared: queries and keys before rotation (``'unturned'``), or, as the authors do, turned queries
-            with unturned keys (``'reference'``), where what is chosen depends on the place of the query.
+        call: the arguments of `vispe.attention.attention`; its transform rotates queries and keys of the sequence.
+        memories: the external memory.
+        topk: number of memories per query and head; all if there are fewer.
+        threshold: memories with a cosine at or below it are ignored.
+        mode: similarity of unrotated queries (``'unturned'``), or of rotated queries as in the paper's code
+            (``'reference'``), with unrotated memory keys. In the latter, the selection depends on the query's position.
 
     Raises:
-        OptionError: `topk` is no whole number above 0, or there is no such mode.
-        ShapeError: memories are for other heads, widths or samples.
+        OptionError: `topk` is not a positive integer, or `mode` is unknown.
+        ShapeError: the memories have another batch size, number of heads or head_dim than the call.
+        UnsupportedCombination: the call uses dropout or a transform of values.
 
     Example:
         >>> import torch
@@ -96,62 +102,66 @@ def attend_with_memories(
     """
     _check(call, memories, topk, mode)
     with no_autocast(call.q.device):
-        own, dead = logits(call)
+        sequence_logits, dead = logits(call)
         if dead is not None:
-            own = own.masked_fill(dead, -torch.inf)
+            sequence_logits = sequence_logits.masked_fill(dead, -torch.inf)
         groups = call.q.shape[1] // call.k.shape[1]
-        # grouped queries share keys, yet each head chooses for itself
+        # with grouped queries the top-k selection is still per query head, so keys are repeated
         keys, values = (
             at_least_float32(x).expand(len(call.q), -1, -1, -1).repeat_interleave(groups, 1)
             for x in (memories.keys, memories.values)
         )
-        raw = at_least_float32(call.q)
-        turned = raw if call.transform is None else call.transform.query(raw)
-        cosine = F.normalize(turned if mode == "reference" else raw, dim=-1) @ F.normalize(
+        query = at_least_float32(call.q)
+        rotated = query if call.transform is None else call.transform.query(query)
+        # similarity (b, h, n, m) decides which memories are selected, in float32 or better
+        cosine = F.normalize(rotated if mode == "reference" else query, dim=-1) @ F.normalize(
             keys, dim=-1
         ).transpose(-1, -2)
-        chosen = cosine.topk(min(topk, keys.shape[2]), -1).indices
-        taken = torch.zeros_like(cosine, dtype=torch.bool).scatter_(-1, chosen, True)
+        indices = cosine.topk(min(topk, keys.shape[2]), -1).indices
+        # bool mask (b, h, n, m) of the top-k memories
+        selected = torch.zeros_like(cosine, dtype=torch.bool).scatter_(-1, indices, True)
         if threshold is not None:
-            taken = taken & (cosine > threshold)
-        product = call.factor * _product(memories, raw, turned, keys)
+            selected = selected & (cosine > threshold)
+        memory_logits = call.factor * _product(memories, query, rotated, keys)
         if memories.bias is not None:
-            product = product + memories.bias
-        joined = torch.cat([product.masked_fill(~taken, -torch.inf), own], -1)
-        # a row that sees nothing at all is 0, as everywhere
-        nothing = (joined == -torch.inf).all(-1, keepdim=True)
-        attn = joined.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
+            memory_logits = memory_logits + memories.bias
+        # one softmax over memories and sequence, (b, h, n, m + keys)
+        all_logits = torch.cat([memory_logits.masked_fill(~selected, -torch.inf), sequence_logits], -1)
+        # rows without any key or memory return 0
+        no_key = (all_logits == -torch.inf).all(-1, keepdim=True)
+        attn = all_logits.masked_fill(no_key, 0.0).softmax(-1).masked_fill(no_key, 0.0)
+        # split the weights into those of memories and of the sequence
         count = keys.shape[2]
-        mine = weighted(call, attn[..., count:])
-        return mine + (attn[..., :count] @ values.to(attn)).to(mine)
+        output = weighted(call, attn[..., count:])
+        return output + (attn[..., :count] @ values.to(attn)).to(output)
 
 
-def _product(memories: Memories, raw: Tensor, turned: Tensor, keys: Tensor) -> Tensor:
-    """Return ``q . k`` (b, h, n, m) of queries and memories at their place."""
+def _product(memories: Memories, query: Tensor, rotated: Tensor, keys: Tensor) -> Tensor:
+    """Return ``q . k`` (b, h, n, m) of queries and memories at the positions given by `place`."""
     if memories.place == "own" and memories.transform is not None:
         keys = memories.transform.key(keys)
     if memories.place == "far":
-        turned = raw if memories.transform is None else memories.transform.query(raw)
-    return turned @ keys.transpose(-1, -2)
+        rotated = query if memories.transform is None else memories.transform.query(query)
+    return rotated @ keys.transpose(-1, -2)
 
 
 def _check(call: Call, memories: Memories, topk: object, mode: object) -> None:
     if not is_whole(topk) or topk < 1:  # type: ignore[operator]
-        raise OptionError(f"topk needs a whole number of memories above 0, got {topk!r}.")
+        raise OptionError(f"topk must be a positive integer, got {topk!r}.")
     if mode not in ("unturned", "reference"):
-        raise OptionError(f"mode is 'unturned' or 'reference', got {mode!r}.")
+        raise OptionError(f"mode must be 'unturned' or 'reference', got {mode!r}.")
     b, heads, _, width = call.k.shape
-    found = memories.keys.shape
-    if found[0] not in (1, b) or (found[1], found[3]) != (heads, width) or not found[2]:
+    shape = memories.keys.shape
+    if shape[0] not in (1, b) or (shape[1], shape[3]) != (heads, width) or not shape[2]:
         raise ShapeError(
-            f"The keys are {tuple(call.k.shape)}, but those of memories {tuple(found)}; they need as many samples (or "
-            "1), heads and channels, and one memory at least."
+            f"Memory keys must match the keys {tuple(call.k.shape)} in batch size (or 1), heads and head_dim, with at "
+            f"least one memory, got {tuple(shape)}."
         )
     if memories.values.shape[3] != call.v.shape[3]:
         raise ShapeError(
-            f"Values have {call.v.shape[3]} channels, those of memories {memories.values.shape[3]}."
+            f"Memory values must have the {call.v.shape[3]} channels of the values, got {memories.values.shape[3]}."
         )
     if call.dropout_p or (call.transform is not None and call.transform.changes_values):
         raise UnsupportedCombination(
-            "Memories go with neither dropout of attention nor transforms of values; leave them out."
+            "Memories do not support attention dropout or transforms of values. Omit these."
         )

@@ -1,4 +1,4 @@
-"""Where tokens are: grids, positions and frequencies."""
+"""Token grids, token positions, token orders and rotary frequencies."""
 
 from vispe.grid.coordinates import Grid, PerToken, Positions, as_positions, as_spacing
 

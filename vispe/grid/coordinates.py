@@ -1,4 +1,4 @@
-"""Where the tokens are: `Grid` (shapes only, no tensors) and `Positions` (coordinates of every token)."""
+"""Token grids and positions: `Grid` (shapes only, no tensors) and `Positions` (coordinates of every token)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Origin = Literal["start", "end", "centre"]
 
 @dataclass(frozen=True)
 class Grid:
-    """The shape of a regular token grid, row-major, with prefix tokens in front.
+    """The shape of a regular token grid, row-major, with leading prefix tokens.
 
     Args:
         shape: tokens per axis, slow to fast: (n,), (h, w) or (t, h, w).
-        prefix: tokens without a place (class, registers), in front of the patches.
+        prefix: number of tokens without a position (class, registers), before the patches.
         spacing: distance between neighbours along each axis, in any length unit; 1 per axis by default.
         reference: shape of the grid that the model was trained with, for encodings that rescale.
-        origin: where coordinates are counted from: 'start', the first token of each axis; 'end', the last, backwards,
-            so that the newest frame of a video is always 0; 'centre', the middle of the grid, so that turning and
-            mirroring only exchange coordinates and signs. Encodings of coordinates follow; those that look up cells,
-            or fractions of the field, have no use for it and raise.
+        origin: token with coordinate 0: 'start', the first of each axis; 'end', the last, counting backwards, so that
+            the newest frame of a video is always 0; 'centre', the middle of the grid, so that rotations by 90 degrees
+            and flips only permute coordinates and change signs. Encodings of coordinates use it; encodings that look up
+            cells, or fractions of the extent, do not support it and raise.
 
     Raises:
         ShapeError: an axis is empty, there are more than 3 axes, or the lengths of the arguments differ.
-        OptionError: spacing is not one positive number per axis, or origin is not one of the three.
+        OptionError: `spacing` is not one positive number per axis, or `origin` is unknown.
 
     Example:
         >>> Grid((4,), origin="centre").positions().coords.flatten().tolist()
@@ -48,7 +48,7 @@ class Grid:
     def __post_init__(self) -> None:
         shape = _as_shape(self.shape, "shape")
         object.__setattr__(self, "shape", shape)
-        if not _is_whole(self.prefix) or self.prefix < 0:
+        if not _is_integer(self.prefix) or self.prefix < 0:
             raise ShapeError(f"Grid needs a prefix of 0 or more tokens, got prefix={self.prefix!r}.")
         if self.spacing is not None:
             object.__setattr__(self, "spacing", as_spacing(self.spacing, len(shape)))
@@ -56,7 +56,7 @@ class Grid:
             reference = _as_shape(self.reference, "reference")
             if len(reference) != len(shape):
                 raise ShapeError(
-                    f"Grid has shape={shape} but reference={reference}; give one number per axis."
+                    f"Grid needs a reference with one number per axis of shape={shape}, got reference={reference}."
                 )
             object.__setattr__(self, "reference", reference)
         if self.origin not in get_args(Origin):
@@ -69,7 +69,7 @@ class Grid:
 
     @property
     def patches(self) -> int:
-        """Number of tokens that have a place."""
+        """Number of tokens with a position."""
         count = 1
         for n in self.shape:
             count = count * n
@@ -77,52 +77,64 @@ class Grid:
 
     @property
     def tokens(self) -> int:
-        """Number of all tokens, prefix included."""
+        """Number of all tokens, including the prefix."""
         return self.prefix + self.patches
 
     def positions(self, device: torch.device | str | None = None) -> Positions:
-        """Return the `Positions` of every token of this grid (float32 coordinates)."""
+        """Return the `Positions` of all tokens of this grid, with float32 coordinates (1, n, a)."""
         spacing = self.spacing or (1.0,) * self.axes
         lines = [
             self._line(torch.arange(n, dtype=torch.float32, device=device), n) * s
             for n, s in zip(self.shape, spacing, strict=True)
         ]
+        # (n_1, ..., a) -> (n, a) in raster order
         coords = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1).flatten(0, -2)
         cell = torch.tensor(spacing, dtype=torch.float32, device=device)
-        extent = (coords[-1] - coords[0]).abs() + cell  # the first and last token are opposite corners
+        # the first and last token are opposite corners
+        extent = (coords[-1] - coords[0]).abs() + cell
         spatial = coords.new_ones(coords.shape[0], dtype=torch.bool)
+        # prefix tokens come first, at coordinate 0 and without a position
         if self.prefix:
             coords = torch.cat([coords.new_zeros(self.prefix, self.axes), coords])
             spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
         pos = Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
+        # other origins have coordinates that differ from cells
         pos.in_place = self.origin == "start"
         return pos
 
     def _line(self, cells: Tensor, n: int) -> Tensor:
-        """Return the coordinates of the cells 0 .. n - 1 of an axis, in cells."""
+        """Return the coordinates of the cells 0 .. n - 1 of an axis, in units of cells."""
         if self.origin == "start":
             return cells
         return n - 1 - cells if self.origin == "end" else cells - (n - 1) / 2
 
 
 class Positions:
-    """Coordinates of the tokens of a batch, prefix tokens included.
+    """Coordinates of the tokens of a batch, including prefix tokens.
 
-    A plain object on purpose: sharded training casts tensors that it finds in tuples and dataclasses. Fields are not
-    assigned to: `replace`, `spaced` and `gather` make new positions. `in_place` says whether every token is known to be
-    where `grid` has its cell, counted from the start: True of what `Grid.positions` returns for such a grid and of
-    what is gathered from it, until anything but `attrs` is replaced.
+    Not a tuple or dataclass, since sharded training casts tensors in these. Treat instances as immutable: `replace`,
+    `spaced` and `gather` return new ones. `in_place` is True if every token is known to be at the position of its cell
+    in `grid`, counted from the start: for the result of `Grid.positions` of such a grid and for tokens gathered from
+    it, until anything but `attrs` is replaced.
 
     Args:
-        coords: (b or 1, n, a) floating point, axes slow to fast; 0 for tokens without a place. May require grad.
-        spatial: (b or 1, n) bool, False for tokens without a place.
-        extent: (b or 1, a), the length of the whole field of view along each axis. It, not the kept tokens,
-            defines the period of wrapped encodings and the divisor of normalised ones.
+        coords: (b or 1, n, a) float32 or float64, axes slow to fast; 0 for tokens without a position. May require grad.
+        spatial: (b or 1, n) bool, False for tokens without a position; all True by default.
+        extent: (b or 1, a), length of the complete field of view along each axis. It defines the period of wrapped
+            encodings and the divisor of normalised ones, independent of dropped tokens. The range of the coordinates
+            plus one cell by default.
         cell: (b or 1, a), distance between neighbouring cells; ones by default.
-        index: (b or 1, n) int64, which cell of `grid` each token is (anything for prefix tokens); None when
-            the tokens are the full grid in order.
-        grid: the grid that the tokens come from, if any.
-        attrs: what particular encodings need beside coordinates, such as camera poses or random draws.
+        index: (b or 1, n) int64, cell index of each token in `grid` (arbitrary for prefix tokens); None if the tokens
+            are the full grid in raster order.
+        grid: the grid of the tokens, if any.
+        attrs: further attributes of particular encodings, such as camera poses or random draws.
+
+    Raises:
+        ShapeError: shapes or dtypes disagree.
+
+    Example:
+        >>> Positions(torch.tensor([[0.0, 0.0], [0.0, 2.5]])).extent
+        tensor([[1.0000, 3.5000]])
     """
 
     __slots__ = (
@@ -163,8 +175,8 @@ class Positions:
         self.index = index
         self.grid = grid
         self.attrs = attrs or {}
-        self.memo: dict[Any, Any] | None = {}  # None: nothing is kept, see `remember`
-        # whether each token is known to be where `grid` has its cell: no tensor is asked, so compiled programs agree
+        self.memo: dict[Any, Any] | None = {}  # None disables caching, see `remember`
+        # a Python bool instead of a comparison of tensors, so that compiled programs do not depend on values
         self.in_place = False
         self._check(extent)
         self.extent = _extent(coords, self.spatial, self.cell) if extent is None else extent
@@ -177,27 +189,27 @@ class Positions:
             ("extent", extent, a),
             ("cell", self.cell, a),
         )
-        for name, field, wanted in fields:
+        for name, field, expected in fields:
             if field is not None and (
-                field.ndim != 2 or field.shape[1] != wanted or field.shape[0] not in (1, b)
+                field.ndim != 2 or field.shape[1] != expected or field.shape[0] not in (1, b)
             ):
                 raise ShapeError(
-                    f"Positions needs {name} of shape ({b} or 1, {wanted}) beside coords {(b, n, a)}, got "
+                    f"Positions needs {name} of shape ({b} or 1, {expected}) for coords {(b, n, a)}, got "
                     f"{tuple(field.shape)}."
                 )
         if self.spatial.dtype != torch.bool:
-            raise ShapeError(f"Positions needs a bool spatial, got {self.spatial.dtype}.")
+            raise ShapeError(f"Positions needs spatial of dtype bool, got {self.spatial.dtype}.")
         if self.grid is None:
             return
         if self.grid.axes != a or (self.index is None and self.grid.tokens != n):
             raise ShapeError(
-                f"Positions has coords {(b, n, a)} but {self.grid} has {self.grid.tokens} tokens on "
-                f"{self.grid.axes} axes; say by `index` which of its cells the tokens are."
+                f"Positions needs coords of {self.grid.tokens} tokens on {self.grid.axes} axes for {self.grid}, got "
+                f"{(b, n, a)}. Pass `index`, the cell of each token."
             )
 
     def __repr__(self) -> str:
-        kept = "" if self.index is None else ", tokens dropped"
-        return f"Positions(coords={tuple(self.coords.shape)}, grid={self.grid}{kept})"
+        suffix = "" if self.index is None else ", tokens dropped"
+        return f"Positions(coords={tuple(self.coords.shape)}, grid={self.grid}{suffix})"
 
     @property
     def axes(self) -> int:
@@ -206,85 +218,98 @@ class Positions:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens, prefix included."""
+        """Number of tokens, including the prefix."""
         return self.coords.shape[1]
 
     @property
     def regular(self) -> bool:
-        """Whether the tokens are a full grid, in order and in place: what translation-invariant tables need."""
+        """Whether the tokens are a full regular grid in raster order, as translation-invariant tables need."""
         return self.in_place and self.index is None
 
     @property
     def static(self) -> bool:
-        """Whether what is computed from these positions alone may be kept (no gradient flows to them)."""
+        """Whether results that depend only on these positions may be cached (they need no gradient)."""
         return not (self.coords.requires_grad or self.extent.requires_grad or self.cell.requires_grad)
 
     def numbers(self) -> Tensor:
-        """Return which cell of the grid each token is, (b or 1, n) int64; below 0 for prefix tokens of a full grid."""
+        """Return the cell index of each token, (b or 1, n) int64; negative for prefix tokens of a full grid."""
         if self.index is not None:
             return self.index
+        # patch indices start at 0 after the prefix
         prefix = self.grid.prefix if self.grid else 0
         return torch.arange(self.tokens, device=self.coords.device)[None] - prefix
 
     def cells(self) -> Tensor:
-        """Return the integer cell of every token, (b or 1, n, a) int64; 0 for prefix tokens.
+        """Return the integer cell coordinates of every token, (b or 1, n, a) int64; 0 for prefix tokens.
 
         Raises:
-            ShapeError: the tokens do not come from a grid.
+            ShapeError: the positions are not from a grid.
         """
         if self.grid is None:
             raise ShapeError(
-                "A table bias needs tokens of a Grid, got free coordinates; use grid.positions()."
+                "A bias table needs positions of a Grid, got free coordinates. Use grid.positions()."
             )
         shape = self.grid.shape
 
         def make() -> Tensor:
+            # unravel the cell index, fastest axis first
             rest = self.numbers()
             cells: list[Tensor] = []
             for n in reversed(shape):
                 rows = rest.div(n, rounding_mode="floor")
-                cells.insert(0, rest - n * rows)  # no remainder: ONNX has none of a size that is free
+                # not torch.remainder, which ONNX export does not support for dynamic sizes
+                cells.insert(0, rest - n * rows)
                 rest = rows
             return torch.stack(cells, -1) * self.spatial[..., None]
 
         return self.remember("cells", make)
 
     def gather(self, keep: Tensor) -> Positions:
-        """Return the positions of the kept tokens.
+        """Return the positions of a subset of the tokens, in the given order.
 
         Args:
-            keep: (b, m) int64, which tokens of this object remain (prefix tokens included, as token numbers).
-                Attributes that are `PerToken` follow.
+            keep: (b, m) int64, indices of the tokens to keep, counted with the prefix. `PerToken` attributes are
+                gathered as well.
+
+        Raises:
+            ShapeError: `keep` is not 2-dimensional.
         """
         if keep.ndim != 2:
-            raise ShapeError(f"gather needs token numbers of shape (b, kept), got {tuple(keep.shape)}.")
+            raise ShapeError(f"gather needs token indices of shape (b, tokens), got {tuple(keep.shape)}.")
         b = keep.shape[0]
+        # fields shared by the batch are expanded, as indices differ between samples
         coords = self.coords.expand(b, -1, -1).gather(1, keep[..., None].expand(-1, -1, self.axes))
         spatial = self.spatial.expand(b, -1).gather(1, keep)
         index = self.numbers().expand(b, -1).gather(1, keep)
         attrs = {k: v.gather(keep) if isinstance(v, PerToken) else v for k, v in self.attrs.items()}
-        kept = Positions(
+        gathered = Positions(
             coords, spatial, self.extent, cell=self.cell, index=index, grid=self.grid, attrs=attrs
         )
-        kept.in_place = self.in_place
-        return kept
+        gathered.in_place = self.in_place
+        return gathered
 
     def replace(self, **changes: Any) -> Positions:
-        """Return a copy with some fields exchanged; what is known of the tokens goes along when only `attrs` change."""
-        own = ("__weakref__", "in_place", "memo")
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in own}
+        """Return a copy with some fields replaced; the cache and `in_place` are kept if only `attrs` changes."""
+        excluded = ("__weakref__", "in_place", "memo")
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in excluded}
         copy = Positions(**{**fields, **changes})
+        # cached values do not depend on attributes
         if set(changes) <= {"attrs"}:
             copy.memo, copy.in_place = self.memo, self.in_place
         return copy
 
     def spaced(self, spacing: Sequence[float]) -> Positions:
-        """Return these positions with another distance between neighbouring cells along each axis."""
+        """Return these positions with another distance between neighbouring cells along each axis.
+
+        Raises:
+            OptionError: `spacing` is not one positive number per axis.
+        """
         spacing = as_spacing(spacing, self.axes)
 
         def make() -> Positions:
             step = self.cell.new_tensor(spacing)[None]
-            # cells that a sampler has moved keep what they were multiplied by
+            # coordinates changed by a sampler are in units of attrs["unit"] instead of `cell`
+            # new over old cell size, (b or 1, a)
             scale = step / self.attrs.get("unit", self.cell)
             attrs = {**self.attrs, "unit": step} if "unit" in self.attrs else self.attrs
             cell, extent = (step if attrs is self.attrs else self.cell * scale), self.extent * scale
@@ -293,9 +318,9 @@ class Positions:
         return self.remember(("spaced", spacing), make)
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """Return `make()`, computed once for these positions. Only for values without gradients.
+        """Return `make()`, cached under `key` for these positions. Only for values without gradients.
 
-        Nothing is kept when `memo` is None: compiled checkpointed blocks may not change what they share.
+        Caching is disabled if `memo` is None, since compiled checkpointed blocks must not modify shared state.
         """
         if self.memo is None or not self.static:
             return make()
@@ -303,17 +328,23 @@ class Positions:
             if torch.compiler.is_compiling():
                 self.memo[key] = make()
             else:
-                with torch.inference_mode(False):  # what is made while predicting must serve training too
+                # values cached in inference mode must also be usable in training
+                with torch.inference_mode(False):
                     self.memo[key] = make()
         return self.memo[key]
 
 
 class PerToken:
-    """An attribute of `Positions` with values per token, or per pair of tokens, that follows dropped tokens.
+    """An attribute of `Positions` with values per token, or per pair of tokens, which `Positions.gather` subsets.
 
     Args:
         values: (b or 1, ...).
-        axes: which dimensions of `values` run over the tokens.
+        axes: dimensions of `values` that are token axes.
+
+    Example:
+        >>> depth = PerToken(torch.tensor([[5.0, 6.0, 7.0]]), axes=(1,))
+        >>> depth.gather(torch.tensor([[2, 0]])).values
+        tensor([[7., 5.]])
     """
 
     __slots__ = ("axes", "values")
@@ -322,58 +353,71 @@ class PerToken:
         self.values, self.axes = values, axes
 
     def gather(self, keep: Tensor) -> PerToken:
-        """Return the values of the kept tokens (b, m); see `Positions.gather`."""
+        """Return the values of the tokens with indices `keep` (b, m); see `Positions.gather`."""
         b, m = keep.shape
         values = self.values.expand(b, *self.values.shape[1:])
         for axis in self.axes:
+            # gather along each token axis in turn
             index = keep.reshape(b, *(m if i == axis else 1 for i in range(1, values.ndim)))
             values = values.gather(axis, index.expand(*values.shape[:axis], m, *values.shape[axis + 1 :]))
         return PerToken(values, self.axes)
 
 
 def _extent(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
-    """Return the length along each axis of the smallest field that holds all tokens with a place."""
-    away = ~spatial[..., None]
-    low = coords.masked_fill(away, float("inf")).amin(1)
-    high = coords.masked_fill(away, float("-inf")).amax(1)
+    """Return the range of the coordinates plus one cell along each axis, (b or 1, a), of tokens with a position."""
+    no_position = ~spatial[..., None]
+    low = coords.masked_fill(no_position, float("inf")).amin(1)
+    high = coords.masked_fill(no_position, float("-inf")).amax(1)
     return (high - low).clamp(min=0) + cell
 
 
 def _as_shape(shape: Iterable[Any], name: str) -> tuple[int, ...]:
-    given = tuple(shape)
+    sizes = tuple(shape)
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        # sizes are tensors there; torch warns that the trace keeps those it saw
-        given = tuple(int(n) if isinstance(n, Tensor) else n for n in given)
-    if not 1 <= len(given) <= 3 or not all(_is_whole(n) for n in given):
-        raise ShapeError(f"Grid needs 1 to 3 whole numbers as {name}, got {name}={given}.")
-    if any(n < 1 for n in given):
-        raise ShapeError(f"Grid needs at least one token per axis, got {name}={given}.")
-    whole: list[Any] = [n if isinstance(n, torch.SymInt) else int(n) for n in given]
-    return tuple(whole)
+        # sizes are tensors while tracing; torch warns that the trace fixes their values
+        sizes = tuple(int(n) if isinstance(n, Tensor) else n for n in sizes)
+    if not 1 <= len(sizes) <= 3 or not all(_is_integer(n) for n in sizes):
+        raise ShapeError(f"Grid needs 1 to 3 integers as {name}, got {name}={sizes}.")
+    if any(n < 1 for n in sizes):
+        raise ShapeError(f"Grid needs at least one token per axis, got {name}={sizes}.")
+    integers: list[Any] = [n if isinstance(n, torch.SymInt) else int(n) for n in sizes]
+    return tuple(integers)
 
 
-def _is_whole(n: Any) -> bool:
+def _is_integer(n: Any) -> bool:
     return not isinstance(n, bool) and isinstance(n, Integral | torch.SymInt)
 
 
 def as_spacing(spacing: object, axes: int) -> tuple[float, ...]:
-    """Return `spacing` as floats, checked: one positive number per axis."""
-    given = tuple(cast("Iterable[object]", spacing)) if isinstance(spacing, Iterable) else (spacing,)
-    numbers = [float(s) for s in given if not isinstance(s, bool) and isinstance(s, Real)]
-    if len(given) != axes or len(numbers) != axes or any(not 0 < s < float("inf") for s in numbers):
+    """Return `spacing` as a tuple of floats, one per axis.
+
+    Raises:
+        OptionError: `spacing` is not one positive number per axis.
+
+    Example:
+        >>> as_spacing([1, 0.5], axes=2)
+        (1.0, 0.5)
+    """
+    values = tuple(cast("Iterable[object]", spacing)) if isinstance(spacing, Iterable) else (spacing,)
+    numbers = [float(s) for s in values if not isinstance(s, bool) and isinstance(s, Real)]
+    if len(values) != axes or len(numbers) != axes or any(not 0 < s < float("inf") for s in numbers):
         raise OptionError(
-            f"spacing needs one positive number for each of {axes} axes, got spacing={spacing!r}."
+            f"spacing must be one positive number for each of {axes} axes, got spacing={spacing!r}."
         )
     return tuple(numbers)
 
 
 def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Positions:
-    """Return positions for `like` (b, n, d), from Positions, a Grid or a bare grid shape.
+    """Return positions for tokens `like` (b, n, d), from Positions, a Grid or a grid shape.
 
-    A bare shape means that there are no prefix tokens; say ``Grid(shape, prefix=...)`` otherwise.
+    A shape implies no prefix tokens; use ``Grid(shape, prefix=...)`` otherwise.
 
     Raises:
-        ShapeError: the number of tokens differs from the one that `where` describes, or the device does.
+        ShapeError: `like` has another number of tokens or is on another device than `where`.
+
+    Example:
+        >>> as_positions((2, 3), torch.zeros(1, 6, 8)).tokens
+        6
     """
     if like.ndim != 3:
         raise ShapeError(f"The input must be tokens (b, n, d), got {tuple(like.shape)}.")
@@ -384,12 +428,12 @@ def as_positions(where: Positions | Grid | Sequence[int], like: Tensor) -> Posit
         pos = grid.positions(like.device)
     if pos.tokens != like.shape[1]:
         raise ShapeError(
-            f"The input has {like.shape[1]} tokens but {pos.grid or pos} describes {pos.tokens}; "
-            "give the grid of this input, with prefix=number of class and register tokens."
+            f"The input has {like.shape[1]} tokens, but {pos.grid or pos} has {pos.tokens}. "
+            "Pass the grid of this input, with prefix=number of class and register tokens."
         )
     if pos.coords.device != like.device:
         raise ShapeError(
-            f"The input is on {like.device} but its positions are on {pos.coords.device}; "
-            "make them with grid.positions(x.device)."
+            f"The input is on {like.device}, but its positions are on {pos.coords.device}. "
+            "Create them with grid.positions(x.device)."
         )
     return pos

@@ -1,7 +1,7 @@
-"""Orders in which tokens are read or written, and places of what comes next (arXiv 2404.09562).
+"""Token orders for any-order autoregressive models, and positions of the next token (sigma-GPT, arXiv 2404.09562).
 
-An order is a permutation of token numbers: order[k] is the token that stands at place k. The first `prompt` tokens stay
-in front, as they are: what is known, or the prefix of a grid.
+An order is a permutation of token indices: order[k] is the token at step k. The first `prompt` tokens stay first and in
+order: a known prompt, or the prefix of a grid.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid.coordinates import PerToken, Positions
 
-Box = tuple[int, int, int, int]  # rows from .. to, columns from .. to, ends excluded
-# attributes of positions: coordinates and cell of the next place, and what had moved the tokens when they were read
+Box = tuple[int, int, int, int]  # row start and stop, column start and stop
+# attributes of positions: coordinates and cell of the next token, and the samplers that were applied before ordering
 TARGET, TARGET_CELL, TARGET_MOVED = "target", "target_cell", "target_moved"
 
 
 def raster(tokens: int) -> Tensor:
-    """Return the numbers from 0 on (n,): left to right, row by row.
+    """Return the raster order (n,) int64: left to right, row by row.
 
     Raises:
-        OptionError: `tokens` is not a whole number above 0.
+        OptionError: `tokens` is not a positive integer.
     """
     _check(tokens, 0)
     return torch.arange(tokens)
@@ -33,40 +33,41 @@ def raster(tokens: int) -> Tensor:
 def shuffled(
     keys: Tensor | int, prompt: int = 0, generator: torch.Generator | None = None, device: str | None = None
 ) -> Tensor:
-    """Return a random order: tokens after the prompt by the size of uniform keys, small first.
+    """Return a random order: tokens after the prompt sorted by keys.
 
     Args:
-        keys: one number for each token (..., n); or how many tokens, for keys that are drawn.
-        prompt: tokens that stay in front.
-        generator: for the draw; the global one by default.
-        device: of the draw.
+        keys: one number per token (..., n); or the number of tokens, to draw uniform keys.
+        prompt: number of tokens that stay first.
+        generator: random generator of the keys; the global one by default.
+        device: device of drawn keys.
 
     Returns:
-        (..., n) int64; tokens with equal keys stay in their order.
+        (..., n) int64; tokens with equal keys keep their order.
 
     Raises:
-        OptionError: the prompt is longer than the sequence; a generator was given beside keys.
+        OptionError: the prompt is longer than the sequence, or both keys and a generator are given.
     """
     if not isinstance(keys, Tensor):
         _check(keys, prompt)
         keys = torch.rand(keys, generator=generator, device=device)
     elif generator is not None:
         raise OptionError(
-            "shuffled was given keys and a generator; the order of keys is not random, so give one."
+            "shuffled: keys determine the order, so a generator has no effect. Pass either keys or a generator."
         )
     _check(keys.shape[-1], prompt)
+    # sort only the tokens after the prompt
     front = torch.arange(prompt, device=keys.device).expand(*keys.shape[:-1], prompt)
     return torch.cat([front, keys[..., prompt:].argsort(dim=-1, stable=True) + prompt], -1)
 
 
 def fractal(tokens: int, prompt: int = 0) -> Tensor:
-    """Return the order of breadth-first bisection (n,): the middle first, then those of both halves, and so on.
+    """Return the order of breadth-first bisection (n,): the middle first, then the middles of both halves, and so on.
 
-    The halves of the first, third, ... range queue up right before left, those of the others left before right.
+    The halves of the first, third, ... range are queued right before left, those of the others left before right.
 
     Args:
-        tokens: how many, n.
-        prompt: tokens that stay in front.
+        tokens: number of tokens, n.
+        prompt: number of tokens that stay first.
 
     Raises:
         OptionError: the prompt is longer than the sequence.
@@ -83,6 +84,7 @@ def fractal(tokens: int, prompt: int = 0) -> Tensor:
             continue
         middle = (start + stop) // 2
         order.append(middle)
+        # breadth first: both halves go to the end of the queue
         halves = [(middle + 1, stop), (start, middle)]
         queue.extend(halves if step % 2 == 0 else halves[::-1])
         step += 1
@@ -92,15 +94,15 @@ def fractal(tokens: int, prompt: int = 0) -> Tensor:
 def quadtree(height: int, width: int) -> Tensor:
     """Return the order of a grid by breadth-first bisection of boxes (h * w,): the centre first, then four parts.
 
-    The parts are the four rectangles around the centre cell, each with one arm of its row and column: upper left, upper
-    right, lower left, lower right, then the other way round, box by box in turn. A single row is `fractal`.
+    The parts are the four rectangles around the centre cell, each with one arm of its row or column, in the order upper
+    left, upper right, lower left, lower right, reversed for every second box. A single row is `fractal`.
 
     Args:
-        height: rows.
-        width: columns.
+        height: number of rows.
+        width: number of columns.
 
     Raises:
-        OptionError: a side is not a whole number above 0.
+        OptionError: a side is not a positive integer.
 
     Example:
         >>> quadtree(3, 3).tolist()
@@ -117,7 +119,7 @@ def quadtree(height: int, width: int) -> Tensor:
             continue
         row, column = (top + bottom) // 2, (left + right) // 2
         order.append(row * width + column)
-        # around the centre like a windmill: together they are the box without it
+        # pinwheel around the centre: together they are the box without the centre
         parts = [
             (top, row, left, column + 1),
             (top, row + 1, column + 1, right),
@@ -130,18 +132,18 @@ def quadtree(height: int, width: int) -> Tensor:
 
 
 def inputs_and_targets(x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a model reads and what it is to say next, both (b, n - 1), of tokens x (b, n) in an order.
+    """Return inputs and next-token targets of an autoregressive model, both (b, n - 1).
 
     Args:
-        x: tokens.
+        x: token ids (b, n).
         order: (n,) or (b, n).
 
     Raises:
-        ShapeError: the order is not one of these tokens.
+        ShapeError: the order has another shape.
     """
     if x.ndim != 2 or order.shape[-1] != x.shape[1] or order.ndim not in (1, 2):
         raise ShapeError(
-            f"An order of tokens {tuple(x.shape)} has the shape ({x.shape[-1]},) or {tuple(x.shape)}, got "
+            f"The order of tokens {tuple(x.shape)} must have shape ({x.shape[-1]},) or {tuple(x.shape)}, got "
             f"{tuple(order.shape)}."
         )
     moved = x.gather(1, order.expand_as(x))
@@ -149,14 +151,14 @@ def inputs_and_targets(x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ordered(pos: Positions, order: Tensor) -> Positions:
-    """Return positions in an order, each of which knows the place that comes after it.
+    """Return positions in an order, with the position of the next token as attributes.
 
-    The encoding `target` adds a table of that place. The last token has none, nor has a token before one without a
-    place. Samplers come first: order what their `prepare` returns.
+    The encoding `target` adds an embedding of the next position. The last token has none, nor do tokens followed by one
+    without a position. Apply samplers first and order the result of their `prepare`.
 
     Args:
         pos: positions of n tokens.
-        order: (n,) or (b, n), a permutation of all of them, prefix tokens included.
+        order: (n,) or (b, n), a permutation of all of them, including prefix tokens.
 
     Raises:
         ShapeError: the order has another length.
@@ -164,25 +166,25 @@ def ordered(pos: Positions, order: Tensor) -> Positions:
     order = order[None] if order.ndim == 1 else order
     if order.ndim != 2 or order.shape[1] != pos.tokens:
         raise ShapeError(
-            f"An order of {pos.tokens} tokens, prefix included, has the shape ({pos.tokens},) or (b, {pos.tokens}), "
-            f"got {tuple(order.shape)}."
+            f"The order of {pos.tokens} tokens, including the prefix, must have shape ({pos.tokens},) or "
+            f"(b, {pos.tokens}), got {tuple(order.shape)}."
         )
-    now = pos.gather(order)
-    # the last token wraps round to the first, which is then hidden
-    then = pos.gather(order.roll(-1, 1))
+    current = pos.gather(order)
+    # roll wraps the last token around to the first, which is masked below
+    following = pos.gather(order.roll(-1, 1))
     last = torch.arange(pos.tokens, device=order.device) == pos.tokens - 1
-    known = then.spatial & ~last
+    has_next = following.spatial & ~last
     targets: dict[str, Any] = {
-        TARGET: PerToken(then.coords, (1,)),
-        TARGET_MOVED: sorted(now.attrs.get("sampled", ())),
-        TARGET_CELL: PerToken(torch.where(known, then.numbers(), -1), (1,)),
+        TARGET: PerToken(following.coords, (1,)),
+        TARGET_MOVED: sorted(current.attrs.get("sampled", ())),
+        TARGET_CELL: PerToken(torch.where(has_next, following.numbers(), -1), (1,)),
     }
-    return now.replace(attrs={**now.attrs, **targets})
+    return current.replace(attrs={**current.attrs, **targets})
 
 
 def _check(tokens: object, prompt: object) -> None:
-    """Raise `OptionError` unless there are tokens, and no more of them in the prompt."""
+    """Raise `OptionError` unless `tokens` is a positive integer and 0 <= prompt <= tokens."""
     if not is_whole(tokens) or tokens < 1:  # type: ignore[operator]
-        raise OptionError(f"An order needs a whole number of tokens above 0, got {tokens!r}.")
+        raise OptionError(f"An order needs a positive number of tokens, an integer, got {tokens!r}.")
     if not is_whole(prompt) or not 0 <= prompt <= tokens:  # type: ignore[operator]
-        raise OptionError(f"prompt needs a whole number from 0 to {tokens} tokens, got prompt={prompt!r}.")
+        raise OptionError(f"prompt must be an integer from 0 to {tokens} tokens, got prompt={prompt!r}.")

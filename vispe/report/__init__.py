@@ -1,1 +1,1 @@
-"""How results are shown: statistics, tables, figures and pages."""
+"""Presentation of results: statistics, tables, figure style and HTML reports."""

@@ -1,6 +1,6 @@
-"""One look for every figure: colours, fonts, headings, axes, and intervals as lines.
+"""Common style of all figures: colours, fonts, titles, axes and error bars.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#8A949E", "#22282E"
 FAINT, SHADE, PALE, SOFT = "#E3E6E8", "#EEF1F3", "#C3CAD1", "#5D6771"
-"""Grid lines, areas in the background, quiet bars, and remarks."""
+"""Colours of grid lines, background areas, secondary bars and annotations."""
 
 DASHED = (0, (4, 3))
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure in inches that belongs to no window.
+    """Return an empty figure of a size in inches, not registered with pyplot.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -41,33 +41,34 @@ def axes(ax: Axes | None, width: float, height: float, *, polar: bool = False) -
     """Return `ax`, or the axes of a new figure.
 
     Raises:
-        InputError: polar axes are needed, and others were given, or the other way round.
+        InputError: `ax` is not polar although `polar`, or vice versa.
+        MissingExtra: matplotlib is not installed.
     """
     if ax is None:
         require("matplotlib", "cli", "drawing a measurement")
-        from matplotlib import pyplot  # so that a notebook shows it
+        from matplotlib import pyplot  # pyplot figures are displayed by notebooks
 
         figure = pyplot.figure(figsize=(width, height), dpi=130, facecolor="white", layout="constrained")
         return figure.add_subplot(projection="polar" if polar else None)
     if (ax.name == "polar") != polar:
-        wanted = "polar axes: figure.add_subplot(projection='polar')" if polar else "plain axes"
-        raise InputError(f"This picture is drawn on {wanted}; got axes of the kind {ax.name!r}.")
+        expected = "polar axes: figure.add_subplot(projection='polar')" if polar else "plain axes"
+        raise InputError(f"ax must be {expected}, got axes of type {ax.name!r}.")
     return ax
 
 
 def new(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """Return the axes that were given, or those of a new figure of `size` (width, height) in inches."""
+    """Return `ax`, or the axes of a new figure of `size` (width, height) in inches."""
     return axes(ax, *size)
 
 
 def wanted(rows: Sequence[Any], what: str, how: str) -> None:
-    """Raise `InputError` when there is no row to draw."""
+    """Raise `InputError` if there are no records to draw."""
     if not rows:
-        raise InputError(f"The result has no {what} to draw; measure them with {how}.")
+        raise InputError(f"The result has no {what} to draw. Measure them with {how}.")
 
 
 def short(value: float) -> str:
-    """Return a number as a figure shows it: two decimals, powers of ten where it is tiny, '-' for NaN.
+    """Return a number as text for figures: two decimals, scientific notation for tiny numbers, '-' for NaN.
 
     >>> short(0.123), short(9.1e-7), short(float("nan"))
     ('0.12', '9e-7', '-')
@@ -76,7 +77,7 @@ def short(value: float) -> str:
 
 
 def clean(ax: Axes, grid: str = "") -> None:
-    """Take frame and ticks away; draw a faint grid along 'x' or 'y'."""
+    """Remove spines and tick marks; draw a faint grid along 'x' or 'y'."""
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0, labelsize=9.5, colors=INK)
     if grid:
@@ -85,15 +86,15 @@ def clean(ax: Axes, grid: str = "") -> None:
 
 
 def bare(ax: Axes) -> None:
-    """Take frame, ticks and numbers away, as around a picture."""
+    """Remove spines, ticks and tick labels, as for images."""
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_visible(False)
 
 
 def heading(ax: Axes, words: str, under: str = "") -> None:
-    """Write a title flush left, and a softer line under it; no markup is read in either."""
-    low = 26 if ax.name == "polar" else 6  # above the angle that stands on top
+    """Write a left-aligned title with an optional grey subtitle; both are plain text, without mathtext."""
+    low = 26 if ax.name == "polar" else 6  # points; above the top tick label of polar axes
     ax.set_title(words, size=11.5, color=INK, loc="left", pad=low + 13 * bool(under), parse_math=False)
     if under:
         remark(ax, under, (0, 1), (0, low), "axes fraction", size=9.5, parse_math=False)
@@ -107,27 +108,27 @@ def remark(
     coords: Any = "data",
     **look: Any,
 ) -> None:
-    """Write soft words `offset` points away from a place, which `coords` measures as matplotlib's `xycoords`."""
+    """Write a grey annotation `offset` points from `at`, a position in `coords` (matplotlib's `xycoords`)."""
     look = {"size": 9, "color": SOFT, **look}
     ax.annotate(words, at, offset, xycoords=coords, textcoords="offset points", **look)
 
 
 def key(ax: Axes, **place: Any) -> None:
-    """Draw a legend without a frame of what has a label, where there is any."""
+    """Draw a frameless legend if there are labelled artists."""
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.legend(handles, labels, frameon=False, fontsize=9.5, labelcolor=INK, **place)
 
 
 def finish(ax: Axes, words: str, under: str = "", *, low: float = -0.08, columns: int = 2) -> None:
-    """Write the heading of a plot with upright values, clean its axes, and draw its legend `low` below them."""
+    """Write the title of a plot, clean its axes, and draw its legend below them, at y = `low` in axes coordinates."""
     heading(ax, words, under)
     clean(ax, "y")
     key(ax, loc="upper center", bbox_to_anchor=(0.5, low), ncols=columns)
 
 
 def scale(image: Any, axes: Sequence[Axes], words: str, **place: Any) -> None:
-    """Draw the colours of an image as a bar below axes."""
+    """Draw a horizontal colour bar of an image below the axes."""
     bar = image.figure.colorbar(image, ax=list(axes), location="bottom", pad=0.03, **place)
     bar.set_label(words, size=9.5, color=INK)
     bar.outline.set_visible(False)
@@ -135,15 +136,15 @@ def scale(image: Any, axes: Sequence[Axes], words: str, **place: Any) -> None:
 
 
 def spans(summaries: Iterable[Summary | None]) -> np.ndarray:
-    """Return intervals (n, 2), NaN where there is none because of too few images."""
+    """Return intervals (n, 2), NaN for summaries without an interval."""
     nan = (float("nan"), float("nan"))
-    ends = [nan if s is None or s.interval is None else s.interval for s in summaries]
-    return np.array(ends).reshape(-1, 2)
+    bounds = [nan if s is None or s.interval is None else s.interval for s in summaries]
+    return np.array(bounds).reshape(-1, 2)
 
 
 def whiskers(ax: Axes, x: Any, low_high: np.ndarray, *, across: bool = False, color: str = INK) -> None:
-    """Draw intervals (n, 2) as lines without caps, upright or `across`; those that are NaN are left out."""
-    known = np.isfinite(low_high).all(1)
-    if known.any():
+    """Draw intervals (n, 2) as error bars without caps, vertical or horizontal (`across`); NaN is skipped."""
+    finite = np.isfinite(low_high).all(1)
+    if finite.any():
         lines = ax.hlines if across else ax.vlines
-        lines(np.asarray(x, dtype=float)[known], *low_high[known].T, color=color, linewidth=1.3, zorder=4)
+        lines(np.asarray(x, dtype=float)[finite], *low_high[finite].T, color=color, linewidth=1.3, zorder=4)

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: verdict, tables, and pictures inside.
+"""Self-contained HTML reports: verdict, tables and embedded figures in one file.
 
 >>> page = Page("vit_small_patch16_224", "Rotation report", "strong dependence (E = 0.41)", "bad")
 >>> page.section("Features")
@@ -6,7 +6,7 @@
 >>> page.html().startswith("<!doctype html>")
 True
 
-`page.figure(figure, caption)` puts a matplotlib figure inside, `page.write("report.html")` makes the file.
+`page.figure(figure, caption)` embeds a matplotlib figure, `page.write("report.html")` writes the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tone = Literal["good", "mild", "bad", "plain"]
 
-_WIDE = 36  # characters from which a cell of a table is a sentence
+_WIDE = 36  # characters above which a table cell is formatted as a sentence
 _STYLE = """
 :root { --ink: #22282e; --soft: #5d6771; --line: #dfe3e7; --paper: #ffffff; --shade: #f6f7f9; }
 * { box-sizing: border-box; }
@@ -61,13 +61,13 @@ details > summary { cursor: pointer; margin: .75rem 0; color: var(--soft); }
 
 
 class Page:
-    """An HTML page that is filled from top to bottom.
+    """An HTML report that is filled from top to bottom.
 
     Args:
-        subject: what was measured, such as the name of a model.
-        kind: what kind of report it is.
-        verdict: the sentence that a hurried reader takes away.
-        tone: how the verdict is coloured.
+        subject: the measured subject, such as the name of a model.
+        kind: kind of report.
+        verdict: the conclusion in one sentence.
+        tone: colour of the verdict.
     """
 
     def __init__(self, subject: str, kind: str, verdict: str, tone: Tone = "plain") -> None:
@@ -75,11 +75,11 @@ class Page:
         self._parts = [f"<h1>{escape(self._title)}</h1>", f'<p class="verdict {tone}">{escape(verdict)}</p>']
 
     def section(self, title: str) -> None:
-        """Start a part of the page under a heading."""
+        """Start a section with a heading."""
         self._parts.append(f"<h2>{escape(title)}</h2>")
 
     def text(self, words: str, *, soft: bool = False) -> None:
-        """Add a paragraph; `soft` is for remarks. Empty words add nothing."""
+        """Add a paragraph, in grey if `soft`. Empty text is ignored."""
         if words:
             self._parts.append(f"<p{' class=soft' * soft}>{escape(words)}</p>")
 
@@ -94,16 +94,16 @@ class Page:
         """Add a table.
 
         Args:
-            rows: cells as text, the heads of the columns first.
-            left: columns that are set flush left; the others hold numbers.
-            quiet: rows in grey, counted without the heads, such as controls.
-            folded: words to click on before the table is seen.
+            rows: cells as text; the first row is the header.
+            left: left-aligned columns; the others are right-aligned numbers.
+            quiet: rows in grey, such as controls, counted without the header.
+            folded: label of a collapsed section that contains the table; '' for a visible table.
 
         Raises:
             ShapeError: the rows differ in length.
         """
         if len({len(row) for row in rows}) != 1:
-            raise ShapeError(f"A table has rows of one length, got {[len(row) for row in rows]}.")
+            raise ShapeError(f"Page.table needs rows of equal length, got {[len(row) for row in rows]}.")
 
         def line(cells: Sequence[str], tag: str, kind: str = "") -> str:
             marked = (f"<{tag}{_classes(c, i in left)}>{escape(c)}</{tag}>" for i, c in enumerate(cells))
@@ -116,73 +116,73 @@ class Page:
         self._parts.append(table)
 
     def figure(self, figure: Figure, caption: str) -> None:
-        """Add a matplotlib figure as a PNG inside the page, with a caption that also describes it."""
+        """Embed a matplotlib figure as PNG, with a caption that is also its alternative text."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         self.picture(buffer.getvalue(), caption)
 
     def picture(self, data: bytes, caption: str) -> None:
-        """Add a PNG or JPEG inside the page, with a caption that also describes it."""
+        """Embed a PNG or JPEG, with a caption that is also its alternative text."""
         kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
         words, text = escape(caption, quote=True), base64.b64encode(data).decode()
         image = f'<img alt="{words}" src="data:image/{kind};base64,{text}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
 
     def panels(self, pictures: Sequence[tuple[str, bytes, tuple[int, int]]], caption: str) -> None:
-        """Add pictures of one scene alongside each other, at one height.
+        """Add a row of images at equal height.
 
         Args:
             pictures: title, PNG or JPEG, and size (width, height) of each.
-            caption: below all.
+            caption: caption of the row.
         """
-        high, gap, head = 300, 12, 24
+        row_height, gap, title_height = 300, 12, 24
         left, parts = 0.0, []
         for title, data, (width, height) in pictures:
-            kind, wide = "png" if data.startswith(b"\x89PNG") else "jpeg", high * width / height
+            kind, scaled_width = "png" if data.startswith(b"\x89PNG") else "jpeg", row_height * width / height
             text = base64.b64encode(data).decode()
             parts.append(
                 f'<text x="{left:.0f}" y="16" font-size="14" fill="currentColor">{escape(title)}</text>'
             )
             parts.append(
-                f'<image x="{left:.0f}" y="{head}" width="{wide:.0f}" height="{high}" '
+                f'<image x="{left:.0f}" y="{title_height}" width="{scaled_width:.0f}" height="{row_height}" '
                 f'href="data:image/{kind};base64,{text}"/>'
             )
-            left += max(wide, 8.0 * len(title)) + gap
-        self._drawing(f"0 0 {left - gap:.0f} {high + head}", parts, caption)
+            left += max(scaled_width, 8.0 * len(title)) + gap
+        self._svg(f"0 0 {left - gap:.0f} {row_height + title_height}", parts, caption)
 
     def histogram(self, values: Sequence[float] | np.ndarray, bins: int, caption: str) -> None:
-        """Add a histogram of finite numbers, drawn as bars.
+        """Add a histogram of finite numbers.
 
         Args:
-            values: at least one.
+            values: numbers, at least one.
             bins: number of bars.
-            caption: what the numbers are, with their unit.
+            caption: description of the numbers, with their unit.
         """
         counts, edges = np.histogram(np.asarray(values, float), bins)
-        wide, high, foot = 480, 120, 18
-        step, most = wide / bins, max(int(counts.max()), 1)
+        width, height, foot = 480, 120, 18
+        step, highest = width / bins, max(int(counts.max()), 1)
         parts = []
         for i, n in enumerate(counts.tolist()):
-            tall, words = high * n / most, f"{edges[i]:.3g} to {edges[i + 1]:.3g}: {n}"
+            bar, words = height * n / highest, f"{edges[i]:.3g} to {edges[i + 1]:.3g}: {n}"
             parts.append(
-                f'<rect x="{i * step:.1f}" y="{high - tall:.1f}" width="{step - 1:.1f}" height="{tall:.1f}" '
+                f'<rect x="{i * step:.1f}" y="{height - bar:.1f}" width="{step - 1:.1f}" height="{bar:.1f}" '
                 f'fill="#0072b2"><title>{words}</title></rect>'
             )
-        for x, anchor, edge in ((0, "start", edges[0]), (wide, "end", edges[-1])):
+        for x, anchor, edge in ((0, "start", edges[0]), (width, "end", edges[-1])):
             parts.append(
-                f'<text x="{x}" y="{high + foot - 4}" font-size="12" text-anchor="{anchor}" fill="currentColor">'
+                f'<text x="{x}" y="{height + foot - 4}" font-size="12" text-anchor="{anchor}" fill="currentColor">'
                 f"{edge:.3g}</text>"
             )
-        self._drawing(f"0 0 {wide} {high + foot}", parts, f"{caption}; highest bar: {most}")
+        self._svg(f"0 0 {width} {height + foot}", parts, f"{caption}; highest bar: {highest}")
 
-    def _drawing(self, box: str, parts: Sequence[str], caption: str) -> None:
-        """Add a drawing in SVG with a caption that also describes it."""
+    def _svg(self, box: str, parts: Sequence[str], caption: str) -> None:
+        """Add an SVG drawing, with a caption that is also its label."""
         words, width = escape(caption, quote=True), box.split()[2]
         head = f'<svg role="img" aria-label="{words}" viewBox="{box}" style="width:100%;max-width:{width}px">'
         self._parts.append(f"<figure>{head}{''.join(parts)}</svg><figcaption>{words}</figcaption></figure>")
 
     def html(self) -> str:
-        """Return the page."""
+        """Return the page as HTML."""
         head = (
             '<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
@@ -194,10 +194,10 @@ class Page:
         return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>\n{body}\n</main></body></html>\n'
 
     def write(self, path: str | Path, force: bool = False) -> Path:
-        """Write the page; an existing file is replaced with `force` only.
+        """Write the page and return its path; an existing file is only replaced with `force`.
 
         Raises:
-            InputError: the file exists.
+            InputError: the file exists and not `force`.
         """
         from vispe.files import atomic_path
 
@@ -207,7 +207,7 @@ class Page:
 
 
 def _classes(cell: str, left: bool) -> str:
-    """Return the classes of a cell: sentences are broken, numbers are not."""
+    """Return the CSS classes of a cell: sentences are wrapped, numbers are not."""
     if len(cell) > _WIDE:
         return ' class="left words"'
     return " class=left" if left else ""

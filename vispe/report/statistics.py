@@ -1,7 +1,7 @@
-"""Summaries over images: mean, median, worst and a bootstrap interval.
+"""Summary statistics over images: mean, median, worst value and bootstrap confidence interval.
 
-The image is the unit: pixels and poses of one image are not independent, so only images are drawn again. With fewer
-than five images there is no interval; every value is in the results anyway.
+The image is the unit of resampling, as pixels and poses of one image are not independent. With fewer than five images
+no interval is computed; all values are part of the results.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from vispe.report.table import json_value
 
 DRAWS = 2000
 FEWEST = 5
-"""Images below which no interval is given."""
+"""Number of images below which no interval is computed."""
 
 Better = Literal["low", "high", "zero"]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One number over images.
+    """Summary of one value per image.
 
     Attributes:
-        n: images that have the number.
-        missing: images that do not (their value is NaN).
+        n: number of images with a value.
+        missing: number of images without (NaN).
         mean: over images.
         median: over images.
         std: sample standard deviation over images; 0 for one image.
@@ -43,58 +43,61 @@ class Summary:
     interval: tuple[float, float] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; NaN becomes None."""
+        """Return the fields as JSON values; NaN becomes None."""
         return json_value(asdict(self))
 
 
 def summarise(
     values: Sequence[float] | np.ndarray, better: Better = "low", *, draws: int = DRAWS, seed: int = 0
 ) -> Summary:
-    """Summarise one value for each image.
+    """Return summary statistics of one value per image.
 
-    >>> found = summarise([0.1, 0.2, 0.6, float("nan")])
-    >>> round(found.mean, 2), found.worst, found.n, found.missing
+    >>> summary = summarise([0.1, 0.2, 0.6, float("nan")])
+    >>> round(summary.mean, 2), summary.worst, summary.n, summary.missing
     (0.3, 0.6, 3, 1)
 
     Args:
-        values: (n,); NaN where an image has no such number.
-        better: what a good value is, which decides the worst one: 'low', 'high', or 'zero' (nearest to 0).
-        draws: bootstrap resamples.
-        seed: of the bootstrap.
+        values: (n,); NaN for images without a value.
+        better: direction of good values, which determines the worst: 'low', 'high', or 'zero' (nearest to 0).
+        draws: number of bootstrap resamples.
+        seed: random seed of the bootstrap.
 
     Raises:
-        ShapeError: not one value for each image.
-        OptionError: an unknown `better` or no draws.
+        ShapeError: `values` is not 1-dimensional.
+        OptionError: `better` is unknown, or `draws` is below 1.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1:
-        raise ShapeError(f"A summary needs one value for each image, (n,), got the shape {array.shape}.")
+        raise ShapeError(f"summarise needs one value per image, (n,), got shape {array.shape}.")
     if better not in ("low", "high", "zero") or draws < 1:
         raise OptionError(
-            f"A summary needs better='low', 'high' or 'zero' and draws from 1 up, got better={better!r} and "
+            f"summarise needs better='low', 'high' or 'zero' and draws >= 1, got better={better!r} and "
             f"draws={draws}."
         )
-    known = array[~np.isnan(array)]
-    n, missing = len(known), len(array) - len(known)
+    valid = array[~np.isnan(array)]
+    n, missing = len(valid), len(array) - len(valid)
     if n == 0:
         nan = float("nan")
         return Summary(0, missing, nan, nan, nan, nan, None)
-    worst = {"low": known.max(), "high": known.min(), "zero": known[np.abs(known).argmax()]}[better]
+    worst = {"low": valid.max(), "high": valid.min(), "zero": valid[np.abs(valid).argmax()]}[better]
     return Summary(
         n,
         missing,
-        float(known.mean()),
-        float(np.median(known)),
-        float(known.std(ddof=1)) if n > 1 else 0.0,
+        float(valid.mean()),
+        float(np.median(valid)),
+        float(valid.std(ddof=1)) if n > 1 else 0.0,
         float(worst),
-        bootstrap_interval(known, draws=draws, seed=seed) if n >= FEWEST else None,
+        bootstrap_interval(valid, draws=draws, seed=seed) if n >= FEWEST else None,
     )
 
 
 def bootstrap_interval(
     values: np.ndarray, *, draws: int = DRAWS, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval (low, high) of the mean of `values` (n,), drawn with replacement.
+    """Return the percentile bootstrap interval (low, high) of the mean of `values` (n,).
+
+    Raises:
+        InputError: there are no values, or `level` is not in (0, 1).
 
     >>> low, high = bootstrap_interval(np.arange(10.0))
     >>> low < 4.5 < high
@@ -102,12 +105,15 @@ def bootstrap_interval(
     """
     if len(values) == 0 or not 0 < level < 1:
         raise InputError(
-            f"A bootstrap needs values and a level between 0 and 1, got {len(values)} values and level={level}."
+            f"bootstrap_interval needs at least one value and 0 < level < 1, got {len(values)} values and "
+            f"level={level}."
         )
     rng, n = np.random.default_rng(seed), len(values)
-    # at most a million indices are held at once
-    rows = max(1, 1_000_000 // n)
-    means = [values[rng.integers(0, n, (min(rows, draws - at), n))].mean(1) for at in range(0, draws, rows)]
+    # in batches of at most a million indices, to limit memory
+    batch = max(1, 1_000_000 // n)
+    means = [
+        values[rng.integers(0, n, (min(batch, draws - start), n))].mean(1) for start in range(0, draws, batch)
+    ]
     tail = 50 * (1 - level)
     low, high = np.percentile(np.concatenate(means), [tail, 100 - tail])
     return float(low), float(high)
@@ -120,18 +126,19 @@ def paired_difference(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Summary:
-    """Summarise `first - second` on the same images: the comparison of two models.
+    """Return the summary of `first - second` on the same images, to compare two models.
 
-    Images are drawn in pairs, so what makes an image hard for both cancels; an interval without 0 is a difference.
+    Pairs of values are resampled together, so the difficulty of an image cancels. The difference is significant if the
+    interval excludes 0.
 
     >>> paired_difference([0.75, 0.5], [0.5, 0.5]).mean
     0.125
 
     Args:
         first: (n,) values of one model.
-        second: (n,) values of the other, of the same images in the same order.
-        draws: bootstrap resamples.
-        seed: of the bootstrap.
+        second: (n,) values of the other, for the same images in the same order.
+        draws: number of bootstrap resamples.
+        seed: random seed of the bootstrap.
 
     Raises:
         ShapeError: the numbers of images differ.
@@ -139,6 +146,6 @@ def paired_difference(
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:
         raise ShapeError(
-            f"A paired difference needs the same images twice, got the shapes {a.shape} and {b.shape}."
+            f"paired_difference needs values (n,) of the same images, got shapes {a.shape} and {b.shape}."
         )
     return summarise(a - b, "zero", draws=draws, seed=seed)

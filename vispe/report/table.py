@@ -1,4 +1,4 @@
-"""Tables of text, numbers as tables show them, and values as JSON has them."""
+"""Text tables, number formatting and conversion to JSON values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
     Args:
         value: the number; infinities count as NaN.
-        decimals: digits after the point, 2 or more; a number that they would show as 0 gets a power of ten.
+        decimals: digits after the point, 2 or more; numbers that would be rounded to 0 use scientific notation.
 
     >>> [number(v) for v in (0.12345, 1234.5, float("nan"), None)]
     ['0.123', '1.23e+03', '-', '']
@@ -32,7 +32,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
 
 def interval(ends: tuple[float, float] | None, decimals: int | None = None) -> str:
-    """Return 'low to high' with both ends as `number` shows them; '' without an interval.
+    """Return 'low to high' with both bounds formatted by `number`; '' for None.
 
     >>> interval((0.1234, 0.5)), interval(None)
     ('0.123 to 0.5', '')
@@ -41,7 +41,7 @@ def interval(ends: tuple[float, float] | None, decimals: int | None = None) -> s
 
 
 def capital(sentence: str) -> str:
-    """Return a sentence with a capital letter at its start.
+    """Return a sentence with its first letter capitalised.
 
     >>> capital("no linear position")
     'No linear position'
@@ -50,7 +50,7 @@ def capital(sentence: str) -> str:
 
 
 def aligned(table: Table, left: Sequence[int] = (0,)) -> str:
-    """Return a table of text, heads first, as Markdown with aligned columns; those of `left` are flush left.
+    """Return a text table (header first) as Markdown with aligned columns, left-aligned for those in `left`.
 
     >>> print(aligned([["name", "mean"], ["rot90", "0.4"]]))
     | name  | mean |
@@ -64,7 +64,7 @@ def aligned(table: Table, left: Sequence[int] = (0,)) -> str:
 
 
 def columns(table: Table, left: Sequence[int] = (0,)) -> str:
-    """Return a table of text, heads first, with aligned columns two blanks apart; those of `left` are flush left.
+    """Return a text table (header first) with columns separated by two spaces, left-aligned for those in `left`.
 
     >>> print(columns([["name", "mean"], ["rot90", "0.4"]]))
     name   mean
@@ -74,9 +74,9 @@ def columns(table: Table, left: Sequence[int] = (0,)) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON has it: arrays and tuples as lists, numbers that are not finite as None.
+    """Return a value as JSON types: arrays and tuples as lists, non-finite numbers as None.
 
-    Results that have a `to_dict` say themselves what they are.
+    Objects with a `to_dict` method are converted by it.
 
     >>> json_value({"a": np.array([1.5, np.nan]), "b": (1, "c")})
     {'a': [1.5, None], 'b': [1, 'c']}
@@ -93,7 +93,7 @@ def json_value(value: Any) -> Any:
 
 
 def json_entries(owner: object, *names: str) -> dict[str, Any]:
-    """Return attributes of a result by name, as JSON has them.
+    """Return attributes of a result by name, as JSON values.
 
     >>> json_entries(slice(1, 9), "start", "stop", "step")
     {'start': 1, 'stop': 9, 'step': None}
@@ -102,7 +102,7 @@ def json_entries(owner: object, *names: str) -> dict[str, Any]:
 
 
 def json_list(values: np.ndarray | Sequence[float]) -> list[Any]:
-    """Return an array as nested lists of floats; what is not finite becomes None.
+    """Return an array as nested lists of floats; non-finite numbers become None.
 
     >>> json_list(np.array([[1, 2]]))
     [[1.0, 2.0]]

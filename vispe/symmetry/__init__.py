@@ -1,4 +1,4 @@
-"""Symmetries of images: eight poses, any angle, any place, labels under turns, and two remedies.
+"""Symmetries of images: the eight poses of D4, rotations by any angle, translations, and symmetrisation of models.
 
 >>> from vispe.symmetry import D4
 >>> len(D4)

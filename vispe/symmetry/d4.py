@@ -1,8 +1,8 @@
-"""The symmetries of the square, acting on images and token grids by moving values, never by interpolation.
+"""The symmetry group D4 of the square, acting exactly (without interpolation) on images and token grids.
 
-D4 has eight elements: a quarter turn k times (counter-clockwise, as `torch.rot90`), with or without a mirror image
-before it. An element acts on the last two axes, so the same call serves pixels (c, H, W) and tokens (c, h, w); on a
-side ratio other than 1 the odd turns swap height and width.
+D4 has eight elements: rotation by k x 90 degrees (counter-clockwise, as `torch.rot90`), optionally after a horizontal
+flip. An element acts on the last two axes, so the same call works for pixels (c, H, W) and tokens (c, h, w); for
+non-square inputs, odd k swaps height and width.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,14 @@ Array = TypeVar("Array", Tensor, np.ndarray)
 
 @dataclass(frozen=True)
 class Element:
-    """One symmetry of the square: mirror left and right if `flip`, then turn.
+    """One symmetry of the square: horizontal flip if `flip`, then rotation.
 
     Attributes:
-        turns: quarter turns counter-clockwise, 0 to 3.
-        flip: whether left and right are swapped first.
+        turns: rotation in steps of 90 degrees counter-clockwise, 0 to 3.
+        flip: whether to flip horizontally first.
+
+    Raises:
+        OptionError: `turns` is not 0, 1, 2 or 3.
 
     >>> Element(1).apply(np.array([[1, 2], [3, 4]])).tolist()
     [[2, 4], [1, 3]]
@@ -36,38 +39,45 @@ class Element:
 
     def __post_init__(self) -> None:
         if self.turns not in (0, 1, 2, 3):
-            raise OptionError(f"An element of D4 has 0 to 3 quarter turns, got turns={self.turns}.")
+            raise OptionError(f"Element: turns must be 0, 1, 2 or 3 (x 90 degrees), got turns={self.turns}.")
 
     @property
     def name(self) -> str:
-        """Its name, as `element` reads it."""
+        """Name of the element, as accepted by `element`."""
         return _NAMES[self.turns, self.flip]
 
     @property
     def inverse(self) -> "Element":
-        """The element that undoes this one; a mirroring undoes itself."""
+        """The inverse element; reflections are their own inverse."""
         return self if self.flip else Element(-self.turns % 4)
 
     def after(self, first: "Element") -> "Element":
-        """Return the element that does `first`, then this one."""
-        turned = -first.turns if self.flip else first.turns
-        return Element((self.turns + turned) % 4, self.flip != first.flip)
+        """Return the composition: `first`, then this element."""
+        # a flip reverses the direction of a preceding rotation
+        turns = -first.turns if self.flip else first.turns
+        return Element((self.turns + turns) % 4, self.flip != first.flip)
 
     def apply(self, values: Array) -> Array:
-        """Return an image, token grid or label map (..., h, w) as the element moves it; (..., w, h) for odd turns."""
+        """Return an image, token grid or label map (..., h, w) transformed; (..., w, h) for odd `turns`.
+
+        Raises:
+            ShapeError: `values` has fewer than 2 axes.
+        """
         if values.ndim < 2:
-            raise ShapeError(f"{self.name} acts on the last two axes, got the shape {tuple(values.shape)}.")
+            raise ShapeError(f"{self.name} acts on the last two axes, got shape {tuple(values.shape)}.")
+        # flip first, then rotate; copy, as NumPy returns a view with negative strides
         if isinstance(values, np.ndarray):
             return np.rot90(values[..., ::-1] if self.flip else values, self.turns, (-2, -1)).copy()
         return torch.rot90(values.flip(-1) if self.flip else values, self.turns, (-2, -1))
 
     def undo(self, values: Array) -> Array:
-        """Return what `apply` was given."""
+        """Return `values` transformed by the inverse element."""
         return self.inverse.apply(values)
 
     def index(self, shape: tuple[int, int]) -> Tensor:
         """Return the row-major permutation (h·w,) with `apply(v).flatten() == v.flatten()[index]`."""
         h, w = shape
+        # transform an array of indices instead of values
         return self.apply(torch.arange(h * w).reshape(h, w)).flatten()
 
 
@@ -92,7 +102,7 @@ def element(name: str) -> Element:
     """Return the element of D4 called `name`, such as 'rot90' or 'vflip'.
 
     Raises:
-        UnknownName: there is no such element.
+        UnknownName: `name` is not an element of D4.
 
     >>> element("rot90").inverse.name
     'rot270'
@@ -100,7 +110,7 @@ def element(name: str) -> Element:
     known = {g.name: g for g in D4}
     if name not in known:
         raise UnknownName(
-            f"There is no element {name!r} of D4.{did_you_mean(name, known)} They are {', '.join(known)}."
+            f"Unknown element {name!r} of D4.{did_you_mean(name, known)} Use one of {', '.join(known)}."
         )
     return known[name]
 
@@ -108,71 +118,75 @@ def element(name: str) -> Element:
 def fit_to_patches(
     image: Tensor, patch: int, how: str = "auto", *, resample: bool = False
 ) -> tuple[Tensor, str]:
-    """Make both sides multiples of the patch without moving the centre, so that every pose sees the same patches.
+    """Crop or pad both sides to multiples of the patch size without moving the centre, so that all poses share patches.
 
-    Cropping at the top left moves the centre by up to half a patch, and a perfect model then looks broken. Each side
-    is treated alone: an even remainder is cropped by equal margins; an odd one is padded by equal margins of mirrored
-    pixels, which works when the patch is odd. With an even patch and an odd side neither is possible: `resample` then
-    first averages neighbouring pixels along that side, which shortens it by one about the same centre.
+    Cropping at the top left would move the centre by up to half a patch, so that even an equivariant model fails. Each
+    side is treated separately: an even remainder is cropped by equal margins; an odd one is padded by equal margins of
+    reflected pixels, which requires an odd patch size. With an even patch size and an odd side neither is possible:
+    `resample` then first averages neighbouring pixels along that side, which shortens it by one about the same centre.
 
     Args:
         image: (..., H, W).
-        patch: side of a patch in pixels.
-        how: 'crop', 'pad', or 'auto': crop where the remainder allows it, else pad.
-        resample: allow the average of neighbours.
+        patch: patch size in pixels.
+        how: 'crop', 'pad', or 'auto': crop if the remainder is even, else pad.
+        resample: allow averaging of neighbouring pixels.
 
     Returns:
-        The image, and one sentence on what was done to it ('' when nothing was).
+        The image, and a sentence that describes the changes ('' if there are none).
 
     Raises:
-        OptionError: an unknown `how`, or a remainder that it cannot treat symmetrically.
-        ShapeError: the image is smaller than a patch, or too small to be mirrored.
+        OptionError: `how` is unknown, or a remainder cannot be treated symmetrically.
+        ShapeError: the image is smaller than a patch, or too small to be reflected.
 
     >>> image, words = fit_to_patches(torch.zeros(3, 18, 16), 8)
     >>> tuple(image.shape), words
     ((3, 16, 16), 'The height was cropped from 18 to 16 px by equal margins.')
     """
     if how not in ("auto", "crop", "pad"):
-        raise OptionError(f"how={how!r} is not 'auto', 'crop' or 'pad'.")
+        raise OptionError(f"how must be 'auto', 'crop' or 'pad', got how={how!r}.")
     if patch < 1 or image.ndim < 2:
         raise ShapeError(
-            f"fit_to_patches needs an image (..., H, W) and a patch of 1 or more pixels, got {tuple(image.shape)} "
+            f"fit_to_patches needs an image (..., H, W) and patch >= 1, got {tuple(image.shape)} "
             f"and patch={patch}."
         )
     remarks = []
-    for axis, word in ((-2, "height"), (-1, "width")):
-        image, done = _fit_axis(image, axis, patch, how, resample)
-        remarks += [f"the {word} was {done}"] if done else []
+    for axis, side_name in ((-2, "height"), (-1, "width")):
+        image, change = _fit_axis(image, axis, patch, how, resample)
+        remarks += [f"the {side_name} was {change}"] if change else []
     return image, (", ".join(remarks) + ".").capitalize() if remarks else ""
 
 
 def _fit_axis(image: Tensor, axis: int, patch: int, how: str, resample: bool) -> tuple[Tensor, str]:
-    """Fit one axis; returns the image and what was done."""
-    side, said = image.shape[axis], ""
+    """Return the image with one axis fitted, and a description of the change."""
+    side, description = image.shape[axis], ""
     if side % patch == 0 and side:
         return image, ""
+    # the mean of neighbours has side - 1 pixels with the same centre
     if resample and side % 2 and patch % 2 == 0:
         image = (image.narrow(axis, 0, side - 1) + image.narrow(axis, 1, side - 1)) / 2
-        said, side = f"resampled from {side} to {side - 1} px, ", side - 1
-    rest, missing = side % patch, -side % patch
-    if rest == 0 and side:
-        return image, said.removesuffix(", ")
-    if how in ("auto", "crop") and rest % 2 == 0 and side > patch:
-        cut = image.narrow(axis, rest // 2, side - rest)
-        return cut, f"{said}cropped from {side} to {side - rest} px by equal margins"
+        description, side = f"resampled from {side} to {side - 1} px, ", side - 1
+    remainder, missing = side % patch, -side % patch
+    if remainder == 0 and side:
+        return image, description.removesuffix(", ")
+    # equal margins need an even remainder
+    if how in ("auto", "crop") and remainder % 2 == 0 and side > patch:
+        cropped = image.narrow(axis, remainder // 2, side - remainder)
+        return cropped, f"{description}cropped from {side} to {side - remainder} px by equal margins"
+    # equal margins need an even number of missing pixels
     if how in ("auto", "pad") and missing % 2 == 0:
         half = missing // 2
         if half >= side:
             raise ShapeError(
-                f"A side of {side} px cannot be mirrored by {half} px to fill patches of {patch} px; "
-                "give a larger image."
+                f"A side of {side} px cannot be padded by {half} reflected px to fill patches of {patch} px. "
+                "Use a larger image."
             )
+        # reflect indices at both ends without repeating the border pixel
         index = torch.arange(-half, side + half, device=image.device).abs()
         index = side - 1 - (side - 1 - index).abs()
-        return image.index_select(axis, index), f"{said}mirrored from {side} to {side + missing} px"
-    sizes = f"a side of {side} px and patches of {patch} px (remainder {rest}, {missing} missing)"
-    if rest % 2 and missing % 2:
+        return image.index_select(axis, index), f"{description}mirrored from {side} to {side + missing} px"
+    sizes = f"a side of {side} px and patches of {patch} px (remainder {remainder}, {missing} missing)"
+    if remainder % 2 and missing % 2:
         raise OptionError(
-            f"{sizes} cannot be centred by whole pixels; allow resample=True or cut the image to an even side."
+            f"{sizes} cannot be centred by whole pixels. Use resample=True or crop the image to an even side."
         )
-    raise OptionError(f"{sizes} cannot be fitted with how={how!r} about the same centre; use how='auto'.")
+    raise OptionError(f"{sizes} cannot be fitted about the same centre with how={how!r}. Use how='auto'.")

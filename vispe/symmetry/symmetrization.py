@@ -1,8 +1,8 @@
-"""Two remedies against features that change when an image is turned: symmetric patch kernels, and averaging poses.
+"""Symmetrisation of models: D4-symmetric patch kernels, and features averaged over the eight poses.
 
-A picture can be turned by quarters and mirrored without interpolation: eight poses, the group D4. A model whose
-positions are isotropic (no encoding, or `alibi2d`) still answers differently when its patch kernel does, and
-`symmetrize` takes that part away. `D4Features` makes any feature function exact, for eight times the work.
+Rotations by 90 degrees and flips are exact on pixels: eight poses, the group D4. A model with isotropic positions (no
+encoding, or `alibi2d`) is still not equivariant if its patch kernel is not symmetric; `symmetrize` removes this cause.
+`D4Features` makes any feature function exactly equivariant, at eight times the cost.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PatchKernel:
     Attributes:
         path: name of its weight in the model.
         side: side of its square patches, in pixels.
-        asymmetry: share of the energy of the weights (sum of squares) that is not common to the eight poses,
-            which is what `symmetrize` removes: 0 for a symmetric kernel, 1 for one that averages to nothing.
+        asymmetry: fraction of the energy of the weights (sum of squares) that `symmetrize` removes: 0 for a symmetric
+            kernel, 1 for one whose average over the eight poses is 0.
     """
 
     path: str
@@ -52,94 +52,97 @@ class PatchKernel:
 
 @torch.no_grad()
 def symmetrize(model: M) -> M:
-    """Average the patch projection of a model over the eight poses of a square, in place.
+    """Average the patch projection of a model over the eight poses of D4, in place.
 
-    The weights change, and with them every output, so a trained model should be trained or distilled again; keep a
-    copy of the state dict where the old weights are still needed. Weights keep their names, dtype and device, and
-    afterwards they equal their turned and mirrored selves bit for bit. Features then turn with the image if positions
-    are isotropic too (no encoding, or a bias that treats rows and columns alike, such as `alibi2d`) and the image is
-    cut into whole patches. What is averaged is logged (INFO); `patch_kernel` measures it, before and after.
+    This changes the weights and thus all outputs, so a trained model should be fine-tuned or distilled afterwards; keep
+    a copy of the state dict if the original weights are needed. Names, dtype and device of the weights do not change,
+    and afterwards the weights are bitwise invariant under D4. Features are then equivariant if positions are isotropic
+    as well (no encoding, or a bias that treats rows and columns equally, such as `alibi2d`) and the image consists of
+    whole patches. The change is logged (INFO); `patch_kernel` measures the asymmetry before and after.
 
     Args:
-        model: a `VisionTransformer`, `Eva` or `NaFlexVit` of timm, converted or not; a model of open_clip with a
-            transformer as image tower, or the tower; or a model of transformers with one patch projection by
-            convolution. Vision models that merge neighbouring patches later (Qwen) are not made exact by this alone.
+        model: a `VisionTransformer`, `Eva` or `NaFlexVit` of timm, converted or not; an open_clip model with a
+            transformer as image tower, or the tower; or a transformers model with one convolutional patch projection.
+            For vision models that merge neighbouring patches later (Qwen) this alone is not sufficient.
 
     Returns:
-        the same model.
+        The same model.
 
     >>> model = symmetrize(VisionTransformer(img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=2))
     >>> patch_kernel(model).asymmetry < 1e-12
     True
 
     Raises:
-        UnsupportedHost: no patch projection was found, or several, or one by overlapping or not by square patches.
+        UnsupportedHost: the model has no patch projection, several, or one with overlapping patches.
         ShapeError: patches are not square.
     """
     path, tensors = _projection(model)
     before = patch_kernel(model).asymmetry
     for tensor, layout in tensors:
         tensor.copy_(layout.flat(_average(layout.square(tensor))))
-    _logger.info("%s.weight was averaged over 8 poses; %.3g of its energy is gone.", path, before)
+    _logger.info("%s.weight was averaged over 8 poses; %.3g of its energy was removed.", path, before)
     return model
 
 
 @torch.no_grad()
 def patch_kernel(model: nn.Module) -> PatchKernel:
-    """Return where the patch projection of a model is, and how far it is from symmetric.
+    """Return the path, patch size and asymmetry of the patch projection of a model.
 
     Args:
-        model: one that `symmetrize` takes; it is not changed.
+        model: a model that `symmetrize` supports; it is not changed.
 
     Raises:
-        UnsupportedHost, ShapeError: `symmetrize` would refuse the model.
+        UnsupportedHost: the model has no patch projection, several, or one with overlapping patches.
+        ShapeError: patches are not square.
     """
     path, tensors = _projection(model)
     tensor, layout = tensors[0]
     kernel = layout.square(tensor.detach()).double()
+    # fraction of the squared norm that the average removes, in float64
     energy = float(kernel.square().sum())
-    lost = float((kernel - _average(kernel)).square().sum())
-    return PatchKernel(f"{path}.weight", kernel.shape[-1], lost / energy if energy else 0.0)
+    removed = float((kernel - _average(kernel)).square().sum())
+    return PatchKernel(f"{path}.weight", kernel.shape[-1], removed / energy if energy else 0.0)
 
 
 def d4_average(
     features: Features, images: Tensor, *, patch: int | None = None, fit: Fit | None = None
 ) -> Tensor:
-    """Return the mean of the features over the eight poses, each moved back to lie on the image.
+    """Return the mean of the features over the eight poses of D4, each transformed back to the original pose.
 
-    The result turns exactly with the image, whatever the features do. One pose is computed after another: without
-    gradients two maps are held, the sum and that of a pose, and a copy while it is moved back. Half precision is summed
-    in float32.
+    The result is exactly equivariant under D4 for any features. Poses are computed one after the other: without
+    gradients the memory is that of two maps, the sum and that of one pose, plus a copy. Half precision is summed in
+    float32.
 
     Args:
-        features: gives maps (b, c, h, w) of images; it must take images of both orientations, and do the same to the
-            same image (evaluation mode).
+        features: function of images that returns maps (b, c, h, w); it must support both orientations and be
+            deterministic (evaluation mode).
         images: (b, 3, H, W).
-        patch: side of the patches in pixels, by which sizes are checked; `features.patch` by default, and where that
-            is missing too, `features` must treat any remainder alike on opposite sides by itself.
-        fit: what happens to images that are no multiple of the patch: refused (None), or cropped or padded about
-            their centre as `fit_to_patches` does; maps lie on the fitted image.
+        patch: patch size in pixels, to check image sizes; `features.patch` by default. If this does not exist either,
+            `features` must treat any remainder symmetrically.
+        fit: treatment of images whose sides are not multiples of the patch size: an error (None), or cropping or
+            padding about their centre as in `fit_to_patches`; the maps then belong to the fitted image.
 
     Raises:
-        ShapeError: the images have a remainder, or the maps do not have one cell for each patch in every pose.
-        OptionError: `fit` without a patch, or a remainder that it cannot treat alike on opposite sides.
+        ShapeError: the sides are not multiples of the patch size, or the maps do not have one cell per patch in every
+            pose.
+        OptionError: `fit` without a patch size, or a remainder that cannot be treated symmetrically.
 
     >>> columns = lambda images: images * torch.arange(4.0)
     >>> d4_average(columns, torch.ones(1, 1, 4, 4))[0, 0, 0]
     tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
     if images.ndim != 4:
-        raise ShapeError(f"Images (b, c, H, W) are needed, got {tuple(images.shape)}.")
+        raise ShapeError(f"d4_average needs images (b, c, H, W), got {tuple(images.shape)}.")
     patch = _patch_of(features, patch)
     if fit is not None and patch is None:
-        raise OptionError(f"fit={fit!r} needs the side of the patches; give patch.")
+        raise OptionError(f"d4_average: fit={fit!r} needs the patch size, got patch=None. Pass patch.")
     if fit is not None:
         images, _ = fit_to_patches(images, patch, fit)
     size = images.shape[-2:]
     if patch is not None and (size[0] % patch or size[1] % patch):
         raise ShapeError(
-            f"Images of {tuple(size)} pixels are no multiple of patches of {patch}; say fit='auto', or cut them alike "
-            "on opposite sides."
+            f"Image sides must be multiples of patch={patch} px, got {tuple(size)}. Use fit='auto', or crop them "
+            "symmetrically."
         )
     cells = None if patch is None else (size[0] // patch, size[1] // patch)
     total, dtype = None, images.dtype
@@ -148,26 +151,32 @@ def d4_average(
         if maps.ndim != 4:
             raise ShapeError(f"Features must be maps (b, c, h, w), got {tuple(maps.shape)}.")
         dtype, maps = maps.dtype, pose.undo(maps)
+        # without a patch size the first pose defines the number of cells
         cells = cells or tuple(maps.shape[-2:])
         if tuple(maps.shape[-2:]) != cells:
             raise ShapeError(
-                f"The features of images of {tuple(size)} pixels have {tuple(maps.shape[-2:])} cells in the pose "
-                f"{pose.name}, where {cells} were expected; give features with one cell for each patch that take "
-                "images of any orientation, and the side of the patches."
+                f"Features of images of {tuple(size)} px must have {cells} cells in pose {pose.name}, got "
+                f"{tuple(maps.shape[-2:])}. Use features with one cell per patch that support any orientation, and "
+                "pass patch."
             )
-        share = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
-        total = share / len(D4) if total is None else total.add_(share, alpha=1 / len(D4))
-        del maps, share  # before the next pose is computed
+        # accumulate in float32
+        part = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+        total = part / len(D4) if total is None else total.add_(part, alpha=1 / len(D4))
+        # free memory before the next pose
+        del maps, part
     return total.to(dtype)
 
 
 class D4Features(nn.Module):
-    """Features averaged over the eight poses of a square, which turn exactly with the image.
+    """Features averaged over the eight poses of D4, exactly equivariant.
 
     Args:
-        features: gives maps (b, c, h, w) of images; if it is a module, its parameters are those of this one.
-        patch: side of the patches in pixels; `features.patch` by default.
-        fit: what happens to images that are no multiple of the patch.
+        features: function of images that returns maps (b, c, h, w); if it is a module, it is registered as a submodule.
+        patch: patch size in pixels; `features.patch` by default.
+        fit: treatment of images whose sides are not multiples of the patch size, see `d4_average`.
+
+    Raises:
+        OptionError: `patch` is not a positive integer.
 
     >>> D4Features(torch.nn.AvgPool2d(8), patch=8, fit="crop")(torch.ones(1, 3, 18, 18)).shape
     torch.Size([1, 3, 2, 2])
@@ -183,16 +192,16 @@ class D4Features(nn.Module):
 
 
 def _patch_of(features: Features, patch: int | None) -> int | None:
-    """Return the side of patches that was given, or that a feature function knows by itself."""
+    """Return `patch`, or `features.patch` if that is None, or None."""
     side = getattr(features, "patch", None) if patch is None else patch
     if side is not None and (isinstance(side, bool) or not isinstance(side, int) or side < 1):
-        raise OptionError(f"patch must be a whole number of pixels, at least 1, got {side!r}.")
+        raise OptionError(f"patch must be a positive integer (pixels), got {side!r}.")
     return side
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the last axes of a weight hold a patch: (..., side, side), or flattened with channels last or first."""
+    """Layout of a patch in the last axes of a weight: (..., side, side), or flattened with channels last or first."""
 
     side: int = 0
     flattened: bool = False
@@ -212,7 +221,8 @@ class _Layout:
 
 
 def _average(kernel: Tensor) -> Tensor:
-    """Return the mean over the eight poses; sums of two at a time make it symmetric bit for bit."""
+    """Return the mean over the eight poses."""
+    # averaging pairs makes the result bitwise symmetric, since a + b == b + a
     mean = kernel if kernel.dtype == torch.float64 else kernel.float()
     for other in (lambda x: x.flip(-1), lambda x: x.flip(-2), lambda x: x.mT):
         mean = (mean + other(mean)) / 2
@@ -220,32 +230,40 @@ def _average(kernel: Tensor) -> Tensor:
 
 
 def _projection(model: nn.Module) -> tuple[str, list[tuple[Tensor, _Layout]]]:
-    """Return path of the patch projection, and what of it holds a patch; all checks are made here."""
-    places = dict(_projections(model))
-    if len(places) != 1:
-        n = f"{len(places)} of them ({', '.join(places)})" if places else "none that vispe knows"
+    """Return the path of the patch projection, and its tensors with a patch in the last axes.
+
+    Raises:
+        UnsupportedHost: there is not exactly one supported patch projection.
+        ShapeError: patches are not square.
+    """
+    projections = dict(_projections(model))
+    if len(projections) != 1:
+        n = f"{len(projections)} ({', '.join(projections)})" if projections else "none that is supported"
         raise UnsupportedHost(
-            f"The patch projection of a {type(model).__name__} was asked for, and there is {n}; give a vision tower "
-            "alone, of timm (VisionTransformer, Eva, NaFlexVit), open_clip or transformers, or use D4Features."
+            f"{type(model).__name__} must have exactly one patch projection, got {n}. Pass a vision tower of timm "
+            "(VisionTransformer, Eva, NaFlexVit), open_clip or transformers, or use D4Features."
         )
-    ((path, (owner, projection)),) = places.items()
+    ((path, (owner, projection)),) = projections.items()
     if not projection.weight.is_floating_point() or projection.weight.is_meta:
         kind = "meta" if projection.weight.is_meta else str(projection.weight.dtype)
-        raise UnsupportedHost(f"{path} has {kind} weights, which cannot be averaged; load plain weights.")
+        raise UnsupportedHost(f"{path} needs floating-point weights, got {kind}. Load unquantised weights.")
     if isinstance(projection, nn.Linear):
+        # NaFlexVit: a linear projection of flattened patches
         h, w = owner.patch_size
         _check_square(path, h, w)
         layout = _Layout(h, True, owner.channels_last)
         norm = owner.norm_input
+        # a norm before the projection has parameters per pixel, which must be symmetric as well
         affine = [] if norm is None else [p for p in norm.parameters(recurse=False) if p.ndim == 1]
         return path, [(projection.weight, layout), *((p, layout) for p in affine)]
     h, w = projection.kernel_size[-2:]
     _check_square(path, h, w)
+    # adjacent patches: kernel = stride, no padding, no dilation
     plain = projection.padding in ("valid", (0,) * len(projection.kernel_size))
     if projection.stride != projection.kernel_size or not plain or set(projection.dilation) != {1}:
         raise UnsupportedHost(
-            f"{path} has kernel {projection.kernel_size}, stride {projection.stride}, padding {projection.padding} and "
-            f"dilation {projection.dilation}; patches that lie side by side are needed. Use D4Features instead."
+            f"{path} must have non-overlapping adjacent patches, got kernel {projection.kernel_size}, stride "
+            f"{projection.stride}, padding {projection.padding} and dilation {projection.dilation}. Use D4Features."
         )
     return path, [(projection.weight, _Layout())]
 
@@ -253,7 +271,7 @@ def _projection(model: nn.Module) -> tuple[str, list[tuple[Tensor, _Layout]]]:
 def _check_square(path: str, h: int, w: int) -> None:
     if h != w:
         raise ShapeError(
-            f"{path} has patches of {h} x {w} pixels, which do not fit themselves when turned; use square ones."
+            f"{path} must have square patches, got {h} x {w} pixels, which rotation by 90 degrees would change."
         )
 
 
@@ -261,6 +279,7 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield path, owner and module of every patch projection of a transformer."""
     for name, host in model.named_modules():
         for path in _paths(host):
+            # hosts may lack some of the candidate paths
             try:
                 owner, module = host.get_submodule(path.rpartition(".")[0]), host.get_submodule(path)
             except AttributeError:
@@ -270,7 +289,7 @@ def _projections(model: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
 
 
 def _paths(host: nn.Module) -> tuple[str, ...]:
-    """Return where a patch projection may be below a module."""
+    """Return the candidate paths of a patch projection in a module."""
     if isinstance(host, NaFlexVit):
         return ("embeds.proj",)
     if isinstance(host, VisionTransformer | Eva):

@@ -1,7 +1,7 @@
-"""Rotation by any angle about the exact centre, the part of an image that every pose shows, and blur that matches it.
+"""Rotation of images by any angle about the exact centre, windows visible at all angles, and matched low-pass filters.
 
-The centre of n pixels is (n-1)/2, between two pixels when n is even. Positive angles turn counter-clockwise, as
-`torch.rot90`; multiples of 90 degrees move values and interpolate nothing.
+The centre of n pixels is (n-1)/2, between two pixels if n is even. Positive angles rotate counter-clockwise, as
+`torch.rot90`; multiples of 90 degrees are exact, without interpolation.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch.nn.functional import grid_sample
 from vispe.errors import OptionError, ShapeError, require
 
 Mode = Literal["bicubic", "bilinear", "nearest"]
-_RINGS = 16  # between frequency 0 and half a cycle per pixel
+_RINGS = 16  # frequency bins from 0 to 0.5 cycles per pixel
 _EXACT = {0: (1.0, 0.0), 1: (0.0, 1.0), 2: (-1.0, 0.0), 3: (0.0, -1.0)}
 
 
@@ -27,57 +27,58 @@ def rotate(
     mode: Mode = "bicubic",
     padding: Literal["reflection", "border"] = "reflection",
 ) -> Tensor:
-    """Rotate images about their centre and look at a centred window of the result.
+    """Rotate images about their centre and return a centred window of the result.
 
     Args:
         images: (b, c, H, W), floating point.
         degrees: counter-clockwise.
-        size: window (h, w) in pixels; default the size of the images.
+        size: window (h, w) in pixels; the size of the images by default.
         mode: interpolation.
-        padding: what lies outside: mirrored pixels, or the border's.
+        padding: values outside of the image: reflected, or those of the border.
 
     Returns:
-        (b, c, h, w). Where the window fits by whole pixels, multiples of 90 degrees equal `torch.rot90` exactly.
+        (b, c, h, w). If the window is centred on whole pixels, multiples of 90 degrees equal `torch.rot90` exactly.
 
     Raises:
-        ShapeError: the images are not (b, c, H, W) with at least 2 pixels a side.
-        OptionError: an unknown mode.
+        ShapeError: the images are not floating-point (b, c, H, W) with at least 2 pixels per side.
+        OptionError: `mode` is unknown.
 
     >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)[0, 0].tolist()
     [[2.0, 4.0], [1.0, 3.0]]
     """
     if images.ndim != 4 or not images.is_floating_point() or min(images.shape[-2:]) < 2:
         raise ShapeError(
-            f"rotate needs floating-point images (b, c, H, W) of at least 2x2 pixels, got {tuple(images.shape)} "
+            f"rotate needs floating-point images (b, c, H, W) of at least 2 x 2 pixels, got {tuple(images.shape)} "
             f"{images.dtype}."
         )
     if mode not in ("bicubic", "bilinear", "nearest"):
-        raise OptionError(f"mode={mode!r} is not 'bicubic', 'bilinear' or 'nearest'.")
+        raise OptionError(f"mode must be 'bicubic', 'bilinear' or 'nearest', got mode={mode!r}.")
     h, w = size or tuple(images.shape[-2:])
+    # exact path: multiples of 90 degrees whose centred window starts at a whole pixel
     turns = int(degrees // 90) % 4 if degrees % 90 == 0 else None
     if turns is not None:
-        turned = torch.rot90(images, turns, (-2, -1))
-        spare = (turned.shape[-2] - h, turned.shape[-1] - w)
-        if min(spare) >= 0 and spare[0] % 2 == 0 and spare[1] % 2 == 0:
-            top, left = spare[0] // 2, spare[1] // 2
-            return turned[..., top : top + h, left : left + w].contiguous()
+        rotated = torch.rot90(images, turns, (-2, -1))
+        margin = (rotated.shape[-2] - h, rotated.shape[-1] - w)
+        if min(margin) >= 0 and margin[0] % 2 == 0 and margin[1] % 2 == 0:
+            top, left = margin[0] // 2, margin[1] // 2
+            return rotated[..., top : top + h, left : left + w].contiguous()
     grid = sampling_grid(tuple(images.shape[-2:]), degrees, (h, w), images)
     grid = grid.expand(len(images), -1, -1, -1)
     return grid_sample(images, grid, mode=mode, padding_mode=padding, align_corners=True)
 
 
 def sampling_grid(source: tuple[int, int], degrees: float, size: tuple[int, int], like: Tensor) -> Tensor:
-    """Return where each pixel of the window looks, (1, h, w, 2) as (x, y) in -1..1 between the corners' centres.
+    """Return the sampling coordinates of `grid_sample`, (1, h, w, 2) as (x, y) in [-1, 1] (align_corners=True).
 
     Args:
         source: (H, W) of the images.
-        degrees: counter-clockwise; multiples of 90 give whole pixels.
+        degrees: counter-clockwise; multiples of 90 sample whole pixels.
         size: window (h, w).
-        like: gives dtype and device; angles are formed in float64.
+        like: tensor with the dtype and device of the result; computed in float64.
     """
     angle = math.radians(degrees)
     cos, sin = _EXACT[int(degrees // 90) % 4] if degrees % 90 == 0 else (math.cos(angle), math.sin(angle))
-    # offsets from the centre, down and right
+    # offsets from the centre in pixels, v down and u right
     v, u = (torch.arange(n, dtype=torch.float64, device=like.device) - (n - 1) / 2 for n in size)
     v, u = v[:, None], u[None, :]
     x = (cos * u - sin * v) * (2 / (source[1] - 1))
@@ -87,14 +88,14 @@ def sampling_grid(source: tuple[int, int], degrees: float, size: tuple[int, int]
 
 @dataclass(frozen=True)
 class Canvas:
-    """A square window whose content stays the same piece of the sample at every angle.
+    """A square window that shows the same part of the sample at every angle.
 
     Attributes:
-        source: (H, W) that is used of each image; at most one row and one column less than it has, so that window and
-            image have their centre in common. They are dropped once, before any pose.
-        side: of the window in pixels, a multiple of the patch.
-        patch: side of a patch in pixels.
-        invented: whether some pixels of the window lie outside the image at some angle and are mirrored.
+        source: (H, W) of the used part of each image; at most one row and one column less than the image, so that
+            window and image share their centre. These are cropped before any rotation.
+        side: side of the window in pixels, a multiple of the patch size.
+        patch: patch size in pixels.
+        invented: whether some pixels of the window are outside of the image at some angle and are reflected.
 
     >>> canvas = Canvas.fit((100, 120), patch=8)
     >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
@@ -114,59 +115,60 @@ class Canvas:
         side: int | None = None,
         how: Literal["crop", "disc"] = "crop",
     ) -> "Canvas":
-        """Choose the window.
+        """Return the window for images of a shape.
 
         Args:
             shape: (H, W) of the image.
-            patch: side of a patch in pixels.
-            side: of the window; default the largest that `how` allows.
-            how: 'crop': the image is at least √2 times larger, so that no pixel is invented. 'disc': the window is as
-                large as the image; what lies outside is mirrored, and only the inscribed disc counts.
+            patch: patch size in pixels.
+            side: side of the window; the largest that `how` allows by default.
+            how: 'crop': the image is at least √2 times larger, so that all pixels are inside of it. 'disc': the window
+                is as large as the image; pixels outside are reflected, and only the inscribed disc is evaluated.
 
         Raises:
-            OptionError: an unknown `how`, or a side that is no multiple of the patch.
-            ShapeError: the image is too small.
+            OptionError: `how` is unknown.
+            ShapeError: the image is too small, or `side` is not a multiple of the patch size.
         """
         if how not in ("crop", "disc"):
-            raise OptionError(f"how={how!r} is not 'crop' or 'disc'.")
-        # after a row or column is dropped, in the worst case
-        short = min(shape) - 1
-        most = short + 1 if how == "disc" else int((short - 1 - 4) / math.sqrt(2)) + 1
+            raise OptionError(f"how must be 'crop' or 'disc', got how={how!r}.")
+        # in the worst case one row or column is cropped
+        min_side = min(shape) - 1
+        max_side = min_side + 1 if how == "disc" else int((min_side - 1 - 4) / math.sqrt(2)) + 1
         if side is None:
-            side = most // patch * patch
+            side = max_side // patch * patch
         if side < 3 * patch or side % patch:
             raise ShapeError(
-                f"A window of {side} px is no multiple of the patch of {patch} px with at least 3 patches a side "
-                f"(image {tuple(shape)} px, how={how!r}); give a larger image, or how='disc'."
+                f"The window must be a multiple of patch={patch} px with at least 3 patches per side, got {side} px "
+                f"(image {tuple(shape)} px, how={how!r}). Use a larger image, or how='disc'."
             )
         source = tuple(s - (s - side) % 2 for s in shape)
-        # bicubic reads two more pixels on either side
-        reach = (side - 1) * math.sqrt(2) + 4
-        if min(source) < side or (how == "crop" and reach > min(source) - 1):
+        # diagonal of the window, plus the support of bicubic interpolation, 2 pixels on either side
+        extent = (side - 1) * math.sqrt(2) + 4
+        if min(source) < side or (how == "crop" and extent > min(source) - 1):
             raise ShapeError(
-                f"An image of {tuple(shape)} px cannot show a window of {side} px at every angle with how={how!r}; "
-                f"the largest is about {max(most, 0)} px."
+                f"An image of {tuple(shape)} px is too small for a window of {side} px at every angle, how={how!r}. "
+                f"Use a side of at most about {max(max_side, 0)} px."
             )
-        return cls((source[0], source[1]), side, patch, reach > min(source) - 1)
+        return cls((source[0], source[1]), side, patch, extent > min(source) - 1)
 
     @property
     def grid(self) -> int:
-        """Tokens along a side."""
+        """Number of tokens per side."""
         return self.side // self.patch
 
     def pose(self, images: Tensor, degrees: float, mode: Mode = "bicubic") -> Tensor:
-        """Return the window of images (b, c, H, W) that were turned, (b, c, side, side)."""
-        return rotate(self._used(images), degrees, (self.side, self.side), mode=mode)
+        """Return the window of rotated images (b, c, H, W), (b, c, side, side)."""
+        return rotate(self._cropped(images), degrees, (self.side, self.side), mode=mode)
 
     def round_trip(self, images: Tensor, degrees: float, mode: Mode = "bicubic") -> Tensor:
-        """Return the window after turning there and back: what resampling alone does to it."""
-        there = rotate(self._used(images), degrees, mode=mode)
-        if degrees % 90 == 0:  # moved and moved back
+        """Return the window after rotation forth and back (b, c, side, side), which shows the effect of resampling."""
+        rotated = rotate(self._cropped(images), degrees, mode=mode)
+        # multiples of 90 degrees are exact, so the round trip is the identity
+        if degrees % 90 == 0:
             return self.pose(images, 0)
-        return rotate(there, -degrees, (self.side, self.side), mode=mode)
+        return rotate(rotated, -degrees, (self.side, self.side), mode=mode)
 
     def tokens(self) -> Tensor:
-        """Return the tokens that count at every angle, (grid, grid) bool: within (side-1)/2 - patch of the centre."""
+        """Return the tokens to evaluate at every angle, (grid, grid) bool: within (side-1)/2 - patch of the centre."""
         return _disc(self.grid, self.patch, self._radius())
 
     def pixels(self) -> Tensor:
@@ -176,56 +178,56 @@ class Canvas:
     def _radius(self) -> float:
         return (self.side - 1) / 2 - self.patch
 
-    def _used(self, images: Tensor) -> Tensor:
+    def _cropped(self, images: Tensor) -> Tensor:
         h, w = self.source
         if images.shape[-2] - h not in (0, 1) or images.shape[-1] - w not in (0, 1):
             raise ShapeError(
-                f"This window belongs to images of {self.source} px, got {tuple(images.shape[-2:])}; fit another."
+                f"Canvas was fitted to images of {self.source} px, got {tuple(images.shape[-2:])}. Fit another."
             )
         return images[..., :h, :w]
 
 
 def blurred_as(image: Tensor, posed: Tensor) -> Tensor:
-    """Return `image` low-passed to the power spectrum of its rotated version, unrotated.
+    """Return `image`, unrotated, low-pass filtered to the power spectrum of its rotated version.
 
-    What a model makes of the blur of resampling shows here without any turn. The gain falls with spatial frequency
-    and is at most 1: the isotonic fit of sqrt(P_posed/P_image), both averaged over rings of equal frequency under a
-    round window, which shows both the same sample. It is applied to the image mirrored at its frame, without a seam.
+    This isolates the effect of the blur of resampling from rotation. The gain decreases with spatial frequency and is
+    at most 1: the isotonic fit of sqrt(P_posed/P_image), both averaged over rings of equal frequency under a radial
+    Hann window, in which both show the same part of the sample. It is applied to the image reflected at its borders.
 
     Args:
         image: (b, c, n, n).
         posed: the same windows after rotation.
 
     Raises:
-        MissingExtra: scikit-learn, which makes the isotonic fit, is not installed.
+        MissingExtra: scikit-learn, used for the isotonic fit, is not installed.
     """
     require("sklearn", "cli", "the blur control of arbitrary angles")
-    # the round window shows the same sample in both
+    # radial Hann window: both images show the same part of the sample in it
     n = image.shape[-1]
     offset = torch.arange(n, dtype=torch.float64, device=image.device) - (n - 1) / 2
     radius = torch.hypot(offset[:, None], offset[None, :]) * (2 / n)
     window = torch.where(radius < 1, (1 + torch.cos(torch.pi * radius)) / 2, torch.zeros_like(radius))
-    # the gain is the falling ratio of amplitudes, one value a ring of equal frequency
+    # gain (b, rings): the decreasing ratio of amplitudes, one value per ring of equal frequency
     frequency = torch.fft.fftfreq(n, dtype=torch.float64, device=image.device)
     ring = (torch.hypot(frequency[:, None], frequency[None, :]) * 2 * _RINGS).long()
     before, after = (_ring_power(x.double(), window, ring) for x in (image, posed))
-    gain = torch.stack([_falling(b, a) for b, a in zip(before, after, strict=True)]).to(image.device)
-    # mirrored at the frame, the periodic image of the transform has no seam
+    gain = torch.stack([_decreasing_gain(b, a) for b, a in zip(before, after, strict=True)]).to(image.device)
+    # reflected at the borders, the periodic extension of the FFT is continuous
     mirrored = torch.cat([image, image.flip(-1)], -1)
     mirrored = torch.cat([mirrored, mirrored.flip(-2)], -2)
-    # rings are known at their middle, between which the gain is interpolated
-    fine = torch.fft.fftfreq(2 * n, dtype=torch.float64, device=image.device)
-    at = torch.hypot(fine[:, None], fine[None, :]) * 2 * _RINGS - 0.5
-    low = at.floor().long().clamp(0, gain.shape[-1] - 1)
-    high = (at.floor().long() + 1).clamp(0, gain.shape[-1] - 1)
-    share = (at - at.floor()).clamp(0, 1)
-    full = gain[:, low] * (1 - share) + gain[:, high] * share
-    out = torch.fft.ifft2(torch.fft.fft2(mirrored) * full[:, None].to(image.dtype)).real
+    # gains belong to the centres of rings and are interpolated linearly between them
+    frequency_2n = torch.fft.fftfreq(2 * n, dtype=torch.float64, device=image.device)
+    ring_coord = torch.hypot(frequency_2n[:, None], frequency_2n[None, :]) * 2 * _RINGS - 0.5
+    low = ring_coord.floor().long().clamp(0, gain.shape[-1] - 1)
+    high = (ring_coord.floor().long() + 1).clamp(0, gain.shape[-1] - 1)
+    fraction = (ring_coord - ring_coord.floor()).clamp(0, 1)
+    gain_2d = gain[:, low] * (1 - fraction) + gain[:, high] * fraction
+    out = torch.fft.ifft2(torch.fft.fft2(mirrored) * gain_2d[:, None].to(image.dtype)).real
     return out[..., :n, :n].contiguous()
 
 
 def _ring_power(x: Tensor, window: Tensor, ring: Tensor) -> Tensor:
-    """Power by ring, summed over channels, (b, rings)."""
+    """Return the power per ring, summed over channels, (b, rings)."""
     weight = window / window.sum()
     centred = x - (x * weight).sum((-2, -1), keepdim=True)
     power = torch.fft.fft2(centred * window).abs().square().sum(1).flatten(1)
@@ -233,8 +235,8 @@ def _ring_power(x: Tensor, window: Tensor, ring: Tensor) -> Tensor:
     return sums.index_add(1, ring.flatten(), power)
 
 
-def _falling(before: Tensor, after: Tensor) -> Tensor:
-    """Gain by ring, falling from at most 1; rings count by their power, so empty ones decide nothing."""
+def _decreasing_gain(before: Tensor, after: Tensor) -> Tensor:
+    """Return the gain per ring (rings,), decreasing from at most 1; weighted by power, so empty rings are ignored."""
     from sklearn.isotonic import IsotonicRegression
 
     power = before.cpu().numpy()
@@ -247,6 +249,6 @@ def _falling(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _disc(n: int, patch: int, radius: float) -> Tensor:
-    """Cells (n, n) of `patch` pixels whose centre lies within `radius` pixels of the centre."""
+    """Return the cells (n, n) of `patch` pixels whose centre is within `radius` pixels of the image centre, bool."""
     offset = (torch.arange(n, dtype=torch.float64) - (n - 1) / 2) * patch
     return torch.hypot(offset[:, None], offset[None, :]) <= radius

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.attention.cases import close
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, SumBias, TableBias, explain
-from vispe.attention.backends import blocked as strip_gradient
+from vispe.attention.backends import blocked
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 HEADS = 3
@@ -17,20 +17,20 @@ HEADS = 3
 def calls(monkeypatch):
     """Strips serve short inputs too; how often they did is counted."""
     served = []
-    original = strip_gradient._StripAttention.apply
+    original = blocked._StripAttention.apply
 
     def apply(*args):
         served.append(args[0].shape)
         return original(*args)
 
-    monkeypatch.setattr(strip_gradient, "LEAST", 0)
-    monkeypatch.setattr(strip_gradient._StripAttention, "apply", apply)
+    monkeypatch.setattr(blocked, "LEAST", 0)
+    monkeypatch.setattr(blocked._StripAttention, "apply", apply)
     return served
 
 
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(strip_gradient, "FORWARD_BLOCK", 900)
-    monkeypatch.setattr(strip_gradient, "BACKWARD_BLOCK", 700)
+    monkeypatch.setattr(blocked, "FORWARD_BLOCK", 900)
+    monkeypatch.setattr(blocked, "BACKWARD_BLOCK", 700)
 
 
 def inputs(pos, b=2, table_heads=HEADS, dtype=torch.float32):
@@ -173,12 +173,12 @@ def test_dense_masks_serve_the_rest(calls, monkeypatch):
     attention(q, k, v, bias=TableBias(torch.randn(1, 39).requires_grad_(), line))
     grad = torch.func.grad(lambda t: attention(q, k, v, bias=TableBias(t, pos)).square().sum())(table)
     assert grad.shape == table.shape
-    monkeypatch.setattr(strip_gradient, "LEAST", 41)
+    monkeypatch.setattr(blocked, "LEAST", 41)
     attention(q, k, v, bias=bias)
-    monkeypatch.setattr(strip_gradient, "LEAST", 40)
+    monkeypatch.setattr(blocked, "LEAST", 40)
     assert not calls
     attention(q, k, v, bias=bias)
-    monkeypatch.setattr(strip_gradient, "_KERNEL", None)
+    monkeypatch.setattr(blocked, "_KERNEL", None)
     attention(q, k, v, bias=bias)
     assert len(calls) == 1
 
@@ -191,8 +191,8 @@ def test_explain_says_when_blocks_are_taken():
         table = torch.randn(2, 15, 15, requires_grad=learned)
         said[learned] = explain(q, q, q, bias=TableBias(table, pos)).reason
     assert said == {
-        True: "blocks of a mask, which is too large to keep or gets a gradient",
-        False: "one dense mask, kept while its numbers stay the same",
+        True: "the mask is computed in blocks, because it is too large to cache or needs a gradient",
+        False: "one dense mask, cached until its parameters change",
     }
 
 

@@ -32,7 +32,7 @@ GRID = (5, 7)
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    monkeypatch.setattr(mask_cache, "_EVERY", type(mask_cache._EVERY)())
+    monkeypatch.setattr(mask_cache, "_ALL_CACHES", type(mask_cache._ALL_CACHES)())
 
 
 def made(spec):
@@ -191,7 +191,7 @@ def test_hidden_keys_and_nan():
 def test_memory_is_bounded_and_given_back(monkeypatch):
     pos, other = Grid(GRID).positions(), Grid((6, 6)).positions()
     one = 3 * pos.tokens**2 * 4
-    monkeypatch.setattr(mask_cache, "TOTAL", int(2.5 * one))
+    monkeypatch.setattr(mask_cache, "MAX_TOTAL_BYTES", int(2.5 * one))
     tables = [torch.randn(3, 9, 13) for _ in range(4)]
     q, k, v = inputs(pos)
     for _ in range(3):
@@ -204,20 +204,20 @@ def test_memory_is_bounded_and_given_back(monkeypatch):
         attention(q, k, v, bias=TableBias(torch.ones(3, 11, 11), other))
     assert sum(e.mask is not None for e in masks(other)) == 1
     assert not masks(pos) or sum(e.mask is not None for e in masks(pos)) + 1 <= 2
-    held = sum(m.bytes for m in mask_cache._EVERY)
-    assert 0 < held <= mask_cache.TOTAL
+    held = sum(m.bytes for m in mask_cache._ALL_CACHES)
+    assert 0 < held <= mask_cache.MAX_TOTAL_BYTES
     del pos, other, q, k, v
     gc.collect()
-    assert not list(mask_cache._EVERY)
+    assert not list(mask_cache._ALL_CACHES)
 
 
 @pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     pos = Grid((9, 5), prefix).positions()
-    monkeypatch.setattr(mask_cache, "LARGEST", 100)
-    monkeypatch.setattr(sdpa.strip_gradient, "LEAST", 0)
-    monkeypatch.setattr(sdpa.strip_gradient, "FORWARD_BLOCK", 900)
+    monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 100)
+    monkeypatch.setattr(sdpa.blocked, "LEAST", 0)
+    monkeypatch.setattr(sdpa.blocked, "FORWARD_BLOCK", 900)
     monkeypatch.setattr(sdpa, "_masked", None)
     table, edge = torch.randn(3, 17, 9, requires_grad=True), torch.randn(3, 3)
     q, k, v = inputs(pos, dtype=dtype)
@@ -289,10 +289,10 @@ def test_copies_of_positions_begin_without_masks():
     q, k, v = inputs(pos)
     for _ in range(3):
         attention(q, k, v, bias=TableBias(table, pos))
-    before = sum(m.bytes for m in mask_cache._EVERY)
+    before = sum(m.bytes for m in mask_cache._ALL_CACHES)
     again = copy.deepcopy(pos)
     assert not masks(again)
-    assert sum(m.bytes for m in mask_cache._EVERY) == before > 0
+    assert sum(m.bytes for m in mask_cache._ALL_CACHES) == before > 0
     assert len(pickle.dumps(pos)) < before + 60_000
 
 

@@ -84,5 +84,7 @@ def test_fixed_functions_keep_their_mask():
 
 
 def test_a_function_without_heads_is_refused():
-    with pytest.raises(ShapeError, match=r"returns \(heads or 1, 15\) .* got \(15,\); give it an axis"):
+    with pytest.raises(
+        ShapeError, match=r"must return \(heads or 1, 15\) .* got \(15,\)\. Add a leading axis"
+    ):
         OffsetBias(lambda step: step[:, 0], Grid((2, 3)).positions()).dense()

@@ -123,8 +123,8 @@ def test_bad_rules_are_refused():
 def test_a_function_without_heads_is_refused():
     bias = RadialBias(torch.cos, Grid((2, 3)).positions())
     with pytest.raises(
-        ShapeError, match=r"returns \(heads or 1, 6\) .* got \(6,\); give it an axis for heads"
+        ShapeError, match=r"must return \(heads or 1, 6\) .* got \(6,\)\. Add a leading axis for heads"
     ):
         bias.dense()
-    with pytest.raises(ShapeError, match=r"returns \(heads or 1, 6\)"):
+    with pytest.raises(ShapeError, match=r"return \(heads or 1, 6\)"):
         bias.table(Grid((2, 3)))

@@ -113,7 +113,7 @@ def test_what_is_no_table_says_so():
     assert not edged.invariant
     with pytest.raises(UnsupportedCombination, match="depends on more than the offset"):
         edged.table(pos.grid)
-    with pytest.raises(ShapeError, match=r"which need \(heads, 5, 3\)"):
+    with pytest.raises(ShapeError, match=r"needs shape \(heads, 5, 3\)"):
         TableBias(torch.zeros(1, 3, 3)).table(Grid((3, 2)))
 
 

@@ -69,9 +69,9 @@ def test_masks_of_monai():
 
 def test_a_mask_of_another_window_is_refused():
     pos = Grid((2, 3)).positions()
-    with pytest.raises(ShapeError, match=r"windows of \(2, 3\) tokens, and 3 samples"):
+    with pytest.raises(ShapeError, match=r"windows of \(2, 3\) tokens, with samples=3"):
         WindowMask(torch.zeros(2, 6, 6), pos, 3)
-    with pytest.raises(ShapeError, match="a full grid in order"):
+    with pytest.raises(ShapeError, match="a full grid in raster order"):
         WindowMask(torch.zeros(2, 7, 7), Grid((2, 3), prefix=1).positions(), 2)
 
 

@@ -63,7 +63,7 @@ def test_calibration_is_its_formula_with_gradients(kv_heads):
     for mine, other in zip(*grads, strict=True):
         torch.testing.assert_close(mine, other)
     assert Calibrate(q_up, q_down).key(k) is k
-    with pytest.raises(ShapeError, match="two matrices for keys, got up alone"):
+    with pytest.raises(ShapeError, match="both matrices for keys, got only up"):
         Calibrate(q_up, q_down, k_up)
     assert turn.query(q.half()).dtype == torch.float16
     wanted = formula(q, q_up, q_down)
@@ -85,7 +85,7 @@ def test_keys_may_have_tables_of_their_own(layout, values):
     assert torch.equal(turn.output(v), back.query(v) if values else v)
     for mine, other in zip(turn.inputs(q, k, v), (turn.query(q), turn.key(k), turn.value(v)), strict=True):
         assert torch.equal(mine, other)
-    with pytest.raises(ShapeError, match="tables of keys of the shape"):
+    with pytest.raises(ShapeError, match="tables of the keys with the shape"):
         PairRotation(turn.cos, turn.sin, layout, keys=(own.cos[..., :1], own.sin[..., :1]))
 
 
@@ -128,7 +128,7 @@ def test_expansion_weighs_channels_by_cosines(magnitude, width):
     wanted = wanted + q[..., width:] @ k[..., width:].mT
     for found in scores:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ShapeError, match=f"{D + 1} angles but the head has {D} channels"):
+    with pytest.raises(ShapeError, match=f"{D + 1} angles, but head_dim is {D}"):
         Expand(*torch.randn(2, 1, 1, N, D + 1).unbind(0)).query(q)
     with pytest.raises(OptionError, match="magnitude must be None or 'softplus', got 'relu'"):
         Expand(a.cos(), a.sin(), magnitude="relu")
@@ -162,8 +162,8 @@ def test_fused_kernels_count_the_columns_that_a_transform_adds(monkeypatch):
     wide = Expand(angle.cos(), angle.sin())
     for turn, refusal in (
         (None, None),
-        (wide, "heads are wider than 128"),
-        (Chain(Affine(), wide), "heads are wider"),
+        (wide, "head_dim 160 is larger than 128"),
+        (Chain(Affine(), wide), "head_dim 160 is larger"),
     ):
-        reason = triton.refuses(Call(q, q, q, transform=turn))
+        reason = triton.unsupported_reason(Call(q, q, q, transform=turn))
         assert reason == refusal if refusal is None else refusal in reason

@@ -109,17 +109,17 @@ def test_affine_expand_identity():
 
 def test_errors():
     t = torch.zeros(1, 1, N, 4)
-    with pytest.raises(ShapeError, match="layout 'half' or 'interleaved', got 'halved'"):
+    with pytest.raises(ShapeError, match="layout must be 'half' or 'interleaved', got 'halved'"):
         PairRotation(t, t, "halved")
     with pytest.raises(
-        ShapeError, match=r"one shape \(b, h, n, pairs\), got \(1, 1, 5, 4\) and \(1, 1, 5, 3\)"
+        ShapeError, match=r"equal shape \(b, h, n, pairs\), got \(1, 1, 5, 4\) and \(1, 1, 5, 3\)"
     ):
         PairRotation(t, t[..., :3], "half")
-    with pytest.raises(ShapeError, match="The rotation has 4 pairs but the head has 6 channels"):
+    with pytest.raises(ShapeError, match="PairRotation has 4 pairs of channels, but head_dim is 6"):
         PairRotation(t, t, "half").query(torch.zeros(1, 1, N, 6))
     with pytest.raises(ShapeError, match=r"needs q of shape \(b, h, n, blocks, s, s\), got \(1, 1, 5, 4\)"):
         BlockTransform(q=t)
-    with pytest.raises(ShapeError, match="The transform covers 12 channels but the head has 6"):
+    with pytest.raises(ShapeError, match="BlockTransform covers 12 channels, but head_dim is 6"):
         BlockTransform(v=torch.zeros(1, 1, N, 4, 3, 3)).value(torch.zeros(1, 1, N, 6))
-    with pytest.raises(ShapeError, match="Expand needs cos and sin of one shape"):
+    with pytest.raises(ShapeError, match="Expand needs cos and sin of equal shape"):
         Expand(t, t[..., :3])

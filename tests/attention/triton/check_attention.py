@@ -10,7 +10,7 @@ from vispe import Grid, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid.launch import product_of
-from vispe.attention.bias.float16_strip import fits_half
+from vispe.attention.bias.float16_strip import fits_float16
 from vispe.attention.bias.strip import Layout
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -250,7 +250,7 @@ def test_half_precision_at_any_scale(strips, kind, scale):
 def test_what_half_precision_holds(options, scale, fits):
     grid = Grid((6, 7), 1)
     bias = DistanceBias((1.0, 0.25), grid.positions(), **options)
-    assert fits_half(bias, grid, scale) == fits
+    assert fits_float16(bias, grid, scale) == fits
     stored = -bias.table(grid) / scale
     assert not fits or (stored.half().isfinite().all() and scale <= 2048)
 

@@ -213,9 +213,9 @@ def test_relative_positions_by_rows_and_columns(spec):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"method": "product"}, "fused only by rows and columns"),
-        ({"method": "euclidean", "on": "qk"}, "fused only by rows and columns"),
-        ({"method": "cross", "on": "kv"}, "never made"),
+        ({"method": "product"}, "fused only with separate terms for rows and columns"),
+        ({"method": "euclidean", "on": "qk"}, "fused only with separate terms for rows and columns"),
+        ({"method": "cross", "on": "kv"}, "not materialised"),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ from vispe import Grid, Positions, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.coords.op import coords_attention
-from vispe.attention.backends.triton.coords.operands import cell_numbers, extended, places_of, segments
+from vispe.attention.backends.triton.coords.operands import cell_numbers, coords_of, extended, segments
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -302,7 +302,7 @@ def test_opcheck():
     grid = Grid((4, 5), 1)
     pos = grid.positions().gather(kept(grid, 12, 1))
     values = extended(torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3)).requires_grad_()
-    places, period = places_of(DistanceBias((0.1, 0.2), pos, wrap=True))
+    places, period = coords_of(DistanceBias((0.1, 0.2), pos, wrap=True))
     more = values, cell_numbers(pos), slopes(), places, period, segments(torch.tensor([0, 5, 13]), 13), None
     torch.library.opcheck(
         coords_attention, (*inputs(13, batch=1), *more, 1, 0.25, True), rtol=1e-4, atol=1e-5
@@ -337,9 +337,9 @@ def test_what_does_not_fit_is_said():
     grid = Grid((4, 5), 1)
     pos = grid.positions().gather(kept(grid, 12, 3))
     tensors = inputs(13, batch=2)
-    with pytest.raises(ValueError, match="describes 3 samples, but there are 2"):
+    with pytest.raises(ValueError, match="must have 1 or 2 samples, got 3"):
         attention(*tensors, bias=TableBias(table(grid), pos), backend="triton")
-    with pytest.raises(ValueError, match="has 3 heads, but there are 2"):
+    with pytest.raises(ValueError, match="must have 1 or 2 heads, got 3"):
         attention(
             *tensors, bias=DistanceBias((0.1, 0.2, 0.3), Positions(torch.rand(13, 2))), backend="triton"
         )

@@ -21,7 +21,7 @@ def tensors():
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch):
-    for name, empty in (("_TRIED", set()), ("_SAID", set()), ("_FAILED", {})):
+    for name, empty in (("_TRIED", set()), ("_WARNED", set()), ("_FAILED", {})):
         monkeypatch.setattr(device, name, empty)
 
 
@@ -40,7 +40,7 @@ def test_a_kernel_that_cannot_be_made_is_refused(monkeypatch):
     monkeypatch.setattr(launch, "forward", Broken())
     for _ in range(2):
         with pytest.raises(
-            BackendUnavailable, match="cannot serve this call: Triton kernels of vispe failed on cpu"
+            BackendUnavailable, match="does not support this call: Triton kernels of vispe failed on cpu"
         ):
             attention(q, k, v, bias=BIAS, backend="triton")
     angle = torch.randn(1, 1, POS.tokens, 4)
@@ -63,7 +63,7 @@ def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkey
         out = attention(q, k, v, bias=BIAS)
         with pytest.raises(BackendUnavailable, match=r"\(table: RuntimeError: out of resource.*from now on"):
             out.sum().backward()
-        with pytest.raises(BackendUnavailable, match=r"chosen by vispe\.use_backend"):
+        with pytest.raises(BackendUnavailable, match=r"selected by vispe\.use_backend"):
             attention(q, k, v, bias=BIAS)
     with pytest.warns(UserWarning, match="out of resource"):
         attention(q, k, v, bias=BIAS).sum().backward()

@@ -50,9 +50,9 @@ def test_opcheck():
     torch.library.opcheck(
         table_attention, (*inputs(), *bias, layout.selected, 0.25, 4, False), rtol=1e-4, atol=1e-5
     )
-    sight = torch.tensor([[-19, 0], [-4, 4]], dtype=torch.int32)
+    visible = torch.tensor([[-19, 0], [-4, 4]], dtype=torch.int32)
     torch.library.opcheck(
-        table_attention, (*inputs(), *bias, layout.selected, 0.25, 4, False, sight), rtol=1e-4, atol=1e-5
+        table_attention, (*inputs(), *bias, layout.selected, 0.25, 4, False, visible), rtol=1e-4, atol=1e-5
     )
     torch.library.opcheck(
         table_attention, (*inputs(), *[None] * 7, 0, 0.25, 1, False),

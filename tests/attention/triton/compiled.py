@@ -34,9 +34,9 @@ KERNELS = {
     "gated_grad_kv": gated_grad_kv, "gated_grad_profile": gated_grad_profile,
 }  # fmt: skip
 HALF = ("Q", "K", "V", "OUT", "GRAD", "DQ", "DK", "DV")
-POINTERS = {"S": "*fp16", "COPY": "*fp16", "ADDRESS": "*i32", "SIGHT": "*i32", "BASE": "*i32", "KEEP": "*i1",
+POINTERS = {"S": "*fp16", "COPY": "*fp16", "ADDRESS": "*i32", "VISIBLE": "*i32", "BASE": "*i32", "KEEP": "*i1",
             "UNIT": "*fp64", "SEED": "*i64", "CELL": "*i32", "SEGMENT": "*i32"}  # fmt: skip
-SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "SUM", "TABLE", "PLACE", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
+SINGLE = ("EDGE", "LSE", "DELTA", "RUNS", "ENDS", "SUM", "TABLE", "COORDS", "PERIOD", "SLOPE", "STEEP", "DTABLE", "OWN",
           "OTHER", "GRAD_OWN", "ROW", "COL", "DROW", "DCOL")  # fmt: skip
 FLOATS = {"c", "scale", "drop"}
 FREE = ("sh", "eh", "th", "cb", "pb", "wb")  # strides that are any number

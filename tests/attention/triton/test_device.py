@@ -46,7 +46,7 @@ def gpu(monkeypatch):
                 raise self.error
 
     made = Gpu()
-    for name in ("_TRIED", "_SAID"):
+    for name in ("_TRIED", "_WARNED"):
         monkeypatch.setattr(device, name, set())
     monkeypatch.setattr(device, "_FAILED", {})
     monkeypatch.setattr(device, "_INSTALLED", True)
@@ -68,8 +68,8 @@ def kernels(monkeypatch):
     def run(call):
         return made["run"](call.q)
 
-    refuses = BACKENDS["triton"][0]
-    monkeypatch.setitem(BACKENDS, "triton", (refuses, run))
+    unsupported_reason = BACKENDS["triton"][0]
+    monkeypatch.setitem(BACKENDS, "triton", (unsupported_reason, run))
     return made
 
 
@@ -96,7 +96,7 @@ def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
     attention(*tensors(dtype=torch.float16), bias=BIAS)
     assert gpu.launched == 1
     found = explain(q, k, v, bias=BIAS)
-    assert (found.backend, found.reason) == ("sdpa", "one dense mask, kept with its positions")
+    assert (found.backend, found.reason) == ("sdpa", "one dense mask, cached with its positions")
     assert type(error).__name__ in found.refused["triton"]
     assert type(error).__name__ in found.refused["flex"]
 
@@ -106,12 +106,13 @@ def test_named_it_is_an_error_with_the_reason_and_no_warning(gpu):
     q, k, v = tensors()
     for function in (attention, explain):
         with pytest.raises(
-            BackendUnavailable, match=r"backend='triton' cannot serve this call: .*Failed to find C compil"
+            BackendUnavailable,
+            match=r"backend='triton' does not support this call: .*Failed to find C compil",
         ):
             function(q, k, v, bias=BIAS, backend="triton")
     with (
         use_backend("triton"),
-        pytest.raises(BackendUnavailable, match=r"chosen by vispe.use_backend, .*C compiler"),
+        pytest.raises(BackendUnavailable, match=r"selected by vispe.use_backend, .*C compiler"),
     ):
         attention(q, k, v, bias=BIAS)
     with use_backend("sdpa"):
@@ -161,7 +162,7 @@ def test_wrong_numbers_are_a_failure(gpu, monkeypatch):
     monkeypatch.undo()
     launch = importlib.import_module("vispe.attention.backends.triton.grid.launch")
     monkeypatch.setattr(launch, "run_forward", lambda q, *rest: (q * 0.5, None))
-    with pytest.raises(RuntimeError, match="wrong numbers"):
+    with pytest.raises(RuntimeError, match="wrong results"):
         device._launch(torch.device("cpu"))
 
 
@@ -169,7 +170,7 @@ def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     found = explain(*tensors(), bias=BIAS)
     assert found.backend == "sdpa"
-    assert "not for ROCm" in found.refused["triton"]
+    assert "not ROCm" in found.refused["triton"]
     assert gpu.launched == 0
 
 
@@ -177,7 +178,7 @@ def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
 
 
 def test_kernels_that_fail_later_are_refused_and_the_call_is_served(gpu, kernels):
-    @device.watched("table")
+    @device.record_failures("table")
     def launch(q):
         raise MEMORY
 
@@ -197,17 +198,19 @@ def test_kernels_that_fail_later_are_refused_and_the_call_is_served(gpu, kernels
 
 
 def test_named_kernels_that_fail_later_are_an_error(gpu, kernels):
-    @device.watched("table")
+    @device.record_failures("table")
     def launch(q):
         raise MEMORY
 
     kernels["run"] = launch
     with pytest.raises(
-        BackendUnavailable, match=r"out of resource.*without them from now on. Name another"
+        BackendUnavailable, match=r"out of resource.*not used from now on. Select another"
     ) as failed:
         attention(*tensors(), bias=BIAS, backend="triton")
     assert failed.value.__cause__ is MEMORY
-    with pytest.raises(BackendUnavailable, match="cannot serve this call: Triton kernels of vispe failed"):
+    with pytest.raises(
+        BackendUnavailable, match="does not support this call: Triton kernels of vispe failed"
+    ):
         attention(*tensors(), bias=BIAS, backend="triton")
 
 
@@ -217,7 +220,7 @@ def test_named_kernels_that_fail_later_are_an_error(gpu, kernels):
     ids=repr,
 )
 def test_errors_that_say_nothing_about_kernels_pass(gpu, kernels, error):
-    @device.watched("table")
+    @device.record_failures("table")
     def launch(q):
         raise error
 

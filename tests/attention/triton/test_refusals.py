@@ -5,7 +5,7 @@ import torch
 
 from vispe import Grid, Positions, attention, explain
 from vispe.attention import DenseBias, DistanceBias, SumBias, TableBias, ValueTerm
-from vispe.attention.backends.triton import refuses
+from vispe.attention.backends.triton import unsupported_reason
 from vispe.attention.bias.lower_to_table import not_a_table
 from vispe.attention.call import Call
 from vispe.errors import BackendUnavailable
@@ -17,7 +17,7 @@ POS = GRID.positions()
 @pytest.fixture
 def device(monkeypatch):
     """As on a machine that can run the kernels."""
-    monkeypatch.setitem(refuses.__globals__, "_no_device", lambda q: None)
+    monkeypatch.setitem(unsupported_reason.__globals__, "_no_device", lambda q: None)
 
 
 def tensors(n=13, width=16, dtype=torch.float32):
@@ -36,53 +36,55 @@ def test_on_a_cpu_it_stands_back():
     ("options", "reason"),
     [
         ({"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
-        ({"is_causal": True, "bias": None}, "is_causal is fused with a bias only"),
+        ({"is_causal": True, "bias": None}, "is_causal is fused only together with a bias"),
         (
             {"is_causal": True, "cu_seqlens": torch.tensor([0, 6, 13])},
             "is_causal is not fused with packed sequences",
         ),
         (
             {"dropout_p": 0.1, "cu_seqlens": torch.tensor([0, 13])},
-            "dropout is fused with biases on one full grid only",
+            "dropout is fused only with biases on one full grid",
         ),
         ({"scale": 0.0}, "scale 0.0 is not positive"),
         ({"scale": -1.0}, "scale -1.0 is not positive"),
         (
             {"value_term": ValueTerm(torch.zeros(2, 3, 16), torch.zeros(13, 13, dtype=torch.int64))},
-            "never made",
+            "not materialised",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_arguments(device, options, reason):
-    assert reason in refuses(Call(*tensors(), **{"bias": DistanceBias((0.1, 0.2), POS), **options}))
+    assert reason in unsupported_reason(
+        Call(*tensors(), **{"bias": DistanceBias((0.1, 0.2), POS), **options})
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         (tensors(dtype=torch.float64), "float64"),
-        (tensors(width=130), "wider than 128"),
+        (tensors(width=130), "larger than 128"),
         ([t[:, :, : 13 if i else 5] for i, t in enumerate(tensors())], "5 queries and 13 keys"),
         ([t[:0] for t in tensors()], "nothing to attend to"),
     ],
     ids=["float64", "wide", "unequal", "empty"],
 )
 def test_tensors(device, given, reason):
-    assert reason in refuses(Call(*given))
+    assert reason in unsupported_reason(Call(*given))
 
 
 def test_served(device):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        assert refuses(Call(*tensors(dtype=dtype))) is None
+        assert unsupported_reason(Call(*tensors(dtype=dtype))) is None
         edge = TableBias(torch.zeros(2, 5, 7), POS, torch.zeros(2, 3))
         for bias in (DistanceBias((0.1, 0.2), POS), edge, SumBias([edge, DistanceBias((0.1, 0.2), POS)])):
-            assert refuses(Call(*tensors(dtype=dtype), bias=bias)) is None
+            assert unsupported_reason(Call(*tensors(dtype=dtype), bias=bias)) is None
 
 
 def test_a_mask_over_keys_alone_is_served(device):
     bias, keep = DistanceBias((0.1, 0.2), POS), torch.rand(1, 1, 1, 13) < 0.8
-    assert refuses(Call(*tensors(), bias=bias, attn_mask=keep)) is None
+    assert unsupported_reason(Call(*tensors(), bias=bias, attn_mask=keep)) is None
     told = explain(*tensors(), bias=bias, attn_mask=keep, backend="triton")
     assert told.backend == "triton"
     assert (
@@ -99,11 +101,11 @@ def test_biases_that_are_no_table():
     other = Grid((4, 3), 1).positions()
     for bias, reason in (
         (DenseBias(torch.zeros(1, 2, 13, 13), POS), "DenseBias depends on more than the offset"),
-        (DistanceBias(slopes, kept), "not a full grid in order"),
-        (DistanceBias(slopes, None), "not a full grid in order"),
-        (DistanceBias(slopes, Positions(torch.rand(13, 2))), "not a full grid in order"),
+        (DistanceBias(slopes, kept), "not a full grid in raster order"),
+        (DistanceBias(slopes, None), "not a full grid in raster order"),
+        (DistanceBias(slopes, Positions(torch.rand(13, 2))), "not a full grid in raster order"),
         (DistanceBias(slopes, graded), "positions with a gradient"),
-        (DistanceBias(slopes, moved), "not where their grid has them"),
+        (DistanceBias(slopes, moved), "not at the positions of their grid"),
         (SumBias([DistanceBias(slopes, POS), DistanceBias(slopes, other)]), "different grids"),
         (SumBias([DistanceBias(slopes, POS), DenseBias(torch.zeros(1, 2, 13, 13))]), "DenseBias"),
     ):

@@ -5,7 +5,7 @@ import torch
 
 from tests.attention import oracle
 from vispe import Grid
-from vispe.attention.bias.strip import WORD, Layout, build, layout_of, pack, sight_of
+from vispe.attention.bias.strip import WORD, Layout, build, layout_of, pack, visible_offsets
 
 GRIDS = [(1, 1), (1, 6), (5, 1), (5, 7), (4, 8), (3, 5), (14, 14), (9,), (2, 3, 4), (3, 2, 5)]
 
@@ -110,6 +110,6 @@ def test_sight_in_tokens():
     table = torch.full((2, 5, 7), -torch.inf)  # a grid of 3 x 4
     table[0, 2:, :] = 0.0  # keys in the query's row and above
     table[1, 2, 3] = table[1, 1, 2] = 1.0  # itself, and the key one row down and one column right
-    assert sight_of(table, 2).tolist() == [[-11, 3], [0, 5]]
-    assert sight_of(torch.zeros(1, 3, 3, 5), 2).tolist() == [[-11, 11]] * 2  # 2 x 2 x 3
-    assert sight_of(torch.full((1, 5), -torch.inf), 1).tolist() == [[0, 0]]
+    assert visible_offsets(table, 2).tolist() == [[-11, 3], [0, 5]]
+    assert visible_offsets(torch.zeros(1, 3, 3, 5), 2).tolist() == [[-11, 11]] * 2  # 2 x 2 x 3
+    assert visible_offsets(torch.full((1, 5), -torch.inf), 1).tolist() == [[0, 0]]

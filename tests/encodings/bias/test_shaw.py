@@ -195,5 +195,5 @@ def test_positions_and_content_that_do_not_fit():
             with pytest.raises(ShapeError, match=r"shaw needs the tokens of a 2-axis grid, got [12] axes"):
                 part(pos, 0)
     for method in ("key", "offset_factor"):
-        with pytest.raises(VispeError, match="pass q, k and scale"):
+        with pytest.raises(VispeError, match="q, k and scale"):
             build((2, 2), method=method).bias(Grid((2, 2)).positions(), 0).dense()

@@ -46,7 +46,7 @@ def test_few_images_have_no_interval_and_none_have_no_numbers():
     assert (nothing.n, nothing.missing) == (0, 2)
     assert nothing.to_dict()["mean"] is None
     assert summarise([2.0]).std == 0
-    with pytest.raises(ShapeError, match=r"one value for each image, \(n,\)"):
+    with pytest.raises(ShapeError, match=r"one value per image, \(n,\)"):
         summarise(np.zeros((2, 2)))
     with pytest.raises(OptionError, match="better='big'"):
         summarise([1.0], "big")
@@ -72,7 +72,7 @@ def test_a_paired_difference_sees_what_two_intervals_do_not():
     assert found.interval[0] > 0.05
     assert found.mean == pytest.approx(float(np.mean(a - b)))
     assert summarise(a).interval[0] < summarise(b).interval[1]
-    with pytest.raises(ShapeError, match=r"the same images twice, got the shapes \(20,\) and \(19,\)"):
+    with pytest.raises(ShapeError, match=r"the same images, got shapes \(20,\) and \(19,\)"):
         paired_difference(a, b[1:])
 
 

@@ -24,14 +24,14 @@ HOSTS = {
 def reasons(monkeypatch):
     """Why each call of attention was not one of a table, None where it was."""
     found = []
-    choose = dispatch._choose
+    choose = dispatch._select_backend
 
     def chosen(call, backend):
         found.append(not_a_table(call.bias))
         return choose(call, backend)
 
-    monkeypatch.setattr(dispatch, "_choose", chosen)
-    monkeypatch.setattr(dispatch.sdpa, "known", lambda *_: None)
+    monkeypatch.setattr(dispatch, "_select_backend", chosen)
+    monkeypatch.setattr(dispatch.sdpa, "cached_mask", lambda *_: None)
     monkeypatch.setattr("vispe.hosts.common.context.Context.plain_mask", lambda *_: None)
     return found
 

@@ -1,1 +1,1 @@
-"""The backends: each has `refuses(call)`, which says why it cannot serve a call, and `run(call)`."""
+"""Attention backends, each with `unsupported_reason(call)` and `run(call)`."""

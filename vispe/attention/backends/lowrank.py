@@ -1,10 +1,10 @@
-"""Attention with a bias of few columns: the columns are appended to q and k, no mask is made.
+"""Low-rank backend: the columns of a low-rank bias are appended to q and k instead of computing a mask.
 
-``-m |p_i - p_j|^2 = 2 m p_i . p_j - m |p_i|^2 - m |p_j|^2`` has rank a + 2. In half precision the columns
-would lose digits, so each number of q's side is split into parts that the dtype holds exactly, against a
-k's side (centred cell numbers) that it holds exactly too. In float32 the sum of the columns cancels: its error
-is about 2^-24 of slope times largest squared distance, so steep slopes without a divisor lose digits (relative
-error 5e-5 for slope 1 on 64 x 64 cells, where a mask has 2e-7).
+``-m |p_i - p_j|^2 = 2 m p_i . p_j - m |p_i|^2 - m |p_j|^2`` has rank a + 2 for a axes. Since half precision would
+round the columns, each number on the side of q is split into parts that the dtype represents exactly, and the side of k
+(centred cell indices) is exact as well. In float32 the sum of the columns cancels: its error is about 2^-24 of slope
+times largest squared distance, so steep slopes without normalisation lose precision (relative error 5e-5 for slope 1 on
+64 x 64 cells, where a mask has 2e-7).
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ from vispe.attention.precision import readable
 from vispe.errors import BackendUnavailable
 
 
-def refuses(call: Call) -> str | None:
-    """Return why this backend cannot serve `call`, or None."""
+def unsupported_reason(call: Call) -> str | None:
+    """Return why this backend does not support `call`, or None."""
     bias = call.bias
     if isinstance(bias, LowRankBias):
         if readable(bias.row) and not bias.finite:
-            return "columns that hold an infinity cannot be multiplied with others"
+            return "columns that contain an infinity cannot be multiplied with others"
         half = call.dtype in (torch.float16, torch.bfloat16)
-        return "columns given as tensors would be rounded in half precision" if half else sdpa.refuses(call)
+        return (
+            "columns that are tensors would be rounded in half precision"
+            if half
+            else sdpa.unsupported_reason(call)
+        )
     if not isinstance(bias, DistanceBias) or bias.metric != "squared" or bias.wrap:
-        return "only squared distance without wrap, and LowRankBias, have few columns"
+        return "only squared distance without wrap and LowRankBias have low rank"
     if bias.pos is None or bias.pos.grid is None or not bias.pos.in_place or not bias.pos.static:
-        return "free coordinates cannot be split exactly; only those of tokens that are where their grid has them"
+        return "free coordinates cannot be split exactly, only positions on a regular grid can"
     dtype = call.dtype
     if dtype == torch.float16:
         return "squared distances in cells overflow float16"
     if dtype == torch.bfloat16 and max(bias.pos.grid.shape) > 512:
-        return "bfloat16 holds centred cell numbers exactly only up to 512 cells per axis"
-    return sdpa.refuses(call)
+        return "bfloat16 represents centred cell indices exactly only up to 512 cells per axis"
+    return sdpa.unsupported_reason(call)
 
 
 def run(call: Call) -> Tensor:
@@ -48,8 +52,8 @@ def run(call: Call) -> Tensor:
     q, k, v = call.transformed()
     dtype = call.dtype
     row, col = _columns(call.bias, call.factor, dtype)
-    pad = -(q.shape[-1] + row.shape[-1]) % 8  # kernels want a width that is a multiple of 8
-    # where the bias is all there is, its columns take the place of queries and keys
+    pad = -(q.shape[-1] + row.shape[-1]) % 8  # SDPA kernels need a head_dim that is a multiple of 8
+    # if the bias replaces the product, its columns replace queries and keys
     if call.whole:
         q, k, pad = q[..., :0], k[..., :0], -row.shape[-1] % 8
     wide = Call(
@@ -79,16 +83,17 @@ def _columns(bias: Bias | None, factor: float, dtype: torch.dtype) -> tuple[Tens
         return bias.row.expand(-1, heads, -1, -1) / factor, bias.col.expand(-1, heads, -1, -1)
     if not isinstance(bias, DistanceBias) or bias.pos is None:
         raise BackendUnavailable(
-            f"lowrank was given {type(bias).__name__}; it serves squared distances only."
+            f"lowrank supports LowRankBias and squared distances only, got {type(bias).__name__}. Use backend='auto'."
         )
-    pos = bias.placed(bias.pos)
+    pos = bias.in_spacing(bias.pos)
     unit = pos.cell.square() / factor  # (b or 1, a): squared length of a cell
     divisor = largest(pos.extent, pos.cell, pos.grid, *bias.rule)
     if divisor is not None:
         unit = unit / divisor[:, None]
+    # centred cell indices halve the largest integer that has to be exact
     centre = ((pos.extent / pos.cell).round() / 2).floor()
-    cells = ((pos.cells() - centre[:, None]) * pos.spatial[..., None])[:, None]  # (b or 1, 1, n, a), whole
-    placed = pos.spatial[:, None, :, None].to(cells.dtype)
+    cells = ((pos.cells() - centre[:, None]) * pos.spatial[..., None])[:, None]  # (b or 1, 1, n, a), integers
+    has_position = pos.spatial[:, None, :, None].to(cells.dtype)
     slope = bias.slope(cells)[:, None, None]
     scaled = cells * unit[:, None, None] * slope  # (b or 1, h or 1, n, a)
     norm = (scaled * cells).sum(-1, keepdim=True)  # slope * |p|^2
@@ -99,17 +104,18 @@ def _columns(bias: Bias | None, factor: float, dtype: torch.dtype) -> tuple[Tens
         rows += parts
         cols += [cells[..., axis : axis + 1]] * len(parts)
     parts = _split(-norm, dtype)
-    rows += parts + [placed] * len(parts)
-    cols += [placed] * len(parts) + parts
+    rows += parts + [has_position] * len(parts)
+    cols += [has_position] * len(parts) + parts
     heads = norm.shape[1]
     row, col = (torch.cat([t.expand(-1, heads, -1, -1) for t in side], -1) for side in (rows, cols))
     return row, col
 
 
 def _split(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Return parts that `dtype` holds exactly and that sum to x up to 2^-24."""
+    """Return parts that `dtype` represents exactly and that sum to x up to a relative error of 2^-24."""
     if dtype != torch.bfloat16:
         return [x]
+    # bfloat16 has 8 significant bits, so three parts cover the 24 of float32
     parts: list[Tensor] = []
     for _ in range(3):
         part = x.to(dtype).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Attention as its definition: plain matrix products and a softmax, in float32 or float64."""
+"""Reference backend: plain matrix products and a softmax in float32 or float64."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from vispe.attention.call import Call, combine
 from vispe.attention.precision import no_autocast
 
 
-def refuses(call: Call) -> str | None:
-    """Return why this backend cannot serve `call`: never."""
+def unsupported_reason(call: Call) -> str | None:
+    """Return None: this backend supports all calls."""
     del call
     return None
 
 
 def run(call: Call) -> Tensor:
-    """Return attention (b, h, n, d_v) in `Call.dtype`; the attention matrix is materialised."""
+    """Return attention (b, h, n, d_v) in `Call.dtype`; materialises the attention weights (b, h, n, m)."""
     attn = weights(call)
     return weighted(call, F.dropout(attn, call.dropout_p) if call.dropout_p else attn)
 
 
 def weights(call: Call) -> Tensor:
-    """Return the attention weights (b, h, n, m) before dropout, float32 or better; rows without a key are 0."""
+    """Return the attention weights (b, h, n, m) before dropout, float32 or better; 0 in rows without a key."""
     with no_autocast(call.q.device):
         total, dead = logits(call)
         attn = total.softmax(-1)
@@ -31,7 +31,7 @@ def weights(call: Call) -> Tensor:
 
 
 def logits(call: Call) -> tuple[Tensor, Tensor | None]:
-    """Return the logits (b, h, n, m), masks included, and which rows have no key (b, h, n, 1); None where none can."""
+    """Return the logits (b, h, n, m) including masks, and the rows without any key (b, h, n, 1), or None."""
     with no_autocast(call.q.device):
         q, k, _ = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -41,13 +41,15 @@ def logits(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def weighted(call: Call, attn: Tensor) -> Tensor:
-    """Return what attention weights (b, h, n, m) make of the values of a call, (b, h, n, d_v) in `Call.dtype`."""
-    dtype = call.dtype  # that of autocast, which ends here
+    """Return the output (b, h, n, d_v) in `Call.dtype` for attention weights (b, h, n, m)."""
+    # read before autocast is disabled, as it may be the dtype of autocast
+    dtype = call.dtype
     with no_autocast(call.q.device):
-        v = call.real(call.v)
+        v = call.zero_padding(call.v)
         v = v if call.transform is None else call.transform.value(v)
         groups = call.q.shape[1] // call.k.shape[1]
-        if groups > 1:  # each key head serves a run of query heads
+        # each key head is shared by consecutive query heads
+        if groups > 1:
             v = v.repeat_interleave(groups, 1)
         out = attn @ v.to(attn.dtype)
         if call.value_term is not None:

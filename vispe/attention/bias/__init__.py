@@ -1,4 +1,4 @@
-"""The closed vocabulary of biases: what is added to the logits, as a description that backends read."""
+"""Attention biases: additive terms of the logits, as descriptions that backends can match on."""
 
 from vispe.attention.bias.abstract_bias import Bias, Request
 from vispe.attention.bias.dense import DenseBias, LowRankBias, SumBias

@@ -1,4 +1,4 @@
-"""Members of the bias vocabulary that depend on the content of the tokens, and the value-side term."""
+"""Biases that depend on the content of the tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from vispe.grid import Positions
 
 
 class GatedBias(Bias):
-    """``(row[b, h, i] + col[b, h, j]) * profile(i, j)``: a profile with gates from queries and keys.
+    """``(row[b, h, i] + col[b, h, j]) * profile(i, j)``: a bias gated by queries and keys.
 
     Args:
-        row: (b, h, n), or None for 0.
-        col: (b, h, m), or None for 0.
-        profile: the bias that is gated.
+        row: gates of the queries (b, h, n), or None for 0.
+        col: gates of the keys (b, h, m), or None for 0.
+        profile: the bias to gate.
+
+    Raises:
+        ShapeError: both gates are None.
 
     Example:
         >>> import torch
@@ -36,7 +39,7 @@ class GatedBias(Bias):
     def __init__(self, row: Tensor | None, col: Tensor | None, profile: Bias) -> None:
         super().__init__(profile.pos)
         if row is None and col is None and type(self) is GatedBias:
-            raise ShapeError("GatedBias needs a row gate, a column gate or both, got neither.")
+            raise ShapeError("GatedBias needs row, col or both, got neither.")
         self.row, self.col, self.profile = row, col, profile
 
     @property
@@ -46,15 +49,16 @@ class GatedBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return self.profile.finite and no_infinity(self.row, self.col)
 
     def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gates of rows and columns of the asked heads, None for 0."""
+        """Return the gates of queries and keys for the requested heads, None for 0."""
         row, col = (None if gate is None else ask.pick(gate, 1) for gate in (self.row, self.col))
         return row, col
 
     def _dense(self, ask: Request) -> Tensor:
+        # (b, h, n) -> (b, h, n, 1) and (b, h, m) -> (b, h, 1, m)
         row, col = (None if gate is None else gate[..., None] for gate in self.gates(ask))
         col = None if col is None else col.transpose(-1, -2)
         gate = col if row is None else row if col is None else row + col
@@ -63,16 +67,19 @@ class GatedBias(Bias):
 
 
 class ContextBias(Bias):
-    """``q_i . w[bucket(i, j)]`` or ``k_j . w[bucket(i, j)]``: an offset table that the content reads.
+    """``q_i . w[bucket(i, j)]`` or ``k_j . w[bucket(i, j)]``: contextual relative positions.
 
     Args:
         weights: (h or 1, buckets, d_h).
-        buckets: (n, m) or, where samples differ, (b or 1, n, m) int64.
-        dot: which side the content comes from.
+        buckets: bucket index of each pair, (n, m) or, if samples differ, (b or 1, n, m), int64.
+        dot: whether queries or keys are multiplied with the weights.
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
-        content: what reads the table (b, h, n or m, d_h), in place of queries or keys.
-        known: a name of these buckets among all that `pos` may have, under which what follows from them is kept.
+        content: vectors (b, h, n or m, d_h) used instead of the queries or keys.
+        known: cache key of these buckets; tensors derived from them are cached with `pos`. Not cached if None.
+
+    Raises:
+        ShapeError: shapes of `weights` or `buckets` are wrong.
 
     Example:
         >>> import torch
@@ -111,32 +118,46 @@ class ContextBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return no_infinity(self.weights)
 
-    def asked(self, ask: Request, samples: slice | None = None) -> Tensor:
-        """Return what reads the table, (b, h, n or m, d_h); `samples` are those of `content` that belong to q and k."""
+    def vectors(self, ask: Request, samples: slice | None = None) -> Tensor:
+        """Return the vectors that are multiplied with the weights, (b, h, n or m, d_h).
+
+        Args:
+            ask: arguments of `dense`.
+            samples: samples of `content` that `ask.q` and `ask.k` consist of; all by default.
+
+        Raises:
+            ShapeError: queries, keys or the scale are missing.
+        """
         content = self.content if self.content is None or samples is None else self.content[samples]
+        # `content` overrides queries or keys
         x = content if content is not None else ask.q if self.dot == "query" else ask.k
         if x is None or (self.scaled and ask.scale is None):
             raise ShapeError(
-                f"ContextBias reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
+                f"ContextBias with dot={self.dot!r} and scaled={self.scaled} needs q, k and scale. "
+                "Pass them to dense()."
             )
         return ask.pick(x, 1)
 
-    def read(self, ask: Request, samples: slice | None = None) -> Tensor:
-        """Return what each query, or each key, reads in each bucket, (b, h, n or m, buckets)."""
-        read = exact_product(self.asked(ask, samples), ask.pick(self.weights).transpose(-1, -2))
-        return read * ask.scale if self.scaled and ask.scale is not None else read
+    def products(self, ask: Request, samples: slice | None = None) -> Tensor:
+        """Return the products of each query or key with all buckets, (b, h, n or m, buckets)."""
+        products = exact_product(self.vectors(ask, samples), ask.pick(self.weights).transpose(-1, -2))
+        return products * ask.scale if self.scaled and ask.scale is not None else products
 
     def _dense(self, ask: Request) -> Tensor:
-        read = self.read(ask)
+        # one product per bucket, then one gather per pair: no (n, m, d_h) tensor
+        products = self.products(ask)
         buckets = per_head(self.buckets)
+        # gather per query over keys, or per key over queries and transpose
         if self.dot == "query":
-            return read.gather(-1, buckets.expand(*read.shape[:2], -1, -1))
-        return read.gather(-1, buckets.transpose(-1, -2).expand(*read.shape[:2], -1, -1)).transpose(-1, -2)
+            return products.gather(-1, buckets.expand(*products.shape[:2], -1, -1))
+        return products.gather(-1, buckets.transpose(-1, -2).expand(*products.shape[:2], -1, -1)).transpose(
+            -1, -2
+        )
 
 
 def per_head(buckets: Tensor) -> Tensor:
-    """Return buckets (n, m) or (b, n, m) with an axis for heads, (b or 1, 1, n, m)."""
+    """Return buckets (n, m) or (b, n, m) with a head axis, (b or 1, 1, n, m)."""
     return buckets[None, None] if buckets.ndim == 2 else buckets[:, None]

@@ -1,4 +1,4 @@
-"""A bias per axis that depends on the query."""
+"""Decomposed relative position bias: one term per grid axis that depends on the content."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from vispe.grid import Positions
 
 
 class DecomposedBias(Bias):
-    """``rows[b, h, i, y_j] + cols[b, h, i, x_j]``: what a token reads for each row and each column of the grid.
+    """``rows[b, h, i, y_j] + cols[b, h, i, x_j]``: one term per grid row and one per grid column of the other token.
 
-    The decomposed relative positions of SAM and the method 'cross' of iRPE are of this form.
+    The decomposed relative positions of SAM and the method 'cross' of iRPE have this form.
 
     Args:
-        rows: (b or 1, h or 1, n, gh + 1), the last for tokens j without a place.
+        rows: (b or 1, h or 1, n, gh + 1), the last entry for tokens j without a position.
         cols: (b or 1, h or 1, n, gw + 1), likewise.
-        dot: 'query': i is the query and j the key; 'key': the other way round.
-        pos: the positions it is bound to, those of a grid with 2 axes.
+        dot: 'query': i is the query and j the key; 'key': i is the key and j the query.
+        pos: the positions it is bound to, those of a 2-axis grid.
+
+    Raises:
+        ShapeError: `pos` is not from a 2-axis grid, or `rows` or `cols` do not fit it.
 
     Example:
         >>> import torch
         >>> from vispe import Grid
-        >>> rows = torch.zeros(1, 1, 4, 3)  # 2 x 2 tokens; two rows, and tokens without a place
-        >>> rows[..., 1] = 7.0  # every query likes the second row
+        >>> rows = torch.zeros(1, 1, 4, 3)  # 2 x 2 tokens: two rows, and tokens without a position
+        >>> rows[..., 1] = 7.0  # the bias of all keys in the second row
         >>> DecomposedBias(rows, rows * 0, "query", Grid((2, 2)).positions()).dense()[0, 0, 0]
         tensor([0., 0., 7., 7.])
     """
@@ -41,12 +44,12 @@ class DecomposedBias(Bias):
         super().__init__(pos)
         if pos.grid is None or pos.axes != 2:
             raise ShapeError(f"DecomposedBias needs the tokens of a 2-axis grid, got {pos}.")
-        for name, read, axis in (("rows", rows, 0), ("cols", cols, 1)):
-            wanted = pos.tokens, pos.grid.shape[axis] + 1
-            if read is not None and (read.ndim != 4 or tuple(read.shape[2:]) != wanted):
+        for name, tensor, axis in (("rows", rows, 0), ("cols", cols, 1)):
+            expected = pos.tokens, pos.grid.shape[axis] + 1
+            if tensor is not None and (tensor.ndim != 4 or tuple(tensor.shape[2:]) != expected):
                 raise ShapeError(
-                    f"DecomposedBias needs {name} (b, h, {wanted[0]}, {wanted[1]}) for {pos.grid}, got "
-                    f"{tuple(read.shape)}."
+                    f"DecomposedBias needs {name} (b, h, {expected[0]}, {expected[1]}) for {pos.grid}, got "
+                    f"{tuple(tensor.shape)}."
                 )
         self.rows, self.cols, self.dot = rows, cols, dot
 
@@ -57,23 +60,32 @@ class DecomposedBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return no_infinity(self.rows, self.cols)
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
-        """Return rows and cols of the asked heads, in float32 or better, scaled as the logits are."""
+        """Return rows and cols of the requested heads, in float32 or better.
+
+        Raises:
+            ShapeError: one of them is missing.
+        """
         if self.rows is None or self.cols is None:
-            raise ShapeError(f"{type(self).__name__} was given nothing to read.")
+            raise ShapeError(
+                f"{type(self).__name__} needs row and column tensors, got rows=None or cols=None."
+            )
         return at_least_float32(ask.pick(self.rows, 1)), at_least_float32(ask.pick(self.cols, 1))
 
     def _dense(self, ask: Request) -> Tensor:
         rows, cols = self.lookups(ask)
         pos = self.pos
         if pos is not None and pos.regular and pos.grid is not None:
+            # (b, h, n, gh, 1) + (b, h, n, 1, gw) -> (b, h, n, gh * gw), patches in raster order
             patches = (rows[..., :-1, None] + cols[..., None, :-1]).flatten(-2)
+            # prefix tokens have one row and one column entry
             prefix = (rows[..., -1:] + cols[..., -1:]).expand(*patches.shape[:-1], pos.grid.prefix)
             dense = torch.cat([prefix, patches], -1)
         else:
+            # tokens are a subset or reordered: look up the row and column of each
             row, col = (line_of(pos, axis)[:, None, None] for axis in (0, 1))
             batch = max(rows.shape[0], cols.shape[0], row.shape[0])
             shape = batch, max(rows.shape[1], cols.shape[1]), rows.shape[2], -1
@@ -83,8 +95,12 @@ class DecomposedBias(Bias):
 
 
 def line_of(pos: Positions | None, axis: int) -> Tensor:
-    """Return the row (axis 0) or column of each token, (b or 1, n); for tokens without a place one more."""
+    """Return the grid row (axis 0) or column (axis 1) of each token, (b or 1, n); n_axis for tokens without a position.
+
+    Raises:
+        ShapeError: the positions are not from a grid.
+    """
     if pos is None or pos.grid is None:
-        raise ShapeError("Rows and columns were asked of tokens that come from no grid.")
+        raise ShapeError(f"Rows and columns need positions of a grid, got {pos}.")
     n = pos.grid.shape[axis]
     return pos.remember(("line", axis), lambda: torch.where(pos.spatial, pos.cells()[..., axis], n))

@@ -1,4 +1,4 @@
-"""Biases as tensors, as products of thin matrices, and sums of biases."""
+"""Dense biases, low-rank biases, and sums of biases."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from vispe.grid import Grid, Positions
 
 
 class LowRankBias(Bias):
-    """``row_i . col_j`` with few columns, exact.
+    """``row_i . col_j``: a bias of rank r.
 
     Args:
         row: (b or 1, h or 1, n, r).
         col: (b or 1, h or 1, m, r).
+        pos: the positions it is bound to, if any.
+
+    Raises:
+        ShapeError: `row` or `col` have another shape.
 
     Example:
         >>> import torch
@@ -50,7 +54,7 @@ class LowRankBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return no_infinity(self.row, self.col)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -58,7 +62,14 @@ class LowRankBias(Bias):
 
 
 class DenseBias(Bias):
-    """A bias given as a tensor (b or 1, h or 1, n, m); the last resort: no kernel can see its structure.
+    """A bias given as a tensor (b or 1, h or 1, n, m), without a structure that fused kernels could use.
+
+    Args:
+        values: (b or 1, h or 1, n, m).
+        pos: the positions it is bound to, if any.
+
+    Raises:
+        ShapeError: `values` is not 4-dimensional.
 
     Example:
         >>> import torch
@@ -94,6 +105,10 @@ class SumBias(Bias):
     Args:
         terms: one or more biases.
 
+    Raises:
+        ShapeError: `terms` is empty.
+        UnsupportedCombination: more than one term replaces the product of queries and keys.
+
     Example:
         >>> import torch
         >>> ones = DenseBias(torch.ones(1, 1, 2, 2))
@@ -109,24 +124,28 @@ class SumBias(Bias):
             raise ShapeError("SumBias needs at least one term, got none.")
         super().__init__(next((t.pos for t in terms if t.pos is not None), None))
         self.terms = tuple(terms)
-        whole = [type(t).__name__ for t in self.terms if t.whole]
-        if len(whole) > 1:
+        # two terms cannot both replace the product
+        replacing = [type(t).__name__ for t in self.terms if t.whole]
+        if len(replacing) > 1:
             raise UnsupportedCombination(
-                f"{' and '.join(whole)} were asked in place of the product of queries and keys; keep one of them."
+                f"At most one term may replace the product of queries and keys, got {' and '.join(replacing)}. "
+                "Omit the others."
             )
-        self.whole = bool(whole)
+        self.whole = bool(replacing)
 
     @property
     def invariant(self) -> bool:
-        """Whether it depends on nothing but the offset between two tokens."""
+        """Whether it depends only on the offset between two tokens."""
         return all(t.invariant for t in self.terms)
 
     @property
     def key(self) -> Hashable | None:
-        """What it depends on beside its positions; None where that has a gradient."""
+        """Cache key of everything but the positions; None if a term is learned."""
+        # fixed only if all terms are
         keys = tuple(t.key for t in self.terms)
-        bound_alike = all(t.pos is self.pos for t in self.terms)  # or else the positions were part of the key
-        return keys if bound_alike and all(key is not None for key in keys) else None
+        # with different positions, these would have to be part of the key
+        same_positions = all(t.pos is self.pos for t in self.terms)
+        return keys if same_positions and all(key is not None for key in keys) else None
 
     @property
     def per_head(self) -> bool:
@@ -140,22 +159,23 @@ class SumBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return all(t.finite for t in self.terms)
 
     @property
     def hides(self) -> bool:
-        """Whether a term hides many pairs."""
+        """Whether a term masks many pairs."""
         return any(t.hides for t in self.terms)
 
     def _dense(self, ask: Request) -> Tensor:
+        # broadcasts over samples and heads
         total = self.terms[0]._dense(ask)
         for term in self.terms[1:]:
             total = total + term._dense(ask)
         return total
 
     def table(self, grid: Grid) -> Tensor:
-        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
+        """Return the sum of the offset tables (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         total = self.terms[0].table(grid)
         for term in self.terms[1:]:
             total = total + term.table(grid)

@@ -1,4 +1,4 @@
-"""Distances between tokens: between any two sets of positions, and by offset on a regular grid."""
+"""Distance metrics: between two sets of positions, and for all offsets of a regular grid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _vector_norm = cast("Callable[..., Tensor]", torch.linalg.vector_norm)  # pyrigh
 
 
 def check_rule(metric: str, normalize: str) -> None:
-    """Raise `OptionError` for a metric or normalisation that does not exist."""
+    """Raise `OptionError` for an unknown metric or normalisation."""
     if metric not in get_args(Metric):
         raise OptionError(f"metric must be one of {', '.join(get_args(Metric))}, got {metric!r}.")
     if normalize not in get_args(Normalize):
@@ -33,20 +33,21 @@ def distances(
     normalize: Normalize,
     reference: Reference = None,
 ) -> Tensor:
-    """Return distances (b or 1, n, m) between tokens, 0 where either has no place.
+    """Return distances (b or 1, n, m) between tokens, 0 for tokens without a position.
 
-    The coordinates' dtype (float32 or better) is kept. The subgradient at distance 0 is 0.
+    The result has the dtype of the coordinates (float32 or better). The subgradient at distance 0 is 0.
     """
     gap = (pos_q.coords[:, :, None] - pos_k.coords[:, None]).abs()
     period = pos_q.extent[:, None, None]
-    if wrap:  # free coordinates may lie beyond the field
+    # free coordinates may be outside of the extent
+    if wrap:
         gap = gap.remainder(period)
     distance = _measure(gap, period, metric, wrap)
     divisor = largest(pos_q.extent, pos_q.cell, pos_q.grid, metric, wrap, normalize, reference)
     if divisor is not None:
         distance = distance / divisor[:, None, None]
-    placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-    return distance.masked_fill(~placed, 0.0)
+    both_spatial = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+    return distance.masked_fill(~both_spatial, 0.0)
 
 
 def offsets(
@@ -57,7 +58,7 @@ def offsets(
     reference: Reference = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the distance of every offset on `grid`, (2 n_1 - 1, 2 n_2 - 1, ...) float32."""
+    """Return the distances of all offsets on `grid`, (2 n_1 - 1, 2 n_2 - 1, ...) float32."""
     spacing = torch.tensor(grid.spacing or (1.0,) * grid.axes, device=device)
     lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) for n in grid.shape]
     gap = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).abs() * spacing
@@ -70,7 +71,8 @@ def offsets(
 def _measure(gap: Tensor, extent: Tensor, metric: Metric, wrap: bool) -> Tensor:
     if wrap:
         gap = torch.minimum(gap, extent - gap)
-    if gap.shape[-1] == 1:  # on a line all are the same; compilers of torch 2.11 know no norm of one number
+    # on one axis all metrics but 'squared' are equal; torch 2.11 cannot compile a norm over one element
+    if gap.shape[-1] == 1:
         return gap[..., 0].square() if metric == "squared" else gap[..., 0]
     if metric == "euclidean":
         return _vector_norm(gap, dim=-1)
@@ -88,10 +90,12 @@ def largest(
     normalize: Normalize,
     reference: Reference,
 ) -> Tensor | None:
-    """Return the largest distance of the field, (b or 1,), by its closed form; 1 where it is 0.
+    """Return the divisor of normalised distances: the largest distance of the field (b or 1,), or 1 if that is 0.
+
+    Computed in closed form; None for normalize='none'.
 
     Raises:
-        OptionError: normalize='reference' without a reference grid.
+        OptionError: normalize='reference' without a reference grid of as many axes.
     """
     if normalize == "none":
         return None
@@ -100,12 +104,14 @@ def largest(
         shape = reference or (grid.reference if grid else None)
         if shape is None or len(shape) != extent.shape[-1]:
             raise OptionError(
-                f"normalize='reference' needs the grid of the training resolution, got {shape} for "
-                f"{extent.shape[-1]} axes; pass reference=[h, w] or Grid(..., reference=(h, w))."
+                f"normalize='reference' needs the grid shape of the training resolution, got {shape} for "
+                f"{extent.shape[-1]} axes. Pass reference=[h, w] or Grid(..., reference=(h, w))."
             )
         cells = extent.new_tensor(shape)[None]
-    whole = cells.round()  # extent / cell misses a whole number by rounding, which floor would make a cell
-    cells = torch.where((cells - whole).abs() < 1e-3, whole, cells)
+    # extent / cell may be off an integer by rounding, which floor below would turn into a missing cell
+    integers = cells.round()
+    cells = torch.where((cells - integers).abs() < 1e-3, integers, cells)
+    # on a torus no token is farther than half of the extent
     farthest = (cells / 2).floor() if wrap else cells - 1
     largest = _measure(farthest * cell, extent, metric, wrap=False)
     return largest.where(largest > 0, torch.ones_like(largest))

@@ -1,7 +1,7 @@
-"""When float16 holds the strip of a bias: what kernels read of it then takes half the space.
+"""Storage of bias strips in float16, which halves the memory traffic of the kernels.
 
-Distances are decided by plain numbers. Tables are learned or computed, and a look at their numbers would wait for the
-GPU, so both dtypes are packed and each head says which of them kernels read: nothing depends on it but time.
+For distance biases this is decided from their Python floats. Tables are tensors, and reading their values would wait
+for the GPU, so both dtypes are packed, with a flag per head that selects the one to read: only the speed depends on it.
 """
 
 from __future__ import annotations
@@ -15,50 +15,51 @@ from vispe.attention.bias.strip import Layout, aligned
 from vispe.attention.precision import exporting
 from vispe.grid import Grid
 
-HALF_RANGE = 65000.0  # of float16, with room for what distances are rounded
-LARGEST_SCALE = 2.0**11  # of the logits, up to which the least steps of float16 are below 2^-14
-_EPS = 2.0**-11  # relative error of what is rounded to float16
+HALF_RANGE = 65000.0  # range of float16, less a margin for the rounding of distances
+LARGEST_SCALE = 2.0**11  # scale of the logits up to which subnormal float16 steps cause errors below 2^-14
+_EPS = 2.0**-11  # relative rounding error of float16
 
 
-def fits_half(bias: Bias, grid: Grid, scale: float) -> bool:
-    """Return whether float16 holds what `pack` makes of a bias with an error that attention does not feel.
+def fits_float16(bias: Bias, grid: Grid, scale: float) -> bool:
+    """Return whether the packed strip of a bias can be stored in float16 without a relevant error.
 
-    Stored is (bias - largest) / scale, with a relative error of 2^-11. So logits are off by 2^-11 of how far a bias
-    lies below the largest, whatever the scale, and that is nothing only where such keys hardly count: for distances
-    with slopes of 0 or more, where each token is its own nearest key. The range must hold the farthest key, and below
-    2^-14 the error is 2^-25 scales. Plain numbers decide, so slopes and tables that are tensors never fit.
+    The strip holds (bias - max) / scale with a relative error of 2^-11, so the error of a logit is 2^-11 of its
+    distance below the maximum. This is negligible only where such keys have small weights: for distances with
+    non-negative slopes, where each token is its own nearest key. The farthest key must be within the range; subnormal
+    values add an error of 2^-25 scales. Tensors (learned slopes, tables) are never read and return False.
     """
     if not isinstance(bias, DistanceBias) or isinstance(bias.slopes, Tensor) or exporting():
         return False
     if not 0 < scale <= LARGEST_SCALE or min(bias.slopes) < 0:
         return False
-    return max(bias.slopes) * _farthest(bias, grid) <= HALF_RANGE * scale
+    return max(bias.slopes) * _max_distance(bias, grid) <= HALF_RANGE * scale
 
 
-def _farthest(bias: DistanceBias, grid: Grid) -> float:
-    """Return a bound of the distances on a grid: lengths along the axes are summed."""
+def _max_distance(bias: DistanceBias, grid: Grid) -> float:
+    """Return an upper bound of the distances on a grid: the sum of the extents along the axes."""
     spacing = bias.spacing or grid.spacing or (1.0,) * grid.axes
     if bias.normalize == "max":
         return 1.0
     squared = bias.metric == "squared"
-    sides = [(n - 1) * s for n, s in zip(grid.shape, spacing, strict=True)]
-    bound = sum(side * side if squared else side for side in sides)
+    extents = [(n - 1) * s for n, s in zip(grid.shape, spacing, strict=True)]
+    bound = sum(extent * extent if squared else extent for extent in extents)
     if bias.normalize == "none":
         return bound
-    # the longest axis alone is less than the largest distance on the reference grid
+    # a lower bound of the largest distance on the reference grid: its longest axis
     reference = bias.reference or grid.reference or grid.shape
-    least = max((n // 2 if bias.wrap else n - 1) * s for n, s in zip(reference, spacing, strict=True))
-    return bound / (least * least if squared else least) if least else bound
+    largest = max((n // 2 if bias.wrap else n - 1) * s for n, s in zip(reference, spacing, strict=True))
+    return bound / (largest * largest if squared else largest) if largest else bound
 
 
 def widest_range(dtype: torch.dtype, scale: float) -> float:
-    """Return how far the numbers of a head may lie apart for `pack_both` to round them to float16.
+    """Return the largest range (max - min) of the biases of a head that `pack_both` rounds to float16, 0 for none.
 
     Attention in `dtype` rounds its output with a relative error of u, 2^-11 in float16 and 2^-8 in bfloat16. An error
-    of the logits changes weights by as much, so none may be above u. Numbers are stored as (bias - middle) / scale, of
-    which none is above range / (2 scale), so rounded by 2^-12 range at most, and below 2^-14 by 2^-25 scales. That
-    gives a range of 2 in float16 and of 16 in bfloat16. A dense mask in `dtype` has errors up to u max |bias|, and
-    2^-12 range is at most 2^-11 max |bias|: as much in float16, an eighth of it in bfloat16. 0 where nothing fits.
+    of a logit changes its weight by the same relative amount, so it must not exceed u. The strip holds
+    (bias - middle) / scale, at most range / (2 scale), so its rounding error is at most 2^-12 range, and 2^-25 scales
+    for subnormal values. This allows a range of 2 in float16 and of 16 in bfloat16. For comparison, a dense mask in
+    `dtype` has errors up to u max |bias|, and 2^-12 range <= 2^-11 max |bias|: the same in float16, an eighth of it in
+    bfloat16.
     """
     if not 0 < scale <= LARGEST_SCALE or dtype not in (torch.float16, torch.bfloat16):
         return 0.0
@@ -68,32 +69,31 @@ def widest_range(dtype: torch.dtype, scale: float) -> float:
 def pack_both(
     runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype, *, lead: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `strip.pack` does in float32, with a third number per head, and the runs once more in float16.
+    """Return runs in float32, prefix biases with a flag (h, 3), and a float16 copy of the runs.
 
-    The numbers (h, 3) are those of prefix keys, and 1 where the copy of a head holds the very numbers of its runs.
-    These are rounded to float16 where no two of them, infinities aside, are further apart than `widest_range`, and left
-    as they are elsewhere.
+    Like `strip.pack`, but with a copy. The third number of a head is 1 if its copy is exact: its runs are then rounded
+    to float16 in both. This is the case if the range of its finite values is at most `widest_range`.
 
     Args:
-        runs: (h, `Layout.length`) of `strip.build`.
-        edge: (h, 2) of `strip.build`.
-        layout: of the runs.
+        runs: (h, `Layout.length`) from `strip.build`.
+        edge: (h, 2) from `strip.build`.
+        layout: layout of the runs.
         scale: factor of the logits.
-        dtype: of queries, float16 or bfloat16.
-        lead: that of the layout.
+        dtype: dtype of the queries, float16 or bfloat16.
+        lead: `Layout.lead`, or 0.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
     finite = runs.isfinite()
     low = torch.where(finite, runs, torch.inf).amin(1, keepdim=True)
     high = torch.where(finite, runs, -torch.inf).amax(1, keepdim=True)
     fits = high - low <= widest_range(dtype, scale)
-    # softmax does not see what all logits of a row have in common: the middle leaves the smallest numbers to be rounded
-    top = torch.where(
+    # softmax ignores a constant per row; subtracting the middle of the range gives the smallest rounding errors
+    shift = torch.where(
         fits, (low + high) / 2, torch.maximum(runs, edge.amax(1)[:, None]).amax(1, keepdim=True)
     )
-    top = torch.where(top.isfinite(), top, 0.0)
-    runs, edge = (runs - top) / scale, (edge - top) / scale
+    shift = torch.where(shift.isfinite(), shift, 0.0)
+    runs, edge = (runs - shift) / scale, (edge - shift) / scale
     copy = runs.half()
-    # all programs read the same numbers, whichever of the two they read
+    # both arrays hold equal values, so that results do not depend on which one a program reads
     runs = torch.where(fits, copy.float(), runs)
     return aligned(runs, layout, lead), torch.cat([edge, fits.float()], 1), aligned(copy, layout, lead)

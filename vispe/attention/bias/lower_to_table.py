@@ -1,4 +1,4 @@
-"""From a description of a bias to the one table that the kernels know."""
+"""Lowering of biases to the single offset table that the fused kernels support."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vispe.grid import Grid
 
 
 def not_a_table(bias: Bias) -> str | None:
-    """Return why `bias` is not one table on one grid, or None."""
+    """Return why `bias` cannot be expressed as one offset table on one grid, or None if it can."""
     if isinstance(bias, SumBias):
         reason = next((why for why in map(not_a_table, bias.terms) if why), None)
-        # compared in pairs: sizes may be symbols, which have no hash
+        # pairwise comparison: sizes may be symbolic, which are not hashable
         grids = [t.pos.grid for t in bias.terms if t.pos and t.pos.grid]
         differ = any((g.shape, g.prefix) != (grids[0].shape, grids[0].prefix) for g in grids)
         return reason or ("the terms of the bias are on different grids" if differ else None)
@@ -24,41 +24,45 @@ def not_a_table(bias: Bias) -> str | None:
         return f"{type(bias).__name__} depends on more than the offset between two tokens"
     pos = bias.pos
     if pos is None or pos.grid is None or pos.index is not None:
-        return "the tokens are not a full grid in order"
+        return "the tokens are not a full grid in raster order"
     if not pos.static:
         return "positions with a gradient have no table"
-    return None if pos.regular else "the tokens are not where their grid has them"
+    return None if pos.regular else "the tokens are not at the positions of their grid"
 
 
 def table_of(bias: Bias) -> tuple[Tensor, Tensor | None]:
-    """Return table (h or 1, 2 n_1 - 1, ...) and edge (h or 1, 3) of a bias that `not_a_table` has nothing against."""
+    """Return the table (h or 1, 2 n_1 - 1, ...) and prefix values (h or 1, 3) or None of a bias.
+
+    Only for biases for which `not_a_table` returns None.
+    """
     if isinstance(bias, SumBias):
+        # tables add up; prefix values may be missing in some terms
         (table, edge), *others = map(table_of, bias.terms)
-        for more, ends in others:
-            table = table + more
-            edge = ends if edge is None else edge if ends is None else edge + ends
+        for term_table, term_edge in others:
+            table = table + term_table
+            edge = term_edge if edge is None else edge if term_edge is None else edge + term_edge
         return table, edge
     if isinstance(bias, TableBias):
         return TableBias(at_least_float32(bias.values), bias.pos).table(_grid(bias)), bias.prefix
     return at_least_float32(bias.table(_grid(bias))), None
 
 
-def not_causal(bias: Bias | None) -> str | None:
-    """Return why tokens that see none behind them are not a table with `bias`, or None."""
+def causal_unsupported_reason(bias: Bias | None) -> str | None:
+    """Return why causal masking cannot be part of the table of `bias`, or None if it can."""
     if bias is None:
-        return "is_causal is fused with a bias only"
+        return "is_causal is fused only together with a bias"
     if bias.pos is None or bias.pos.grid is None or not_a_table(bias):
-        return "is_causal is fused with a bias on one full grid only"
+        return "is_causal is fused only with a bias on one full grid"
     prefix = bias.pos.grid.prefix
-    return f"is_causal is fused with one prefix token at most, and there are {prefix}" if prefix > 1 else None
+    return f"is_causal is fused with at most one prefix token, got {prefix}" if prefix > 1 else None
 
 
-def behind(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None]:
-    """Return what `table_of` returned with -inf for keys behind the query, in the order of the tokens.
+def with_causal_mask(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    """Return the results of `table_of` with causal masking: -inf for keys after the query in token order.
 
-    Of two patches the one with the larger row comes later, and in a row the one with the larger column: the offset
-    decides. A prefix token comes before all patches.
+    Patches are in raster order, so the sign of the flattened offset decides. A prefix token precedes all patches.
     """
+    # flattened offset of query minus key in raster order
     steps = torch.zeros(1, dtype=torch.long, device=table.device)
     for n in grid.shape:
         steps = (steps[:, None] * (2 * n - 1) + torch.arange(1 - n, n, device=table.device)).flatten()
@@ -71,5 +75,5 @@ def behind(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Tensor, Tens
 
 def _grid(bias: Bias) -> Grid:
     if bias.pos is None or bias.pos.grid is None:
-        return Grid((1,))  # not reached: such a bias is refused
+        return Grid((1,))  # unreachable: `not_a_table` excludes such a bias
     return bias.pos.grid

@@ -1,9 +1,10 @@
-"""Dense masks of learned biases, kept while the numbers that they were made from stay the same.
+"""Cache of dense masks of learned biases, invalidated when the parameters change.
 
-In evaluation a learned table makes the same mask in every forward pass. The mask is kept with the positions, beside a
-copy of the numbers, and serves as long as these are equal to the last bit: versions of parameters would not show what
-`.data` or an optimiser in another process changed. A mask is kept from the second call on, so one forward pass costs
-no memory; masks above `LARGEST` never are, and all together take at most `TOTAL`.
+In evaluation a learned table gives the same mask in every forward pass. The mask is cached with the positions,
+together with a copy of the parameters, and is valid while these are bitwise equal: tensor versions would miss changes
+through `.data` or by an optimizer in another process. A mask is cached from the second call on, so a single forward
+pass costs no memory. Masks above `MAX_MASK_BYTES` are never cached, and all masks together have at most
+`MAX_TOTAL_BYTES`.
 """
 
 from __future__ import annotations
@@ -24,164 +25,170 @@ from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.precision import no_autocast, no_infinity, readable, rounded
 from vispe.grid import Positions
 
-LARGEST = 64 << 20  # bytes of one mask
-TOTAL = 1 << 30  # bytes of all masks, whatever models and grids they belong to
-_Numbers = tuple[Tensor, ...]
+MAX_MASK_BYTES = 64 << 20  # bytes of one mask
+MAX_TOTAL_BYTES = 1 << 30  # bytes of all masks, whatever models and grids they belong to
+_Parameters = tuple[Tensor, ...]
 
 
-class Kept:
-    """One learned bias on one grid: its numbers, its mask, and the calls that were checked with it.
+class CachedMask:
+    """Cache entry of one learned bias on one grid.
 
     Attributes:
-        mask: (1, h or 1, n, n) in the dtype of attention; None while the bias was seen once, or where there is no room.
-        finite: whether the mask holds no infinity.
-        checked: shapes and dtypes of calls that need nothing but this mask.
+        mask: (1, h or 1, n, n) in the dtype of attention; None after the first call, or if the cache is full.
+        finite: whether the mask contains no infinity.
+        checked: shapes and dtypes of validated calls that only need this mask.
     """
 
     __slots__ = ("checked", "finite", "mask", "numbers", "rule", "used")
 
-    def __init__(self, rule: Hashable, numbers: _Numbers, used: int) -> None:
+    def __init__(self, rule: Hashable, numbers: _Parameters, used: int) -> None:
         self.rule, self.numbers, self.used = rule, numbers, used
         self.mask: Tensor | None = None
         self.finite = False
         self.checked: set[Hashable] = set()
 
 
-class _Masks:
-    """What is kept for the positions of one grid: usually one mask for each layer, asked for in turn."""
+class _MaskCache:
+    """Cache entries for the positions of one grid: usually one mask per layer, requested in a fixed order."""
 
     __slots__ = ("__weakref__", "clock", "entries", "last")
 
     def __init__(self) -> None:
-        self.entries: list[Kept] = []
+        self.entries: list[CachedMask] = []
         self.clock, self.last = 0, -1
-        _EVERY.add(self)
+        _ALL_CACHES.add(self)
 
-    def __reduce__(self) -> tuple[type[_Masks], tuple[()]]:
-        """Copies and pickles of positions begin without masks, which would be counted nowhere."""
-        return _Masks, ()
+    def __reduce__(self) -> tuple[type[_MaskCache], tuple[()]]:
+        """Copy and pickle as an empty cache, since copied masks would not count towards `MAX_TOTAL_BYTES`."""
+        return _MaskCache, ()
 
     @property
     def bytes(self) -> int:
         return sum(e.mask.nbytes for e in self.entries if e.mask is not None)
 
-    def find(self, rule: Hashable, numbers: _Numbers) -> Kept | None:
-        """Return the entry of equal numbers, or None; layers come in turn, so the one after the last is tried first."""
+    def find(self, rule: Hashable, numbers: _Parameters) -> CachedMask | None:
+        """Return the entry with equal parameters, or None."""
+        # layers are called in order, so start at the entry after the last hit
         self.clock += 1
         entries = self.entries
         for step in range(1, len(entries) + 1):
-            place = (self.last + step) % len(entries)
-            entry = entries[place]
+            index = (self.last + step) % len(entries)
+            entry = entries[index]
             if entry.rule == rule and all(map(torch.equal, entry.numbers, numbers)):
-                self.last, entry.used = place, self.clock
+                self.last, entry.used = index, self.clock
                 return entry
         return None
 
-    def add(self, rule: Hashable, numbers: _Numbers) -> None:
-        """Remember numbers that were seen for the first time; what no call has asked for lately is dropped."""
+    def add(self, rule: Hashable, numbers: _Parameters) -> None:
+        """Add an entry for new parameters, and drop entries that were not requested recently."""
+        # entries that were not requested in two rounds of all layers
         oldest = self.clock - 2 * len(self.entries) - 16
         copies = tuple(t.detach().clone() for t in numbers)
-        self.entries = [e for e in self.entries if e.used >= oldest] + [Kept(rule, copies, self.clock)]
+        self.entries = [e for e in self.entries if e.used >= oldest] + [CachedMask(rule, copies, self.clock)]
         self.last = len(self.entries) - 1
 
 
-_EVERY: weakref.WeakSet[_Masks] = weakref.WeakSet()
+_ALL_CACHES: weakref.WeakSet[_MaskCache] = weakref.WeakSet()
 
 
-def keepable(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
-    """Whether the mask of a bias may be kept by its numbers: they are on the CPU, and it is not too large."""
+def is_cacheable(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
+    """Whether the mask of a learned bias can be cached: its parameters are on the CPU, and it is not too large."""
     pos = bias.pos
     if pos is None or pos.memo is None or bias.key is not None or not_a_table(bias) is not None:
         return False
-    return _bound_alike(bias, pos) and _size(bias, dtype, heads) <= LARGEST and readable(pos.coords)
+    return _same_positions(bias, pos) and _size(bias, dtype, heads) <= MAX_MASK_BYTES and readable(pos.coords)
 
 
-def keeps(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
-    """Whether the mask of a learned bias is kept: no gradient is wanted now."""
-    return _asked(bias, dtype, heads) is not None
+def is_cached(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
+    """Whether the mask of a learned bias is cached now: no gradient is needed."""
+    return _cache_and_key(bias, dtype, heads) is not None
 
 
-def look(bias: Bias, dtype: torch.dtype, heads: int) -> Kept | None:
-    """Return what is kept of a learned bias, or None."""
-    asked = _asked(bias, dtype, heads)
-    return None if asked is None else asked[0].find(*asked[1])
+def lookup(bias: Bias, dtype: torch.dtype, heads: int) -> CachedMask | None:
+    """Return the cache entry of a learned bias, or None."""
+    entry_key = _cache_and_key(bias, dtype, heads)
+    return None if entry_key is None else entry_key[0].find(*entry_key[1])
 
 
 def mask(bias: Bias, dtype: torch.dtype, heads: int) -> Tensor | None:
-    """Return the mask of a learned bias, made now and kept if it was seen before; None where a caller has to make it.
+    """Return the cached mask of a learned bias (1, h or 1, n, n), computed on the second call; else None.
 
     Args:
         bias: the bias.
         dtype: of attention.
         heads: h.
     """
-    asked = _asked(bias, dtype, heads)
-    if asked is None:
+    entry_key = _cache_and_key(bias, dtype, heads)
+    if entry_key is None:
         return None
-    masks, numbers = asked
-    entry = masks.find(*numbers)
+    cache, key = entry_key
+    entry = cache.find(*key)
     if entry is None:
         with torch.inference_mode(False):
-            masks.add(*numbers)
+            cache.add(*key)
         return None
-    if entry.mask is None and _room(masks, _size(bias, dtype, heads)):
-        # what is made while predicting must serve training too
-        with torch.inference_mode(False), torch.no_grad(), no_autocast(numbers[1][0].device):
+    if entry.mask is None and _fits(cache, _size(bias, dtype, heads)):
+        # a mask cached in inference mode must also be usable in training
+        with torch.inference_mode(False), torch.no_grad(), no_autocast(key[1][0].device):
             entry.mask = rounded(bias.dense(), dtype)
             entry.finite = no_infinity(entry.mask)
     return entry.mask
 
 
-def _asked(bias: Bias, dtype: torch.dtype, heads: int) -> tuple[_Masks, tuple[Hashable, _Numbers]] | None:
-    """Return where the mask of a bias is kept, and by what; None for a bias that needs a gradient or is no table."""
-    if not keepable(bias, dtype, heads) or bias.pos is None or bias.pos.memo is None:
+def _cache_and_key(
+    bias: Bias, dtype: torch.dtype, heads: int
+) -> tuple[_MaskCache, tuple[Hashable, _Parameters]] | None:
+    """Return the cache and key of a bias's mask; None for a bias that needs a gradient or is not a table."""
+    if not is_cacheable(bias, dtype, heads) or bias.pos is None or bias.pos.memo is None:
         return None
     with no_autocast(bias.pos.coords.device):
-        rule, numbers = _numbers(bias)
+        rule, numbers = _parameters(bias)
+    # comparing values must not wait for a device, and a gradient needs the graph
     if any(not readable(t) or (t.requires_grad and torch.is_grad_enabled()) for t in numbers):
         return None
-    found = bias.pos.memo.get(("learned masks", dtype))
-    if found is None:
-        found = bias.pos.memo[("learned masks", dtype)] = _Masks()
-    return found, ((rule, *(t.dtype for t in numbers)), numbers)
+    masks = bias.pos.memo.get(("learned masks", dtype))
+    if masks is None:
+        masks = bias.pos.memo[("learned masks", dtype)] = _MaskCache()
+    return masks, ((rule, *(t.dtype for t in numbers)), numbers)
 
 
-def _bound_alike(bias: Bias, pos: Positions) -> bool:
-    """Whether all terms are bound to the positions that keep the mask; others would decide it, too."""
-    return all(_bound_alike(t, pos) for t in bias.terms) if isinstance(bias, SumBias) else bias.pos is pos
+def _same_positions(bias: Bias, pos: Positions) -> bool:
+    """Whether all terms are bound to the positions that hold the cache; others would have to be part of the key."""
+    return all(_same_positions(t, pos) for t in bias.terms) if isinstance(bias, SumBias) else bias.pos is pos
 
 
 def _size(bias: Bias, dtype: torch.dtype, heads: int) -> int:
-    """Return the bytes of a mask."""
+    """Return the size of a mask in bytes."""
     tokens = 0 if bias.pos is None else bias.pos.tokens
     return (heads if bias.per_head else 1) * tokens**2 * dtype.itemsize
 
 
-def _room(masks: _Masks, wanted: int) -> bool:
-    """Whether there is room for one more mask, where need be after those of other grids are given up."""
-    if masks.bytes + wanted > TOTAL:
+def _fits(masks: _MaskCache, size: int) -> bool:
+    """Whether a mask of `size` bytes fits into the cache, if necessary after evicting the masks of other grids."""
+    if masks.bytes + size > MAX_TOTAL_BYTES:
         return False
-    others = [m for m in _EVERY if m is not masks]
-    if sum(m.bytes for m in others) + masks.bytes + wanted > TOTAL:
+    others = [m for m in _ALL_CACHES if m is not masks]
+    # evict the masks of all other grids at once
+    if sum(m.bytes for m in others) + masks.bytes + size > MAX_TOTAL_BYTES:
         for other in others:
             other.entries = []
     return True
 
 
-def _numbers(bias: Bias) -> tuple[Hashable, _Numbers]:
-    """Return what a bias that is a table is made from: words that two must share, and tensors."""
+def _parameters(bias: Bias) -> tuple[Hashable, _Parameters]:
+    """Return the hashable options and the parameter tensors that determine a bias with a table."""
     if isinstance(bias, SumBias):
-        rules, numbers = zip(*map(_numbers, bias.terms), strict=True)
-        return rules, tuple(t for some in numbers for t in some)
+        rules, numbers = zip(*map(_parameters, bias.terms), strict=True)
+        return rules, tuple(t for group in numbers for t in group)
     if type(bias) is TableBias:
-        given = [bias.values] if bias.prefix is None else [bias.values, bias.prefix]
-        return len(given), tuple(given)
+        values = [bias.values] if bias.prefix is None else [bias.values, bias.prefix]
+        return len(values), tuple(values)
     if type(bias) is ProfileBias and bias.profile.prefix is None:
         return "profile", (bias.slopes, bias.profile.values)
     if type(bias) is DistanceBias and isinstance(bias.slopes, Tensor):
         return (bias.spacing, *bias.rule), (bias.slopes,)
     if isinstance(bias, OffsetBias | RadialBias) and bias.made_of is not None:
-        words, tensors = bias.made_of
-        return (bias.spacing, bias.wrap if isinstance(bias, OffsetBias) else bias.rule, words), tensors
-    table, edge = table_of(bias)
-    return type(bias), (table,) if edge is None else (table, edge)
+        options, tensors = bias.made_of
+        return (bias.spacing, bias.wrap if isinstance(bias, OffsetBias) else bias.rule, options), tensors
+    table, prefix_values = table_of(bias)
+    return type(bias), (table,) if prefix_values is None else (table, prefix_values)

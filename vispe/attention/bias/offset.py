@@ -1,4 +1,4 @@
-"""A bias that is any function of the offset of two tokens, direction included."""
+"""Bias given by a function of the offset (direction and length) between two tokens."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from vispe.grid import Grid, Positions
 
 
 class OffsetBias(Bias):
-    """``f_h(p_j - p_i)``, and 0 where either token has no place; differentiable in what `f` holds.
+    """``f_h(p_j - p_i)``, and 0 if either token has no position; differentiable with respect to parameters of `f`.
 
-    On a grid `f` is called once per offset, and the table of its values takes the fused kernels. Where lengths alone
-    decide, `RadialBias` asks for fewer values.
+    On a grid `f` is called once per offset, and the fused kernels read the table of its values. If only the distance
+    matters, `RadialBias` needs fewer values.
 
     Args:
-        function: takes offsets (m, axes), key minus query, and returns (h or 1, m).
+        function: maps offsets (m, axes), key minus query, to (h or 1, m).
         pos: the positions it is bound to.
-        wrap: offsets on the torus of `Positions.extent`, from minus one half of it to below one half.
-        spacing: distance between neighbouring cells per axis, in place of that of the positions.
-        key: what `function` depends on, where that has no gradient: then masks are kept with the positions.
-        made_of: words and tensors that decide what a function without key returns: in evaluation, masks are kept while
+        wrap: whether offsets are periodic with `Positions.extent`, in [-extent / 2, extent / 2).
+        spacing: distance between neighbouring cells per axis, overriding that of the positions.
+        key: cache key of a `function` without gradient; masks are then cached with the positions.
+        made_of: options and tensors that determine a `function` without `key`; in evaluation, masks are cached while
             both are equal.
 
     Raises:
-        ShapeError: when it is used, the function returns something else than (h or 1, m).
+        ShapeError: on use, if the function does not return (h or 1, m).
 
     Example:
         >>> from vispe import Grid
@@ -58,17 +58,17 @@ class OffsetBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """Whether it depends on nothing but the offset between two tokens."""
+        """Whether it depends only on the offset between two tokens."""
         return True
 
     @property
     def key(self) -> Hashable | None:
-        """What it depends on beside its positions; None where that has a gradient."""
+        """Cache key of everything but the positions; None for a function with a gradient."""
         return None if self._key is None else ("offset", self._key, self.wrap, self.spacing)
 
     @property
     def finite(self) -> bool:
-        """Whether its table on a grid is known to hold no infinity; False for free coordinates, and with a key."""
+        """Whether its table on a grid is known to contain no infinity; False for free coordinates, and with a key."""
         pos = self.pos
         if self._key is not None or pos is None or pos.grid is None or not pos.in_place or not pos.static:
             return False
@@ -79,33 +79,34 @@ class OffsetBias(Bias):
         """Return the values of the function (h or 1, ...) at offsets (..., axes)."""
         if self.wrap:
             offset = (offset + extent / 2).remainder(extent) - extent / 2
-        steps = offset.flatten(0, -2)
-        values = self.function(steps)
-        if values.ndim != 2 or values.shape[1] != steps.shape[0]:  # len() would fix a symbolic size
+        flat = offset.flatten(0, -2)
+        values = self.function(flat)
+        # not len(steps), which would specialise a symbolic size
+        if values.ndim != 2 or values.shape[1] != flat.shape[0]:
             raise ShapeError(
-                f"OffsetBias needs a function that returns (heads or 1, {steps.shape[0]}) for as many offsets, got "
-                f"{tuple(values.shape)}; give it an axis for heads in front."
+                f"OffsetBias: function must return (heads or 1, {flat.shape[0]}) for {flat.shape[0]} offsets, got "
+                f"{tuple(values.shape)}. Add a leading axis for heads."
             )
         return values.reshape(values.shape[0], *offset.shape[:-1])
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
-        # where cells decide, each offset is one number: it does not round by its place in memory
+        # on a regular grid the table gives equal offsets bitwise equal values
         if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.in_place and pos_q.static:
             return TableBias(self.table(pos_q.grid), pos_q).dense(heads=ask.heads)
         if self.spacing is not None:
             pos_q, pos_k = pos_q.spaced(self.spacing), pos_k.spaced(self.spacing)
         offset = pos_k.coords[:, None] - pos_q.coords[:, :, None]
         values = ask.pick(self._of(offset, pos_q.extent[:, None, None])).transpose(0, 1)
-        # a function of offset 0 says nothing of tokens without a place
-        placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-        return values.masked_fill(~placed[:, None], 0.0)
+        # tokens without a position have coordinates 0, which must not count as an offset
+        both_spatial = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        return values.masked_fill(~both_spatial[:, None], 0.0)
 
     def table(self, grid: Grid) -> Tensor:
-        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
+        """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         device = None if self.pos is None else self.pos.coords.device
         spacing = torch.tensor(self.spacing or grid.spacing or (1.0,) * grid.axes, device=device)
-        # tables are read at query minus key, functions at key minus query
+        # tables are indexed by query minus key, functions take key minus query
         lines = [torch.arange(n - 1, -n, -1, dtype=torch.float32, device=device) for n in grid.shape]
         steps = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1) * spacing
         extent = (torch.stack([line[0] for line in lines]) + 1) * spacing  # sizes may be symbols

@@ -1,4 +1,4 @@
-"""A bias that is any function of the distance of two tokens."""
+"""Bias given by a function of the distance between two tokens."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from vispe.grid import Grid, Positions
 
 
 class RadialBias(Bias):
-    """``f_h(distance(p_i, p_j))``, and 0 where either token has no place; differentiable in what `f` holds.
+    """``f_h(distance(p_i, p_j))``, and 0 if either token has no position; differentiable in the parameters of `f`.
 
-    On a grid `f` is called with one distance per cell, and the table of all offsets is made of its values by
-    reflection, so it costs what the table costs, dense as well, and takes the fused kernels.
+    On a grid `f` is called with one distance per cell, and its values are reflected into the table of all offsets,
+    which the fused kernels and dense masks use.
 
     Args:
-        function: takes distances (m,) and returns (h or 1, m).
+        function: maps distances (m,) to (h or 1, m).
         pos: the positions it is bound to.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared).
-        wrap: distances on the torus of `Positions.extent`.
+        wrap: whether distances are periodic with `Positions.extent`.
         normalize: 'max', 'reference' or 'none', as in `DistanceBias`.
         reference: grid shape for 'reference'; `Grid.reference` by default.
-        spacing: distance between neighbouring cells per axis, in place of that of the positions.
-        key: what `function` depends on, where that has no gradient: then masks are kept with the positions.
-        made_of: words and tensors that decide what a function without key returns: in evaluation, masks are kept while
+        spacing: distance between neighbouring cells per axis, overriding that of the positions.
+        key: cache key of a `function` without gradient; masks are then cached with the positions.
+        made_of: options and tensors that determine a `function` without `key`; in evaluation, masks are cached while
             both are equal.
 
     Raises:
-        OptionError: there is no such metric or normalisation.
-        ShapeError: when it is used, the function returns something else than (h or 1, m).
+        OptionError: `metric` or `normalize` is unknown.
+        ShapeError: on use, if the function does not return (h or 1, m).
 
     Example:
         >>> import torch
@@ -67,17 +67,17 @@ class RadialBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """Whether it depends on nothing but the offset between two tokens."""
+        """Whether it depends only on the offset between two tokens."""
         return True
 
     @property
     def key(self) -> Hashable | None:
-        """What it depends on beside its positions; None where that has a gradient."""
+        """Cache key of everything but the positions; None for a function with a gradient."""
         return None if self._key is None else ("radial", self._key, self.spacing, *self.rule)
 
     @property
     def finite(self) -> bool:
-        """Whether its table on a grid is known to hold no infinity; False for free coordinates, and with a key."""
+        """Whether its table on a grid is known to contain no infinity; False for free coordinates, and with a key."""
         pos = self.pos
         if self._key is not None or pos is None or pos.grid is None or not pos.in_place or not pos.static:
             return False
@@ -89,31 +89,34 @@ class RadialBias(Bias):
         values = self.function(distance.flatten())
         if values.ndim != 2 or values.shape[1] != distance.numel():
             raise ShapeError(
-                f"RadialBias needs a function that returns (heads or 1, {distance.numel()}) for as many distances, got "
-                f"{tuple(values.shape)}; give it an axis for heads in front."
+                f"RadialBias: function must return (heads or 1, {distance.numel()}) for {distance.numel()} distances, "
+                f"got {tuple(values.shape)}. Add a leading axis for heads."
             )
         return values.reshape(values.shape[0], *distance.shape)
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
-        # where cells decide, each distance is one number: it does not round by its place in memory
+        # on a regular grid the table gives equal distances bitwise equal values
         if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.in_place and pos_q.static:
             return TableBias(self.table(pos_q.grid), pos_q).dense(heads=ask.heads)
-        apart = pos_q if self.spacing is None else pos_q.spaced(self.spacing)
-        other = apart if pos_k is pos_q else pos_k if self.spacing is None else pos_k.spaced(self.spacing)
-        distance = distances(apart, other, *self.rule)
+        scaled_q = pos_q if self.spacing is None else pos_q.spaced(self.spacing)
+        scaled_k = (
+            scaled_q if pos_k is pos_q else pos_k if self.spacing is None else pos_k.spaced(self.spacing)
+        )
+        distance = distances(scaled_q, scaled_k, *self.rule)
         values = ask.pick(self._of(distance)).transpose(0, 1)
-        # a function of distance 0 says nothing of tokens without a place
-        placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-        return values.masked_fill(~placed[:, None], 0.0)
+        # tokens without a position have coordinates 0, which must not count as a distance
+        both_spatial = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        return values.masked_fill(~both_spatial[:, None], 0.0)
 
     def table(self, grid: Grid) -> Tensor:
-        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
+        """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         spaced = grid if self.spacing is None else replace(grid, spacing=self.spacing)
         device = None if self.pos is None else self.pos.coords.device
+        # distances of non-negative offsets only: (n_1, n_2, ...)
         quadrant = offsets(spaced, *self.rule, device=device)[tuple(slice(n - 1, None) for n in grid.shape)]
         values = self._of(quadrant)
-        # offsets of either sign have the same distance: reflect along one axis after the other
+        # the distance does not depend on the sign of an offset: reflect the quadrant along each axis
         for axis in range(1, values.ndim):
             values = torch.cat([values.narrow(axis, 1, values.shape[axis] - 1).flip(axis), values], axis)
         return values

@@ -1,4 +1,4 @@
-"""Biases that read a table of offsets: the form that every translation-invariant bias on a grid can take."""
+"""Biases read from an offset table, the general form of translation-invariant biases on a grid."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from vispe.grid import Grid, Positions
 
 
 class TableBias(Bias):
-    """A bias read from a table of offsets (Swin, BEiT, or any other bias made a table).
+    """A bias read from an offset table (relative position bias of Swin and BEiT, and any other bias on a grid).
 
     Args:
-        values: (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) for the grid that the positions come from.
+        values: (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) for the grid of the positions.
         pos: the positions it is bound to.
         prefix: (h or 1, 3) values for prefix-to-patch, patch-to-prefix, prefix-to-prefix; zeros by default.
-        one_grid: whether the values would differ on another grid; False where offsets alone decide, so that one
-            table serves samples of several grids.
-        hides: whether so many values are -inf that whole blocks of the logits are; kernels pass over these.
+        one_grid: whether the values are specific to this grid; False if they depend only on offsets, so that one
+            table fits samples of several grids.
+        hides: whether so many values are -inf that kernels should skip fully masked blocks.
+
+    Raises:
+        ShapeError: `prefix` does not have 3 columns, or on use, `values` do not fit the grid.
 
     Example:
         >>> import torch
@@ -50,12 +53,12 @@ class TableBias(Bias):
 
     @property
     def hides(self) -> bool:
-        """Whether it was made as one that hides many pairs."""
+        """Whether many pairs are masked, as declared at construction."""
         return self._hides
 
     @property
     def invariant(self) -> bool:
-        """Whether there are no prefix values, which have no place in a table."""
+        """Whether there are no prefix values, which are not part of an offset table."""
         return self.prefix is None
 
     @property
@@ -65,37 +68,39 @@ class TableBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return not self.hides and no_infinity(self.values, self.prefix)
 
     def _dense(self, ask: Request) -> Tensor:
         pos_q, pos_k = ask.where(self.pos)
         if pos_q.grid is None or pos_k.grid is None or pos_q.grid.shape != pos_k.grid.shape:
             raise ShapeError(
-                f"A bias table needs queries and keys of one grid, got {pos_q.grid} and {pos_k.grid}; "
-                "use a DistanceBias for free coordinates."
+                f"A bias table needs queries and keys of one grid, got {pos_q.grid} and {pos_k.grid}. "
+                "Use a DistanceBias for free coordinates."
             )
+        # (h, table) + (h, 3) -> one flat table per head, indexed by `table_index`
         _check_table(self.values, pos_q.grid)
         flat = at_least_float32(ask.pick(self.values)).flatten(1)
         extra = flat.new_zeros(1, 3) if self.prefix is None else at_least_float32(ask.pick(self.prefix))
         heads = max(flat.shape[0], extra.shape[0])
+        # (h, table entries + 3): the prefix values follow the table
         flat = torch.cat([flat.expand(heads, -1), extra.expand(heads, -1)], 1)
         index = table_index(pos_q, pos_k)
         chosen = flat.index_select(1, index.flatten())
         return chosen.reshape(-1, *index.shape).transpose(0, 1)
 
     def table(self, grid: Grid) -> Tensor:
-        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
+        """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         _check_table(self.values, grid)
         return self.values if self.prefix is None else super().table(grid)
 
 
 class ProfileBias(Bias):
-    """``slope[h] * profile(offset)``: one shared table, one factor per head.
+    """``slope[h] * profile(offset)``: one table shared by all heads, with one factor per head.
 
     Args:
-        slopes: (h,).
-        profile: (1, 2 n_1 - 1, ...).
+        slopes: factors of the heads (h,).
+        profile: offset table (1, 2 n_1 - 1, ...).
         pos: the positions it is bound to.
 
     Example:
@@ -115,12 +120,12 @@ class ProfileBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """Whether it depends on nothing but the offset between two tokens."""
+        """Whether it depends only on the offset between two tokens."""
         return True
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether it is known to contain no infinity."""
         return no_infinity(self.slopes, self.profile.values)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -128,40 +133,42 @@ class ProfileBias(Bias):
         return shared * ask.pick(self.slopes)[:, None, None]
 
     def table(self, grid: Grid) -> Tensor:
-        """Return its table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
+        """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""
         return at_least_float32(self.profile.table(grid)) * self.slopes.reshape(-1, *[1] * grid.axes)
 
 
 def has_grid_table(bias: Bias | None) -> bool:
-    """Whether there is a table in a bias, or in one of its terms, that was made for one grid."""
+    """Whether a bias, or one of its terms, has a table that is specific to one grid."""
     if isinstance(bias, SumBias):
         return any(has_grid_table(term) for term in bias.terms)
     return isinstance(bias, TableBias) and bias.one_grid
 
 
 def _check_table(values: Tensor, grid: Grid) -> None:
-    wanted = tuple(2 * n - 1 for n in grid.shape)
-    if tuple(values.shape[1:]) != wanted:
+    expected = tuple(2 * n - 1 for n in grid.shape)
+    if tuple(values.shape[1:]) != expected:
         raise ShapeError(
-            f"A bias table of shape {tuple(values.shape)} was given for tokens of {grid}, which need "
-            f"(heads, {', '.join(map(str, wanted))})."
+            f"A bias table for tokens of {grid} needs shape (heads, {', '.join(map(str, expected))}), "
+            f"got {tuple(values.shape)}."
         )
 
 
 def table_index(pos_q: Positions, pos_k: Positions) -> Tensor:
-    """Return which entry of the flat table (with 3 prefix values behind it) each pair reads, (b or 1, n, m)."""
+    """Return the index of each pair in the flat table followed by 3 prefix values, (b or 1, n, m) int64."""
 
-    def make() -> Tensor:
+    def compute() -> Tensor:
         size = 1
         from_, to = torch.zeros_like(pos_q.cells()[..., 0]), torch.zeros_like(pos_k.cells()[..., 0])
-        for axis, n in enumerate(pos_q.grid.shape if pos_q.grid else ()):  # the index is linear in both cells
+        # the index is linear in both cells, so it is the difference of one number per query and one per key
+        for axis, n in enumerate(pos_q.grid.shape if pos_q.grid else ()):
             size = size * (2 * n - 1)
             from_ = from_ * (2 * n - 1) + pos_q.cells()[..., axis]
             to = to * (2 * n - 1) + pos_k.cells()[..., axis]
         index = from_[:, :, None] - to[:, None] + size // 2
+        # pairs with prefix tokens read one of the 3 values after the table
         from_patch, to_patch = pos_q.spatial[:, :, None], pos_k.spatial[:, None]
         index = torch.where(from_patch & to_patch, index, size + 2)
         index = torch.where(to_patch & ~from_patch, size, index)
         return torch.where(from_patch & ~to_patch, size + 1, index)
 
-    return pos_q.remember("table index", make) if pos_k is pos_q else make()
+    return pos_q.remember("table index", compute) if pos_k is pos_q else compute()

@@ -1,1 +1,1 @@
-"""Logits of rotary attention in which a pair of tokens decides how far both are turned."""
+"""Rotary logits whose rotation angles depend on the pair of tokens (SelfExtend, PINE)."""

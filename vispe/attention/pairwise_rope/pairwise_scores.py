@@ -1,4 +1,4 @@
-"""Logits made of turned queries and keys, where one rotation of each is not enough."""
+"""Base class of rotary logits that one rotation per token cannot express."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from vispe.errors import ShapeError
 
 
 class TurnedScores(Bias):
-    """The logits themselves, in place of ``scale * q . k``: a bias that is `whole`, so dense.
-
-    Subclasses give `scores`.
+    """Dense logits that replace ``scale * q . k`` (a `whole` bias). Subclasses implement `scores`.
 
     Args:
-        queries: coordinates (b or 1, n, axes) of the queries, float64.
-        keys: coordinates (b or 1, m, axes) of the keys.
-        rates: radians per step of each axis for each pair of channels, (h or h_kv or 1, axes, pairs).
-        layout: which channels are a pair.
-        factor: what cosines and sines are multiplied by.
+        queries: coordinates of the queries (b or 1, n, axes), float64.
+        keys: coordinates of the keys (b or 1, m, axes).
+        rates: frequencies in radians per step of each axis for each pair of channels, (h or h_kv or 1, axes, pairs).
+        layout: pairing of channels, as in `PairRotation`.
+        factor: scale of cosines and sines (attention factor of YaRN).
+
+    Raises:
+        ShapeError: shapes disagree.
     """
 
     __slots__ = ("factor", "keys", "layout", "queries", "rates")
@@ -35,7 +36,7 @@ class TurnedScores(Bias):
             queries.shape[2] == keys.shape[2] == rates.shape[1]
         ):
             raise ShapeError(
-                f"{type(self).__name__} needs coordinates (b, n, axes) and (b, m, axes) and rates (h, axes, pairs), "
+                f"{type(self).__name__} needs queries (b, n, axes), keys (b, m, axes) and rates (h, axes, pairs), "
                 f"got {tuple(queries.shape)}, {tuple(keys.shape)} and {tuple(rates.shape)}."
             )
         self.whole = True
@@ -45,19 +46,20 @@ class TurnedScores(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ: content does."""
+        """True: the logits depend on the content."""
         return True
 
-    def turn(self, x: Tensor, at: Tensor) -> Tensor:
-        """Return `x` (b, h, n, d) turned to coordinates (b or 1, n, axes) or (b or 1, h, n, axes)."""
-        at = at[:, None] if at.ndim == 3 else at
+    def rotate(self, x: Tensor, coords: Tensor) -> Tensor:
+        """Return `x` (b, h, n, d) rotated by its coordinates (b or 1, n, axes) or (b or 1, h, n, axes)."""
+        coords = coords[:, None] if coords.ndim == 3 else coords
         rates = self.rates
-        # tables of key heads serve the query heads of their group
+        # rates of key heads are repeated for the query heads of their group
         if 1 < len(rates) < x.shape[1]:
             rates = rates.repeat_interleave(x.shape[1] // len(rates), 0)
-        # angles of far tokens need all digits of their coordinates
-        angle = at.to(rates) @ rates
+        # float64: large coordinates would give inexact angles in float32
+        angle = coords.to(rates) @ rates
         wide = torch.promote_types(x.dtype, torch.float32)
+        # round the tables only after the trigonometric functions
         cos, sin = ((f * self.factor).to(wide) for f in (angle.cos(), angle.sin()))
         return PairRotation(cos, sin, self.layout).query(x)
 
@@ -68,12 +70,13 @@ class TurnedScores(Bias):
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None:
             raise ShapeError(
-                f"{type(self).__name__} makes logits of queries and keys; pass q and k to dense()."
+                f"{type(self).__name__} computes logits from queries and keys. Pass q and k to dense()."
             )
-        for name, x, at in (("queries", ask.q, self.queries), ("keys", ask.k, self.keys)):
-            if at.shape[1] != x.shape[2] or at.shape[0] not in (1, len(x)):
+        for name, x, coords in (("queries", ask.q, self.queries), ("keys", ask.k, self.keys)):
+            if coords.shape[1] != x.shape[2] or coords.shape[0] not in (1, len(x)):
                 raise ShapeError(
-                    f"{type(self).__name__} has coordinates {tuple(at.shape)} of {name}, which are {tuple(x.shape)}."
+                    f"{type(self).__name__} has coordinates {tuple(coords.shape)} for {name} {tuple(x.shape)}. "
+                    "Pass one per token and sample, or share them between samples."
                 )
         q, k = (at_least_float32(ask.pick(x, 1)) for x in (ask.q, ask.k))
         scale = q.shape[-1] ** -0.5 if ask.scale is None else ask.scale

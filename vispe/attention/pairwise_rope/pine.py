@@ -1,4 +1,4 @@
-"""PINE: segments without an order stand behind one another as their importance for each query says."""
+"""PINE: segments of an unordered set are re-ordered per query by importance."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from vispe.errors import ShapeError, UnsupportedCombination
 
 
 class OrderedScores(TurnedScores):
-    """Rotary logits in which each query, in each head, puts what matters most to it nearest (PINE, arXiv 2407.01100).
+    """Rotary logits in which segments are sorted per query and head, the most important nearest (arXiv 2407.01100).
 
-    Segments of a set end at one position. For a query inside segment i the keys of every other one are moved back by
-    the lengths of the segments that matter more, i itself first; for a query outside, by those that matter more to it.
-    How much segment j matters is the mean over its keys of ``softmax(scale q . k)``, without rotation, over the keys
-    of the set, for a segment i summed over its queries and without its own keys. Equals keep the order of the input.
+    All segments of a set end at the same position. For a query in segment i, the keys of every other segment are moved
+    back by the lengths of the more important segments, i itself first; for a query outside of the set, by those that
+    are more important to it. The importance of segment j is the mean over its keys of ``softmax(scale q . k)``, without
+    rotation, over the keys of the set; for segment i it is summed over its queries and excludes its own keys. Ties keep
+    the order of the input.
 
     Args:
         queries, keys, rates, layout, factor: see `TurnedScores`.
-        own: set and member of each query (2, b or 1, n), -1 outside of sets.
-        member: set and member of each key (2, b or 1, m); members count from 0.
-        extent: length of the member of each key (b or 1, m), in steps.
-        moved: which axes of each key move with its member (b or 1, m, axes), 0 or 1; all by default.
+        own: set and segment index of each query (2, b or 1, n), -1 outside of sets.
+        member: set and segment index of each key (2, b or 1, m), segments from 0.
+        extent: length of the segment of each key (b or 1, m), in steps.
+        moved: 1 for the axes along which a key moves with its segment, else 0, (b or 1, m, axes); all by default.
 
     Raises:
         ShapeError: shapes disagree.
-        UnsupportedCombination: gradients are asked for; the order has none.
+        UnsupportedCombination: on use with gradients, since sorting has none.
 
     Example:
         >>> import torch
@@ -67,76 +68,87 @@ class OrderedScores(TurnedScores):
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """Return the logits (b, h, n, m)."""
+        # argsort has no gradient
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
             raise UnsupportedCombination(
-                "PINE sorts segments by their importance, which has no gradient; run it under torch.no_grad(), and "
+                "OrderedScores (PINE) sorts segments by importance, which has no gradient. Use torch.no_grad(), and "
                 "train with Parallel(see='all') alone."
             )
         b = len(q)
-        turned = self.turn(k, self.keys)
-        logits = self.turn(q, self.queries) @ turned.transpose(-1, -2)
-        each = [x.expand(b, *x.shape[1:]) for x in (self.queries, self.extent, self.moved)]
-        own, member = (x.expand(2, b, -1) for x in (self.own, self.member))
-        for row in range(b):
-            for number in range(int(member[0, row].max()) + 1):
-                at = (member[0, row] == number).nonzero()[:, 0]
-                if not len(at):
+        rotated_k = self.rotate(k, self.keys)
+        logits = self.rotate(q, self.queries) @ rotated_k.transpose(-1, -2)
+        expanded = [x.expand(b, *x.shape[1:]) for x in (self.queries, self.extent, self.moved)]
+        query_sets, key_sets = (x.expand(2, b, -1) for x in (self.own, self.member))
+        for sample in range(b):
+            for set_index in range(int(key_sets[0, sample].max()) + 1):
+                keys = (key_sets[0, sample] == set_index).nonzero()[:, 0]
+                if not len(keys):
                     continue
-                inside = torch.where(own[0, row] == number, own[1, row], -1)
-                of_key, extent = member[1, row, at], each[1][row, at]
-                raw = scale * q[row] @ k[row, :, at].transpose(-1, -2)
-                shift = shifts(raw, inside, of_key, extent)
-                part = _moved(self, q[row], turned[row, :, at], each[0][row], shift, of_key, each[2][row, at])
-                logits[row, :, :, at] = part
+                inside = torch.where(query_sets[0, sample] == set_index, query_sets[1, sample], -1)
+                of_key, extent = key_sets[1, sample, keys], expanded[1][sample, keys]
+                # importance is measured without rotation
+                unrotated = scale * q[sample] @ k[sample, :, keys].transpose(-1, -2)
+                shift = shifts(unrotated, inside, of_key, extent)
+                products = _moved_products(
+                    self,
+                    q[sample],
+                    rotated_k[sample, :, keys],
+                    expanded[0][sample],
+                    shift,
+                    of_key,
+                    expanded[2][sample, keys],
+                )
+                logits[sample, :, :, keys] = products
         return scale * logits
 
 
-def _moved(
-    scores: OrderedScores, q: Tensor, k: Tensor, at: Tensor, shift: Tensor, of_key: Tensor, axes: Tensor
+def _moved_products(
+    scores: OrderedScores, q: Tensor, k: Tensor, coords: Tensor, shift: Tensor, of_key: Tensor, axes: Tensor
 ) -> Tensor:
-    """Return products (h, n, keys of a set) of queries (h, n, d) with turned keys (h, keys, d) that are moved back.
+    """Return products (h, n, keys of a set) of queries (h, n, d) with rotated keys (h, keys, d) moved back.
 
-    A key that is `shift` (h, n, members) behind is met by a query that is as much ahead, so queries turn, not keys.
+    Moving a key back by `shift` (h, n, members) equals moving the query ahead, so queries are rotated instead of keys.
     """
     out = q.new_empty(*q.shape[:2], len(of_key))
-    found: Any = cast("Any", axes).unique(dim=0, return_inverse=True)  # torch does not say its types
-    kinds, of_kind = cast("tuple[Tensor, Tensor]", found)
+    unique: Any = cast("Any", axes).unique(dim=0, return_inverse=True)  # untyped in torch
+    patterns, pattern_of_key = cast("tuple[Tensor, Tensor]", unique)
     for j in range(shift.shape[2]):
-        for number, kind in enumerate(kinds.unbind()):
-            here = ((of_key == j) & (of_kind == number)).nonzero()[:, 0]
-            if len(here):
-                ahead = at + shift[:, :, j, None] * kind
-                out[:, :, here] = scores.turn(q[None], ahead[None])[0] @ k[:, here].transpose(-1, -2)
+        for pattern_index, pattern in enumerate(patterns.unbind()):
+            keys = ((of_key == j) & (pattern_of_key == pattern_index)).nonzero()[:, 0]
+            if len(keys):
+                ahead = coords + shift[:, :, j, None] * pattern
+                out[:, :, keys] = scores.rotate(q[None], ahead[None])[0] @ k[:, keys].transpose(-1, -2)
     return out
 
 
 def shifts(raw: Tensor, inside: Tensor, of_key: Tensor, extent: Tensor) -> Tensor:
-    """Return how far each query, in each head, moves each member back (h, n, members), float64.
+    """Return the distance by which each query, in each head, moves each segment back (h, n, members), float64.
 
     Args:
-        raw: logits without rotation of all queries and the keys of one set (h, n, keys).
-        inside: member of each query (n), -1 outside of the set.
-        of_key: member of each key (keys), from 0 on.
-        extent: length of the member of each key (keys).
+        raw: unrotated logits of all queries and the keys of one set (h, n, keys).
+        inside: segment of each query (n), -1 outside of the set.
+        of_key: segment of each key (keys), from 0.
+        extent: length of the segment of each key (keys).
     """
     members = int(of_key.max()) + 1
+    # (keys, members), normalised to the mean over the keys of each member
     hot = torch.nn.functional.one_hot(of_key, members).to(raw)
     mean = hot / hot.sum(0).clamp(min=1)
-    # the mean weight of the keys of a member, for each query by itself
-    matter = raw.softmax(-1) @ mean
+    # importance (h, n, members): the mean weight of the keys of a segment, for each query separately
+    importance = raw.softmax(-1) @ mean
     for i in range(members):
-        mine = (inside == i).nonzero()[:, 0]
+        queries = (inside == i).nonzero()[:, 0]
         others = of_key != i
-        if not len(mine) or not bool(others.any()):
+        if not len(queries) or not bool(others.any()):
             continue
-        # queries of a member decide together, by the keys of the others
-        apart = raw[:, mine].masked_fill(~others, -torch.inf).softmax(-1) @ mean
-        total = apart.sum(1, keepdim=True).expand(-1, len(mine), -1).clone()
+        # queries of a segment share one order, by their total weight on the keys of the others
+        weights = raw[:, queries].masked_fill(~others, -torch.inf).softmax(-1) @ mean
+        total = weights.sum(1, keepdim=True).expand(-1, len(queries), -1).clone()
         total[..., i] = torch.inf
-        matter[:, mine] = total
-    order = matter.argsort(dim=-1, descending=True, stable=True)
+        importance[:, queries] = total
+    order = importance.argsort(dim=-1, descending=True, stable=True)
     length = extent.new_zeros(members).index_copy_(0, of_key, extent)
-    placed = length[order]
-    # what comes first in the order stands nearest, and moves the rest back by its length
-    behind = placed.cumsum(-1) - placed
-    return torch.zeros_like(behind).scatter_(-1, order, behind)
+    sorted_length = length[order]
+    # the most important segment is nearest and moves all others back by its length: exclusive cumulative sum
+    offset = sorted_length.cumsum(-1) - sorted_length
+    return torch.zeros_like(offset).scatter_(-1, order, offset)

@@ -1,4 +1,4 @@
-"""SelfExtend: near tokens at their distance, far ones at that of groups, so that a model reads beyond its length."""
+"""SelfExtend: exact offsets for near tokens, grouped positions for far ones, to extend the context length."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from vispe.errors import OptionError, ShapeError, is_whole
 
 
 def self_extend(ids: Tensor, group: int, window: int) -> tuple[Tensor, Tensor]:
-    """Return the grouped positions of queries and of keys: ``floor(i / g) + w - floor(w / g)`` and ``floor(j / g)``.
+    """Return grouped positions of queries ``floor(i / g) + w - floor(w / g)`` and keys ``floor(j / g)``.
 
-    Keys at least `window` before their query are at ``window`` steps or a little more there, and each `group` of them
-    at one. The window counts as 0 where no position reaches it: there is nothing beyond, arXiv 2401.01325.
+    These apply to keys at least `window` before their query (arXiv 2401.01325); their offset begins at about
+    `window` and increases by 1 per `group` tokens. If no position reaches the window, it counts as 0.
 
     Args:
-        ids: positions of any shape, from 0 on.
-        group: positions that become one, g.
-        window: distance from which positions are grouped, w.
+        ids: positions from 0 on, any shape.
+        group: number of consecutive positions that share one, g.
+        window: offset from which positions are grouped, w.
+
+    Raises:
+        OptionError: `group` or `window` is not a positive integer.
 
     Example:
         >>> import torch
@@ -35,28 +38,28 @@ def self_extend(ids: Tensor, group: int, window: int) -> tuple[Tensor, Tensor]:
 
 
 def check_grouping(group: object, window: object) -> None:
-    """Raise `OptionError` unless both are whole numbers above 0."""
+    """Raise `OptionError` unless both are positive integers."""
     for name, value in (("group", group), ("window", window)):
         if not is_whole(value) or value < 1:  # type: ignore[operator]
-            raise OptionError(f"self_extend needs a whole number {name} above 0, got {value!r}.")
+            raise OptionError(f"self_extend: {name} must be a positive integer, got {value!r}.")
 
 
 class GroupedScores(TurnedScores):
-    """Rotary logits of near tokens at their distance, of far ones at that of their groups (arXiv 2401.01325).
+    """Rotary logits with exact offsets for near tokens and grouped offsets for far ones (arXiv 2401.01325).
 
-    On an axis, tokens less than `window` apart keep their offset; others have ``floor(i / g) - floor(j / g)`` plus
-    ``w - floor(w / g)`` away from 0, in both directions. On several axes each goes by its own rule, so that pairs
-    within the window on all of them keep all offsets.
+    On an axis, offsets below `window` are exact. Others are ``floor(i / g) - floor(j / g)``, moved away from 0 by
+    ``w - floor(w / g)``, in both directions. On several axes the rule applies to each separately, so pairs within the
+    window on all axes have exact offsets.
 
     Args:
-        queries, keys, rates, layout, factor: see `TurnedScores`; a pair of channels turns with one axis at most.
-        group: positions that become one, g.
-        window: distance from which positions are grouped, w.
-        plain: pairs that keep their offset however far they are apart (b or 1, n, m) bool; none by default.
+        queries, keys, rates, layout, factor: see `TurnedScores`; a pair of channels rotates with at most one axis.
+        group: number of consecutive positions that share one, g.
+        window: offset from which positions are grouped, w.
+        plain: pairs with exact offsets at any distance (b or 1, n, m) bool; none by default.
 
     Raises:
-        OptionError: `group` or `window` is no whole number above 0.
-        ShapeError: a pair of channels turns with several axes.
+        OptionError: `group` or `window` is not a positive integer.
+        ShapeError: shapes disagree, or a pair of channels rotates with several axes.
 
     Example:
         >>> import torch
@@ -84,40 +87,46 @@ class GroupedScores(TurnedScores):
         check_grouping(group, window)
         if readable(self.rates) and bool(((self.rates != 0).sum(1) > 1).any()):
             raise ShapeError(
-                "Positions are grouped axis by axis, but a pair of channels turns with several axes here."
+                "GroupedScores groups positions per axis, but some pair of channels rotates with several axes. "
+                "Use rates with at most one axis per pair."
             )
         self.group, self.window, self.plain = group, window, plain
 
     def scores(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
         """Return the logits (b, h, n, m)."""
-        near = self.turn(q, self.queries), self.turn(k, self.keys)
-        # the mirrored rule for keys behind is that of queries, the other way
+        exact = self.rotate(q, self.queries), self.rotate(k, self.keys)
+        # keys after the query use the mirrored rule: the jump has the opposite sign
         row, column = ((at / self.group).floor() for at in (self.queries, self.keys))
         jump = self.window - self.window // self.group
-        far = self.turn(k, column)
-        later, earlier = self.turn(q, row + jump), self.turn(q, row - jump)
+        grouped_k = self.rotate(k, column)
+        grouped_q_after, grouped_q_before = self.rotate(q, row + jump), self.rotate(q, row - jump)
+        # channels of one axis at a time: (h or 1, 1, width) masks select them in the product
         total = torch.zeros((), dtype=q.dtype, device=q.device)
         for axis, channels in enumerate(self._channels(q.shape[1], q.shape[3])):
-            mine = channels[:, None]
-            product = (near[0] * mine) @ near[1].transpose(-1, -2)
+            selected = channels[:, None]
+            product = (exact[0] * selected) @ exact[1].transpose(-1, -2)
             if axis < self.queries.shape[2]:
+                # signed offset along this axis (b or 1, 1, n, m)
                 offset = (self.queries[:, :, None, axis] - self.keys[:, None, :, axis])[:, None]
-                ahead = (later * mine) @ far.transpose(-1, -2)
-                behind = (earlier * mine) @ far.transpose(-1, -2)
-                near_by = offset.abs() < self.window
-                near_by = near_by if self.plain is None else near_by | self.plain[:, None]
-                product = torch.where(near_by, product, torch.where(offset > 0, ahead, behind))
+                product_after = (grouped_q_after * selected) @ grouped_k.transpose(-1, -2)
+                product_before = (grouped_q_before * selected) @ grouped_k.transpose(-1, -2)
+                is_near = offset.abs() < self.window
+                is_near = is_near if self.plain is None else is_near | self.plain[:, None]
+                product = torch.where(
+                    is_near, product, torch.where(offset > 0, product_after, product_before)
+                )
             total = total + product
         return scale * total
 
     def _channels(self, heads: int, width: int) -> list[Tensor]:
-        """Return which channels (h or 1, width) turn with each axis, and last which with none, as 0 and 1."""
-        turning = (self.rates != 0).float()
-        turning = torch.cat([turning, 1 - turning.sum(1, keepdim=True)], 1)
-        if 1 < len(turning) < heads:
-            turning = turning.repeat_interleave(heads // len(turning), 0)
-        both = turning.repeat(1, 1, 2) if self.layout == "half" else turning.repeat_interleave(2, -1)
-        rest = both.new_zeros(*both.shape[:2], width - both.shape[2])
-        rest[:, -1] = 1
-        every = torch.cat([both, rest], 2)
-        return list(every.unbind(1))
+        """Return 0/1 masks (h or 1, width) of the channels that rotate with each axis, and last with none."""
+        rotating = (self.rates != 0).float()
+        rotating = torch.cat([rotating, 1 - rotating.sum(1, keepdim=True)], 1)
+        if 1 < len(rotating) < heads:
+            rotating = rotating.repeat_interleave(heads // len(rotating), 0)
+        # expand pairs to channels in the layout of the rotation
+        channels = rotating.repeat(1, 1, 2) if self.layout == "half" else rotating.repeat_interleave(2, -1)
+        unrotated = channels.new_zeros(*channels.shape[:2], width - channels.shape[2])
+        unrotated[:, -1] = 1
+        all_channels = torch.cat([channels, unrotated], 2)
+        return list(all_channels.unbind(1))

@@ -1,1 +1,1 @@
-"""The closed vocabulary of transforms of queries, keys, values and output."""
+"""Transforms of queries, keys, values and the attention output."""

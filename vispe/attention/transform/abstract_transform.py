@@ -1,4 +1,4 @@
-"""What a transform is, and how channels are laid out."""
+"""Base class of transforms, and the layouts of channel pairs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ Layout = Literal["half", "interleaved"]
 
 
 class Transform:
-    """Base of the transforms: the identity on everything."""
+    """Base class of transforms of queries, keys, values and output; the identity.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, 1, 2, 4)
+        >>> Transform().query(x) is x
+        True
+    """
 
     __slots__ = ()
 
     @property
     def extra(self) -> int:
-        """How many columns queries and keys gain."""
+        """Number of channels added to queries and keys."""
         return 0
 
     @property
     def changes_values(self) -> bool:
-        """Whether values or the output change too."""
+        """Whether values or the output are transformed as well."""
         return False
 
     def query(self, q: Tensor) -> Tensor:
@@ -41,5 +48,5 @@ class Transform:
         return out
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Transform queries, keys and values."""
+        """Transform queries (b, h, n, d_h), keys (b, h_kv, m, d_h) and values (b, h_kv, m, d_v)."""
         return self.query(q), self.key(k), self.value(v)

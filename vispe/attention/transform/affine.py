@@ -1,4 +1,4 @@
-"""Affine maps of queries and keys."""
+"""Affine transforms of queries and keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Affine(Transform):
     """Scale and shift queries and keys: ``q * q_mul + q_add``, ``k * k_mul + k_add``.
 
     Args:
-        q_mul, k_mul, q_add, k_add: broadcastable to (b, h, n, d_h), or None.
+        q_mul, k_mul, q_add, k_add: broadcastable to (b, h, n, d_h), or None for the identity.
 
     Example:
         >>> import torch
@@ -42,10 +42,11 @@ class Affine(Transform):
 
 
 def widened(x: Tensor, like: Tensor) -> Tensor:
-    """Return `x` in the wider dtype of both."""
+    """Return `x` in the promoted dtype of both."""
     return x.to(torch.promote_types(x.dtype, like.dtype))
 
 
 def _affine(x: Tensor, mul: Tensor | None, add: Tensor | None) -> Tensor:
     y = x if mul is None else x * mul
+    # computed in the promoted dtype, rounded once
     return (y if add is None else y + add).to(x.dtype)

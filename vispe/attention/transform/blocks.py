@@ -1,4 +1,4 @@
-"""Matrices on blocks of channels."""
+"""Block-diagonal linear transforms of channels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ class BlockTransform(Transform):
     """Multiply blocks of channels by matrices, separately for q, k, v and the output.
 
     Args:
-        q, k, v, out: (b or 1, h or 1, n, blocks, s, s) or None for the identity. Each acts on the first
-            ``blocks * s`` channels, as block-diagonal matrix from the left.
+        q, k, v, out: (b or 1, h or 1, n, blocks, s, s) or None for the identity. Each multiplies the first
+            ``blocks * s`` channels from the left as a block-diagonal matrix.
+
+    Raises:
+        ShapeError: a tensor has another shape, or on use, the blocks cover more channels than the head has.
 
     Example:
         >>> import torch
@@ -67,10 +70,14 @@ def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
         return x
     blocks, s = matrices.shape[-3], matrices.shape[-1]
     if blocks * s > x.shape[-1]:
-        raise ShapeError(f"The transform covers {blocks * s} channels but the head has {x.shape[-1]}.")
-    head = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s)
-    if matrices.shape[0] == 1 and len(x) > 1:  # samples as columns: no copy of the matrices for each
-        turned = exact_product(matrices[0], head.movedim(0, -1)).movedim(-1, 0).flatten(-2)
+        raise ShapeError(
+            f"BlockTransform covers {blocks * s} channels, but head_dim is {x.shape[-1]}. Use fewer or smaller blocks."
+        )
+    # (b, h, n, d) -> (b, h, n, blocks, s)
+    covered = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s)
+    # shared by all samples: treat samples as columns, so that the matrices are not copied for each
+    if matrices.shape[0] == 1 and len(x) > 1:
+        product = exact_product(matrices[0], covered.movedim(0, -1)).movedim(-1, 0).flatten(-2)
     else:
-        turned = exact_product(matrices, head[..., None]).flatten(-3)
-    return torch.cat([turned.to(x.dtype), x[..., blocks * s :]], -1)
+        product = exact_product(matrices, covered[..., None]).flatten(-3)
+    return torch.cat([product.to(x.dtype), x[..., blocks * s :]], -1)

@@ -1,4 +1,4 @@
-"""Transforms one after the other, and a calibration of queries and keys by what they hold."""
+"""Composition of transforms, and content-dependent scaling of channels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vispe.errors import ShapeError
 
 
 class Chain(Transform):
-    """Several transforms, the first first; outputs go through them in reverse order.
+    """Composition of transforms, applied in order; the output part is applied in reverse order.
 
     Args:
         *links: the transforms.
@@ -33,12 +33,12 @@ class Chain(Transform):
 
     @property
     def extra(self) -> int:
-        """How many columns queries and keys gain from all links."""
+        """Number of channels that all links add to queries and keys."""
         return sum(link.extra for link in self.links)
 
     @property
     def changes_values(self) -> bool:
-        """Whether any link changes them."""
+        """Whether any link transforms values or the output."""
         return any(link.changes_values for link in self.links)
 
     def query(self, q: Tensor) -> Tensor:
@@ -66,29 +66,29 @@ class Chain(Transform):
         return out
 
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values after all links, each of which may take them in one pass."""
+        """Return queries, keys and values after all links, each of which may fuse the three."""
         for link in self.links:
             q, k, v = link.inputs(q, k, v)
         return q, k, v
 
 
 class Calibrate(Transform):
-    """Weigh each channel of queries and keys by what they hold: ``x * (1 + tanh(silu(x up) down) / 2)``.
+    """Scale each channel of queries and keys depending on their content: ``x * (1 + tanh(silu(x up) down) / 2)``.
 
     Args:
-        q_up: (h, d_h, r), or None to leave queries as they are.
-        q_down: (h, r, d_h).
-        k_up: (h_kv, d_h, r), or None to leave keys as they are.
-        k_down: (h_kv, r, d_h).
+        q_up: (h, d_h, r), or None to leave queries unchanged.
+        q_down: (h, r, d_h), or None.
+        k_up: (h_kv, d_h, r), or None to leave keys unchanged.
+        k_down: (h_kv, r, d_h), or None.
 
     Raises:
-        ShapeError: only one of two matrices that belong together was given.
+        ShapeError: only one of `up` and `down` is given.
 
     Example:
         >>> import torch
         >>> x = torch.randn(1, 2, 5, 4)
-        >>> nothing = Calibrate(torch.zeros(2, 4, 4), torch.randn(2, 4, 4))
-        >>> bool((nothing.query(x) == x).all())
+        >>> identity = Calibrate(torch.zeros(2, 4, 4), torch.randn(2, 4, 4))
+        >>> bool((identity.query(x) == x).all())
         True
     """
 
@@ -101,11 +101,12 @@ class Calibrate(Transform):
         k_up: Tensor | None = None,
         k_down: Tensor | None = None,
     ) -> None:
-        for of, up, down in (("queries", q_up, q_down), ("keys", k_up, k_down)):
+        # both matrices of a projection or none
+        for which, up, down in (("queries", q_up, q_down), ("keys", k_up, k_down)):
             if (up is None) != (down is None):
-                given = "up" if down is None else "down"
+                present = "up" if down is None else "down"
                 raise ShapeError(
-                    f"Calibrate needs two matrices for {of}, got {given} alone; give both, or neither."
+                    f"Calibrate needs both matrices for {which}, got only {present}. Pass both or neither."
                 )
         self.q_up, self.q_down, self.k_up, self.k_down = q_up, q_down, k_up, k_down
 
@@ -122,7 +123,7 @@ def _calibrated(x: Tensor, up: Tensor | None, down: Tensor | None) -> Tensor:
     if up is None or down is None:
         return x
     wide = widened(x, up)
-    # autocast would round the products, and with them the weights of channels
+    # float32 products: autocast would round them, and with them the channel weights
     hidden = F.silu(exact_product(wide, up))
     factor = 1 + torch.tanh(exact_product(hidden, down)) / 2
     return (wide * factor).to(x.dtype)

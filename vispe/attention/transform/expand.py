@@ -1,4 +1,4 @@
-"""Queries and keys of doubled width, whose product is a cosine of the difference of angles."""
+"""Expansion of channels into cosine and sine parts, so that scores depend on the cosine of angle differences."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Magnitude = Literal["softplus"] | None
 
 
 class Expand(Transform):
-    """Turn each of the first r channels of q and k into two: ``[m cos, m sin]``, with m the channel or its magnitude.
+    """Expand each of the first r channels of q and k into two: ``[m cos, m sin]``, with m the channel or its softplus.
 
-    Scores then weigh channel c by ``cos(angle_c(i) - angle_c(j))``. Channels beyond r pass unchanged.
+    The scores then weight channel c by ``cos(angle_c(i) - angle_c(j))``. Channels from r on are unchanged.
 
     Args:
         cos: (b or 1, h or 1, n, r).
         sin: like cos.
-        keys: cos and sin of the keys where they are not those of the queries, of the same shape.
-        magnitude: what m is: None for the channel as it is, 'softplus' for its softplus.
-        layout: 'half' puts all cosines before all sines, 'interleaved' both of a channel side by side.
+        keys: cos and sin of the keys, of the same shape; those of the queries by default.
+        magnitude: None to use the channel itself as m, 'softplus' for its softplus.
+        layout: 'half' puts all cosine parts before all sine parts, 'interleaved' alternates them.
 
     Raises:
-        ShapeError: tables are not of one shape, there are more angles than channels, or there is no such layout.
-        OptionError: there is no such magnitude.
+        ShapeError: tables differ in shape, there are more angles than channels, or `layout` is unknown.
+        OptionError: `magnitude` is unknown.
 
     Example:
         >>> import torch
@@ -48,14 +48,15 @@ class Expand(Transform):
         magnitude: Magnitude = None,
         layout: Layout = "half",
     ) -> None:
+        # both pairs of tables are checked against the shape of `cos`
         for what, (c, s) in (("cos and sin", (cos, sin)), ("those of keys", keys or (cos, sin))):
             if c.ndim != 4 or not c.shape == s.shape == cos.shape:
                 raise ShapeError(
-                    f"Expand needs cos and sin of one shape (b, h, n, r), got {tuple(c.shape)} and {tuple(s.shape)} "
+                    f"Expand needs cos and sin of equal shape (b, h, n, r), got {tuple(c.shape)} and {tuple(s.shape)} "
                     f"for {what}."
                 )
         if layout not in ("half", "interleaved"):
-            raise ShapeError(f"Expand needs layout 'half' or 'interleaved', got {layout!r}.")
+            raise ShapeError(f"Expand: layout must be 'half' or 'interleaved', got {layout!r}.")
         if magnitude not in (None, "softplus"):
             raise OptionError(f"magnitude must be None or 'softplus', got {magnitude!r}.")
         self.cos, self.sin, self.layout = cos, sin, layout
@@ -64,7 +65,7 @@ class Expand(Transform):
 
     @property
     def extra(self) -> int:
-        """How many columns queries and keys gain: r."""
+        """Number of channels added to queries and keys: r."""
         return self.cos.shape[-1]
 
     def query(self, q: Tensor) -> Tensor:
@@ -78,10 +79,14 @@ class Expand(Transform):
     def _expand(self, x: Tensor) -> Tensor:
         width = self.cos.shape[-1]
         if width > x.shape[-1]:
-            raise ShapeError(f"The expansion has {width} angles but the head has {x.shape[-1]} channels.")
+            raise ShapeError(
+                f"Expand has {width} angles, but head_dim is {x.shape[-1]}. Use at most that many."
+            )
+        # computed in the dtype of the tables or better, rounded once at the end
         wide, rest = widened(x[..., :width], self.cos), x[..., width:]
         if self.magnitude == "softplus":
             wide = F.softplus(wide)
         parts = wide * self.cos, wide * self.sin
+        # (..., r) twice -> (..., 2 r)
         both = torch.cat(parts, -1) if self.layout == "half" else torch.stack(parts, -1).flatten(-2)
         return torch.cat([both.to(x.dtype), rest], -1) if rest.shape[-1] else both.to(x.dtype)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
@@ -209,10 +210,11 @@ class Deberta(Biased, Rotary):
         # a fused layer has the rows of queries, then those of keys
         start = self.inner if layer.out_features > self.inner and side == "key" else 0
         rows = slice(start, start + self.inner)
-        if type(layer) is nn.Linear:
+        # torchao keeps the class of a layer and quantises its weight, which has no rows to select
+        if type(layer) is nn.Linear and not is_traceable_wrapper_subclass(layer.weight):
             bias = None if layer.bias is None else at_least_float32(layer.bias[rows])
             return exact_product(self.rel_embeddings, layer.weight[rows].t()), bias
-        # an adapter or a quantised layer has no one weight: it is called, and its bias is what it makes of 0
+        # an adapter or a quantised layer is called instead, and its bias is its output for an input of 0
         with no_autocast(self.rel_embeddings.device):
             table = torch.cat([self.rel_embeddings, torch.zeros_like(self.rel_embeddings[:1])])
             made = at_least_float32(layer(table)[:, rows])

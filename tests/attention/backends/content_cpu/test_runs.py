@@ -9,15 +9,15 @@ from vispe.attention.backends.content_cpu.runs import _find, runs_of
 from vispe.attention.bias.content import ContextBias
 from vispe.encodings.bias.irpe import bucket_ids
 
-BY_HAND = content_cpu.by_hand
+BY_HAND = content_cpu.prefers_explicit
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
 def _small(request, monkeypatch):
-    monkeypatch.setattr(content_cpu, "by_hand", lambda dtype: request.param)
+    monkeypatch.setattr(content_cpu, "prefers_explicit", lambda dtype: request.param)
     monkeypatch.setattr(content_cpu, "LEAST", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 100)  # several blocks
-    monkeypatch.setattr(content_cpu, "WHOLE", 100)
+    monkeypatch.setattr(content_cpu, "SDPA_ROWS", 100)
     monkeypatch.setattr(sdpa, "_masked", None)
 
 

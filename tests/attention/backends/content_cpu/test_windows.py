@@ -13,12 +13,12 @@ from vispe.attention.bias.dense import SumBias
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
 def _small(request, monkeypatch):
-    monkeypatch.setattr(content_cpu, "by_hand", lambda dtype: request.param)
+    monkeypatch.setattr(content_cpu, "prefers_explicit", lambda dtype: request.param)
     monkeypatch.setattr(content_cpu, "LEAST", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 20)  # several blocks of several rows of the grid
-    monkeypatch.setattr(content_cpu, "WHOLE", 20)
-    monkeypatch.setattr(windows, "ALONG", 4)  # several pieces of a row, of two lengths
-    monkeypatch.setattr(windows, "TOGETHER", 8)
+    monkeypatch.setattr(content_cpu, "SDPA_ROWS", 20)
+    monkeypatch.setattr(windows, "QUERIES_PER_LINE", 4)  # several pieces of a row, of two lengths
+    monkeypatch.setattr(windows, "QUERIES_PER_PRODUCT", 8)
     monkeypatch.setattr(sdpa, "_masked", None)
 
 
@@ -102,7 +102,7 @@ def test_where_windows_are_not_taken(monkeypatch):
     assert windows_of(ContextBias(bias.weights, mixed, "query", True, pos, known="mixed")) is None
     many = bias.buckets.clone()
     many[..., 0] = torch.arange(pos.tokens)
-    monkeypatch.setattr(windows, "EDGES", pos.tokens - 1)
+    monkeypatch.setattr(windows, "MAX_PREFIX_BUCKETS", pos.tokens - 1)
     assert windows_of(ContextBias(bias.weights, many, "query", True, pos, known="many")) is None
     few = pos.gather(torch.arange(40)[None])
     assert windows_of(made("shaw", (7, 9)).bias(few, 0)) is None

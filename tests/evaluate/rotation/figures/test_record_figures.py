@@ -121,11 +121,13 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
 
 
 def test_polar_needs_polar_axes_and_rows():
-    with pytest.raises(InputError, match=r"drawn on polar axes.*got axes of the kind 'rectilinear'"):
+    with pytest.raises(InputError, match=r"must be polar axes.*got axes of type 'rectilinear'"):
         record_figures.plot_polar(result(made.angle_rows()), axes())
-    with pytest.raises(InputError, match="no rows of 'ari' at angles to draw; measure them with angle_equi"):
+    with pytest.raises(
+        InputError, match=r"no rows of 'ari' at angles to draw\. Measure them with angle_equi"
+    ):
         record_figures.plot_polar(result(made.angle_rows()), axes(polar=True), metric="ari")
-    with pytest.raises(InputError, match=r"drawn on plain axes; got axes of the kind 'polar'"):
+    with pytest.raises(InputError, match=r"must be plain axes, got axes of type 'polar'"):
         record_figures.plot_d4(result(made.d4_rows()), axes(polar=True))
 
 

@@ -122,7 +122,7 @@ def test_loaded_in_half_precision(tmp_path, caplog):
 
 def test_on_meta_and_cast_before_there_are_values():
     with torch.device("meta"):
-        model = type(stock("llava"))(stock("llava").config)
+        model = type(stock("llava"))(copy.deepcopy(stock("llava").config))
     model = vispe.convert(model, "mrope_i").to(torch.bfloat16).to_empty(device="cpu")
     model.init_weights()
     wanted = frequencies(stock("llava"))

@@ -124,7 +124,9 @@ def test_described_restored_and_emptied(family):
 def test_on_meta_and_filled_later(family):
     wanted = converted(family, "vrope")
     with torch.device("meta"):
-        model = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")(stock(family).config)
+        # a copy: conversion writes into the configuration, and `stock` is shared by all tests
+        made = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
+        model = made(copy.deepcopy(stock(family).config))
     model = vispe.convert(model.eval(), "vrope").to_empty(device="cpu")
     model.init_weights()
     model.load_state_dict(wanted.state_dict())

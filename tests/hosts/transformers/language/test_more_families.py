@@ -201,7 +201,7 @@ def test_every_scheme_goes_into_every_family(family, scheme):
 def test_loaded_in_half_precision(family, tmp_path):
     """The default type of numbers is then that of the model, also while it is converted."""
     kind = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
-    stock(family).save_pretrained(tmp_path)
+    copy.deepcopy(stock(family)).save_pretrained(tmp_path)
     direct = vispe.convert(kind.from_pretrained(tmp_path, dtype=torch.bfloat16), own_of(family))
     with pytest.warns(UserWarning, match="is saved with the position scheme"):
         direct.save_pretrained(tmp_path / "own")

@@ -178,7 +178,7 @@ def _with_head(inner, model):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configurations(family, tmp_path):
     made = type(vispe.convert(copy_of(family), "v2pe"))
-    plain = stock(family)
+    plain = copy_of(family)
     again = made(copy.deepcopy(plain.config)).eval()
     assert type(again) is type(plain)
     again.load_state_dict(plain.state_dict())

@@ -1,9 +1,9 @@
-"""Fused attention with a bias table: forward and backward passes without an n x n tensor (CUDA).
+"""Triton backend: fused attention with a bias table, forward and backward passes without an n x n tensor (CUDA).
 
-Every translation-invariant bias on a grid is one table, of any origin. `lower` makes the table, `strip` lays it out so
-that the bias of a query is one contiguous read, `op` holds the operators, and the kernels know nothing but runs of
-numbers. Tokens that are not one full grid in order say where they are by numbers of their own (`places`). Nothing
-of Triton is imported before the first call.
+Every translation-invariant bias on a grid is one offset table. `lower` computes the table, `strip` lays it out so that
+the bias of a query is one contiguous read, `op` has the operators, and the kernels only read runs of numbers. Tokens
+that are not one full grid in raster order have explicit cell indices or coordinates (`places`). Triton is not imported
+before the first call.
 """
 
 from __future__ import annotations
@@ -12,147 +12,183 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.content import content_dispatch
-from vispe.attention.backends.triton.content.content_dispatch import not_decomposed, reads_content
-from vispe.attention.backends.triton.coords.operands import not_placed, placed_attention
-from vispe.attention.backends.triton.device import failed
+from vispe.attention.backends.triton.content.content_dispatch import content_unsupported_reason, reads_content
+from vispe.attention.backends.triton.coords.operands import attend_coords, not_placed
+from vispe.attention.backends.triton.device import failure_reason
 from vispe.attention.backends.triton.device import no_device as _no_device
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.float16_strip import fits_half, pack_both
-from vispe.attention.bias.lower_to_table import behind, not_a_table, not_causal, table_of
-from vispe.attention.bias.strip import Layout, build, layout_of, pack, sight_of
+from vispe.attention.bias.float16_strip import fits_float16, pack_both
+from vispe.attention.bias.lower_to_table import (
+    causal_unsupported_reason,
+    not_a_table,
+    table_of,
+    with_causal_mask,
+)
+from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_autocast
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-WIDEST = 128  # columns of a head
+MAX_HEAD_DIM = 128  # maximum head_dim
 
 
-def refuses(call: Call) -> str | None:
-    """Return why this backend cannot serve `call`, or None."""
+def unsupported_reason(call: Call) -> str | None:
+    """Return why this backend does not support `call`, or None."""
     q, k, v = call.q, call.k, call.v
     device = _no_device(q)
     if device:
         return device
-    for given, why in (
-        (call.value_term is not None, "a value term needs the attention weights, which are never made"),
-        (call.whole, "a bias that takes the place of the product of queries and keys is not fused"),
+    for excluded, why in (
+        (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
+        (call.whole, "a bias that replaces the product of queries and keys is not fused"),
         (call.attn_mask is not None, "an attn_mask is an n x m tensor"),
         (call.dtype not in _DTYPES, f"{call.dtype} is not float16, bfloat16 or float32"),
         (q.shape[2] != k.shape[2], f"{q.shape[2]} queries and {k.shape[2]} keys are not one grid"),
-        (call.widest > WIDEST, f"heads are wider than {WIDEST}"),
+        (call.max_head_dim > MAX_HEAD_DIM, f"head_dim {call.max_head_dim} is larger than {MAX_HEAD_DIM}"),
         (not all(q.shape) or not all(v.shape), "there is nothing to attend to"),
         (not call.factor > 0, f"the scale {call.factor} is not positive"),
     ):
-        if given:
+        if excluded:
             return why
     if call.is_causal and call.cu_seqlens is not None:
         return "is_causal is not fused with packed sequences"
-    unfit = not_causal(call.bias) if call.is_causal else None
-    if unfit:
-        return unfit
+    causal_reason = causal_unsupported_reason(call.bias) if call.is_causal else None
+    if causal_reason:
+        return causal_reason
     if call.dropout_p and (reads_content(call.bias) or _scattered(call)):
-        return "dropout is fused with biases on one full grid only"
+        return "dropout is fused only with biases on one full grid"
     if call.bias is not None and reads_content(call.bias):
-        packed = "packed sequences are not fused with a bias that reads content"
+        packed = "packed sequences are not fused with content-dependent biases"
         kernels = "gated" if isinstance(call.bias, GatedBias) else "decomposed"
-        return (not_decomposed(call.bias) if call.cu_seqlens is None else packed) or failed(q, kernels)
+        return (
+            content_unsupported_reason(call.bias) if call.cu_seqlens is None else packed
+        ) or failure_reason(q, kernels)
     if _scattered(call):
-        return (None if call.bias is None else not_placed(call.bias)) or failed(q, "coords")
-    return failed(q, "table")
+        return (None if call.bias is None else not_placed(call.bias)) or failure_reason(q, "coords")
+    return failure_reason(q, "table")
 
 
 def run(call: Call) -> Tensor:
-    """Return attention (b, h, n, d_v) in `Call.dtype`; the memory beside the output is linear in n."""
+    """Return attention (b, h, n, d_v) in `Call.dtype`; the additional memory is linear in n."""
     from vispe.attention.backends.triton.grid.op import table_attention
 
-    content_read, scattered = reads_content(call.bias), _scattered(call)
-    # kernels of grids read the one head of keys that a group of query heads has
-    q, k, v = (_rows(t.to(call.dtype)) for t in call.transformed(repeated=content_read or scattered))
-    if content_read:
+    content_dependent, scattered = reads_content(call.bias), _scattered(call)
+    # the grid kernels support grouped key heads directly, the others need repeated ones
+    q, k, v = (
+        _contiguous_channels(t.to(call.dtype))
+        for t in call.transformed(repeated=content_dependent or scattered)
+    )
+    if content_dependent:
         return content_dispatch.run(call, q, k, v)
     if scattered:
-        return call.finish(placed_attention(call, q, k, v))
-    keep = call.key_padding_mask
-    steady = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
-    once = call.deterministic is False and not steady
-    luck: tuple[Tensor | None, float] = (None, 0.0)
+        return call.finish(attend_coords(call, q, k, v))
+    key_padding = call.key_padding_mask
+    # deterministic=True or the global setting of torch
+    deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
+    once = call.deterministic is False and not deterministic
+    dropout: tuple[Tensor | None, float] = (None, 0.0)
     if call.dropout_p:
-        # from the generator of torch: `manual_seed` and checkpointing repeat it
-        luck = torch.randint(2**62, (1,), device=q.device), call.dropout_p
+        # drawn from torch's generator, so that `manual_seed` and checkpointing reproduce it
+        dropout = torch.randint(2**62, (1,), device=q.device), call.dropout_p
     if call.bias is None or call.bias.pos is None:
         return call.finish(
             table_attention(
-                q, k, v, *[None] * 4, keep, None, None, 0, call.factor, 1, False, None, None, once, *luck
+                q,
+                k,
+                v,
+                *[None] * 4,
+                key_padding,
+                None,
+                None,
+                0,
+                call.factor,
+                1,
+                False,
+                None,
+                None,
+                once,
+                *dropout,
             )[0]
         )
     grid = call.bias.pos.grid
     layout = layout_of(*((q.shape[2],), 0) if grid is None else (grid.shape, grid.prefix))
-    address, base = _places(call.bias.pos, layout)
-    (packed, edge, copy, sight), runs, ends = _bias(call, layout)
+    address, base = _run_starts(call.bias.pos, layout)
+    (packed, edge, copy, visible), runs, prefix_runs = _bias(call, layout)
     sharers = 1 if layout.rows else layout.shape[0]
     out, _ = table_attention(
-        q, k, v, packed, address, edge, base, keep, runs, ends, layout.selected, call.factor, sharers, steady, sight,
-        copy, once, *luck,
+        q, k, v, packed, address, edge, base, key_padding, runs, prefix_runs, layout.selected, call.factor, sharers,
+        deterministic, visible, copy, once, *dropout,
     )  # fmt: skip
     return call.finish(out)
 
 
 def _scattered(call: Call) -> bool:
-    """Whether the tokens are not one full grid in order, so that each has to say where it is."""
+    """Whether the tokens are not one full grid in raster order, so that kernels need explicit coordinates."""
     return call.cu_seqlens is not None or (call.bias is not None and not_a_table(call.bias) is not None)
 
 
-_Packed = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # runs, numbers of prefix keys, copy, sight
+_Packed = tuple[
+    Tensor, Tensor, Tensor | None, Tensor | None
+]  # runs, prefix biases, float16 copy, visible offsets
 
 
 def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | None]:
-    """Return the packed bias, and what it was made from where that has a gradient."""
+    """Return the packed bias, and its differentiable runs and prefix biases if it needs a gradient, else None."""
     bias, heads = call.bias, call.q.shape[1]
     if bias is None or bias.pos is None or bias.pos.grid is None:
-        raise ShapeError("A bias without positions was given to the kernels; bind it to positions.")
+        raise ShapeError(
+            "The triton backend needs a bias with positions, got pos=None. Bind it to positions."
+        )
     half = call.dtype != torch.float32
     grid = bias.pos.grid
-    narrow = half and fits_half(bias, grid, call.factor)
+    # distance biases: float16 only; tables: float32 and a float16 copy
+    narrow = half and fits_float16(bias, grid, call.factor)
     stored = torch.float16 if narrow else torch.float32
     both = half and not narrow and not exporting()
 
-    def made() -> tuple[Tensor, Tensor, Tensor | None]:
+    def build_runs() -> tuple[Tensor, Tensor, Tensor | None]:
         with no_autocast(call.q.device):
             table, edge = table_of(bias)
             if table.shape[0] not in (1, heads):
-                raise ShapeError(
-                    f"The bias has {table.shape[0]} heads, but there are {heads}; give 1 or {heads}."
-                )
+                raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
             table = table.to(call.q.device, torch.float32)
+            # causal masking is part of the table
             if call.is_causal:
-                table, edge = behind(table, edge, grid)
-            # rows of small grids lie in one or two tiles
-            sight = sight_of(table, heads) if (bias.hides or call.is_causal) and not layout.rows else None
-            return *build(table, edge, layout), sight
+                table, edge = with_causal_mask(table, edge, grid)
+            # small grids (row layout) have one or two tiles, so skipping is useless there
+            visible = (
+                visible_offsets(table, heads) if (bias.hides or call.is_causal) and not layout.rows else None
+            )
+            return *build(table, edge, layout), visible
 
-    def packed(runs: Tensor, ends: Tensor, sight: Tensor | None) -> _Packed:
+    def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> _Packed:
         if both:
-            return *pack_both(runs, ends, layout, call.factor, call.dtype, lead=layout.lead), sight
-        return *pack(runs, ends, layout, call.factor, stored, lead=layout.lead), None, sight
+            return *pack_both(runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead), visible
+        return *pack(runs, prefix_runs, layout, call.factor, stored, lead=layout.lead), None, visible
 
     if bias.key is not None:
-        of = call.dtype if both else stored
-        key = ("packed bias", bias.key, call.factor, of, layout.rows, call.is_causal)
-        return bias.pos.remember(key, lambda: packed(*made())), None, None
-    runs, ends, sight = made()
-    graded = torch.is_grad_enabled() and (runs.requires_grad or ends.requires_grad)
-    return packed(runs, ends, sight), runs if graded else None, ends if graded else None
+        dtype = call.dtype if both else stored
+        # fixed biases are packed once per scale, dtype and layout
+        key = ("packed bias", bias.key, call.factor, dtype, layout.rows, call.is_causal)
+        return bias.pos.remember(key, lambda: pack_runs(*build_runs())), None, None
+    runs, prefix_runs, visible = build_runs()
+    needs_grad = torch.is_grad_enabled() and (runs.requires_grad or prefix_runs.requires_grad)
+    return (
+        pack_runs(runs, prefix_runs, visible),
+        runs if needs_grad else None,
+        prefix_runs if needs_grad else None,
+    )
 
 
-def _places(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return `Layout.patches_first`, kept with the positions."""
+def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return `Layout.patches_first`, cached with the positions."""
     return pos.remember(
         ("run starts, patches first", layout.rows), lambda: layout.patches_first(pos.coords.device)
     )
 
 
-def _rows(x: Tensor) -> Tensor:
-    """Return `x` with the columns of a token side by side."""
+def _contiguous_channels(x: Tensor) -> Tensor:
+    """Return `x` with contiguous channels."""
     return x if x.stride(-1) == 1 else x.contiguous()

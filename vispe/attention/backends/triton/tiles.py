@@ -1,10 +1,10 @@
-"""How large the tiles of each kernel are: a table in `tiles.json`, nothing is tuned at run time.
+"""Tile sizes of the kernels, read from `tiles.json`; nothing is tuned at run time.
 
-Each row of the file says for which compute capability (80: below 9.0, 90: from there on), widest head, dtype ('half',
-'float32', or 'tf32x3': float32 whose products are split for the tensor cores), strip ('float16': that of distances, or
-none; 'float32': that of tables, beside which half precision has a copy), number of tokens ('short': up to `SHORT`) and
-kernel it is, and where it comes from: 'compiled code' (chosen by instructions per score and spills, without a GPU) or
-the GPU that `eval/bench/tune.py` measured it on.
+Each row of the file is for one compute capability (80: below 9.0, 90: from 9.0), maximum head_dim, dtype ('half',
+'float32', or 'tf32x3': float32 with products split for the tensor cores), strip ('float16': distances or no bias;
+'float32': tables, with an additional float16 copy in half precision), number of tokens ('short': up to `SHORT`) and
+kernel. Its 'from' is 'compiled code' (selected by instructions per score and register spills, without a GPU) or the GPU
+that `eval/bench/tune.py` measured it on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 
 
 class Tiles(NamedTuple):
-    """Queries and keys per tile, warps and pipeline stages of one kernel, and the most registers of a thread.
+    """Queries and keys per tile, warps, pipeline stages and the register limit per thread of one kernel.
 
-    With 0 registers the compiler takes what it likes; fewer let more programs share a multiprocessor.
+    0 registers means no limit; a limit lets more programs share a multiprocessor.
     """
 
     queries: int
@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton gets besides the size of a tile."""
+        """Launch options of Triton."""
         limit = {"maxnreg": self.registers} if self.registers else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
@@ -49,9 +49,9 @@ Row = TypedDict(
     },
 )
 Key = tuple[str, str, str]  # kernel, 'short' or 'long', 'float16' or 'float32'
-Table = dict[Key, dict[int, Tiles]]  # by the widest head
+Table = dict[Key, dict[int, Tiles]]  # by maximum head_dim
 FILE = Path(__file__).with_name("tiles.json")
-SHORT = 512  # tokens up to which tiles of 64 waste less than they lose
+SHORT = 512  # tokens up to which small tiles are faster, since they have less padding
 
 
 def read(sm: int, dtype: str) -> Table:
@@ -69,14 +69,14 @@ TABLES = {(sm, dtype): read(sm, dtype) for sm in (80, 90) for dtype in ("half", 
 
 
 def rows_of(dtype: torch.dtype, product: str = "ieee") -> str:
-    """Return how the file calls a dtype whose matrix products are as `product` says: 'ieee' or 'tf32x3'."""
+    """Return the dtype name used in the file; `product` is 'ieee' or 'tf32x3'."""
     if dtype != torch.float32:
         return "half"
     return "tf32x3" if product == "tf32x3" else "float32"
 
 
 def table_for(rows: str, older: bool = False) -> Table:
-    """Return the table that `tiles` reads; `rows` and `older` as there."""
+    """Return the table for `rows` and `older`, see `tiles`."""
     return TABLES[80 if older else 90, rows]
 
 
@@ -88,17 +88,17 @@ def tiles(
     older: bool = False,
     strip: torch.dtype = torch.float16,
 ) -> Tiles:
-    """Return the tiles of a kernel for heads of `width` columns and `tokens` tokens.
+    """Return the tiles of a kernel.
 
     Args:
         kernel: 'forward', 'grad_q', 'grad_kv' or 'grad_bias'.
-        width: columns of the widest of q and v.
-        tokens: how many there are.
-        rows: of the file, as `rows_of` names them.
-        older: the GPU has a compute capability below 9.0.
-        strip: dtype of the strip where `rows` is 'half'; float32 for 'grad_bias'.
+        width: head_dim, the larger of q and v.
+        tokens: number of tokens.
+        rows: dtype name in the file, from `rows_of`.
+        older: whether the GPU has a compute capability below 9.0.
+        strip: dtype of the strip if `rows` is 'half'; float32 for 'grad_bias'.
     """
     bucket = "short" if tokens <= SHORT else "long"
     wide = rows != "half" or strip == torch.float32 or kernel == "grad_bias"
-    found = table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"]
-    return found[min(widest for widest in found if width <= widest)]
+    by_width = table_for(rows, older)[kernel, bucket, "float32" if wide else "float16"]
+    return by_width[min(widest for widest in by_width if width <= widest)]

@@ -7,8 +7,9 @@ entry. timm's towers in transformers get ``model_args['pos_embed']`` beside it, 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -71,17 +72,57 @@ def write(model: nn.Module) -> list[Any]:
 
 def erase(model: nn.Module) -> None:
     """Take out of the configurations of a model what its parts do not have any more."""
-    kept = {id(module.config) for module, _ in _converted(model)}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if KEY not in getattr(config, "__dict__", ()) or id(config) in kept:
+    _erase(model, (getattr(module, "config", None) for module in model.modules()))
+
+
+@contextlib.contextmanager
+def exact(model: nn.Module) -> Iterator[list[Any]]:
+    """Let the configurations of a model name exactly what its parts have, until the block ends.
+
+    Models that were built from one configuration share the object, so its entries may be those of another model. At the
+    end of the block the configurations are as they were before.
+
+    Yields:
+        The configurations of the converted parts.
+    """
+    configs = list(_configs(model))
+    before = [
+        {name: vars(config)[name] for name in (KEY, "model_args") if name in vars(config)}
+        for config in configs
+    ]
+    try:
+        _erase(model, configs)
+        yield write(model)
+    finally:
+        for config, entries in zip(configs, before, strict=True):
+            vars(config).pop(KEY, None)
+            for name, value in entries.items():
+                setattr(config, name, value)
+
+
+def _erase(model: nn.Module, configs: Iterable[Any]) -> None:
+    """Remove the entries of configurations that do not belong to a converted part of a model."""
+    converted = {id(module.config) for module, _ in _converted(model)}
+    for config in configs:
+        if KEY not in getattr(config, "__dict__", ()) or id(config) in converted:
             continue
         entry = read(config)
         delattr(config, KEY)
-        if hasattr(module, "timm_model"):
+        if hasattr(config, "model_args"):
             arguments = {k: v for k, v in (config.model_args or {}).items() if k != WORD}
             arguments |= {WORD: entry[WORD]} if WORD in entry else {}
             config.model_args = arguments or None
+
+
+def _configs(model: nn.Module) -> Iterator[Any]:
+    """Yield each configuration of a model once, with those that are nested in it."""
+    waiting, known = [getattr(module, "config", None) for module in model.modules()], set()
+    while waiting:
+        config = waiting.pop()
+        if hasattr(config, "to_dict") and hasattr(config, "__dict__") and id(config) not in known:
+            known.add(id(config))
+            yield config
+            waiting += vars(config).values()
 
 
 def missing(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:

@@ -49,19 +49,17 @@ def _complete(model: nn.Module, asked: type) -> None:
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
     def save_pretrained(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        configs = config_record.write(self)
-        named = [
-            c for c in configs if not hasattr(c, "model_args")
-        ]  # timm's towers come back by `model_args`
-        if named:
-            parts = " and ".join(config_record.shown(config_record.read(c)) for c in named)
-            warnings.warn(
-                f"{type(self).__name__} is saved with {parts}, which from_pretrained of transformers does not build; "
-                f"load it with vispe.from_pretrained.",
-                UserWarning,
-                stacklevel=2,
-            )
-        original(self, *args, **kwargs)
+        with config_record.exact(self) as configs:
+            # towers of timm are not warned about: transformers builds them by `model_args`
+            entries = [config_record.read(config) for config in configs if not hasattr(config, "model_args")]
+            if entries:
+                warnings.warn(
+                    f"{type(self).__name__} is saved with {' and '.join(map(config_record.shown, entries))}, which "
+                    f"from_pretrained of transformers does not build; load it with vispe.from_pretrained.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            original(self, *args, **kwargs)
 
     return save_pretrained
 

@@ -1,4 +1,4 @@
-"""Adapters of peft, once vispe is imported: what their files belong to, and which caches are slots of prefix tuning."""
+"""Adapters of peft, once vispe is imported: their files, their target modules, and the caches of prefix tuning."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from vispe.hosts.monkeypatch import Door
 from vispe.hosts.transformers.language.kv_cache import PREFIX
-from vispe.hosts.transformers.saving import config_record
+from vispe.hosts.transformers.saving import adapter_targets, config_record
 
 
 def install() -> None:
-    """Wrap `PeftModel.save_pretrained` and `get_prompt`; once is enough, more often does no harm."""
+    """Wrap functions of peft; calling it again has no effect."""
     for door in _doors():
         door.install()
 
@@ -24,9 +24,13 @@ def uninstall() -> None:
         door.uninstall()
 
 
-def _doors() -> tuple[Door, Door]:
+def _doors() -> list[Door]:
     owner = importlib.import_module("peft.peft_model").PeftModel
-    return Door(owner, "save_pretrained", _saving), Door(owner, "get_prompt", _prompting)
+    return [
+        Door(owner, "save_pretrained", _saving),
+        Door(owner, "get_prompt", _prompting),
+        *adapter_targets.doors(),
+    ]
 
 
 def virtual_tokens(model: Any) -> int:
@@ -50,14 +54,15 @@ def _prompting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> None:
-        if configs := config_record.write(self):
-            names = " and ".join(config_record.shown(config_record.read(config)) for config in configs)
-            warnings.warn(
-                f"An adapter is saved without its base model, which has {names}; load that with vispe.from_pretrained, "
-                "or convert it in the same way, before the adapter.",
-                UserWarning,
-                stacklevel=2,
-            )
-        original(self, *args, **kwargs)
+        with config_record.exact(self) as configs:
+            if configs:
+                names = " and ".join(config_record.shown(config_record.read(config)) for config in configs)
+                warnings.warn(
+                    f"An adapter is saved without its base model, which has {names}; load that with "
+                    "vispe.from_pretrained, or convert it in the same way, before the adapter.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            original(self, *args, **kwargs)
 
     return save_pretrained

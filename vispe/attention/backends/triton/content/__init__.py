@@ -1,1 +1,1 @@
-"""Fused attention for biases that depend on content: gated and decomposed."""
+"""Fused attention with content-dependent biases: gated and decomposed."""

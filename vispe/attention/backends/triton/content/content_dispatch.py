@@ -1,4 +1,4 @@
-"""From biases that depend on what tokens hold to the kernels of decomposed and of gated ones."""
+"""Dispatch of content-dependent biases to the kernels of decomposed and gated biases."""
 
 from __future__ import annotations
 
@@ -19,123 +19,124 @@ from vispe.grid import Positions
 
 
 def reads_content(bias: Bias | None) -> bool:
-    """Whether a bias, or one of its terms, depends on what tokens hold."""
+    """Whether a bias, or one of its terms, depends on the content of the tokens."""
     if isinstance(bias, SumBias):
         return any(map(reads_content, bias.terms))
     return isinstance(bias, ContextBias | DecomposedBias | GatedBias)
 
 
-def not_decomposed(bias: Bias) -> str | None:
-    """Return why a bias that `reads_content` is neither a gated table nor a sum of decomposed ones, or None."""
+def content_unsupported_reason(bias: Bias) -> str | None:
+    """Return why a content-dependent bias is neither a gated table nor a sum of decomposed biases, or None."""
     if isinstance(bias, GatedBias):
         reason = not_a_table(bias.profile)
-        return None if reason is None else f"in the profile that is gated, {reason}"
+        return None if reason is None else f"the gated profile is not a table: {reason}"
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
     for term in terms:
         if isinstance(term, ContextBias):
-            return (
-                "what a token reads for every bucket is fused only by rows and columns (irpe: method='cross')"
-            )
+            return "ContextBias is fused only with separate terms for rows and columns (irpe: method='cross')"
         if not isinstance(term, DecomposedBias):
-            return f"the sum of {type(term).__name__} and of what tokens read is not fused"
+            return f"the sum of {type(term).__name__} and content-dependent terms is not fused"
         if term.pos is None or not term.pos.regular:
-            return "the tokens are not a full grid in order"
-    fields = {(term.pos.grid.shape, term.pos.grid.prefix) for term in terms if term.pos and term.pos.grid}
-    return "the terms of the bias are on different grids" if len(fields) > 1 else None
+            return "the tokens are not a full grid in raster order"
+    grids = {(term.pos.grid.shape, term.pos.grid.prefix) for term in terms if term.pos and term.pos.grid}
+    return "the terms of the bias are on different grids" if len(grids) > 1 else None
 
 
 def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention (b, h, n, d_v) of tensors that the kernels can read, with a bias that `reads_content`."""
+    """Return attention (b, h, n, d_v) of a call with a content-dependent bias; q, k, v are transformed inputs."""
     from vispe.attention.backends.triton.content.decomposed_op import decomposed_attention, slots_for
 
     bias = call.bias
     groups = call.q.shape[1] // call.k.shape[1]
-    content = call.real(call.k)
-    content = content.repeat_interleave(groups, 1) if groups > 1 else content
-    ask = Request(None, None, call.q, content, call.factor, None)
+    # biases read the untransformed keys, with padding set to 0
+    keys = call.zero_padding(call.k)
+    keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
+    request = Request(None, None, call.q, keys, call.factor, None)
     if isinstance(bias, GatedBias):
-        return call.finish(_gated(call, bias, ask, q, k, v))
+        return call.finish(_gated(call, bias, request, q, k, v))
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
     grid = None if bias is None or bias.pos is None else bias.pos.grid
     shape, prefix = (
         (1, 1) if grid is None else (grid.shape[0], grid.shape[-1]),
         0 if grid is None else grid.prefix,
     )
+    # terms of all decomposed biases are summed in one layout, separately for queries and keys
     slots = slots_for(q, v, shape, prefix)
-    read: dict[str, Tensor] = {}
+    terms_by_side: dict[str, Tensor] = {}
     with no_autocast(q.device):
         for term in terms:
             if isinstance(term, DecomposedBias):
-                laid = _laid_out(term, ask, slots, q)
-                read[term.dot] = read[term.dot] + laid if term.dot in read else laid
+                term_slots = _laid_out(term, request, slots, q)
+                terms_by_side[term.dot] = (
+                    terms_by_side[term.dot] + term_slots if term.dot in terms_by_side else term_slots
+                )
     out, _ = decomposed_attention(
-        q, k, v, read.get("query"), read.get("key"), call.key_padding_mask, *shape, prefix, slots.width, slots.high,
-        call.factor,
+        q, k, v, terms_by_side.get("query"), terms_by_side.get("key"), call.key_padding_mask, *shape, prefix,
+        slots.width, slots.high, call.factor,
     )  # fmt: skip
     return call.finish(out)
 
 
-def _laid_out(term: DecomposedBias, ask: Request, slots: Slots, q: Tensor) -> Tensor:
-    rows, cols = (read.expand(*q.shape[:2], -1, -1) for read in term.lookups(ask))
-    return lay_out(rows, cols, slots, 1.0 if ask.scale is None else ask.scale)
+def _laid_out(term: DecomposedBias, request: Request, slots: Slots, q: Tensor) -> Tensor:
+    rows, cols = (term_tensor.expand(*q.shape[:2], -1, -1) for term_tensor in term.lookups(request))
+    return lay_out(rows, cols, slots, 1.0 if request.scale is None else request.scale)
 
 
-def _gated(call: Call, bias: GatedBias, ask: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _gated(call: Call, bias: GatedBias, request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from vispe.attention.backends.triton.content.gated_op import gated_attention
 
     profile, heads = bias.profile, q.shape[1]
     pos = profile.pos
     if pos is None or pos.grid is None:
         raise ShapeError(
-            "A gated bias without positions was given to the kernels; bind its profile to positions."
+            "The triton backend needs a gated bias with positions, got pos=None. Bind its profile to positions."
         )
     layout = layout_of(pos.grid.shape, pos.grid.prefix)
 
-    def made() -> tuple[Tensor, Tensor]:
+    def build_runs() -> tuple[Tensor, Tensor]:
         table, edge = table_of(profile)
         if table.shape[0] not in (1, heads):
-            raise ShapeError(
-                f"The bias has {table.shape[0]} heads, but there are {heads}; give 1 or {heads}."
-            )
+            raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
         return build(table.to(q.device, torch.float32), edge, layout)
 
-    def packed(runs: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        return pack(runs, ends, layout, call.factor, torch.float32, shift=False)
+    def pack_runs(runs: Tensor, prefix_runs: Tensor) -> tuple[Tensor, Tensor]:
+        return pack(runs, prefix_runs, layout, call.factor, torch.float32, shift=False)
 
     runs: Tensor | None = None
-    ends: Tensor | None = None
+    prefix_runs: Tensor | None = None
     with no_autocast(q.device):
-        row, col = (_gate(gate, q) for gate in bias.gates(ask))
+        row, col = (_gate(gate, q) for gate in bias.gates(request))
         if profile.key is not None:
-            kept = ("packed profile", profile.key, call.factor, layout.rows)
-            strip, edge = pos.remember(kept, lambda: packed(*made()))
+            cache_key = ("packed profile", profile.key, call.factor, layout.rows)
+            strip, edge = pos.remember(cache_key, lambda: pack_runs(*build_runs()))
         else:
-            runs, ends = made()
-            strip, edge = packed(runs, ends)
+            runs, prefix_runs = build_runs()
+            strip, edge = pack_runs(runs, prefix_runs)
+    # without a gradient the profile must not be an input of the operator
     if not (
         torch.is_grad_enabled()
         and runs is not None
-        and ends is not None
-        and (runs.requires_grad or ends.requires_grad)
+        and prefix_runs is not None
+        and (runs.requires_grad or prefix_runs.requires_grad)
     ):
-        runs = ends = None
-    address, base = _places(pos, layout)
-    steady = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
+        runs = prefix_runs = None
+    address, base = _run_starts(pos, layout)
+    deterministic = bool(call.deterministic) or torch.are_deterministic_algorithms_enabled()
     sharers = 1 if layout.rows else layout.shape[0]
     out, _ = gated_attention(
-        q, k, v, row, col, strip, address, edge, base, call.key_padding_mask, runs, ends, layout.selected, call.factor,
-        sharers, steady,
+        q, k, v, row, col, strip, address, edge, base, call.key_padding_mask, runs, prefix_runs, layout.selected,
+        call.factor, sharers, deterministic,
     )  # fmt: skip
     return out
 
 
-def _places(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
+def _run_starts(pos: Positions, layout: Layout) -> tuple[Tensor, Tensor]:
     device = pos.coords.device
     return pos.remember(("run starts", layout.rows), lambda: (layout.address(device), layout.base(device)))
 
 
 def _gate(gate: Tensor | None, q: Tensor) -> Tensor:
-    """Return a gate for all samples and heads, zeros if there is none."""
+    """Return a gate (b, h, n) float32 for all samples and heads, zeros if it is None."""
     if gate is None:
         return torch.zeros(q.shape[:3], dtype=torch.float32, device=q.device)
     return gate.float().expand(q.shape[:3]).contiguous()

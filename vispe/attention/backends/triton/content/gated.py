@@ -1,20 +1,33 @@
-"""The kernels of gated biases, ``(row_i + col_j) * profile(i, j)``: a strip, and two numbers per token."""
+"""Kernels of gated biases, ``(row_i + col_j) * profile(i, j)``: a strip, and one gate per query and per key."""
 
 import triton
 import triton.language as tl
 
-from vispe.attention.backends.triton.grid.backward import grad_scores, weigh_kv
+from vispe.attention.backends.triton.grid.backward import grad_scores, update_dkv
 from vispe.attention.backends.triton.grid.bias_gradient import write_bias
-from vispe.attention.backends.triton.grid.column_tiles import empty, inner, mixed, rows, times, write
-from vispe.attention.backends.triton.grid.forward import finish, shares, weigh
-from vispe.attention.backends.triton.grid.shared import edges, padding, pitch_of, program, sums_at
+from vispe.attention.backends.triton.grid.column_tiles import (
+    load_rows,
+    matmul_nt,
+    scaled,
+    store_rows,
+    weighted_sum,
+    zeros,
+)
+from vispe.attention.backends.triton.grid.forward import accumulate_values, share_pointer, store_output
+from vispe.attention.backends.triton.grid.shared import (
+    key_mask,
+    load_sums,
+    pitch_of,
+    prefix_bias,
+    program_tile,
+)
 
 
 @triton.jit
-def plan(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
-    """Return how many tiles are masked at the front, where the plain ones end, and how many are masked in all."""
+def tile_ranges(n, p, BN: tl.constexpr, HAS_KEEP: tl.constexpr):
+    """Return the number of masked tiles at the front, the end of the unmasked tiles, and the number of masked tiles."""
     tiles = tl.cdiv(n, BN)
-    # tiles with prefix keys stand in front, the ragged one at the end
+    # tiles with prefix keys are first, the partial tile is last
     front = tl.minimum(tl.cdiv(p, BN), tiles)
     if HAS_KEEP:
         front = tiles
@@ -27,17 +40,18 @@ def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.co
                  BN: tl.constexpr, MASKED: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return logits / scale of a tile of queries and the keys from `start` on, these keys, profile and gate."""
     j = start + tl.arange(0, BN)
-    k = rows(K, j, kn, n, D, BD, MASKED)
-    # the strip of a query is one contiguous read: its address plus the number of the key
+    k = load_rows(K, j, kn, n, D, BD, MASKED)
+    # the profile of a query is contiguous: its address plus the key index
     profile = tl.load(S + address[:, None] + j[None, :])
     if MASKED:
         profile = tl.where(j[None, :] < p, edge[:, None], profile)
+        # gates of query and key are added, then multiplied with the profile
         gate = a[:, None] + tl.load(COL + j, mask=j < n, other=0.0)[None, :]
     else:
         gate = a[:, None] + tl.load(COL + j)[None, :]
-    x = inner(q, k, profile * gate, DOT)
+    x = matmul_nt(q, k, profile * gate, DOT)
     if MASKED:
-        x = tl.where(padding(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
+        x = tl.where(key_mask(KEEP, j, n, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k, profile, gate
 
 
@@ -46,34 +60,51 @@ def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, q
                   sh, eh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
                   BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
                   DOT: tl.constexpr):  # fmt: skip
-    """Write the output and log2 of the row sums for one tile of queries."""
-    b, h, tile = program(batch, n, BM)
+    """Write the output and log2-sum-exp of one tile of queries."""
+    b, h, tile = program_tile(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
-    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+    q = load_rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
     KEEP += b * n
     S += h * sh
     COL += (b * heads + h) * n
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE + h * eh, i < p, True)
+    edge = prefix_bias(EDGE + h * eh, i < p, True)
     a = tl.load(ROW + (b * heads + h) * n + i, mask=i < n, other=0.0)
-    top = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc = empty(BM, BE)
-    # tiles that need care first, the others in a loop without masks
-    front, end, masked = plan(n, p, BN, HAS_KEEP)
+    row_max = tl.full((BM,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BM,), tl.float32)
+    acc = zeros(BM, BE)
+    # masked tiles first, then the others in a loop without masks
+    front, end, masked = tile_ranges(n, p, BN, HAS_KEEP)
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, True, HAS_KEEP,
                                   DOT)  # fmt: skip
-        acc, top, total = weigh(acc, top, total, x, V, start, vn, n, c, E, BE, BN, True, DOT)
+        acc, row_max, row_sum = accumulate_values(
+            acc, row_max, row_sum, x, V, start, vn, n, c, E, BE, BN, True, DOT
+        )
     for t in range(front, end):
         x, _, _, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, t * BN, kn, n, p, D, BD, BN, False, HAS_KEEP,
                                   DOT)  # fmt: skip
-        acc, top, total = weigh(acc, top, total, x, V, t * BN, vn, n, c, E, BE, BN, False, DOT)
+        acc, row_max, row_sum = accumulate_values(
+            acc, row_max, row_sum, x, V, t * BN, vn, n, c, E, BE, BN, False, DOT
+        )
     at = (b * heads + h) * pitch_of(n)
-    finish(OUT + b * ob + h * oh, LSE + at, shares(LSE, n, BM) + at, acc, top, total, i, i, on, n, E, BE)
+    store_output(
+        OUT + b * ob + h * oh,
+        LSE + at,
+        share_pointer(LSE, n, BM) + at,
+        acc,
+        row_max,
+        row_sum,
+        i,
+        i,
+        on,
+        n,
+        E,
+        BE,
+    )
 
 
 @triton.jit
@@ -83,9 +114,9 @@ def gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEE
     """Return the sums of dS k and dS profile after one more tile of keys."""
     x, k, profile, _ = gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D, BD, BN, MASKED,
                                     HAS_KEEP, DOT)  # fmt: skip
-    v = rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
+    v = load_rows(V, start + tl.arange(0, BN), vn, n, E, BE, MASKED)
     ds = grad_scores(x, do, v, lse, delta, c, DOT)
-    return mixed(ds, k, acc, DOT), da + tl.sum(ds * profile, 1)
+    return weighted_sum(ds, k, acc, DOT), da + tl.sum(ds * profile, 1)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -94,25 +125,25 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
                  E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
                  DOT: tl.constexpr):  # fmt: skip
     """Write dq and the gradient of the row gates of one tile of queries, looping over keys."""
-    b, h, tile = program(batch, n, BM)
+    b, h, tile = program_tile(batch, n, BM)
     i = tile * BM + tl.arange(0, BM)
-    own = (b * heads + h) * n
-    q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
-    do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
+    gate_row = (b * heads + h) * n
+    q = load_rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+    do = load_rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
     at = (b * heads + h) * pitch_of(n)
-    lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
+    lse, delta = load_sums(LSE + at, DELTA + at, i, n, True)
     K += b * kb + h * kh
     V += b * vb + h * vh
     KEEP += b * n
     S += h * sh
-    COL += own
+    COL += gate_row
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE + h * eh, i < p, True)
-    a = tl.load(ROW + own + i, mask=i < n, other=0.0)
-    acc = empty(BM, BD)
+    edge = prefix_bias(EDGE + h * eh, i < p, True)
+    a = tl.load(ROW + gate_row + i, mask=i < n, other=0.0)
+    acc = zeros(BM, BD)
     da = tl.zeros((BM,), tl.float32)
-    # tiles that need care first, the others in a loop without masks
-    front, end, masked = plan(n, p, BN, HAS_KEEP)
+    # masked tiles first, then the others in a loop without masks
+    front, end, masked = tile_ranges(n, p, BN, HAS_KEEP)
     for t in range(0, masked):
         start = tl.where(t < front, t, end + t - front) * BN
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, start, kn, vn, n, p,
@@ -120,8 +151,8 @@ def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ
     for t in range(front, end):
         acc, da = gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEEP, t * BN, kn, vn, n, p,
                                c, D, BD, E, BE, BN, False, HAS_KEEP, DOT)  # fmt: skip
-    write(DQ + b * db + h * dh, times(acc, scale), i, i < n, dn, D, BD)
-    tl.store(DROW + own + i, da * scale, mask=i < n)
+    store_rows(DQ + b * db + h * dh, scaled(acc, scale), i, i < n, dn, D, BD)
+    tl.store(DROW + gate_row + i, da * scale, mask=i < n)
 
 
 @triton.jit
@@ -130,21 +161,22 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
                   BN: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return the sums of dS^T q, P^T dO and dS^T profile after one more tile of queries; tiles are keys x queries."""
     i = start + tl.arange(0, BM)
-    q = rows(Q, i, qn, n, D, BD, MASKED)
-    do = rows(GRAD, i, gn, n, E, BE, MASKED)
-    lse, delta = sums_at(LSE, DELTA, i, n, MASKED)
+    q = load_rows(Q, i, qn, n, D, BD, MASKED)
+    do = load_rows(GRAD, i, gn, n, E, BE, MASKED)
+    lse, delta = load_sums(LSE, DELTA, i, n, MASKED)
     address = tl.load(ADDRESS + i, mask=i < n, other=0) if MASKED else tl.load(ADDRESS + i)
     address = tl.multiple_of(address, 8)
-    # the strip of a query is one contiguous read: its address plus the number of the key
+    # the profile of a query is contiguous: its address plus the key index
     profile = tl.load(S + address[None, :] + j[:, None])
     if MASKED:
-        profile = tl.where(j[:, None] < p, edges(EDGE, i < p, True)[None, :], profile)
+        profile = tl.where(j[:, None] < p, prefix_bias(EDGE, i < p, True)[None, :], profile)
     a = tl.load(ROW + i, mask=i < n, other=0.0) if MASKED else tl.load(ROW + i)
     gate = g[:, None] + a[None, :]
-    x = inner(k, q, profile * gate, DOT)
+    x = matmul_nt(k, q, profile * gate, DOT)
     if MASKED:
         x = tl.where(real[:, None], x, float("-inf"))
-    dk, dv, ds = weigh_kv(dk, dv, x, q, v, do, lse, delta, c, DOT)
+    # the gradient of a gate is dS times the profile, summed over the other axis
+    dk, dv, ds = update_dkv(dk, dv, x, q, v, do, lse, delta, c, DOT)
     return dk, dv, dc + tl.sum(ds * profile, 1)
 
 
@@ -154,26 +186,27 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
                   BN: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Write dk, dv and the gradient of the column gates of one tile of keys, looping over queries."""
-    b, h, tile = program(batch, n, BN)
+    b, h, tile = program_tile(batch, n, BN)
     first = tile * BN
     j = first + tl.arange(0, BN)
-    own = (b * heads + h) * n
-    k = rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
-    v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
-    g = tl.load(COL + own + j, mask=j < n, other=0.0)
-    real = padding(KEEP + b * n, j, n, HAS_KEEP)
+    gate_row = (b * heads + h) * n
+    k = load_rows(K + b * kb + h * kh, j, kn, n, D, BD, True)
+    v = load_rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+    g = tl.load(COL + gate_row + j, mask=j < n, other=0.0)
+    real = key_mask(KEEP + b * n, j, n, HAS_KEEP)
     Q += b * qb + h * qh
     GRAD += b * gb + h * gh
     LSE += (b * heads + h) * pitch_of(n)
     DELTA += (b * heads + h) * pitch_of(n)
-    ROW += own
+    ROW += gate_row
     S += h * sh
     EDGE += h * eh
-    dk = empty(BN, BD)
-    dv = empty(BN, BE)
+    dk = zeros(BN, BD)
+    dv = zeros(BN, BE)
     dc = tl.zeros((BN,), tl.float32)
+    # only the partial last tile of queries needs masks
     plain = n // BM
-    # a tile of keys that needs care needs it for all queries
+    # a tile of keys that needs masks needs them for all queries
     if HAS_KEEP:
         plain = 0
     plain = tl.where((first < p) | (first + BN > n), 0, plain)
@@ -183,9 +216,9 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     for t in range(plain, tl.cdiv(n, BM)):
         dk, dv, dc = gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADDRESS, EDGE, t * BM,
                                    qn, gn, n, p, c, D, BD, E, BE, BM, BN, True, DOT)  # fmt: skip
-    write(DK + b * db + h * dh, times(dk, scale), j, j < n, dn, D, BD)
-    write(DV + b * eb + h * et, dv, j, j < n, en, E, BE)
-    tl.store(DCOL + own + j, dc * scale, mask=j < n)
+    store_rows(DK + b * db + h * dh, scaled(dk, scale), j, j < n, dn, D, BD)
+    store_rows(DV + b * eb + h * et, dv, j, j < n, en, E, BE)
+    tl.store(DCOL + gate_row + j, dc * scale, mask=j < n)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
@@ -194,7 +227,7 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
                        BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                        HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr,
                        FIXED: tl.constexpr):  # fmt: skip
-    """As `grad_bias`, for the profile."""
+    """Add the gradients of the profile, as `grad_bias` does for a bias."""
     pid = tl.program_id(0)
     across, down = tl.cdiv(n, BN), tl.cdiv(n, BM)
     h = (pid // (across * down)).to(tl.int64)
@@ -203,20 +236,20 @@ def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DEL
     j = column * BN + tl.arange(0, BN)
     S += h * sh
     address = tl.multiple_of(tl.load(ADDRESS + i, mask=i < n, other=0), 8)
-    edge = edges(EDGE + h * eh, i < p, True)
+    edge = prefix_bias(EDGE + h * eh, i < p, True)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, batch):
-        # 64 bits, since samples may lie 2^31 elements apart
+        # 64 bits, since sample offsets may exceed 2^31 elements
         b = sample + tl.zeros((), tl.int64)
-        own = (b * heads + h) * n
-        q = rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
-        a = tl.load(ROW + own + i, mask=i < n, other=0.0)
-        x, _, _, gate = gated_scores(q, a, K + b * kb + h * kh, COL + own, S, address, edge, KEEP + b * n,
+        gate_row = (b * heads + h) * n
+        q = load_rows(Q + b * qb + h * qh, i, qn, n, D, BD, True)
+        a = tl.load(ROW + gate_row + i, mask=i < n, other=0.0)
+        x, _, _, gate = gated_scores(q, a, K + b * kb + h * kh, COL + gate_row, S, address, edge, KEEP + b * n,
                                      column * BN, kn, n, p, D, BD, BN, True, HAS_KEEP, DOT)  # fmt: skip
-        v = rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
-        do = rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
+        v = load_rows(V + b * vb + h * vh, j, vn, n, E, BE, True)
+        do = load_rows(GRAD + b * gb + h * gh, i, gn, n, E, BE, True)
         at = (b * heads + h) * pitch_of(n)
-        lse, delta = sums_at(LSE + at, DELTA + at, i, n, True)
+        lse, delta = load_sums(LSE + at, DELTA + at, i, n, True)
         acc += grad_scores(x, do, v, lse, delta, c, DOT) * gate
     ends = ENDS + (h * down * across + row * across + column) * 2
     write_bias(acc, RUNS + h * rh, ends, BASE, UNIT, i, j, n, (j >= p) & (j < n), j < p, i < p, column * BN < p,

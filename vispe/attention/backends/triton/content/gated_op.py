@@ -1,4 +1,4 @@
-"""Attention with a gated bias as operators of torch, and the launches of their kernels."""
+"""Fused attention with a gated bias as torch operators, with the launches of their kernels."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from vispe.attention.backends.triton.content.gated import (
     gated_grad_profile,
     gated_grad_q,
 )
-from vispe.attention.backends.triton.device import watched
+from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
-    apart,
     bias_strides,
     choose,
     constants,
     fake_output,
     grads_like,
     mask_of,
-    shared,
+    scaled_grad,
     strides,
     sums_of,
     tokens_first,
+    with_row_pitch,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, sums_over_heads, unit_of
 from vispe.attention.backends.triton.tiles import Tiles
 
 
 @torch.library.custom_op("vispe::gated_attention", mutates_args=())
-@watched("gated")
+@record_failures("gated")
 def gated_attention(
     q: Tensor, k: Tensor, v: Tensor, row: Tensor, col: Tensor, packed: Tensor, address: Tensor, edge: Tensor,
-    base: Tensor, keep: Tensor | None, runs: Tensor | None, ends: Tensor | None, prefix: int, scale: float,
+    base: Tensor, keep: Tensor | None, runs: Tensor | None, prefix_runs: Tensor | None, prefix: int, scale: float,
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output and log2 of the row sums.
+    """Return the output (b, h, n, d_v) and the row sums of `sums_of`.
 
     Args:
         q: queries (b, h, n, d), last stride 1; float16, bfloat16 or float32.
@@ -48,19 +48,19 @@ def gated_attention(
         v: values.
         row: gates of queries (b, h, n), float32, contiguous.
         col: gates of keys, likewise.
-        packed: the profile by `strip.pack`, not shifted, float32.
-        address: where its runs start.
+        packed: the profile from `strip.pack` with shift=False, float32.
+        address: starts of its runs.
         edge: the profile of prefix keys.
-        base: (n,) int32 of `Layout.base`.
-        keep: real keys.
-        runs: what `packed` was made from, and is not read: the gradient goes to it.
-        ends: what `edge` was made from, likewise.
-        prefix: how many keys take their profile from `edge`.
+        base: (n,) int32 from `Layout.base`.
+        keep: True for real keys.
+        runs: the tensor that `packed` was computed from; not read, but gets the gradient.
+        prefix_runs: the tensor that `edge` was computed from, likewise.
+        prefix: number of keys whose profile is in `edge`.
         scale: factor of the logits.
-        sharers: how many queries may share an element of the runs.
-        deterministic: sum in fixed point where queries share.
+        sharers: number of queries that may share an element of the runs.
+        deterministic: sum in fixed point if queries share elements.
     """
-    del base, runs, ends, sharers, deterministic
+    del base, runs, prefix_runs, sharers, deterministic
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
     lse = sums_of(q)
@@ -76,44 +76,49 @@ gated_attention.register_fake(fake_output)
 
 
 @torch.library.custom_op("vispe::gated_attention_grad", mutates_args=())
-@watched("gated")
+@record_failures("gated")
 def gated_attention_grad(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, row: Tensor, col: Tensor, packed: Tensor,
     address: Tensor, edge: Tensor, base: Tensor, keep: Tensor | None, prefix: int, scale: float, length: int,
     sharers: int, deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v, both gates and of the profile; the last two are empty when `length` is 0."""
-    grad, lse = shared(grad, lse), apart(lse)
+    """Return the gradients of q, k, v, both gates and the profile; the last two are empty if `length` is 0."""
+    grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
     b, h, n, _ = q.shape
     delta, drow, dcol = row_sums_of(out, grad), lse.new_empty(lse.shape[1:]), lse.new_empty(lse.shape[1:])
+    # first pass: gradients of queries and their gates
     dq, dk, dv = grads_like(q, k, v)
     size = choose("grad_q", q, v)
-    made = _constants(q, v, size, keep)
+    compile_constants = _constants(q, v, size, keep)
     common = (q, k, v, packed, address, edge, row, col, mask_of(keep, q), grad, lse, delta)
     rest = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, scale, b, h)
     gated_grad_q[(cdiv(n, size.queries) * b * h,)](
-        *common, dq, drow, *strides(q, k, v, grad, dq), *rest, **made
+        *common, dq, drow, *strides(q, k, v, grad, dq), *rest, **compile_constants
     )
+    # second pass: gradients of keys, values and key gates
     size = choose("grad_kv", q, v)
     gated_grad_kv[(cdiv(n, size.keys) * b * h,)](
         *common, dk, dv, dcol, *strides(q, k, v, grad, dk, dv), *rest, **_constants(q, v, size, keep)
     )
     if not length:
         return dq, dk, dv, drow, dcol, lse.new_empty(0), lse.new_empty(0)
+    # third pass: gradient of the profile
     size = choose("grad_bias", q, v)
+    # one program per tile of scores
     down, across = cdiv(n, size.queries), cdiv(n, size.keys)
     fixed = deterministic and sharers > 1
     unit = lse
     if fixed:
+        # the gradient of the profile is that of a logit times a gate, so the unit is scaled by the largest gate
         largest = row.abs().amax().double() + col.abs().amax().double()
         unit = unit_of(grad, v, b * sharers) / torch.exp2(torch.ceil(torch.log2(largest.clamp(min=1e-30))))
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
-    ends = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
+    prefix_runs = torch.zeros(h, down * across, 2, dtype=torch.float32, device=q.device)
     gated_grad_profile[(h * down * across,)](
-        *common, base, runs, ends, unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix,
+        *common, base, runs, prefix_runs, unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix,
         scale * LOG2E, b, h, **_constants(q, v, size, keep), SHARED=sharers > 1, FIXED=fixed,
     )  # fmt: skip
-    return dq, dk, dv, drow, dcol, *sums_over_heads(packed, runs, ends, unit if fixed else None)
+    return dq, dk, dv, drow, dcol, *sums_over_heads(packed, runs, prefix_runs, unit if fixed else None)
 
 
 @gated_attention_grad.register_fake
@@ -139,17 +144,17 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     prefix, scale, sharers, deterministic = ctx.rest
     length = ctx.length if any(ctx.needs_input_grad[10:12]) else 0
-    *made, runs, ends = gated_attention_grad(
+    *grads, runs, prefix_runs = gated_attention_grad(
         grad, *ctx.saved_tensors, prefix, scale, length, sharers, deterministic
     )
-    profile = (runs, ends) if length else (None, None)
-    return *made, *[None] * 5, *profile, *[None] * 4
+    profile = (runs, prefix_runs) if length else (None, None)
+    return *grads, *[None] * 5, *profile, *[None] * 4
 
 
 gated_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool | str]:
-    made = constants(q, v, size, None, keep)
-    del made["HAS_BIAS"]
-    return made
+    values = constants(q, v, size, None, keep)
+    del values["HAS_BIAS"]
+    return values

@@ -1,1 +1,1 @@
-"""Fused attention for tokens at arbitrary coordinates."""
+"""Fused attention for tokens at arbitrary coordinates, and for packed sequences."""

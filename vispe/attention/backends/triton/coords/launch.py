@@ -1,4 +1,4 @@
-"""Launching the kernels for tokens at arbitrary coordinates: plain functions, no autograd."""
+"""Launch of the coordinate kernels on tensors, without autograd."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from vispe.attention.backends.triton.tiles import Tiles
 
 
 class Operands(NamedTuple):
-    """What the kernels read beside q, k and v.
+    """Operands of the kernels in addition to q, k and v.
 
     Args:
         table: (h or 1, length) float32, or None.
-        cells: (b or 1, 2, n) int32: the bias of query i on key j is entry ``cells[0, i] - cells[1, j]``.
+        cells: (b or 1, 2, n) int32: the bias of query i and key j is entry ``cells[0, i] - cells[1, j]``, or None.
         slopes: (h,) float32, or None.
-        places: (b or 1, 1 + axes, n) float32: 1 for tokens with a place, else 0, and their coordinates.
-        period: (b or 1, axes) float32, what distances wrap around at, or None.
-        segment: (2, n) int32, where the sequence of each token begins and ends, or None.
+        coords: (b or 1, 1 + axes, n) float32: 1 for tokens with a position, else 0, and their coordinates, or None.
+        period: (b or 1, axes) float32, period of wrapped distances, or None.
+        segment: (2, n) int32, start and end of the packed sequence of each token, or None.
         keep: (b, n) bool, True for real keys, or None.
-        metric: 0 for no distance, or a number of `coords`.
+        metric: 0 for no distance, or a value of `METRICS`.
         scale: factor of the logits, positive.
     """
 
     table: Tensor | None
     cells: Tensor | None
     slopes: Tensor | None
-    places: Tensor | None
+    coords: Tensor | None
     period: Tensor | None
     segment: Tensor | None
     keep: Tensor | None
@@ -50,36 +50,38 @@ class Operands(NamedTuple):
     scale: float
 
     def read(self, like: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors in the order of the kernels; `like` stands in for those that are not read."""
+        """Return the tensors in the order of the kernels' arguments; `like` is a placeholder for missing ones."""
         table = self.table
-        if table is not None:  # softmax does not see the shift, and what decides it is added most exactly
+        # softmax ignores a constant per head; the largest biases become small numbers with small rounding errors
+        if table is not None:
             top = table.amax(1, keepdim=True)
             table = ((table - torch.where(top.isfinite(), top, 0.0)) / self.scale).contiguous()
         keep = None if self.keep is None else self.keep.contiguous()
-        read = (table, self.cells, self.places, self.period, self.slopes, self.segment, keep)
+        read = (table, self.cells, self.coords, self.period, self.slopes, self.segment, keep)
         return tuple(like if tensor is None else tensor for tensor in read)
 
     def steps(self) -> tuple[int, ...]:
-        """Return the strides of heads or samples, 0 where they share."""
+        """Return the strides of heads or samples, 0 if these are shared."""
         return tuple(
             0 if tensor is None or tensor.shape[0] == 1 else tensor.stride(0)
-            for tensor in (self.table, self.cells, self.places, self.period)
+            for tensor in (self.table, self.cells, self.coords, self.period)
         )
 
     def constants(self, q: Tensor, v: Tensor, size: Tiles) -> dict[str, int | bool | str]:
-        """Return what a kernel is compiled for."""
-        known = constants(q, v, size, None, self.keep)
-        del known["HAS_BIAS"]
-        return known | {
+        """Return the compile-time constants and launch options of a kernel."""
+        values = constants(q, v, size, None, self.keep)
+        del values["HAS_BIAS"]
+        return values | {
             "GATHER": self.table is not None, "METRIC": self.metric, "WRAP": self.period is not None,
-            "AXES": 1 if self.places is None else self.places.shape[1] - 1, "PACKED": self.segment is not None,
+            "AXES": 1 if self.coords is None else self.coords.shape[1] - 1, "PACKED": self.segment is not None,
         }  # fmt: skip
 
 
 def size_of(kernel: str, q: Tensor, v: Tensor, more: Operands) -> Tiles:
-    """Return the tiles of a kernel: those for strips, but smaller where reads of a table would spill."""
+    """Return the tiles of a kernel: those of the grid kernels, reduced where table lookups would spill registers."""
     size, wide = choose(kernel, q, v), max(q.shape[-1], v.shape[-1]) > 64
     older = is_older(q)
+    # measured: table lookups need registers
     if kernel == "grad_kv" and more.table is not None and q.dtype != torch.float32 and older != wide:
         return size._replace(queries=min(size.queries, 32), stages=1)
     if kernel == "forward" and more.table is not None and more.metric:
@@ -88,13 +90,13 @@ def size_of(kernel: str, q: Tensor, v: Tensor, more: Operands) -> Tiles:
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor, Tensor]:
-    """Return the output (b, h, n, d_v), tokens before heads in memory, and log2 of the row sums (b, h, n).
+    """Return the output (b, h, n, d_v), stored as (b, n, h, d_v), and the row sums of `sums_of`.
 
     Args:
         q: (b, h, n, d), last stride 1; float16, bfloat16 or float32.
         k: likewise.
         v: (b, h, n, d_v).
-        more: what else the kernels read.
+        more: further operands.
     """
     b, h, n, _ = q.shape
     out = tokens_first(q, v.shape[-1])
@@ -110,33 +112,34 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, more: Operands) -> tuple[Tensor
 def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: Operands, learned: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v and of the slopes, and the row sums of ``grad * out`` for `run_table`.
+    """Return the gradients of q, k, v and of the slopes, and delta, the row sums of ``grad * out``, for `run_table`.
 
-    The gradient of the slopes is empty if it is not `learned`.
+    The gradient of the slopes (h,) is empty unless `learned`.
     """
     b, h, n, _ = q.shape
     delta = row_sums_of(out, grad)
     size = size_of("grad_q", q, v, more)
-    known = more.constants(q, v, size)
+    compile_constants = more.constants(q, v, size)
     dq, dk, dv = grads_like(q, k, v)
+    # one partial sum of the slope gradient per tile, so that no atomics are needed
     tiles = cdiv(n, size.queries)
-    steep = torch.empty(b, h, tiles if learned else 0, dtype=torch.float32, device=q.device)
+    slope_grad = torch.empty(b, h, tiles if learned else 0, dtype=torch.float32, device=q.device)
     tensors = q, k, v, *more.read(q), grad, lse, delta
     numbers = *more.steps(), n, more.scale * LOG2E, more.scale, b, h
     grad_q_coords[(tiles * b * h,)](
         *tensors,
         dq,
-        steep if learned else lse,
+        slope_grad if learned else lse,
         *strides(q, k, v, grad, dq),
         *numbers,
-        **known,
+        **compile_constants,
         LEARNED=learned,
     )
     size = size_of("grad_kv", q, v, more)
     grad_kv_coords[(cdiv(n, size.keys) * b * h,)](
         *tensors, dk, dv, *strides(q, k, v, grad, dk, dv), *numbers, **more.constants(q, v, size)
     )
-    return dq, dk, dv, steep.sum((0, 2)) if learned else steep.new_empty(0), delta
+    return dq, dk, dv, slope_grad.sum((0, 2)) if learned else slope_grad.new_empty(0), delta
 
 
 def run_table(
@@ -144,7 +147,7 @@ def run_table(
 ) -> Tensor:  # fmt: skip
     """Return the gradient (h or 1, length) of the table, float32.
 
-    Samples that share their cells are summed before anything is added to memory.
+    Samples that share cells are summed in registers before atomic additions.
 
     Args:
         grad: of the output, with last stride 1.
@@ -153,21 +156,25 @@ def run_table(
         v: values.
         lse: from `run_forward`.
         delta: from `run_backward`.
-        more: what else the kernels read, with a table.
-        deterministic: sum in fixed point, in which order does not matter.
+        more: further operands, with a table.
+        deterministic: sum in fixed point, independent of the order.
     """
     b, h, n, _ = q.shape
     table, cells = more.table, more.cells
     size = size_of("grad_bias", q, v, more)
+    # samples that share cells are summed in one program
     groups = cells.shape[0]
     unit = unit_of(grad, v, b * n) if deterministic else lse
-    made = torch.zeros(
+    # fixed point needs int64
+    table_grad = torch.zeros(
         h, table.shape[1], dtype=torch.int64 if deterministic else torch.float32, device=q.device
     )
     grad_table[(cdiv(n, size.queries) * cdiv(n, size.keys) * h * groups,)](
-        q, k, v, *more.read(q), grad, lse, delta, made, unit, *strides(q, k, v, grad), *more.steps(), made.shape[1], n,
-        more.scale * LOG2E, more.scale, b, h, b // groups, **more.constants(q, v, size), FIXED=deterministic,
+        q, k, v, *more.read(q), grad, lse, delta, table_grad, unit, *strides(q, k, v, grad), *more.steps(),
+        table_grad.shape[1], n, more.scale * LOG2E, more.scale, b, h, b // groups, **more.constants(q, v, size),
+        FIXED=deterministic,
     )  # fmt: skip
     if deterministic:
-        made = (made.double() / unit).float()
-    return made.sum(0, keepdim=True) if table.shape[0] == 1 < h else made
+        table_grad = (table_grad.double() / unit).float()
+    # heads that share a table share its gradient
+    return table_grad.sum(0, keepdim=True) if table.shape[0] == 1 < h else table_grad

@@ -1,4 +1,4 @@
-"""The kernels for tokens at arbitrary coordinates as operators of torch, with fake kernels and gradients."""
+"""Fused attention at arbitrary coordinates as torch operators, with fake kernels and gradients."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.coords.launch import Operands, run_backward, run_forward, run_table
-from vispe.attention.backends.triton.device import watched
-from vispe.attention.backends.triton.grid.launch import apart, fake_output, grads_like, shared
+from vispe.attention.backends.triton.device import record_failures
+from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, scaled_grad, with_row_pitch
 
 
 @torch.library.custom_op("vispe::coords_attention", mutates_args=())
-@watched("coords")
+@record_failures("coords")
 def coords_attention(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, cells: Tensor | None, slopes: Tensor | None,
-    places: Tensor | None, period: Tensor | None, segment: Tensor | None, keep: Tensor | None, metric: int,
+    coords: Tensor | None, period: Tensor | None, segment: Tensor | None, keep: Tensor | None, metric: int,
     scale: float, deterministic: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the output (b, h, n, d_v) and the sums of rows of `sums_of`; arguments are fields of `Operands`."""
+    """Return the output (b, h, n, d_v) and the row sums of `sums_of`; arguments are fields of `Operands`."""
     del deterministic
-    return run_forward(q, k, v, Operands(table, cells, slopes, places, period, segment, keep, metric, scale))
+    return run_forward(q, k, v, Operands(table, cells, slopes, coords, period, segment, keep, metric, scale))
 
 
 coords_attention.register_fake(fake_output)
 
 
 @torch.library.custom_op("vispe::coords_attention_grad", mutates_args=())
-@watched("coords")
+@record_failures("coords")
 def coords_attention_grad(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table: Tensor | None,
-    cells: Tensor | None, slopes: Tensor | None, places: Tensor | None, period: Tensor | None,
+    cells: Tensor | None, slopes: Tensor | None, coords: Tensor | None, period: Tensor | None,
     segment: Tensor | None, keep: Tensor | None, metric: int, scale: float, deterministic: bool, learns_table: bool,
     learns_slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k, v, the table and the slopes; empty for those that learn nothing."""
-    grad, lse = shared(grad, lse), apart(lse)
-    more = Operands(table, cells, slopes, places, period, segment, keep, metric, scale)
-    dq, dk, dv, steep, delta = run_backward(grad, q, k, v, out, lse, more, learns_slopes)
+    """Return the gradients of q, k, v, the table and the slopes; the last two are empty unless they are learned."""
+    grad, lse = scaled_grad(grad, lse), with_row_pitch(lse)
+    more = Operands(table, cells, slopes, coords, period, segment, keep, metric, scale)
+    dq, dk, dv, slope_grad, delta = run_backward(grad, q, k, v, out, lse, more, learns_slopes)
     if not learns_table:
-        return dq, dk, dv, lse.new_empty(0), steep
-    return dq, dk, dv, run_table(grad, q, k, v, lse, delta, more, deterministic), steep
+        return dq, dk, dv, lse.new_empty(0), slope_grad
+    # the table needs a pass of its own over all scores
+    return dq, dk, dv, run_table(grad, q, k, v, lse, delta, more, deterministic), slope_grad
 
 
 @coords_attention_grad.register_fake
 def _(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, table: Tensor | None,
-    cells: Tensor | None, slopes: Tensor | None, places: Tensor | None, period: Tensor | None,
+    cells: Tensor | None, slopes: Tensor | None, coords: Tensor | None, period: Tensor | None,
     segment: Tensor | None, keep: Tensor | None, metric: int, scale: float, deterministic: bool, learns_table: bool,
     learns_slopes: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    del grad, out, cells, places, period, segment, keep, metric, scale, deterministic
+    del grad, out, cells, coords, period, segment, keep, metric, scale, deterministic
     return (
         *grads_like(q, k, v),
         lse.new_empty(0) if table is None or not learns_table else torch.empty_like(table),
@@ -60,6 +61,7 @@ def _(
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    # all tensor arguments, interleaved with the outputs, in the order of coords_attention_grad
     ctx.save_for_backward(*inputs[:3], *output, *inputs[3:10])
     ctx.rest = inputs[10:]
     ctx.mark_non_differentiable(output[1])

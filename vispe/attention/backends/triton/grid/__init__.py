@@ -1,1 +1,1 @@
-"""Fused attention with one table for all tokens of a full grid."""
+"""Fused attention with one bias table for all tokens of a full grid."""

@@ -1,52 +1,52 @@
-"""The kernel of the bias gradient: every tile of scores has one program, which loops over the batch.
+"""Kernel of the bias gradient: one program per tile of scores, which loops over the batch.
 
-The gradient of the bias is summed over the batch in registers and then added once to the gradient of the runs, where
-up to n_1 queries share an element. In the row layout nobody shares, so it is stored. Added in fixed point (int64) the
-sum does not depend on the order of the programs.
+The gradient of the bias is summed over the batch in registers and then added once to the gradient of the runs, where up
+to n_1 queries share an element. In the row layout no elements are shared, so it is stored directly. In fixed point
+(int64) the sum does not depend on the order of the programs.
 """
 
 import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.backward import grad_scores
-from vispe.attention.backends.triton.grid.column_tiles import ranked
-from vispe.attention.backends.triton.grid.dropout import luck_of
+from vispe.attention.backends.triton.grid.column_tiles import load_tokens
+from vispe.attention.backends.triton.grid.dropout import random_bits
 from vispe.attention.backends.triton.grid.forward import scores
 from vispe.attention.backends.triton.grid.shared import (
     NARROW,
-    bias_of,
-    of_head,
+    bias_pointers,
+    head_pointer,
+    load_run,
+    load_sums,
     pitch_of,
-    run_of,
-    sums_at,
-    sums_of,
+    sum_pointers,
 )
 
 
 @triton.jit
-def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, n, patch, end, prefix, some, SHARED: tl.constexpr,
+def write_bias(acc, RUNS, ENDS, BASE, UNIT, i, j, n, patch, prefix_key, prefix, may_have_prefix, SHARED: tl.constexpr,
                FIXED: tl.constexpr):  # fmt: skip
-    """Add the gradients of a tile of scores to the runs of a head, and write those on prefix keys to ENDS (2,).
+    """Add the gradients of a tile of scores to the runs of a head, and write those of prefix keys to ENDS (2,).
 
-    `patch` and `end` say which keys `j` are patches and prefix tokens, `prefix` which queries `i` are the latter;
-    `some`: the tile may have prefix keys.
+    `patch` and `prefix_key` are the masks of keys `j` that are patches and prefix tokens, `prefix` that of queries `i`
+    that are prefix tokens; `may_have_prefix`: the tile may contain prefix keys.
     """
-    # prefix keys have a gradient of their own, below
-    inside = (i[:, None] < n) & patch[None, :]
+    # gradients of prefix keys are separate, below
+    valid = (i[:, None] < n) & patch[None, :]
     where = RUNS + tl.load(BASE + i, mask=i < n, other=0)[:, None] + j[None, :]
     if not SHARED:
-        tl.store(where, acc, mask=inside)
+        tl.store(where, acc, mask=valid)
     elif FIXED:
-        # whole numbers: any order of the programs gives the same sum
-        tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=inside, sem="relaxed")
+        # integer additions: the sum does not depend on the order of programs
+        tl.atomic_add(where, (acc.to(tl.float64) * tl.load(UNIT)).to(tl.int64), mask=valid, sem="relaxed")
     else:
-        tl.atomic_add(where, acc, mask=inside, sem="relaxed")
-    # sums over pairs with a prefix key: queries with a place, and prefix queries
-    if some:
-        acc = tl.where(end[None, :], acc, 0.0)
-        among = tl.sum(tl.sum(tl.where(prefix[:, None], acc, 0.0), 1), 0)
-        tl.store(ENDS, tl.sum(tl.sum(acc, 1), 0) - among)
-        tl.store(ENDS + 1, among)
+        tl.atomic_add(where, acc, mask=valid, sem="relaxed")
+    # sums over pairs with a prefix key, separately for patch queries and prefix queries
+    if may_have_prefix:
+        acc = tl.where(prefix_key[None, :], acc, 0.0)
+        prefix_pairs = tl.sum(tl.sum(tl.where(prefix[:, None], acc, 0.0), 1), 0)
+        tl.store(ENDS, tl.sum(tl.sum(acc, 1), 0) - prefix_pairs)
+        tl.store(ENDS + 1, prefix_pairs)
 
 
 @triton.jit
@@ -58,21 +58,21 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUN
     """Add the gradients of the scores of queries from `first` on and keys from `start` on."""
     u = first + tl.arange(0, BM)
     j = start + tl.arange(0, BN)
-    address, edge = run_of(ADDRESS, EDGE, u, m, n, True)
+    address, edge = load_run(ADDRESS, EDGE, u, m, n, True)
     acc = tl.zeros((BM, BN), tl.float32)
     for sample in range(0, batch):
-        # 64 bits, since samples may lie 2^31 elements apart
+        # 64 bits, since sample offsets may exceed 2^31 elements
         b = sample + tl.zeros((), tl.int64)
-        q = ranked(Q + b * qb, u, qn, m, n, D, BD, TAIL)
+        q = load_tokens(Q + b * qb, u, qn, m, n, D, BD, TAIL)
         x, _ = scores(q, K + b * kb, S, address, edge, KEEP + b * n, start, kn, m, n, D, BD, BN, KEYS_TAIL, True,
                       HAS_KEEP, DOT)  # fmt: skip
-        v = ranked(V + b * vb, j, vn, m, n, E, BE, KEYS_TAIL)
-        do = ranked(GRAD + b * gb, u, gn, m, n, E, BE, TAIL)
+        v = load_tokens(V + b * vb, j, vn, m, n, E, BE, KEYS_TAIL)
+        do = load_tokens(GRAD + b * gb, u, gn, m, n, E, BE, TAIL)
         at = b * heads * pitch_of(n)
-        lse, delta = sums_at(LSE + at, DELTA + at, u, n, TAIL)
-        # the sum over the batch stays in registers until the end
-        luck = luck_of(SEED, b * heads + head, drop, DROP)
-        acc += grad_scores(x, do, v, lse, delta, c, DOT, luck, u, j)
+        lse, delta = load_sums(LSE + at, DELTA + at, u, n, TAIL)
+        # accumulate over the batch in registers
+        rng = random_bits(SEED, b * heads + head, drop, DROP)
+        acc += grad_scores(x, do, v, lse, delta, c, DOT, rng, u, j)
     write_bias(
         acc, RUNS, ENDS, BASE, UNIT, u, j, n, j < m, (j >= m) & (j < n), u >= m, start + BN > m, SHARED, FIXED
     )
@@ -84,37 +84,37 @@ def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUN
               BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
               HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SHARED: tl.constexpr,
               FIXED: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    """Add the gradients of one tile of scores to RUNS (h, length), and those on prefix keys to ENDS (h, tiles, 2)."""
+    """Add the gradients of one tile of scores to RUNS (h, length), and those of prefix keys to ENDS (h, tiles, 2)."""
     LOW: tl.constexpr = BM if BM < NARROW else NARROW
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     m = n - p
-    # whole tiles, narrow ones of keys beside them, and narrow ones of queries below all keys
+    # tiles of the score matrix: whole ones, narrow ones of keys (right), narrow ones of queries (bottom) x all keys
     down, across = m // BM, m // BN
-    beside, below = tl.cdiv(n - across * BN, LESS), tl.cdiv(n - down * BM, LOW)
-    every = down * (across + beside) + below * tl.cdiv(n, BN)
+    right, bottom = tl.cdiv(n - across * BN, LESS), tl.cdiv(n - down * BM, LOW)
+    tiles_per_head = down * (across + right) + bottom * tl.cdiv(n, BN)
     pid = tl.program_id(0)
-    h = (pid // every).to(tl.int64)
-    t = pid % every
-    Q = of_head(Q, 0, h, qb, qh, qn, p)
-    K = of_head(K, 0, h // groups, kb, kh, kn, p)
-    V = of_head(V, 0, h // groups, vb, vh, vn, p)
-    GRAD = of_head(GRAD, 0, h, gb, gh, gn, p)
+    h = (pid // tiles_per_head).to(tl.int64)
+    t = pid % tiles_per_head
+    Q = head_pointer(Q, 0, h, qb, qh, qn, p)
+    K = head_pointer(K, 0, h // groups, kb, kh, kn, p)
+    V = head_pointer(V, 0, h // groups, vb, vh, vn, p)
+    GRAD = head_pointer(GRAD, 0, h, gb, gh, gn, p)
     KEEP += p
-    S, EDGE, _ = bias_of(S, EDGE, EDGE, h, sh, eh)
-    LSE, DELTA = sums_of(LSE, DELTA, h, n)
+    S, EDGE, _ = bias_pointers(S, EDGE, EDGE, h, sh, eh)
+    LSE, DELTA = sum_pointers(LSE, DELTA, h, n)
     RUNS += h * rh
-    ENDS += (h * every + t) * 2
+    ENDS += (h * tiles_per_head + t) * 2
     if t < down * across:
         tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // across * BM, t
                   % across * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D, BD, E, BE, BM, BN,
                   False, False, HAS_KEEP, DOT, SHARED, FIXED, DROP)  # fmt: skip
-    elif t < down * (across + beside):
+    elif t < down * (across + right):
         t -= down * across
-        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // beside * BM,
-                  across * BN + t % beside * LESS, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D,
+        tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, t // right * BM,
+                  across * BN + t % right * LESS, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D,
                   BD, E, BE, BM, LESS, False, True, HAS_KEEP, DOT, SHARED, FIXED, DROP)  # fmt: skip
     else:
-        t -= down * (across + beside)
+        t -= down * (across + right)
         columns = tl.cdiv(n, BN)
         tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, down * BM + t //
                   columns * LOW, t % columns * BN, qb, qn, kb, kn, vb, vn, gb, gn, m, n, c, drop, h, batch, heads, D,

@@ -1,37 +1,38 @@
-"""The forward kernel, and what it shares with the backward kernels.
+"""Forward kernel of attention on a grid, and functions shared with the backward kernels.
 
-Logits are kept divided by the scale: ``x = q k^T + S``, where `S` is what `strip.pack` made, so that the bias is what
-the matrix product starts from, and the scale is part of the exponential: ``p = 2^(x c - lse)``, c = scale log2(e).
+Logits are computed divided by the scale: ``x = q k^T + S``, where `S` is from `strip.pack`, so that the matrix product
+accumulates onto the bias, and the scale is part of the exponential: ``p = 2^(x c - lse)``, c = scale log2(e).
 """
 
 import triton
 import triton.language as tl
 
 from vispe.attention.backends.triton.grid.column_tiles import (
-    empty,
-    inner,
-    mixed,
-    ranked,
-    rows,
-    times,
-    token,
-    write,
+    load_rows,
+    load_tokens,
+    matmul_nt,
+    scaled,
+    store_rows,
+    token_index,
+    weighted_sum,
+    zeros,
 )
-from vispe.attention.backends.triton.grid.dropout import luck_of, survive
+from vispe.attention.backends.triton.grid.dropout import not_dropped, random_bits
 from vispe.attention.backends.triton.grid.shared import (
     FEW,
     NARROW,
-    bias_of,
-    copied,
-    of_head,
+    bias_pointers,
+    copy_is_exact,
+    head_pointer,
+    load_run,
+    ordered_key_mask,
+    ordered_tile,
     pitch_of,
-    place,
-    run_of,
-    seen,
-    sight,
+    visible_range,
 )
 
-FAR = tl.constexpr(1024.0)  # of a row maximum in log2 units, whose rounding is then 2^-14
+# bound of the row maximum in log2 units, above which its rounding error exceeds 2^-14
+FAR = tl.constexpr(1024.0)
 
 
 @triton.jit
@@ -39,148 +40,149 @@ def scores(q, K, S, address, edge, KEEP, start, stride, m, n, D: tl.constexpr, B
            TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return logits / scale of a tile of queries and the keys from `start` on, and these keys."""
     u = start + tl.arange(0, BN)
-    k = ranked(K, u, stride, m, n, D, BD, TAIL)
+    k = load_tokens(K, u, stride, m, n, D, BD, TAIL)
     if HAS_BIAS:
-        # the strip of a query is one contiguous read: its address plus the number of the key
+        # the biases of a query are contiguous: its address plus the key index
         where = S + address[:, None] + u[None, :]
         if TAIL:
-            # prefix keys have no place, so one number of their own stands for all
+            # prefix keys have no position: one bias per query for all of them
             patch = u[None, :] < m
             bias = tl.where(patch, tl.load(where, mask=patch, other=0.0).to(tl.float32), edge[:, None])
         else:
             bias = tl.load(where).to(tl.float32)
-        # the matrix product starts from the bias: no addition afterwards
-        x = inner(q, k, bias, DOT)
+        # the matrix product accumulates onto the bias
+        x = matmul_nt(q, k, bias, DOT)
     else:
-        x = inner(q, k, tl.zeros((q[0].shape[0], BN), tl.float32), DOT)
+        x = matmul_nt(q, k, tl.zeros((q[0].shape[0], BN), tl.float32), DOT)
     if TAIL or HAS_KEEP:
-        x = tl.where(seen(KEEP, u, m, n, TAIL, HAS_KEEP)[None, :], x, float("-inf"))
+        x = tl.where(ordered_key_mask(KEEP, u, m, n, TAIL, HAS_KEEP)[None, :], x, float("-inf"))
     return x, k
 
 
 @triton.jit
-def weights(x, top, total, c):
-    """Return the weights of one more tile, what older ones fade by, and the row maximum (log2) and sum after it.
+def softmax_weights(x, row_max, row_sum, c):
+    """Return the weights of one more tile, the rescaling factor of earlier tiles, and the updated row maximum and sum.
 
-    The maximum is kept as the rounded number that was subtracted, so that fused products cannot differ from it.
+    The maximum (log2) is the rounded number that was subtracted, so that fused multiply-adds are consistent with it.
     """
-    # online softmax: older tiles fade when a larger logit appears
-    higher = tl.maximum(top, tl.max(x, 1) * c)
-    # rows that are masked so far must not subtract -inf from -inf
+    # online softmax: earlier tiles are rescaled when the maximum increases
+    higher = tl.maximum(row_max, tl.max(x, 1) * c)
+    # fully masked rows so far: avoid -inf - (-inf) = NaN
     safe = tl.where(higher == float("-inf"), 0.0, higher)
     weight = tl.exp2(x * c - safe[:, None])
-    fade = tl.exp2(top - safe)
-    return weight, fade, higher, total * fade + tl.sum(weight, 1)
+    rescale = tl.exp2(row_max - safe)
+    return weight, rescale, higher, row_sum * rescale + tl.sum(weight, 1)
 
 
 @triton.jit
-def weigh(acc, top, total, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
-          MASKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+def accumulate_values(acc, row_max, row_sum, x, V, start, stride, n, c, E: tl.constexpr, BE: tl.constexpr, BN:
+                      tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after the values of one more tile of logits / scale."""
-    weight, fade, top, total = weights(x, top, total, c)
-    v = rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
-    return mixed(weight, v, times(acc, fade[:, None]), DOT), top, total
+    weight, rescale, row_max, row_sum = softmax_weights(x, row_max, row_sum, c)
+    v = load_rows(V, start + tl.arange(0, BN), stride, n, E, BE, MASKED)
+    return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
 @triton.jit
-def shares(LSE, n, BM: tl.constexpr):
-    """Return where the shares of rows begin: behind the sums of all samples and heads, of tiles of `BM` rows each."""
+def share_pointer(LSE, n, BM: tl.constexpr):
+    """Return the pointer to the shares of rows, which follow the row sums of all samples and heads (tiles of `BM`)."""
     return LSE + (tl.num_programs(0) // tl.cdiv(n, BM)).to(tl.int64) * pitch_of(n)
 
 
 @triton.jit
-def finish(OUT, LSE, SHARE, acc, top, total, i, u, stride, n, E: tl.constexpr, BE: tl.constexpr):
-    """Write the output of one tile of queries and their shares at `i`, and log2 of their row sums at `u`.
+def store_output(OUT, LSE, SHARE, acc, row_max, row_sum, i, u, stride, n, E: tl.constexpr, BE: tl.constexpr):
+    """Write the output of one tile of queries and their shares at `i`, and log2-sum-exp of their rows at `u`.
 
-    Where the maximum is far from 0, its sum with log2(total) would lose the latter. Such rows store the maximum alone,
-    and 1 / total as the share by which the backward pass multiplies the gradient of their output; others have 1.
+    If the maximum is far from 0, adding log2(row_sum) to it would lose the latter to rounding. Such rows store only the
+    maximum, and 1 / row_sum as the share, by which the backward pass multiplies the gradient of the output; else 1.
     """
-    alive = total > 0
-    # rows without a key keep their zeros
-    share = 1.0 / tl.where(alive, total, 1.0)
-    write(OUT, times(acc, share[:, None]), i, u < n, stride, E, BE)
-    # a row without keys weighs every key 2^-inf in the backward pass
-    far = alive & (tl.abs(top) > FAR)
-    lse = tl.where(far, top, top + tl.log2(tl.where(alive, total, 1.0)))
+    alive = row_sum > 0
+    # rows without any key have an accumulator of 0 and return 0
+    share = 1.0 / tl.where(alive, row_sum, 1.0)
+    store_rows(OUT, scaled(acc, share[:, None]), i, u < n, stride, E, BE)
+    # lse = inf gives rows without any key weights 2^-inf = 0 in the backward pass
+    far = alive & (tl.abs(row_max) > FAR)
+    lse = tl.where(far, row_max, row_max + tl.log2(tl.where(alive, row_sum, 1.0)))
     tl.store(LSE + u, tl.where(alive, lse, float("inf")), mask=u < n)
     tl.store(SHARE + i, tl.where(far, share, 1.0), mask=u < n)
 
 
 @triton.jit
-def step(acc, top, total, q, u, K, V, S, address, edge, KEEP, luck, start, kn, vn, m, n, c, D: tl.constexpr,
-         BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, TAIL: tl.constexpr,
-         HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
+def forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng, start, kn, vn, m, n, c,
+                 D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
+                 TAIL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr):  # fmt: skip
     """Return accumulator, row maximum and row sum after one more tile of keys."""
     x, _ = scores(q, K, S, address, edge, KEEP, start, kn, m, n, D, BD, BN, TAIL, HAS_BIAS, HAS_KEEP, DOT)
-    weight, fade, top, total = weights(x, top, total, c)
+    weight, rescale, row_max, row_sum = softmax_weights(x, row_max, row_sum, c)
     keys = start + tl.arange(0, BN)
-    if len(luck) > 0:
-        # after the sums, of which dropped weights are a part
-        weight = tl.where(survive(luck, u[:, None], keys[None, :]), weight, 0.0)
-    v = ranked(V, keys, vn, m, n, E, BE, TAIL)
-    return mixed(weight, v, times(acc, fade[:, None]), DOT), top, total
+    if len(rng) > 0:
+        # after the row sum, which includes dropped weights
+        weight = tl.where(not_dropped(rng, u[:, None], keys[None, :]), weight, 0.0)
+    v = load_tokens(V, keys, vn, m, n, E, BE, TAIL)
+    return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
 @triton.jit
-def attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, first, qn, kn, vn, on, m, n, c,
+def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, first, qn, kn, vn, on, m, n, c,
            D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
            HAS_BIAS: tl.constexpr, HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr):  # fmt: skip
-    """Write the output and log2 of the row sums of the queries from `first` on."""
+    """Write the output and log2-sum-exp of the rows of queries from `first` on."""
     LESS: tl.constexpr = BN if BN < NARROW else NARROW
     u = first + tl.arange(0, BM)
-    q = ranked(Q, u, qn, m, n, D, BD, True)
-    address, edge = run_of(ADDRESS, EDGE, u, m, n, HAS_BIAS)
-    top = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc = empty(BM, BE)
-    low, high, tail = sight(SIGHT, first, m, n, BM, BN, LESS, False, SKIP)
-    # narrow tiles behind the grid first, then the whole ones in a loop without masks
+    q = load_tokens(Q, u, qn, m, n, D, BD, True)
+    address, edge = load_run(ADDRESS, EDGE, u, m, n, HAS_BIAS)
+    row_max = tl.full((BM,), float("-inf"), tl.float32)
+    row_sum = tl.zeros((BM,), tl.float32)
+    acc = zeros(BM, BE)
+    low, high, tail = visible_range(VISIBLE, first, m, n, BM, BN, LESS, False, SKIP)
+    # narrow tiles with masks first, then whole tiles in a loop without masks
     for start in range(tail, n, LESS):
-        acc, top, total = step(acc, top, total, q, u, K, V, S, address, edge, KEEP, luck, start, kn, vn, m, n, c, D,
-                               BD, E, BE, LESS, True, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+        acc, row_max, row_sum = forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng, start, kn,
+                                             vn, m, n, c, D, BD, E, BE, LESS, True, HAS_BIAS, HAS_KEEP,
+                                             DOT)  # fmt: skip
     for t in range(low, high):
-        acc, top, total = step(acc, top, total, q, u, K, V, S, address, edge, KEEP, luck, t * BN, kn, vn, m, n, c, D,
-                               BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
-    if len(luck) > 0:
-        acc = times(acc, luck[3])
-    finish(OUT, LSE, SHARE, acc, top, total, token(u, m, n), u, on, n, E, BE)
+        acc, row_max, row_sum = forward_step(acc, row_max, row_sum, q, u, K, V, S, address, edge, KEEP, rng, t * BN, kn,
+                                             vn, m, n, c, D, BD, E, BE, BN, False, HAS_BIAS, HAS_KEEP, DOT)  # fmt: skip
+    if len(rng) > 0:
+        acc = scaled(acc, rng[3])
+    store_output(OUT, LSE, SHARE, acc, row_max, row_sum, token_index(u, m, n), u, on, n, E, BE)
 
 
 @triton.jit(do_not_specialize=["n", "p"])
-def forward(Q, K, V, S, COPY, ADDRESS, EDGE, SIGHT, KEEP, SEED, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh,
+def forward(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh,
             on, sh, eh, n, p, c, drop, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
             BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr,
             HAS_KEEP: tl.constexpr, DOT: tl.constexpr, SKIP: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    """Write the output and log2 of the row sums for one tile of queries; neighbours share the tile of the bias.
+    """Write the output and log2-sum-exp of one tile of queries.
 
-    `groups` query heads in a row share a head of keys and values.
+    `groups` consecutive query heads share a head of keys and values.
     """
     LESS: tl.constexpr = BM if BM < FEW else FEW
     m = n - p
-    b, h, whole, t = place(tl.program_id(0), batch, m, n, BM, LESS, True)
-    Q = of_head(Q, b, h, qb, qh, qn, p)
-    K = of_head(K, b, h // groups, kb, kh, kn, p)
-    V = of_head(V, b, h // groups, vb, vh, vn, p)
-    OUT = of_head(OUT, b, h, ob, oh, on, p)
+    b, h, whole, t = ordered_tile(tl.program_id(0), batch, m, n, BM, LESS, True)
+    Q = head_pointer(Q, b, h, qb, qh, qn, p)
+    K = head_pointer(K, b, h // groups, kb, kh, kn, p)
+    V = head_pointer(V, b, h // groups, vb, vh, vn, p)
+    OUT = head_pointer(OUT, b, h, ob, oh, on, p)
     KEEP += b * n + p
-    S, EDGE, SIGHT = bias_of(S, EDGE, SIGHT, h, sh, eh)
-    luck = luck_of(SEED, b * heads + h, drop, DROP)
-    # log2 of sums, patches first, and behind those of all heads the shares, in the order of the tokens
+    S, EDGE, VISIBLE = bias_pointers(S, EDGE, VISIBLE, h, sh, eh)
+    rng = random_bits(SEED, b * heads + h, drop, DROP)
+    # log2-sum-exp, patches first, followed after those of all heads by the shares in memory order
     at = (b * heads + h) * pitch_of(n)
     SHARE = LSE + (tl.cast(batch, tl.int64) * heads * pitch_of(n) + at + p)
     LSE += at
-    # whole tiles read the copy in half the space, where it holds the same numbers
+    # whole tiles read the float16 copy, with half the memory traffic, if it is exact
     half = False
     if HAS_COPY:
         COPY += h * sh
-        half = (t < whole) & copied(EDGE, eh, 1)
+        half = (t < whole) & copy_is_exact(EDGE, eh, 1)
     if half:
-        attend(Q, K, V, COPY, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, t * BM, qn, kn, vn, on, m, n, c, D,
-               BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend_tile(Q, K, V, COPY, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, t * BM, qn, kn, vn, on, m, n, c,
+                    D, BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     elif t < whole:
-        attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, t * BM, qn, kn, vn, on, m, n, c, D, BD,
-               E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, t * BM, qn, kn, vn, on, m, n, c, D,
+                    BD, E, BE, BM, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
     else:
         first = whole * BM + (t - whole) * LESS
-        attend(Q, K, V, S, ADDRESS, EDGE, SIGHT, KEEP, OUT, LSE, SHARE, luck, first, qn, kn, vn, on, m, n, c, D, BD,
-               E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip
+        attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, first, qn, kn, vn, on, m, n, c, D,
+                    BD, E, BE, LESS, BN, HAS_BIAS, HAS_KEEP, DOT, SKIP)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launching the backward kernels on tensors: plain functions, no autograd."""
+"""Launch of the backward kernels of a grid on tensors, without autograd."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ from vispe.attention.backends.triton.grid.launch import (
     tiles_of,
 )
 
-FIXED_BITS = 61  # bits of the largest sum of a bias gradient in fixed point
+FIXED_BITS = 61  # bits of the largest bias gradient in fixed point (int64)
 
 
 def run_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, packed: Tensor | None,
     address: Tensor | None, edge: Tensor | None, keep: Tensor | None, prefix: int, scale: float,
-    sight: Tensor | None = None, copy: Tensor | None = None, once: bool = False, seed: Tensor | None = None,
+    visible: Tensor | None = None, copy: Tensor | None = None, once: bool = False, seed: Tensor | None = None,
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v, and for `run_bias` the row sums of ``grad * out``, patches first.
+    """Return the gradients of q, k and v, and for `run_bias` delta, the row sums of ``grad * out``, patches first.
 
-    `once`: compute scores once instead of twice; gradients of queries are then added in any order, in float32.
+    Args as in `run_forward`. `once`: compute scores once instead of twice, with atomic float32 additions to dq.
     """
     b, h, n, _ = q.shape
     prefix = prefix if packed is not None else 0
     delta = row_sums_of(out, grad, prefix)
     dq, dk, dv = grads_like(q, k, v)
-    bias = bias_of(packed, copy, address, edge, sight, q)
+    # dq: one program per tile of queries; dk, dv: one per tile of keys
+    bias = bias_of(packed, copy, address, edge, visible, q)
     common = (q, k, v, *bias, mask_of(keep, q), seed_of(seed, q), grad, lse, delta)
     sizes = (*bias_strides(packed, edge), n, prefix, scale * LOG2E, dropout, scale, b, h, h // k.shape[1])
-    modes = {"HAS_COPY": copy is not None, "SKIP": sight is not None, "DROP": seed is not None}
+    modes = {"HAS_COPY": copy is not None, "SKIP": visible is not None, "DROP": seed is not None}
     if not once:
         size = choose("grad_q", q, v, packed)
         grad_q[(tiles_of(n, prefix, size.queries, "queries") * b * h,)](
@@ -62,9 +63,9 @@ def run_backward(
 
 
 def row_sums_of(out: Tensor, grad: Tensor, prefix: int = 0) -> Tensor:
-    """Return ``sum_e grad out`` (b, h, n) float32: what the softmax takes off the gradient of every logit of a row.
+    """Return delta = ``sum_e grad out`` (b, h, n) float32, which softmax subtracts from the gradients of a row.
 
-    Tokens of a `prefix` go to the end.
+    The first `prefix` tokens are moved to the end.
     """
     _, h, n, width = out.shape
     delta = numbers_of_rows(out)
@@ -89,7 +90,7 @@ def run_bias(
     edge: Tensor, keep: Tensor | None, base: Tensor, prefix: int, scale: float, length: int, sharers: int,
     deterministic: bool, seed: Tensor | None = None, dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients (h or 1, length) and (h or 1, 2) of what `strip.build` returned, float32.
+    """Return the gradients (h or 1, length) and (h or 1, 2) of the results of `strip.build`, float32.
 
     Args:
         grad: of the output, with last stride 1.
@@ -99,57 +100,61 @@ def run_bias(
         lse: from `run_forward`.
         delta: from `run_backward`.
         packed: the bias.
-        address: where its runs start.
+        address: starts of its runs.
         edge: the bias of prefix keys.
-        keep: real keys.
-        base: (n,) int32 of `Layout.patches_first`.
-        prefix: how many keys take their bias from `edge`.
+        keep: True for real keys.
+        base: (n,) int32 from `Layout.patches_first`.
+        prefix: number of keys whose bias is in `edge`.
         scale: factor of the logits.
         length: elements per head.
-        sharers: how many queries may share an element of the runs; 1 in the row layout.
-        deterministic: sum in fixed point where queries share.
-        seed: of `run_forward`.
-        dropout: of `run_forward`.
+        sharers: number of queries that may share an element of the runs; 1 in the row layout.
+        deterministic: sum in fixed point if queries share elements.
+        seed: as in `run_forward`.
+        dropout: as in `run_forward`.
     """
     b, h, n, _ = q.shape
     size = choose("grad_bias", q, v, packed)
     down = (n - prefix) // size.queries
-    # whole tiles of queries meet whole and narrow ones of keys, narrow tiles of queries all keys
+    # whole tiles of queries x (whole and narrow tiles of keys), narrow tiles of queries x all keys
     below = tiles_of(n, prefix, size.queries) - down
     programs = down * tiles_of(n, prefix, size.keys) + below * cdiv(n, size.keys)
-    # where each element has one writer any sum is reproducible
+    # without shared elements the result is deterministic anyway
     fixed = deterministic and sharers > 1
+    # fixed point: int64 multiples of 1 / unit
     unit = unit_of(grad, v, b * sharers / (1 - dropout)) if fixed else lse
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
-    ends = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
+    prefix_runs = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
     grad_bias[(h * programs,)](
-        q, k, v, packed, address, edge, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs, ends,
+        q, k, v, packed, address, edge, mask_of(keep, q), seed_of(seed, q), grad, lse, delta, base, runs, prefix_runs,
         unit, *strides(q, k, v, grad), *bias_strides(packed, edge), length, n, prefix, scale * LOG2E, dropout, b, h,
         h // k.shape[1], **constants(q, v, size, packed, keep), SHARED=sharers > 1, FIXED=fixed,
         DROP=seed is not None,
     )  # fmt: skip
-    return sums_over_heads(packed, runs, ends, unit if fixed else None)
+    return sums_over_heads(packed, runs, prefix_runs, unit if fixed else None)
 
 
-def sums_over_heads(packed: Tensor, runs: Tensor, ends: Tensor, unit: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return gradients (h or 1, length) and (h or 1, 2) from what the kernels added up.
+def sums_over_heads(
+    packed: Tensor, runs: Tensor, prefix_runs: Tensor, unit: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return gradients (h or 1, length) and (h or 1, 2) from the sums of the kernels.
 
     Args:
-        packed: (h or 1, length), whose shape says whether heads share one bias.
-        runs: (h, length), whole numbers of 1 / `unit` where that is given.
-        ends: (h, tiles, 2).
-        unit: of fixed point.
+        packed: (h or 1, length); heads share one bias if it has one head.
+        runs: (h, length), int64 multiples of 1 / `unit` in fixed point.
+        prefix_runs: (h, tiles, 2).
+        unit: unit of fixed point, or None for floating point.
     """
     runs = runs if unit is None else (runs.double() / unit).float()
-    ends = ends.sum(1)
+    prefix_runs = prefix_runs.sum(1)
+    # heads that share one bias share its gradient
     if packed.shape[0] == 1 < len(runs):
-        return runs.sum(0, keepdim=True), ends.sum(0, keepdim=True)
-    return runs, ends
+        return runs.sum(0, keepdim=True), prefix_runs.sum(0, keepdim=True)
+    return runs, prefix_runs
 
 
 def unit_of(grad: Tensor, v: Tensor, terms: float) -> Tensor:
-    """Return the power of 2 that makes any sum of so many gradients an int64, as a float64 number on the device."""
-    # no gradient of a logit exceeds twice the product of the norms, over the share that dropout leaves
+    """Return the power of 2 by which any sum of `terms` gradients fits into int64, a float64 scalar on the device."""
+    # the gradient of a logit is at most twice the product of the norms, over 1 - dropout
     largest = grad.float().norm(dim=-1).amax().double() * v.float().norm(dim=-1).amax().double() * 2 * terms
     exponent = FIXED_BITS - torch.ceil(torch.log2(largest.clamp(min=1e-30)))
     return torch.exp2(exponent)

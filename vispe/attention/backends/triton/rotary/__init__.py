@@ -1,1 +1,1 @@
-"""Fused rotation of pairs."""
+"""Fused rotation of channel pairs (RoPE)."""

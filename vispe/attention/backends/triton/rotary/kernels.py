@@ -1,7 +1,7 @@
-"""Kernels that rotate pairs of channels: all of q, k and v in one pass over memory, and the gradient of the tables.
+"""Kernels that rotate pairs of channels of q, k and v in one pass over memory, and the gradient of the tables.
 
-Up to three tensors share one launch, and the tables of a tile of tokens are loaded once for all of its heads where
-heads share them. A rotation back, which is also the gradient, has the other sign of the sine.
+Up to three tensors share one launch. If heads share the tables, those of a tile of tokens are loaded once for several
+heads. The inverse rotation, which is also the gradient, has the opposite sign of the sine.
 """
 
 import triton
@@ -9,8 +9,8 @@ import triton.language as tl
 
 
 @triton.jit
-def inside(i, d, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Return which elements of a tile exist."""
+def in_bounds(i, d, n, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the mask of tile elements within the tensor."""
     real = i[:, None] < n
     if WIDTH != BLOCK:
         real = real & (d[None, :] < WIDTH)
@@ -22,64 +22,66 @@ def load_pairs(X, i, stride, n, PAIRS: tl.constexpr, BP: tl.constexpr, HALF: tl.
     """Return the first and the second channels of the pairs of rows `i`, in float32."""
     if HALF:
         d = tl.arange(0, BP)
-        real = inside(i, d, n, PAIRS, BP)
+        real = in_bounds(i, d, n, PAIRS, BP)
         first = X + i[:, None] * stride + d[None, :]
         return (
             tl.load(first, mask=real, other=0.0).to(tl.float32),
             tl.load(first + PAIRS, mask=real, other=0.0).to(tl.float32),
         )
     d = tl.arange(0, 2 * BP)
-    both = tl.load(X + i[:, None] * stride + d[None, :], mask=inside(i, d, n, 2 * PAIRS, 2 * BP), other=0.0)
-    # pairs lie side by side: load both, then part them
+    both = tl.load(
+        X + i[:, None] * stride + d[None, :], mask=in_bounds(i, d, n, 2 * PAIRS, 2 * BP), other=0.0
+    )
+    # interleaved layout: one contiguous load, then split into first and second channels
     return tl.split(tl.reshape(both.to(tl.float32), (i.shape[0], BP, 2)))
 
 
 @triton.jit
 def store_pairs(OUT, a, b, i, stride, n, PAIRS: tl.constexpr, BP: tl.constexpr, HALF: tl.constexpr):
-    """Write what `load_pairs` reads, rounded once."""
+    """Store pairs in the layout of `load_pairs`, rounded once to the dtype of OUT."""
     to = OUT.dtype.element_ty
     if HALF:
         d = tl.arange(0, BP)
-        real = inside(i, d, n, PAIRS, BP)
+        real = in_bounds(i, d, n, PAIRS, BP)
         first = OUT + i[:, None] * stride + d[None, :]
         tl.store(first, a.to(to), mask=real)
         tl.store(first + PAIRS, b.to(to), mask=real)
     else:
         d = tl.arange(0, 2 * BP)
         both = tl.reshape(tl.join(a, b), (i.shape[0], 2 * BP)).to(to)
-        tl.store(OUT + i[:, None] * stride + d[None, :], both, mask=inside(i, d, n, 2 * PAIRS, 2 * BP))
+        tl.store(OUT + i[:, None] * stride + d[None, :], both, mask=in_bounds(i, d, n, 2 * PAIRS, 2 * BP))
 
 
 @triton.jit
 def load_table(TABLE, i, stride, n, PAIRS: tl.constexpr, BP: tl.constexpr):
     """Return rows `i` of a table (n, pairs)."""
     d = tl.arange(0, BP)
-    return tl.load(TABLE + i[:, None] * stride + d[None, :], mask=inside(i, d, n, PAIRS, BP), other=0.0)
+    return tl.load(TABLE + i[:, None] * stride + d[None, :], mask=in_bounds(i, d, n, PAIRS, BP), other=0.0)
 
 
 @triton.jit
-def turn(X, OUT, COS, SIN, cos, sin, h, heads, xh, xn, ch, cn, sh, sn, tables, i, n, D: tl.constexpr,
+def rotate_tile(X, OUT, COS, SIN, cos, sin, h, heads, xh, xn, ch, cn, sh, sn, tables, i, n, D: tl.constexpr,
          BR: tl.constexpr, PAIRS: tl.constexpr, BP: tl.constexpr, HALF: tl.constexpr, BACK: tl.constexpr,
          SHARED: tl.constexpr):  # fmt: skip
-    """Rotate one tile of tokens of head `h`, if there is one; channels behind the pairs are copied."""
+    """Rotate one tile of tokens of head `h` if it exists; channels after the pairs are copied."""
     if h < heads:
         if not SHARED:
-            # grouped heads share the table of their group
-            own = h // (heads // tables) + tl.zeros((), tl.int64)
-            cos = load_table(COS + own * ch, i, cn, n, PAIRS, BP)
-            sin = load_table(SIN + own * sh, i, sn, n, PAIRS, BP)
+            # query heads of one group share a table
+            table = h // (heads // tables) + tl.zeros((), tl.int64)
+            cos = load_table(COS + table * ch, i, cn, n, PAIRS, BP)
+            sin = load_table(SIN + table * sh, i, sn, n, PAIRS, BP)
         if BACK:
-            # the other way round, or the gradient
+            # inverse rotation, or gradient
             sin = -sin
         X += (h + tl.zeros((), tl.int64)) * xh
         OUT += h * D
         a, b = load_pairs(X, i, xn, n, PAIRS, BP, HALF)
         store_pairs(OUT, a * cos - b * sin, b * cos + a * sin, i, heads * D, n, PAIRS, BP, HALF)
-        # channels that no pair holds
+        # remaining channels, which are not rotated
         REST: tl.constexpr = D - 2 * PAIRS
         if REST > 0:
             d = tl.arange(0, BR)
-            real = inside(i, d, n, REST, BR)
+            real = in_bounds(i, d, n, REST, BR)
             rest = tl.load(X + 2 * PAIRS + i[:, None] * xn + d[None, :], mask=real)
             tl.store(OUT + 2 * PAIRS + i[:, None] * (heads * D) + d[None, :], rest, mask=real)
 
@@ -91,28 +93,28 @@ def rotate(X, Y, Z, XO, YO, ZO, COS, SIN, xb, xh, xn, yb, yh, yn, zb, zh, zn, cb
            HALF: tl.constexpr, BACK: tl.constexpr, SHARED: tl.constexpr):  # fmt: skip
     """Rotate `COUNT` tensors: one tile of tokens, `PER` heads. X and Y have `D` channels, Z has `E`."""
     pid = tl.program_id(0)
-    # a program keeps the tables of its tokens for several heads
+    # one program processes PER heads of a tile, with the tables in registers
     chunks, tiles = tl.cdiv(most, PER), tl.cdiv(n, BM)
     first = pid % chunks * PER
     start = (pid // chunks % tiles * BM).to(tl.int64)
     b = (pid // chunks // tiles).to(tl.int64)
-    # rows are counted from the tile, so that far ones do not overflow
-    left = n - start.to(tl.int32)
+    # offsets are relative to the tile, so that 32 bits do not overflow in long sequences
+    remaining = n - start.to(tl.int32)
     i = tl.arange(0, BM)
     COS += b * cb + start * cn
     SIN += b * sb + start * sn
-    cos = load_table(COS, i, cn, left, PAIRS, BP)
-    sin = load_table(SIN, i, sn, left, PAIRS, BP)
+    cos = load_table(COS, i, cn, remaining, PAIRS, BP)
+    sin = load_table(SIN, i, sn, remaining, PAIRS, BP)
     row = b * n + start
     for h in range(first, tl.minimum(first + PER, most)):
-        turn(X + b * xb + start * xn, XO + row * (x_heads * D), COS, SIN, cos, sin, h, x_heads, xh, xn, ch, cn, sh,
-             sn, tables, i, left, D, BR, PAIRS, BP, HALF, BACK, SHARED)  # fmt: skip
+        rotate_tile(X + b * xb + start * xn, XO + row * (x_heads * D), COS, SIN, cos, sin, h, x_heads, xh, xn, ch, cn,
+                    sh, sn, tables, i, remaining, D, BR, PAIRS, BP, HALF, BACK, SHARED)  # fmt: skip
         if COUNT > 1:
-            turn(Y + b * yb + start * yn, YO + row * (y_heads * D), COS, SIN, cos, sin, h, y_heads, yh, yn, ch, cn,
-                 sh, sn, tables, i, left, D, BR, PAIRS, BP, HALF, BACK, SHARED)  # fmt: skip
+            rotate_tile(Y + b * yb + start * yn, YO + row * (y_heads * D), COS, SIN, cos, sin, h, y_heads, yh, yn, ch,
+                        cn, sh, sn, tables, i, remaining, D, BR, PAIRS, BP, HALF, BACK, SHARED)  # fmt: skip
         if COUNT > 2:
-            turn(Z + b * zb + start * zn, ZO + row * (z_heads * E), COS, SIN, cos, sin, h, z_heads, zh, zn, ch, cn,
-                 sh, sn, tables, i, left, E, BS, PAIRS, BP, HALF, BACK, SHARED)  # fmt: skip
+            rotate_tile(Z + b * zb + start * zn, ZO + row * (z_heads * E), COS, SIN, cos, sin, h, z_heads, zh, zn, ch,
+                        cn, sh, sn, tables, i, remaining, E, BS, PAIRS, BP, HALF, BACK, SHARED)  # fmt: skip
 
 
 @triton.jit
@@ -127,7 +129,7 @@ def add_products(cos, sin, X, G, heads, xb, xh, xn, gb, gh, gn, b, t, part, part
         h = t * group + member % group + tl.zeros((), tl.int64)
         x, y = load_pairs(X + sample * xb + h * xh, i, xn, n, PAIRS, BP, HALF)
         dx, dy = load_pairs(G + sample * gb + h * gh, i, gn, n, PAIRS, BP, HALF)
-        # derivatives of (a cos - b sin, b cos + a sin)
+        # derivatives of (a cos - b sin, b cos + a sin) with respect to cos and sin
         cos += dx * x + dy * y
         sin += dy * x - dx * y
     return cos, sin
@@ -138,9 +140,9 @@ def grad_tables(X, Y, Z, GX, GY, GZ, DCOS, DSIN, xb, xh, xn, yb, yh, yn, zb, zh,
                 wn, n, x_heads, y_heads, z_heads, tables, parts, fields, samples, PAIRS: tl.constexpr,
                 BP: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, HALF: tl.constexpr,
                 BACK: tl.constexpr):  # fmt: skip
-    """Write the gradients of one tile of tokens of one table, (parts, fields, tables, n, pairs); each has one writer.
+    """Write the gradients of one tile of tokens of one table, (parts, fields, tables, n, pairs), without atomics.
 
-    `fields` is the batch of the tables, and `samples` the number of samples that share one.
+    `fields` is the batch size of the tables, and `samples` the number of samples that share one.
     """
     pid = tl.program_id(0)
     tiles = tl.cdiv(n, BM)
@@ -148,22 +150,22 @@ def grad_tables(X, Y, Z, GX, GY, GZ, DCOS, DSIN, xb, xh, xn, yb, yh, yn, zb, zh,
     t = pid // tiles % tables
     b = pid // tiles // tables % fields
     part = pid // tiles // tables // fields
-    left = n - start.to(tl.int32)
+    remaining = n - start.to(tl.int32)
     i = tl.arange(0, BM)
     cos, sin = tl.zeros((BM, BP), tl.float32), tl.zeros((BM, BP), tl.float32)
     cos, sin = add_products(cos, sin, X + start * xn, GX + start * un, x_heads, xb, xh, xn, ub, uh, un, b, t, part,
-                            parts, samples, tables, i, left, PAIRS, BP, HALF)  # fmt: skip
+                            parts, samples, tables, i, remaining, PAIRS, BP, HALF)  # fmt: skip
     if COUNT > 1:
         cos, sin = add_products(cos, sin, Y + start * yn, GY + start * vn, y_heads, yb, yh, yn, vb, vh, vn, b, t,
-                                part, parts, samples, tables, i, left, PAIRS, BP, HALF)  # fmt: skip
+                                part, parts, samples, tables, i, remaining, PAIRS, BP, HALF)  # fmt: skip
     if COUNT > 2:
         cos, sin = add_products(cos, sin, Z + start * zn, GZ + start * wn, z_heads, zb, zh, zn, wb, wh, wn, b, t,
-                                part, parts, samples, tables, i, left, PAIRS, BP, HALF)  # fmt: skip
+                                part, parts, samples, tables, i, remaining, PAIRS, BP, HALF)  # fmt: skip
     if BACK:
-        # the other way round, or the gradient
+        # inverse rotation, or gradient
         sin = -sin
     d = tl.arange(0, BP)
     where = ((pid // tiles).to(tl.int64) * n + start) * PAIRS + i[:, None] * PAIRS + d[None, :]
-    real = inside(i, d, left, PAIRS, BP)
+    real = in_bounds(i, d, remaining, PAIRS, BP)
     tl.store(DCOS + where, cos, mask=real)
     tl.store(DSIN + where, sin, mask=real)
