@@ -46,7 +46,7 @@ def test_what_a_batch_says_of_files_without_an_image():
     assert images[1].labels is None
     assert notes == ["2 labels file(s) belong to no image and are not used: c.png, d.png."]
     with pytest.raises(
-        InputError, match=r"^no truth file belongs to an image by name: found c.png for images such "
+        InputError, match=r"^no truth file matches an image by name: got c.png for images such "
     ):
         match(images, "truth", paths("c.png"), notes.append)
     match(images, "truth", [], notes.append)
@@ -58,10 +58,10 @@ def test_what_a_run_on_stores_says_of_labels_without_an_image():
     images = paths("a.zarr b.ome.zarr")
     found = match_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
     assert found == {images[0]: Path("a_x.zarr"), images[1]: Path("b_labels.png")}
-    assert notes == ["c.tif belongs to no image and is not used."]
+    assert notes == ["c.tif matches no image and is ignored."]
     with pytest.raises(
         InputError,
-        match=r"^no labels file belongs to an image by name: found c.tif for images such as a.zarr; name them alike, "
+        match=r"^no labels file matches an image by name: got c.tif for images such as a.zarr. Use matching names, "
         r"for example a.zarr and a_labels.png.$",
     ):
         match_labels(paths("c.tif"), images, notes.append)

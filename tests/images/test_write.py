@@ -391,7 +391,7 @@ def test_overlay_refusals():
         overlay(image, labels.T, ["a"])
     with pytest.raises(ShapeError, match=r"there is nothing to draw"):
         overlay(image[:0], labels[:0], ["a"])
-    with pytest.raises(InputError, match=r"the labels hold 2, but there are 1 class names"):
+    with pytest.raises(InputError, match=r"the labels contain 2, but there are 1 class names"):
         overlay(image, labels + 1, ["a"])
     with pytest.raises(InputError, match=r"1 colours were given for 2 classes"):
         overlay(image, labels, ["a", "b"], colors=[(1, 2, 3)])
@@ -402,7 +402,7 @@ def test_overlay_refusals():
 def test_uncertainty_image():
     unc = np.array([[0, 0.5, 1], [np.nan, 0.2, 1 + 1e-7]])
     np.testing.assert_array_equal(uncertainty_image(unc), [[0, 128, 255], [0, 51, 255]])
-    with pytest.raises(InputError, match=r"uncertainty lies in 0 to 1, found 0 to 1.5"):
+    with pytest.raises(InputError, match=r"uncertainty must be in [0, 1], got 0 to 1.5"):
         uncertainty_image(unc * 1.5)
     with pytest.raises(ShapeError, match=r"has the shape \(h, w\), got \(1, 2, 3\)"):
         uncertainty_image(unc[None])

@@ -259,12 +259,12 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("-o out", "needs one of labels, cluster and text, got none of them"),
+        ("-o out", "exactly one of labels, cluster and text is required, got none of them"),
         ("--labels a_labels.png --cluster 2 -o out", "got labels and cluster"),
-        ("--cluster 1 -o out", "cluster=1 must lie between 2 and 255"),
+        ("--cluster 1 -o out", "cluster=1 must be between 2 and 255"),
         (f"{LEARN} --features filters --weights w.pth", "weights='w.pth' has no effect on features=filters"),
         (f"{LEARN} --weights w.pth", "w.pth is not a file; give weights of vispe_micro"),
-        (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' cannot be given to vispe_micro"),
+        (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' is not supported by vispe_micro"),
         (f"{LEARN} --device warp", "device='warp' cannot be used here"),
         (f"{LEARN} --tile 3", "tile=3 px is too small"),
         (f"{LEARN} --normalize never", "normalize"),
@@ -281,7 +281,7 @@ def test_labels_that_belong_to_no_image_are_refused(capsys):
     refused(
         capsys,
         "segment b.png a.png --labels drawing.png -o out",
-        "no labels file belongs to an image",
+        "no labels file matches an image",
         "drawing.png",
     )
 

@@ -87,7 +87,7 @@ def test_pages_without_spread_or_data_are_said(tmp_path):
 
 def test_an_image_without_data_is_refused(tmp_path):
     image = open_image(write_store(tmp_path / "a.zarr", np.full((20, 30), np.nan, np.float32)))
-    with pytest.raises(InputError, match="holds no data: all 600 pixels"):
+    with pytest.raises(InputError, match="has no data: all 600 pixels"):
         find_limits(image, "stack", (0.5, 99.5), 16, lambda share: None)
 
 

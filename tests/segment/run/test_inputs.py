@@ -69,14 +69,14 @@ def test_labels_beside_the_images_are_no_images(data, capsys, images, labels):
     assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
     assert segmented() == ["a.png", "b.png"]
     said = capsys.readouterr().err
-    assert ("2 file(s) beside the images" in said) == (images != "data/a.png data/b.png"), said
+    assert ("2 file(s) next to the images" in said) == (images != "data/a.png data/b.png"), said
 
 
 def test_what_is_set_aside_is_named_and_can_be_segmented_by_name(data, capsys):
     assert vispe("segment data --cluster 2 --features filters -o out") == 0
     said = capsys.readouterr().err
-    assert "3 file(s) beside the images are labels, masks or results" in said
-    assert "a_labels.png, a_mask.png, b_labels.png; name such a file itself" in said
+    assert "3 file(s) next to the images are labels, masks or results" in said
+    assert "a_labels.png, a_mask.png, b_labels.png. Pass such a file by its name" in said
     assert vispe("segment data/a.png data/a_mask.png --cluster 2 --features filters -o more") == 0
     assert segmented("more") == ["a.png", "a_mask.png"]
 
@@ -145,7 +145,7 @@ def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
     save("b_truth.png", np.zeros((9, 8), np.uint8))
     words = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} --truth a_truth.png,b_truth.png -o out"
     assert vispe(words) == 2
-    assert "no image is left" in capsys.readouterr().err
+    assert "all images failed" in capsys.readouterr().err
     assert not Path("out").exists()
 
 
@@ -220,7 +220,8 @@ def test_min_area_above_the_image_is_noted(data, capsys):
     words = f"segment data/a.png --labels data/a_labels.png {FAST} -o"
     assert vispe(f"{words} out --min-area 5000") == 0
     assert (
-        "no patch of one class has min_area=5000 pixels: min_area changed nothing" in capsys.readouterr().err
+        "no connected component has min_area=5000 pixels, so min_area has no effect"
+        in capsys.readouterr().err
     )
     assert vispe(f"{words} more --min-area 3") == 0
     assert "min_area" not in capsys.readouterr().err
@@ -269,7 +270,7 @@ def test_an_unknown_file_is_still_refused(tmp_path):
         (["", "--cluster", "2", "-o", "out"], "an empty name was given for a file"),
         (
             ["data/a.png", "--cluster", "2", "--seed", "-1", "-o", "out"],
-            "seed=-1 must be a whole number from 0",
+            "seed=-1 must be an integer from 0",
         ),
         (["data/a.png", "--cluster", "2", "-o", "data/a.png"], "data/a.png is not a folder"),
         (["data/a.png", "--cluster", "2", "-o", "data/a.png/x"], "data/a.png is not a folder"),
