@@ -149,7 +149,7 @@ def test_what_cannot_be_asked(picture, tmp_path, capsys, words, message):
 
 def test_images_after_the_texts_are_missed(capsys, tmp_path):
     assert run("segment", "--text", "a", "b", "cells.png", "-o", tmp_path) == 2
-    assert "segment needs IMAGES" in capsys.readouterr().err
+    assert "segment: missing required argument IMAGES" in capsys.readouterr().err
 
 
 def test_the_help_says_that_words_are_unreliable(capsys):
@@ -171,7 +171,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, caps
 
 
 def test_options_take_words_up_to_the_next_option():
-    from vispe.cli.arguments import spelled
+    from vispe.cli.arguments import normalize_argv
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
     wanted = [
@@ -186,6 +186,6 @@ def test_options_take_words_up_to_the_next_option():
         "3",
         "d.png",
     ]
-    assert spelled(words, {}, ("--text",)) == wanted
-    assert spelled(words, {}) == words
-    assert spelled([], {}, ("--text",)) == []
+    assert normalize_argv(words, {}, ("--text",)) == wanted
+    assert normalize_argv(words, {}) == words
+    assert normalize_argv([], {}, ("--text",)) == []

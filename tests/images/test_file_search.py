@@ -35,7 +35,9 @@ def test_files_are_matched_by_name(images, files, pairs, left):
 
 
 def test_two_files_of_one_image():
-    with pytest.raises(InputError, match=r"^a_x.png and a.png are both masks of a.png; give one for each.$"):
+    with pytest.raises(
+        InputError, match=r"^a.png: two masks match, a_x.png and a.png. Pass one for each image.$"
+    ):
         match_files(paths("a.png b.png"), paths("a_x.png a.png"), "masks")
 
 
@@ -76,9 +78,9 @@ def test_what_masks_of_a_sequence_say(tmp_path):
         "1 mask(s) belong to no image and are not used: c.png."
     ]
     assert FileMasks(images, [files["c"], files["d"]]).notes == [
-        "No mask is named like an image; they were matched in the order given."
+        "No mask has the name of an image; masks were matched to images by order."
     ]
     with pytest.raises(
-        InputError, match=r"b.png has no mask among the 2 given; name it b_mask.png, or give as many"
+        InputError, match=r"b.png has no mask, got 2 mask files. Name it b_mask.png, or pass as many"
     ):
         FileMasks(images, [files["a_mask"], files["c"]])

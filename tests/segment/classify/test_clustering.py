@@ -248,13 +248,13 @@ def test_a_number_of_clusters_may_be_left_out(tmp_path, monkeypatch, words, want
     [
         (
             "a.png --cluster=three -o o",
-            "segment needs --cluster to be a whole number or 'auto', got 'three'.",
+            "segment: --cluster must be an integer or 'auto', got 'three'.",
         ),
-        ("a.png --cluster 2.5 -o o", "segment needs --cluster to be a whole number or 'auto', got '2.5'."),
+        ("a.png --cluster 2.5 -o o", "segment: --cluster must be an integer or 'auto', got '2.5'."),
         ("a.png --cluster -1 -o o", "cluster=-1 must be between 2 and 255. Pass the number of phases."),
         (
             "--cluster 3 --cluster-method ward a.png -o o",
-            "--cluster-method to be 'kmeans' or 'spectral', got 'ward'.",
+            "--cluster-method must be 'kmeans' or 'spectral', got 'ward'.",
         ),
     ],
 )

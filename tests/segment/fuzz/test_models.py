@@ -526,7 +526,7 @@ def test_a_card_that_says_a_thing_twice_is_refused(tmp_path, plain):
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
-    refused(path, "the key 'seed' twice")
+    refused(path, "duplicate key 'seed'")
 
 
 def test_what_is_written_can_be_read(tmp_path):

@@ -44,7 +44,7 @@ def test_metadata_name_channels_and_pixel_size_and_the_largest_level_is_read(tmp
     assert image.pixel_size == (0.25, 0.25)
     assert image.channel_names == ("GFP",)
     np.testing.assert_array_equal(pages_of(image), array[1][None, ..., None])
-    with pytest.raises(InputError, match=r"channel=GFQ is not in .*Did you mean 'GFP'"):
+    with pytest.raises(InputError, match=r"channel must be one of .*, got GFQ.*Did you mean 'GFP'"):
         open_image(path, channel="GFQ")
 
 
@@ -54,7 +54,7 @@ def test_pages_can_be_chosen(tmp_path):
     image = open_image(path, z="2:5")
     np.testing.assert_array_equal(pages_of(image)[..., 0], array.reshape(6, 41, 57)[2:5])
     assert [(axis.name, axis.length) for axis in image.page_axes] == [("z", 3)]
-    with pytest.raises(InputError, match=r"z=6 asks for pages that .* does not have; it has 6"):
+    with pytest.raises(InputError, match=r"z must select pages of the image \(0 to 5\), got 6"):
         open_image(path, z="6")
 
 
@@ -65,7 +65,7 @@ def test_a_plain_array_needs_its_axes(tmp_path):
         open_image(tmp_path / "a.zarr")
     image = open_image(tmp_path / "a.zarr", axes="CYX")
     np.testing.assert_array_equal(pages_of(image)[0], np.moveaxis(array, 0, -1) * np.uint8(255))
-    with pytest.raises(InputError, match="names 2 dimensions"):
+    with pytest.raises(InputError, match="axes must have 3 letters for the shape 3 x 41 x 57, got 'YX'"):
         open_image(tmp_path / "a.zarr", axes="YX")
 
 

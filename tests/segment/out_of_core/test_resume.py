@@ -156,7 +156,7 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
             "cluster is not supported for images processed in blocks",
         ),
         ({"labelling": Labelling(dense=True)}, OptionError, "dense=True is not supported"),
-        ({"reading": Reading(z="3")}, InputError, "z=3 asks for pages that"),
+        ({"reading": Reading(z="3")}, InputError, "z must select pages of the image"),
         (
             {"features": FeatureConfig("both", model="vit_tiny_patch16_224", weights="random")},
             InputError,

@@ -167,8 +167,8 @@ def test_masks_are_matched_by_name_and_one_is_for_all():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--crop 0:64", "crop='0:64' must be two ranges of pixels, rows and columns"),
-        ("--crop 0:640,:", "asks for rows 0:640 of an image that has 64"),
+        ("--crop 0:64", "crop must be two ranges of pixels, rows and columns"),
+        ("--crop 0:640,:", "rows must be a range within 0:64, the size of the image, got 0:640"),
         ("--mask l.jpg", "JPEG"),
         ("--mask small.png", "the mask is 9 x 9 pixels"),
         ("--mask none.png", "none.png"),
