@@ -1,11 +1,11 @@
-"""Train a small ViT from scratch, without labels: three of five patches are hidden, and it fills them in.
+"""Pretrain a small ViT from scratch by masked image modelling: 60 % of the patches are masked and reconstructed.
 
-    python models/masked.py --pos-embed learned --out runs/learned [--steps 400] [--folders pictures/]
+    python models/masked.py --pos-embed learned --out runs/learned [--steps 400] [--folders images/]
 
-What is hidden is set to grey in the picture itself, so that any encoding in any host takes part; the answer to each
-hidden patch is its pixels, as in SimMIM (Xie et al., arXiv 2111.09886) but with squared errors. With `--shown`, the
-answer to patches that are seen counts too, so that features keep more of their content. Writes `weights.safetensors`
-and `card.json`; a run that was stopped goes on from `state.pt`.
+Masked patches are set to grey in the image itself, which works with any encoding and model. The target of a masked
+patch is its pixels, as in SimMIM (Xie et al., arXiv 2111.09886) but with the squared error. With `--shown`, the loss
+includes the visible patches, so that features retain more content. Writes `weights.safetensors` and `card.json`; an
+interrupted run resumes from `state.pt`.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ else:
     import training_images as data
 
 
-_PERIOD = 20.0  # the longest wave of a sincos table is this many patches times 2 pi
+_TEMPERATURE = 20.0  # the longest wavelength of a sincos table is 2 pi times this number of patches
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model and how it is trained.
+    """Model and training settings.
 
     Attributes:
-        side: of an image in pixels.
-        patch: side of a patch in pixels.
-        dim: width of the tokens.
-        depth: blocks.
-        num_heads: heads.
-        symmetric: keep the patch kernel symmetric, by averaging it over D4 after each step.
-        textures: synthetic pictures in the pool.
-        steps: updates.
-        batch: images per update.
-        rate: peak learning rate, after a warm-up of a tenth of the steps, then falling as a cosine.
-        hidden: share of the patches that is hidden.
-        shown: weight of the error of the patches that are seen, relative to that of the hidden ones.
-        kernel_std: standard deviation of the initial patch kernel; 0 keeps timm's, which is larger than that of a table
-            of timm, so that tokens outweigh it.
-        table: initial values of timm's learned table (`learn`): 'normal' as timm draws them, or 'sincos'.
-        table_std: their standard deviation.
-        seed: of weights, pictures and masks.
+        side: image size in pixels.
+        patch: patch size in pixels.
+        dim: embedding dimension.
+        depth: number of blocks.
+        num_heads: number of attention heads.
+        symmetric: keep the patch kernel symmetric by averaging it over D4 after each step.
+        textures: number of synthetic images.
+        steps: optimizer steps.
+        batch: images per step.
+        rate: peak learning rate, after a linear warm-up over 10 % of the steps, followed by cosine decay.
+        hidden: fraction of masked patches.
+        shown: loss weight of visible patches relative to masked patches.
+        kernel_std: standard deviation of the initial patch kernel; 0: timm's initialization, whose tokens are larger
+            than the values of timm's position table.
+        table: initial values of timm's learned table (`learn`): 'normal' (timm's initialization) or 'sincos'.
+        table_std: standard deviation of the initial table.
+        seed: seed of weights, images and masks.
     """
 
     side: int = 96
@@ -79,14 +79,14 @@ class Recipe:
 
 
 def backbone(pos_embed: str, recipe: Recipe) -> VisionTransformer:
-    """Return the ViT, untrained: no classifier, no class token, images of any size.
+    """Return the untrained ViT without classifier and class token, for images of any size.
 
     Args:
-        pos_embed: a name or spec of vispe, or timm's `learn`.
-        recipe: its sizes, initial values and seed.
+        pos_embed: name or spec of an encoding, or timm's `learn`.
+        recipe: architecture, initialization and seed.
 
     Raises:
-        SystemExit: initial values for a table that the model does not have, or unknown ones.
+        SystemExit: unknown initialization of the table, or the model has no table.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -104,24 +104,24 @@ def backbone(pos_embed: str, recipe: Recipe) -> VisionTransformer:
         )
         if recipe.kernel_std:
             nn.init.normal_(model.patch_embed.proj.weight, std=recipe.kernel_std)
-        _fill_table(model, pos_embed, recipe)
+        _init_table(model, pos_embed, recipe)
         if pos_embed != "learn":
             vispe.convert(model, pos_embed)
     return vispe.symmetrize(model) if recipe.symmetric else model
 
 
-def _fill_table(model: VisionTransformer, pos_embed: str, recipe: Recipe) -> None:
-    """Set the initial values of a learned table, which stay as timm drew them by default."""
+def _init_table(model: VisionTransformer, pos_embed: str, recipe: Recipe) -> None:
+    """Initialize a learned table if the recipe differs from timm's initialization."""
     if (recipe.table, recipe.table_std) == (Recipe.table, Recipe.table_std):
         return
     if pos_embed != "learn":
-        raise SystemExit(f"Initial values of a table were given, and {pos_embed} has none; use learn.")
+        raise SystemExit(f"`table` and `table_std` need `pos_embed=learn`, got {pos_embed!r}.")
     if recipe.table not in ("normal", "sincos"):
-        raise SystemExit(f"The table {recipe.table!r} is not normal or sincos.")
+        raise SystemExit(f"`table` must be 'normal' or 'sincos', got {recipe.table!r}.")
     grid = [recipe.side // recipe.patch] * 2
     with torch.no_grad():
         if recipe.table == "sincos":
-            values = build_sincos2d_pos_embed(grid, dim=recipe.dim, temperature=_PERIOD)
+            values = build_sincos2d_pos_embed(grid, dim=recipe.dim, temperature=_TEMPERATURE)
             model.pos_embed.copy_(values * (recipe.table_std * 2**0.5))
         else:
             nn.init.normal_(model.pos_embed, std=recipe.table_std)
@@ -138,15 +138,18 @@ def train(
 ) -> tuple[VisionTransformer, list[float]]:
     """Train, and return the model in evaluation mode and the loss of every step.
 
-    The same recipe gives the same model, stopped and continued or not, on one machine and number of threads.
+    The result is deterministic for one machine and number of threads, whether or not the run was interrupted.
 
     Args:
         pos_embed: see `backbone`.
-        recipe: how.
-        pool: pictures (3, H, W) uint8.
-        state: file that the state is written to, and that a stopped training goes on from.
-        every: steps between two writings of it.
-        on_step: called with the number of each step and its loss.
+        recipe: model and training settings.
+        pool: images (3, H, W) uint8.
+        state: checkpoint file, from which an interrupted run resumes.
+        every: steps between checkpoints.
+        on_step: called with the index and loss of each step.
+
+    Raises:
+        SystemExit: the checkpoint belongs to a run with other settings.
     """
     model = backbone(pos_embed, recipe).train()
     with torch.random.fork_rng(devices=[]):
@@ -158,17 +161,19 @@ def train(
         parts = {"model": model, "head": head, "optimizer": optimizer, "schedule": schedule}
         run, losses = {"pos_embed": pos_embed, **asdict(recipe)}, []
         if state is not None and state.exists():
-            kept = torch.load(state, weights_only=True)
-            if kept["run"] != run:
-                raise SystemExit(f"{state} is of another run ({kept['run']}); choose another folder.")
+            checkpoint = torch.load(state, weights_only=True)
+            if checkpoint["run"] != run:
+                raise SystemExit(
+                    f"{state} belongs to another run ({checkpoint['run']}). Choose another folder."
+                )
             for name, part in parts.items():
-                part.load_state_dict(kept[name])
-            losses = kept["losses"]
-            torch.set_rng_state(kept["rng"])
+                part.load_state_dict(checkpoint[name])
+            losses = checkpoint["losses"]
+            torch.set_rng_state(checkpoint["rng"])
         for step in range(len(losses), recipe.steps):
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
             images = (data.crops(pool, recipe.batch, recipe.side, generator) - 0.5) * 4
-            loss = fill_in(model, head, images, recipe, generator)
+            loss = reconstruction_loss(model, head, images, recipe, generator)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(weights, 1.0)
@@ -178,36 +183,36 @@ def train(
                 vispe.symmetrize(model)
             losses.append(float(loss.detach()))
             if state is not None and (len(losses) % every == 0 or len(losses) == recipe.steps):
-                moment = {name: part.state_dict() for name, part in parts.items()}
-                part = state.with_name(f"{state.name}.part")
-                torch.save({**moment, "losses": losses, "run": run, "rng": torch.get_rng_state()}, part)
-                part.replace(state)
+                states = {name: part.state_dict() for name, part in parts.items()}
+                partial = state.with_name(f"{state.name}.part")
+                torch.save({**states, "losses": losses, "run": run, "rng": torch.get_rng_state()}, partial)
+                partial.replace(state)
             if on_step is not None:
                 on_step(step, losses[-1])
     return model.eval(), losses
 
 
-def fill_in(
+def reconstruction_loss(
     model: nn.Module, head: nn.Module, images: Tensor, recipe: Recipe, generator: torch.Generator
 ) -> Tensor:
-    """Return the mean squared error of the hidden patches of normalised images (b, 3, side, side).
+    """Return the mean squared error of the masked patches of normalised images (b, 3, side, side).
 
-    With `recipe.shown`, the error of the patches that are seen is added with that weight.
+    The error of the visible patches is added with weight `recipe.shown`.
     """
     patches = F.pixel_unshuffle(images, recipe.patch)  # (b, 3 p², g, g)
     b, _, h, w = patches.shape
     order = torch.rand(b, h * w, generator=generator).argsort(1)
-    hidden = (order < round(recipe.hidden * h * w)).reshape(b, 1, h, w)
-    seen = F.pixel_shuffle(patches.masked_fill(hidden, 0.0), recipe.patch)
-    wanted = patches.permute(0, 2, 3, 1).flatten(1, 2)
-    answer = head(model(seen))
-    asked = hidden.flatten(1)
-    loss = F.mse_loss(answer[asked], wanted[asked])
-    return loss + recipe.shown * F.mse_loss(answer[~asked], wanted[~asked]) if recipe.shown else loss
+    mask = (order < round(recipe.hidden * h * w)).reshape(b, 1, h, w)
+    masked_images = F.pixel_shuffle(patches.masked_fill(mask, 0.0), recipe.patch)
+    target = patches.permute(0, 2, 3, 1).flatten(1, 2)
+    prediction = head(model(masked_images))
+    mask = mask.flatten(1)
+    loss = F.mse_loss(prediction[mask], target[mask])
+    return loss + recipe.shown * F.mse_loss(prediction[~mask], target[~mask]) if recipe.shown else loss
 
 
 def card(pos_embed: str, recipe: Recipe, losses: Sequence[float], **more: Any) -> dict[str, Any]:
-    """Return what should be known about the weights."""
+    """Return the model card."""
     tail = losses[-max(1, len(losses) // 20) :]
     return {
         "model": "VisionTransformer",
@@ -220,13 +225,13 @@ def card(pos_embed: str, recipe: Recipe, losses: Sequence[float], **more: Any) -
 
 
 def main() -> None:
-    """Train one model."""
+    """Parse the command line, train one model and write its weights and card."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pos-embed", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--folders", type=Path, nargs="*", default=[], help="more pictures")
+    parser.add_argument("--folders", type=Path, nargs="*", default=[], help="folders of further images")
     for f in fields(Recipe):
         if f.name == "symmetric":
             parser.add_argument("--symmetric", action="store_true")
@@ -238,15 +243,15 @@ def main() -> None:
     pool = [*data.synthetic(recipe.textures), *data.installed(), *data.folders(args.folders)]
     start = time.process_time()
 
-    def follow(step: int, loss: float) -> None:
+    def log_step(step: int, loss: float) -> None:
         if (step + 1) % 50 == 0:
             print(f"step {step + 1} of {recipe.steps}: loss {loss:.3f}", flush=True)
 
-    model, losses = train(args.pos_embed, recipe, pool, state=args.out / "state.pt", on_step=follow)
+    model, losses = train(args.pos_embed, recipe, pool, state=args.out / "state.pt", on_step=log_step)
     save_file(model.state_dict(), args.out / "weights.safetensors")
-    spent = {"pictures": len(pool), "cpu_s": round(time.process_time() - start, 1)}
-    made = card(args.pos_embed, recipe, losses, **spent)
-    (args.out / "card.json").write_text(json.dumps(made, indent=1) + "\n")
+    facts = {"pictures": len(pool), "cpu_s": round(time.process_time() - start, 1)}
+    values = card(args.pos_embed, recipe, losses, **facts)
+    (args.out / "card.json").write_text(json.dumps(values, indent=1) + "\n")
 
 
 if __name__ == "__main__":

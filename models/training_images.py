@@ -1,7 +1,7 @@
-"""Pictures to learn from: synthetic micrographs by formula, what scikit-image installs, and folders of one's own.
+"""Training images: synthetic micrographs, images installed by scikit-image, and folders.
 
-Everything but the folders is the same everywhere: seeds make the textures, and a release of scikit-image has its
-pictures. `ihc` and `cell` are left out, for they are what demonstrations and tests look at.
+Except for the folders, the data are the same on all machines for one release of scikit-image. `ihc` and `cell` are
+excluded because demonstrations and tests use them.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ INSTALLED = (
 
 
 def synthetic(count: int, seed: int = 0) -> Iterator[Tensor]:
-    """Yield synthetic micrographs (3, SIDE, SIDE) uint8, see `vispe.train.data.SyntheticSource`.
+    """Yield synthetic micrographs (3, SIDE, SIDE) uint8; see `vispe.train.data.SyntheticSource`.
 
     Args:
-        count: how many.
-        seed: of all of them; picture i is the same whatever the count.
+        count: number of images.
+        seed: seed of all images; image i does not depend on `count`.
     """
     for i in range(count):
-        yield _bytes(synthetic_picture(i, seed, SIDE))
+        yield _to_uint8(synthetic_picture(i, seed, SIDE))
 
 
 def installed() -> Iterator[Tensor]:
-    """Yield the pictures of scikit-image (3, H, W) uint8, in the order of `INSTALLED`."""
+    """Yield the images of scikit-image (3, H, W) uint8 in the order of `INSTALLED`."""
     import skimage
 
     folder = Path(skimage.__file__).parent / "data"
@@ -42,7 +42,7 @@ def installed() -> Iterator[Tensor]:
 
 
 def folders(paths: Sequence[str | Path]) -> Iterator[Tensor]:
-    """Yield every picture below the folders (3, H, W) uint8, sorted by path; stacks give their pages."""
+    """Yield all images in the folders and their subfolders (3, H, W) uint8, sorted by path, page by page for stacks."""
     from vispe.images.file_search import find_images
     from vispe.images.normalize import normalize
     from vispe.images.read import read_image
@@ -51,31 +51,31 @@ def folders(paths: Sequence[str | Path]) -> Iterator[Tensor]:
         for file in find_images([path]):
             pages, _ = normalize(read_image(file))
             for page in pages:
-                yield _bytes(
+                yield _to_uint8(
                     torch.from_numpy(np.ascontiguousarray(page)).permute(2, 0, 1)[:3].expand(3, -1, -1)
                 )
 
 
-def crops(pictures: Sequence[Tensor], count: int, side: int, generator: torch.Generator) -> Tensor:
-    """Return random windows of random pictures (count, 3, side, side) in [0, 1], turned and mirrored at random.
+def crops(images: Sequence[Tensor], count: int, side: int, generator: torch.Generator) -> Tensor:
+    """Return random crops (count, 3, side, side) in [0, 1] with a random D4 transform.
 
-    Pictures are chosen alike often, whatever their size; those that are smaller than the window are never chosen.
+    Images are sampled uniformly, independently of their size; images smaller than the crop are excluded.
 
     Args:
-        pictures: (3, H, W) uint8.
-        count: windows.
-        side: of a window in pixels.
-        generator: source of all randomness.
+        images: (3, H, W) uint8.
+        count: number of crops.
+        side: crop size in pixels.
+        generator: random generator.
     """
-    large = [p for p in pictures if min(p.shape[1:]) >= side]
-    found = []
+    large = [p for p in images if min(p.shape[1:]) >= side]
+    batch = []
     for _ in range(count):
-        picture = large[int(torch.randint(len(large), (), generator=generator))]
-        top, left = (int(torch.randint(n - side + 1, (), generator=generator)) for n in picture.shape[1:])
-        turns, mirror = (int(torch.randint(n, (), generator=generator)) for n in (4, 2))
-        window = torch.rot90(picture[:, top : top + side, left : left + side], turns, (1, 2))
-        found.append(window.flip(-1) if mirror else window)
-    return torch.stack(found).float() / 255
+        image = large[int(torch.randint(len(large), (), generator=generator))]
+        top, left = (int(torch.randint(n - side + 1, (), generator=generator)) for n in image.shape[1:])
+        quarter_turns, flip = (int(torch.randint(n, (), generator=generator)) for n in (4, 2))
+        crop = torch.rot90(image[:, top : top + side, left : left + side], quarter_turns, (1, 2))
+        batch.append(crop.flip(-1) if flip else crop)
+    return torch.stack(batch).float() / 255
 
 
 def _read(file: Path) -> Tensor:
@@ -85,5 +85,5 @@ def _read(file: Path) -> Tensor:
         return torch.from_numpy(np.asarray(image.convert("RGB")).copy()).permute(2, 0, 1)
 
 
-def _bytes(image: Tensor) -> Tensor:
+def _to_uint8(image: Tensor) -> Tensor:
     return (image.clamp(0, 1) * 255).round().to(torch.uint8)

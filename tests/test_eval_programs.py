@@ -84,4 +84,4 @@ def test_doctor_says_that_extras_are_not_known(checkout):
                    str(checkout[1]))  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
-    assert report["extras"] == {"all": "not known, because vispe is not installed: this is a plain checkout"}
+    assert report["extras"] == {"all": "unknown: vispe is not installed, this is a source checkout"}

@@ -1,4 +1,4 @@
-"""From shapes to a picture: grey levels, textures, relief, and the faults of real microscopes."""
+"""Rendering of scenes: grey levels, textures, relief, and imaging artefacts of microscopes."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from models.micro.geometry import Random, Scene, field
 
 
 def picture(random: Random, scene: Scene, views: int = 1) -> list[np.ndarray]:
-    """Show a scene as a microscope might, some times over: `views` of (3, side, side) float32 in [0, 1].
+    """Render `views` images (3, side, side) float32 in [0, 1] of a scene.
 
-    Two scenes in three are grey. Views differ in focus, light, noise and stretch of the grey levels, as pictures of a
-    series do; what is bright in one is bright in all.
+    Two thirds of the scenes are grey. The views differ in focus, illumination, noise and contrast, as in an image
+    series; the contrast between phases has the same sign in all of them.
     """
     side = scene.labels.shape[0]
-    hidden = scene.kind == "regions" or random.random() < 0.12  # phases of like brightness: texture must tell
+    low_contrast = scene.kind == "regions" or random.random() < 0.12  # phases differ mainly in texture
     channels = 3 if random.random() < 0.33 else 1
     phases = int(scene.labels.max()) + 1
-    first = random.uniform(0, 1, (phases, channels))
-    apart = random.uniform(0.12, 0.8)
-    levels = 0.5 + (first - first.mean(0)) * (0.08 if hidden else apart)
-    if not hidden and channels == 1 and phases > 2 and random.random() < 0.6:
-        levels[2:] = levels[1] + random.normal(0, 0.03, (phases - 2, 1))  # later phases look like phase 1
+    colours = random.uniform(0, 1, (phases, channels))
+    contrast = random.uniform(0.12, 0.8)
+    levels = 0.5 + (colours - colours.mean(0)) * (0.08 if low_contrast else contrast)
+    if not low_contrast and channels == 1 and phases > 2 and random.random() < 0.6:
+        levels[2:] = levels[1] + random.normal(0, 0.03, (phases - 2, 1))  # brightness of phase 1
     image = levels[scene.labels]  # (side, side, channels)
-    numbers = scene.objects
-    own = random.normal(0, 1, (int(numbers.max()) + 1, 1)) * random.choice([0.0, 0.03, 0.08])
-    image = image + own[numbers]
-    if scene.kind == "coating":  # cracks and pores look alike
+    objects = scene.objects
+    offsets = random.normal(0, 1, (int(objects.max()) + 1, 1)) * random.choice([0.0, 0.03, 0.08])
+    image = image + offsets[objects]
+    if scene.kind == "coating":  # cracks and pores have the same brightness
         dark = np.clip(levels.mean() - random.uniform(0.2, 0.5), -0.2, 1.2)
-        image[numbers == 90] = dark + random.normal(0, 0.02)
-    if scene.kind == "lamellae" and numbers.max() >= 200:
-        image = image + random.uniform(-0.3, 0.3) * (numbers == 201)[..., None]
+        image[objects == 90] = dark + random.normal(0, 0.02)
+    if scene.kind == "lamellae" and objects.max() >= 200:
+        image = image + random.uniform(-0.3, 0.3) * (objects == 201)[..., None]
     image = image.transpose(2, 0, 1).astype(np.float32)
-    for phase in range(phases):  # every phase has a texture of its own
-        amount = random.choice([0.0, 0.02, 0.05, 0.12]) * (2 if hidden else 1)
-        if amount:
-            wave = float(np.exp(random.uniform(np.log(2.5), np.log(30))))
-            grain = amount * field(random, side, wave, random.choice([1.0, 1.0, random.uniform(1, 4)]))
-            image += np.where(scene.labels == phase, grain, 0)
+    for phase in range(phases):  # texture of the phase
+        amplitude = random.choice([0.0, 0.02, 0.05, 0.12]) * (2 if low_contrast else 1)
+        if amplitude:
+            wavelength = float(np.exp(random.uniform(np.log(2.5), np.log(30))))
+            stretch = random.choice([1.0, 1.0, random.uniform(1, 4)])
+            texture = amplitude * field(random, side, wavelength, stretch)
+            image += np.where(scene.labels == phase, texture, 0)
     image += _edges(random, scene)
     if scene.relief.any():
         image += _shading(random, scene.relief)
     negative = random.random() < 0.5
-    return [_normalised(_microscope(random, image, channels, negative)) for _ in range(views)]
+    return [_normalize(_microscope(random, image, channels, negative)) for _ in range(views)]
 
 
 def _edges(random: Random, scene: Scene) -> np.ndarray:
-    """Return bright or dark rims, on one side of interfaces or both."""
+    """Return bright or dark rims on one or both sides of interfaces."""
     if random.random() < 0.45:
         return np.zeros((1, 1), np.float32)
     marks = (scene.labels > 0).astype(np.float32) if random.random() < 0.7 else (scene.objects % 7) / 6
@@ -62,7 +63,7 @@ def _edges(random: Random, scene: Scene) -> np.ndarray:
 
 
 def _shading(random: Random, relief: np.ndarray) -> np.ndarray:
-    """Return secondary-electron or lamp shading of domes: bright rims, tilt, shadow in the gaps."""
+    """Return shading of a relief (secondary electrons or oblique light): bright rims, tilt, shadows in gaps."""
     gy, gx = np.gradient(ndimage.gaussian_filter(relief, 1.0))
     angle = random.uniform(0, 2 * np.pi)
     tilt = gx * np.cos(angle) + gy * np.sin(angle)
@@ -77,7 +78,7 @@ def _shading(random: Random, relief: np.ndarray) -> np.ndarray:
 
 
 def _microscope(random: Random, image: np.ndarray, channels: int, negative: bool) -> np.ndarray:
-    """Add what instruments add: blur, illumination, curtains, charging, noise, gamma; a negative if asked."""
+    """Add imaging artefacts: blur, illumination, curtaining, charging, noise, gamma; invert if `negative`."""
     side = image.shape[-1]
     blur = random.choice([0.0, random.uniform(0.4, 1.0), random.uniform(0.8, 2.0)])
     if blur:
@@ -91,10 +92,10 @@ def _microscope(random: Random, image: np.ndarray, channels: int, negative: bool
     if random.random() < 0.15:
         image = image + random.uniform(0.02, 0.15) * field(random, side, side / 2)
     lines = random.random()
-    if lines < 0.1:  # curtains of ion milling
+    if lines < 0.1:  # curtaining from ion milling
         columns = ndimage.gaussian_filter1d(random.standard_normal(side), random.uniform(0.7, 3))
         image = image + random.uniform(0.02, 0.08) * columns / columns.std()
-    elif lines < 0.2:  # charging: rows drift and flare
+    elif lines < 0.2:  # charging
         rows = ndimage.gaussian_filter1d(random.standard_normal(side), random.uniform(0.5, 8))
         image = image + random.uniform(0.01, 0.06) * (rows / rows.std())[:, None]
     noise = random.choice([0.005, random.uniform(0.01, 0.05), random.uniform(0.04, 0.16)])
@@ -112,15 +113,15 @@ def _microscope(random: Random, image: np.ndarray, channels: int, negative: bool
     return np.broadcast_to(image, (3, side, side)).astype(np.float32)
 
 
-def _normalised(image: np.ndarray, clip: float = 0.5) -> np.ndarray:
-    """Stretch over the percentiles `clip` and 100 - `clip`, as `vispe segment` does."""
+def _normalize(image: np.ndarray, clip: float = 0.5) -> np.ndarray:
+    """Rescale from the percentiles `clip` and 100 - `clip`, as `vispe segment` does."""
     low, high = np.percentile(image[:, ::2, ::2], (clip, 100 - clip))
     return np.clip((image - low) / max(float(high - low), 1e-6), 0, 1).astype(np.float32)
 
 
 def degraded(random: Random, image: np.ndarray, views: int = 1) -> list[np.ndarray]:
-    """Show a real picture (3, side, side) through worse instruments, see `picture`."""
+    """Add imaging artefacts to a real image (3, side, side); see `picture`."""
     grey = bool(np.ptp(image, axis=0).max() < 1e-3)
-    shown, channels = (image[:1], 1) if grey else (image, 3)
+    image, channels = (image[:1], 1) if grey else (image, 3)
     negative = random.random() < 0.5
-    return [_normalised(_microscope(random, shown, channels, negative)) for _ in range(views)]
+    return [_normalize(_microscope(random, image, channels, negative)) for _ in range(views)]

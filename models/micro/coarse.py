@@ -1,4 +1,4 @@
-"""A second teacher of vispe_micro: what a large vision transformer sees in 16 pixels, asked of the trunk."""
+"""Second teacher of vispe_micro: features of a large vision transformer, distilled into the trunk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from vispe.train.retrofit.student import load_student
 
 
 class Coarse(nn.Module):
-    """Asks the trunk of a network for the features of a retrofitted model, one of whose tokens covers a token of it.
+    """Distil the features of a retrofitted model into the trunk of a network with the same token grid.
 
-    A linear head, which is not kept, reads them off the trunk; the loss is one minus the cosine of features from whose
-    channels the mean over the batch is taken, so that what all patches share teaches nothing.
+    A linear head, which is discarded after training, maps the tokens of the trunk to the features. The loss is one
+    minus the cosine similarity after subtraction of the channel means over the batch, which removes the component
+    common to all patches.
 
     Args:
-        folder: what `vispe retrofit` wrote.
-        block: block of that model whose output is asked for, counted from 0.
-        model: the network to train; its trunk is watched from now on.
+        folder: output folder of `vispe retrofit`.
+        block: zero-based index of the block of that model whose output is the target.
+        model: network to train. A forward hook is registered on its trunk.
 
     Example:
         ``Coarse(Path("runs/alibi2d"), 7, Micro())``
@@ -31,14 +32,13 @@ class Coarse(nn.Module):
     def __init__(self, folder: Path, block: int, model: Micro) -> None:
         super().__init__()
         student, _, _ = load_student(folder)
-        # kept from the parameters and states of training
-        self._target = [
+        self._target = [  # in a list, so that it is not registered as a submodule
             VisionModel(student.model, layer=block, mean=student.mean, std=student.std, exact=False)
         ]
-        self._seen: list[Tensor] = []
+        self._outputs: list[Tensor] = []
         width = model.trunk.norm.normalized_shape[0]
         self.head = nn.Linear(width, self._target[0].channels)
-        model.trunk.register_forward_hook(lambda *call: self._seen.append(call[-1]))
+        model.trunk.register_forward_hook(lambda *call: self._outputs.append(call[-1]))
 
     def target(self, images: Tensor) -> Tensor:
         """Return the features (b, c, h / 16, w / 16) of images (b, 3 or 1, h, w) in [0, 1]."""
@@ -50,10 +50,10 @@ class Coarse(nn.Module):
             return model((scaled - model.mean) / model.std)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the loss () of what the trunk saw last, for the images that it saw."""
-        tokens = self._seen[-1]
-        self._seen.clear()
-        wanted = self.target(images).flatten(2)
-        found = self.head(tokens.flatten(2).mT).mT
-        found, wanted = (f - f.mean((0, 2), keepdim=True) for f in (found, wanted))
-        return 1 - F.cosine_similarity(found, wanted, dim=1).mean()
+        """Return the loss () of the last forward pass of the trunk, for its input images."""
+        tokens = self._outputs[-1]
+        self._outputs.clear()
+        target = self.target(images).flatten(2)
+        prediction = self.head(tokens.flatten(2).mT).mT
+        prediction, target = (f - f.mean((0, 2), keepdim=True) for f in (prediction, target))
+        return 1 - F.cosine_similarity(prediction, target, dim=1).mean()

@@ -1,4 +1,4 @@
-"""Shapes of microstructures with exact masks: who is where, before any grey level is chosen."""
+"""Geometry of synthetic microstructures: exact masks of phases and objects, without grey levels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Scene:
-    """A microstructure.
+    """Microstructure.
 
     Attributes:
         kind: name of the family.
-        labels: (side, side) uint8, the phase of every pixel, 0..K-1.
-        objects: (side, side) int32, number of the particle, grain or sphere of a pixel; 0 for none.
-        relief: (side, side) float32 in [0, 1], height of the surface; all 0 for a polished section.
+        labels: (side, side) uint8, phase of each pixel, 0..K-1.
+        objects: (side, side) int32, index of the particle, grain or sphere; 0: none.
+        relief: (side, side) float32 in [0, 1], surface height; 0 for a polished section.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Scene:
 
 
 def scene(random: Random, side: int) -> Scene:
-    """Return a scene of a family drawn at random, (side, side) pixels, with at least two phases."""
+    """Return a scene of a random family, (side, side) pixels, with at least two phases."""
     names = list(FAMILIES)
     weights = np.array([FAMILIES[name][0] for name in names], float)
     while True:
@@ -44,7 +44,14 @@ def scene(random: Random, side: int) -> Scene:
 
 
 def field(random: Random, side: int, wavelength: float, stretch: float = 1.0) -> np.ndarray:
-    """Return a Gaussian random field of mean 0 and deviation 1 with a band of wavelengths, in pixels."""
+    """Return a Gaussian random field with mean 0 and standard deviation 1.
+
+    Args:
+        random: random generator.
+        side: size in pixels.
+        wavelength: characteristic wavelength in pixels.
+        stretch: anisotropy, in a random direction.
+    """
     fy, fx = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]
     angle = random.uniform(0, np.pi)
     along, across = fx * np.cos(angle) + fy * np.sin(angle), fy * np.cos(angle) - fx * np.sin(angle)
@@ -63,22 +70,22 @@ def _flat(side: int) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros((side, side), np.int32), np.zeros((side, side), np.float32)
 
 
-def _cut(values: np.ndarray, share: float) -> np.ndarray:
-    return values > np.quantile(values[::4, ::4], 1 - share)
+def _threshold(values: np.ndarray, fraction: float) -> np.ndarray:
+    return values > np.quantile(values[::4, ::4], 1 - fraction)
 
 
 def _stamp(
     random: Random, side: int, radius: float, spread: float, count: int, overlap: float, power: float = 2.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Place super-ellipses -> numbers of the objects (0: none) and relief of domes."""
+    """Draw superellipses at random positions -> object indices (0: none) and relief of domes."""
     objects, relief = _flat(side)
-    common = random.uniform(0, np.pi) if random.random() < 0.5 else None
-    longest = 1 + random.exponential(0.3)
+    common_angle = random.uniform(0, np.pi) if random.random() < 0.5 else None
+    aspect = 1 + random.exponential(0.3)
     for number in range(1, count + 1):
         r = radius * float(np.exp(spread * random.standard_normal()))
         r = min(max(r, 1.0), side / 3)
-        a, b = r * np.sqrt(longest), r / np.sqrt(longest)
-        angle = random.uniform(0, np.pi) if common is None else common
+        a, b = r * np.sqrt(aspect), r / np.sqrt(aspect)
+        angle = random.uniform(0, np.pi) if common_angle is None else common_angle
         cy, cx = random.uniform(-r / 2, side + r / 2, 2)
         reach = int(a * 1.5) + 2
         y0, y1, x0, x1 = (
@@ -93,12 +100,12 @@ def _stamp(
         u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
         d = np.abs(u / a) ** power + np.abs(v / b) ** power
         inside = d < 1
-        part = objects[y0:y1, x0:x1]
-        taken = inside & (part > 0)
-        if taken.sum() > overlap * max(inside.sum(), 1):
+        region = objects[y0:y1, x0:x1]
+        occupied = inside & (region > 0)
+        if occupied.sum() > overlap * max(inside.sum(), 1):
             continue
-        free = inside & ((part == 0) | (overlap > 0.3))
-        part[free] = number
+        free = inside & ((region == 0) | (overlap > 0.3))
+        region[free] = number
         height = np.sqrt(np.clip(1 - d, 0, 1)).astype(np.float32)
         relief[y0:y1, x0:x1][free] = height[free]
     return objects, relief
@@ -108,25 +115,25 @@ def _spinodal(random: Random, side: int):
     objects, relief = _flat(side)
     stretch = random.choice([1.0, 1.0, random.uniform(1.5, 5)])
     values = field(random, side, _log(random, 8, 80), stretch)
-    labels = _cut(values, random.uniform(0.15, 0.85)).astype(np.uint8)
+    labels = _threshold(values, random.uniform(0.15, 0.85)).astype(np.uint8)
     if random.random() < 0.3:
-        labels[_cut(field(random, side, _log(random, 8, 60)), random.uniform(0.05, 0.3))] = 2
+        labels[_threshold(field(random, side, _log(random, 8, 60)), random.uniform(0.05, 0.3))] = 2
     return labels, objects, relief
 
 
 def _two_sizes(random: Random, side: int):
-    """Large and small precipitates of the same kind: only size and surroundings tell them apart."""
+    """Large and small precipitates with the same appearance, which differ only in size and surroundings."""
     big = _log(random, 10, 40)
     if random.random() < 0.5:
         power = random.choice([2.0, 3.0, 5.0])
         large, _ = _stamp(random, side, big, 0.3, int(2.5 * (side / big) ** 2 / 3.14), 0.02, power)
     else:
-        large, _ = ndimage.label(_cut(field(random, side, 3 * big), random.uniform(0.3, 0.6)))
+        large, _ = ndimage.label(_threshold(field(random, side, 3 * big), random.uniform(0.3, 0.6)))
     gap = random.integers(1, 4)
     near = ndimage.binary_dilation(large > 0, iterations=int(gap))
     small_radius = random.uniform(1.2, max(big / 5, 2.0))
-    share = random.uniform(0.3, 3)
-    small, _ = _stamp(random, side, small_radius, 0.2, int(share * (side / small_radius) ** 2 / 25), 0.0)
+    density = random.uniform(0.3, 3)
+    small, _ = _stamp(random, side, small_radius, 0.2, int(density * (side / small_radius) ** 2 / 25), 0.0)
     small[near] = 0
     labels = np.where(large > 0, 1, np.where(small > 0, 2, 0)).astype(np.uint8)
     return labels, np.where(large > 0, large, small + large.max()), np.zeros_like(labels, np.float32)
@@ -146,13 +153,13 @@ def _particles(random: Random, side: int):
             np.clip(np.rint(x + dx), 0, side - 1).astype(int),
         ]
     labels = (objects > 0).astype(np.uint8)
-    if random.random() < 0.25:  # a second kind that differs in brightness or texture only
+    if random.random() < 0.25:  # a second phase of the same shape
         labels[(objects % 5 < 2) & (objects > 0)] = 2
     return labels, objects, np.zeros((side, side), np.float32)
 
 
 def _powder(random: Random, side: int):
-    """Spheres in front of each other, seen from above, some with satellites."""
+    """Overlapping spheres in top view."""
     radius = _log(random, 8, 50)
     count = int(random.uniform(0.5, 3) * (side / radius) ** 2 / 3.14)
     objects, relief = _stamp(random, side, radius, random.uniform(0.2, 0.6), min(count, 600), 0.6)
@@ -176,11 +183,11 @@ def _grains(random: Random, side: int):
     seeds = random.uniform(-size, side + size, (int(((side + 2 * size) / size) ** 2) + 4, 2))
     y, x = np.mgrid[:side, :side]
     warp = random.uniform(0, size / 4)
-    at = np.stack([y, x], -1).astype(np.float32)
-    at += warp * np.stack([field(random, side, size) for _ in range(2)], -1)
-    far, near = cKDTree(seeds).query(at.reshape(-1, 2), k=2, workers=1)
-    numbers = near[:, 0].reshape(side, side)
-    edge = (far[:, 1] - far[:, 0]).reshape(side, side) < random.uniform(1, 5)
+    positions = np.stack([y, x], -1).astype(np.float32)
+    positions += warp * np.stack([field(random, side, size) for _ in range(2)], -1)
+    distances, nearest = cKDTree(seeds).query(positions.reshape(-1, 2), k=2, workers=1)
+    numbers = nearest[:, 0].reshape(side, side)
+    edge = (distances[:, 1] - distances[:, 0]).reshape(side, side) < random.uniform(1, 5)
     kinds = random.integers(0, random.integers(1, 4), len(seeds))
     labels = kinds[numbers].astype(np.uint8)
     if labels.max() == 0 or random.random() < 0.5:
@@ -189,39 +196,47 @@ def _grains(random: Random, side: int):
 
 
 def _curves(random: Random, side: int, count: int, width: float, wander: float) -> np.ndarray:
-    """Draw wandering lines, `width` pixels wide -> (side, side) bool."""
-    drawn = np.ones((side, side), bool)
+    """Draw random curves, `width` pixels wide -> (side, side) bool.
+
+    Args:
+        random: random generator.
+        side: size in pixels.
+        count: number of curves.
+        width: in pixels.
+        wander: standard deviation of the change of direction per pixel, in radians.
+    """
+    background = np.ones((side, side), bool)
     for _ in range(count):
         n = int(random.uniform(0.2, 1.5) * side)
-        turn = np.cumsum(random.standard_normal(n) * wander) + random.uniform(0, 2 * np.pi)
-        y = np.cumsum(np.sin(turn)) + random.uniform(0, side)
-        x = np.cumsum(np.cos(turn)) + random.uniform(0, side)
-        keep = (y >= 0) & (y < side) & (x >= 0) & (x < side)
-        drawn[y[keep].astype(int), x[keep].astype(int)] = False
-    return ndimage.distance_transform_edt(drawn) < width / 2 + 0.3
+        angle = np.cumsum(random.standard_normal(n) * wander) + random.uniform(0, 2 * np.pi)
+        y = np.cumsum(np.sin(angle)) + random.uniform(0, side)
+        x = np.cumsum(np.cos(angle)) + random.uniform(0, side)
+        inside = (y >= 0) & (y < side) & (x >= 0) & (x < side)
+        background[y[inside].astype(int), x[inside].astype(int)] = False
+    return ndimage.distance_transform_edt(background) < width / 2 + 0.3
 
 
 def _coating(random: Random, side: int):
-    """Layers with rough interfaces; thin cracks in one of them, pores of the same look elsewhere."""
+    """Layers with rough interfaces: thin cracks in one of them, pores with the same brightness in the others."""
     objects, relief = _flat(side)
     bend = field(random, side, _log(random, 20, 200)) * random.uniform(0.5, 8)
     y, x = np.mgrid[:side, :side]
     angle = random.normal(0, 0.15)
     depth = y * np.cos(angle) + x * np.sin(angle) + bend
-    cuts = np.sort(random.uniform(0, side, random.integers(2, 5)))
-    layer = np.searchsorted(cuts, depth.ravel()).reshape(side, side)
+    interfaces = np.sort(random.uniform(0, side, random.integers(2, 5)))
+    layer = np.searchsorted(interfaces, depth.ravel()).reshape(side, side)
     oxide = random.integers(0, layer.max() + 1)
     labels = (layer == oxide).astype(np.uint8)
-    thin = _curves(random, side, random.integers(2, 14), random.uniform(1, 4), random.uniform(0.02, 0.3))
-    pores = _cut(field(random, side, _log(random, 6, 30)), random.uniform(0.005, 0.06))
-    labels[thin & (layer == oxide)] = 2
+    cracks = _curves(random, side, random.integers(2, 14), random.uniform(1, 4), random.uniform(0.02, 0.3))
+    pores = _threshold(field(random, side, _log(random, 6, 30)), random.uniform(0.005, 0.06))
+    labels[cracks & (layer == oxide)] = 2
     objects[:] = layer + 1
     objects[(labels == 2) | (pores & (layer != oxide))] = 90
     return labels, objects, relief
 
 
 def _network(random: Random, side: int):
-    """Fibres, hydrides, membranes or cracks on a plain or grainy ground."""
+    """Fibres, hydrides, membranes or cracks on a uniform background."""
     objects, relief = _flat(side)
     wander = _log(random, 0.005, 0.3)
     labels = _curves(random, side, random.integers(4, 50), random.uniform(1, 8), wander).astype(np.uint8)
@@ -229,7 +244,7 @@ def _network(random: Random, side: int):
 
 
 def _lamellae(random: Random, side: int):
-    """Colonies of stripes beside plain regions (pearlite and ferrite), or the stripes themselves."""
+    """Lamellar colonies and uniform regions (pearlite and ferrite); phases are regions or lamellae."""
     size = _log(random, 30, 120)
     seeds = random.uniform(0, side, (max(int((side / size) ** 2), 2), 2))
     y, x = np.mgrid[:side, :side].astype(np.float32)
@@ -242,14 +257,16 @@ def _lamellae(random: Random, side: int):
     stripes = wave > random.uniform(-0.6, 0.6)
     plain = random.random(len(seeds))[colony] < random.uniform(0.2, 0.6)
     if random.random() < 0.5:
-        objects = np.where(plain, colony + 1, 200 + stripes)  # stripes are the look, the colony is the phase
+        objects = np.where(
+            plain, colony + 1, 200 + stripes
+        )  # the colony is the phase, the lamellae its texture
         return plain.astype(np.uint8), objects, np.zeros((side, side), np.float32)
     labels = np.where(plain, 0, stripes).astype(np.uint8)
     return labels, np.zeros((side, side), np.int32), np.zeros((side, side), np.float32)
 
 
 def _regions(random: Random, side: int):
-    """Large regions with curved borders, for textures."""
+    """Large regions with curved boundaries, for textures."""
     objects, relief = _flat(side)
     count = int(random.integers(2, 5))
     fields = np.stack([field(random, side, _log(random, 60, 250)) for _ in range(count)])
@@ -268,4 +285,4 @@ FAMILIES: dict[str, tuple[float, Callable]] = {
     "lamellae": (0.6, _lamellae),
     "regions": (1.0, _regions),
 }
-"""Families of scenes: how often, and the function that draws one."""
+"""Families of scenes: relative frequency and generating function."""

@@ -1,10 +1,10 @@
-"""Train vispe_micro: features that make scribbles go far, on pictures by formula, collages and real pictures.
+"""Train vispe_micro for segmentation from scribbles, on synthetic images, collages and real images.
 
-    python -m models.micro.train --out runs/micro --steps 4000 [--folders pictures/] [--teacher weights.safetensors]
+    python -m models.micro.train --out runs/micro --steps 4000 [--folders images/] [--teacher weights.safetensors]
 
-Goes on where it was when it is started again; the learning rate is constant and falls to 0 over the last fifth, and
-`stable.pt` keeps the state before the fall, so that a longer run can go on from there. Writes `weights.safetensors`
-(average of the weights, float16), `log.jsonl` and `card.json`.
+A restarted run resumes from its last checkpoint. The learning rate is constant and decays linearly to 0 over the last
+fifth of the steps; `stable.pt` stores the state before the decay, from which a longer run can be continued. Writes
+`weights.safetensors` (exponential moving average of the weights, float16), `log.jsonl` and `card.json`.
 """
 
 from __future__ import annotations
@@ -29,31 +29,35 @@ from vispe.backbones.micro.load import load_micro
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Train, validate and write the weights."""
+    """Parse the command line, train, validate and write the weights."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder of states, weights, log and card")
-    parser.add_argument("--folders", type=Path, nargs="*", default=[], help="folders of real pictures")
-    parser.add_argument("--teacher", type=Path, help="weights whose features are to be learned too")
     parser.add_argument(
-        "--coarse-teacher", type=Path, help="folder of a retrofitted model for the trunk to learn from"
+        "--out", type=Path, required=True, help="folder for checkpoints, weights, log and card"
     )
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long; go on later")
-    parser.add_argument("--stop", type=int, default=10**9, help="stop at this step; go on later")
+    parser.add_argument("--folders", type=Path, nargs="*", default=[], help="folders of real images")
+    parser.add_argument("--teacher", type=Path, help="weights of a teacher for feature distillation")
+    parser.add_argument(
+        "--coarse-teacher", type=Path, help="folder of a retrofitted model for distillation into the trunk"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after this time; the run can be resumed"
+    )
+    parser.add_argument("--stop", type=int, default=10**9, help="stop at this step; the run can be resumed")
     parser.add_argument("--every", type=int, default=200, help="steps between validations")
     for field in fields(Recipe):
         choices = SIZES if field.name == "size" else None
         flag = f"--{field.name.replace('_', '-')}"
         parser.add_argument(flag, type=type(field.default), default=field.default, choices=choices)
-    given = vars(parser.parse_args(words))
+    options = vars(parser.parse_args(words))
     out, folders, teacher, coarse, minutes, stop, every = (
-        given.pop(k) for k in ("out", "folders", "teacher", "coarse_teacher", "minutes", "stop", "every")
+        options.pop(k) for k in ("out", "folders", "teacher", "coarse_teacher", "minutes", "stop", "every")
     )
-    recipe = Recipe(**given)
+    recipe = Recipe(**options)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = [p.numpy() for source in (data.installed(), data.folders(folders)) for p in source]
-    trainer = Trainer(recipe, pictures, out, load_micro(teacher) if teacher else None, coarse)
+    images = [p.numpy() for source in (data.installed(), data.folders(folders)) for p in source]
+    trainer = Trainer(recipe, images, out, load_micro(teacher) if teacher else None, coarse)
     trainer.load()
     facts = {"step": trainer.step, "recipe": asdict(recipe)}
     if teacher:
@@ -79,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> None:
     weights = {k: v.half().contiguous() for k, v in trainer.average.state_dict().items()}
     save_file(weights, out / "weights.safetensors")
     card = {
-        **{k: v for k, v in facts.items() if k != "step"}, "steps_done": trainer.step, "pictures": len(pictures),
+        **{k: v for k, v in facts.items() if k != "step"}, "steps_done": trainer.step, "pictures": len(images),
         "folders": [f.name for f in folders], "validation": trainer.validate(400),
         "versions": {"vispe": vispe.__version__, "torch": torch.__version__, "numpy": np.__version__},
     }  # fmt: skip
@@ -94,5 +98,5 @@ def _log(out: Path, row: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)  # gradients of far pixels are denormal, and three times slower
+    torch.set_flush_denormal(True)  # denormal gradients slow training down threefold
     main()

@@ -1,4 +1,4 @@
-"""What training vispe_micro does in a step: tasks, the loss, the average of the weights, and the state on disk."""
+"""Training step of vispe_micro: tasks, loss, exponential moving average of the weights, and checkpoints."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ SIZES: dict[str, dict[str, Any]] = {
     "small": {},
     "large": {"widths": (32, 64, 128), "width": 192, "heads": 6},
 }
-"""Arguments of `Micro`: what the package ships, and its teacher."""
+"""Arguments of `Micro` for the network in the package (small) and its teacher (large)."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How vispe_micro is trained.
+    """Training settings of vispe_micro.
 
     Attributes:
-        steps: optimiser steps.
-        batch: pictures in a step.
-        side: of a picture in pixels.
+        steps: optimizer steps.
+        batch: images per step.
+        side: image size in pixels.
         lr: learning rate of AdamW.
-        weight_decay: of AdamW.
-        asked: pixels of each picture that the loss reads.
-        average: decay of the average of the weights.
-        seed: of everything.
-        series: share of the tasks whose scribbles are on another picture of the same place.
-        near: weight of the distance to a teacher's features, where there is one; it falls with the learning rate.
-        coarse: weight of the distance to a coarse teacher's features, where there is one; it falls likewise.
+        weight_decay: weight decay of AdamW.
+        asked: query pixels per image in the loss.
+        average: decay of the exponential moving average of the weights.
+        seed: random seed.
+        series: fraction of tasks with scribbles on another image of the same field of view.
+        near: loss weight of the distance to the features of a teacher; scaled with the learning rate.
+        coarse: loss weight of the distance to the features of a coarse teacher; scaled with the learning rate.
         block: block of the coarse teacher.
-        size: of the network, a key of SIZES.
+        size: network size, a key of SIZES.
     """
 
     steps: int = 4000
@@ -63,12 +63,23 @@ class Recipe:
 
 
 class Trainer:
-    """Model, optimiser and average, and how they are kept on disk."""
+    """Model, optimizer and weight average, with checkpoints.
+
+    Args:
+        recipe: training settings.
+        images: real images (3, h, w) uint8; every `HELD`-th is used for validation only.
+        out: folder for checkpoints.
+        teacher: network for feature distillation.
+        coarse: folder of a retrofitted model for distillation into the trunk.
+
+    Raises:
+        OptionError: an option needs a teacher, or the teacher has another number of features.
+    """
 
     def __init__(
         self,
         recipe: Recipe,
-        pictures: Sequence[np.ndarray],
+        images: Sequence[np.ndarray],
         out: Path,
         teacher: Micro | None = None,
         coarse: Path | None = None,
@@ -78,17 +89,17 @@ class Trainer:
         for name, needed in without.items():
             if needed is None and getattr(recipe, name) != getattr(Recipe, name):
                 raise OptionError(
-                    f"{name}={getattr(recipe, name):g} has no effect without a{' coarse' * (name != 'near')} teacher; "
-                    "give one, or leave it out."
+                    f"{name}={getattr(recipe, name):g} has no effect without a{' coarse' * (name != 'near')} teacher. "
+                    "Omit it or set a teacher."
                 )
-        self.recipe, self.pictures, self.out, self.step = recipe, pictures, out, 0
-        self.seen = [p for i, p in enumerate(pictures) if i % HELD]
+        self.recipe, self.images, self.out, self.step = recipe, images, out, 0
+        self.training_images = [p for i, p in enumerate(images) if i % HELD]
         torch.manual_seed(recipe.seed)
         self.model, self.episode, self.filters = Micro(**SIZES[recipe.size]), Episode(), Filters()
         if teacher is not None and teacher.dim != self.model.dim:
             raise OptionError(
-                f"the teacher gives {teacher.dim} features, but the network to train {self.model.dim}; "
-                "give another one."
+                f"the teacher has {teacher.dim} features, but the network to train has {self.model.dim}. "
+                "Use another teacher."
             )
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         plain = [p for p in self.model.parameters() if p.ndim < 2]
@@ -104,7 +115,11 @@ class Trainer:
             self.optimizer.add_param_group({"params": list(self.coarse.parameters()), "share": 1.0})
 
     def load(self) -> None:
-        """Go on from `state.pt`, or from `stable.pt` where the former has gone beyond the wanted constant rate."""
+        """Resume from `state.pt`, or from `stable.pt` if the learning rate of the former has already decayed.
+
+        Raises:
+            OptionError: the checkpoint has another size, or was trained without a coarse teacher.
+        """
         for name in ("state.pt", "stable.pt"):
             if (self.out / name).is_file():
                 state = torch.load(self.out / name, weights_only=True)
@@ -112,15 +127,15 @@ class Trainer:
                     continue
                 if sizes(state["model"]) != sizes(self.model.state_dict()):
                     raise OptionError(
-                        f"{self.out / name} holds a network of another size than {self.recipe.size!r}; "
-                        "give its size, or another folder."
+                        f"{self.out / name} contains a network of another size than {self.recipe.size!r}. "
+                        "Change `size` or choose another folder."
                     )
                 self.model.load_state_dict(state["model"])
                 self.episode.load_state_dict(state["episode"])
                 self.average.load_state_dict(state["average"])
                 if self.coarse is not None and "coarse" not in state:
                     raise OptionError(
-                        f"{self.out / name} was trained without a coarse teacher; give another folder."
+                        f"{self.out / name} was trained without a coarse teacher. Choose another folder."
                     )
                 if self.coarse is not None:
                     self.coarse.load_state_dict(state["coarse"])
@@ -129,7 +144,7 @@ class Trainer:
                 return
 
     def save(self, name: str = "state.pt") -> None:
-        """Write the state, all or nothing."""
+        """Write the state atomically."""
         names = ("model", "episode", "average", "optimizer", *(("coarse",) if self.coarse else ()))
         parts = {k: getattr(self, k).state_dict() for k in names}
         state = {
@@ -142,50 +157,50 @@ class Trainer:
         (self.out / "part.pt").rename(self.out / name)
 
     def rate(self) -> float:
-        """Return the share of the learning rate at this step."""
+        """Return the factor of the learning rate at this step: warm-up over 100 steps, decay over the last fifth."""
         return min(1.0, (self.step + 1) / 100, 5 * (1 - self.step / self.recipe.steps))
 
     def train_step(self) -> dict[str, float]:
-        """Take one step -> mean loss and IoU."""
-        tasks = [self.task(self.step, i) for i in range(self.recipe.batch)]
+        """Run one training step -> mean loss, mean IoU and gradient norm."""
+        tasks = [self.sample_task(self.step, i) for i in range(self.recipe.batch)]
         others = [i for i, t in enumerate(tasks) if t.other is not None]
-        shown = [t.image for t in tasks] + [tasks[i].other for i in others]
-        images = torch.from_numpy(np.stack(shown))
+        stack = [t.image for t in tasks] + [tasks[i].other for i in others]
+        images = torch.from_numpy(np.stack(stack))
         maps = self.model.train()(images)
-        second = dict(zip(others, maps[len(tasks) :], strict=True))
-        found = [
-            self.ask(one, maps[i], [self.recipe.seed, self.step, i], other=second.get(i))
+        other_maps = dict(zip(others, maps[len(tasks) :], strict=True))
+        results = [
+            self.evaluate_task(one, maps[i], [self.recipe.seed, self.step, i], other=other_maps.get(i))
             for i, one in enumerate(tasks)
         ]
-        loss = torch.stack([f[0] for f in found]).mean()
+        loss = torch.stack([r[0] for r in results]).mean()
         if self.teacher is not None:
             loss = loss + self.recipe.near * self.rate() * distance(maps, self.teacher(images))
         if self.coarse is not None:
             loss = loss + self.recipe.coarse * self.rate() * self.coarse(images)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        learned = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(learned, 1.0)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr * self.rate() * group["share"]
         self.optimizer.step()
         decay = min(self.recipe.average, (self.step + 1) / (self.step + 10))
         with torch.no_grad():
-            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(now, 1 - decay)
+            for mean, parameter in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(parameter, 1 - decay)
         self.step += 1
         return {
             "loss": float(loss.detach()),
-            "iou": float(np.mean([f[1] for f in found])),
+            "iou": float(np.mean([r[1] for r in results])),
             "norm": float(norm),
         }
 
-    def task(self, step: int, i: int) -> Task:
-        """Draw picture i of a step."""
+    def sample_task(self, step: int, i: int) -> Task:
+        """Return task i of a step."""
         random = np.random.default_rng([self.recipe.seed, step, i])
-        return task(random, self.recipe.side, self.seen, self.recipe.series)
+        return task(random, self.recipe.side, self.training_images, self.recipe.series)
 
-    def ask(
+    def evaluate_task(
         self,
         one: Task,
         maps: Tensor | None,
@@ -193,60 +208,63 @@ class Trainer:
         filters: bool | None = None,
         other: Tensor | None = None,
     ) -> tuple[Tensor, float]:
-        """Teach a classifier by the scribbles of a task and ask it other pixels -> loss, IoU.
+        """Fit a classifier to the scribbles of a task and evaluate it at query pixels -> loss, IoU.
 
         Args:
-            one: the task.
-            maps: (c, h, w) features of the model; None to leave them out.
-            seed: of the pixels that are asked.
-            filters: whether the classifier sees the filters of `vispe segment` too; at random if None.
-            other: features of the picture that is drawn on, where it is not the one that is asked.
+            one: task.
+            maps: (c, h, w) features of the model; None excludes them.
+            seed: seed of the query pixels.
+            filters: whether the filters of `vispe segment` are included; None: at random.
+            other: features of the image with the scribbles, if it is not the query image.
         """
         random = np.random.default_rng(seed)
         filters = bool(random.random() < 0.6) if filters is None else filters
         scribbled = random.permutation(np.flatnonzero(one.scribbles))[:400]
-        asked = random.integers(0, one.labels.size, self.recipe.asked)
+        queries = random.integers(0, one.labels.size, self.recipe.asked)
         rare = [random.choice(np.flatnonzero(one.labels == k), 100) for k in range(int(one.labels.max()) + 1)]
-        asked = np.concatenate([asked, *rare])
-        drawn_on = one.image if one.other is None else one.other
+        queries = np.concatenate([queries, *rare])
+        scribbled_image = one.image if one.other is None else one.other
         features = [
-            self.read(image, own, where, filters)
-            for image, own, where in (
-                (drawn_on, maps if other is None else other, scribbled),
-                (one.image, maps, asked),
+            self.pixel_features(image, image_maps, pixels, filters)
+            for image, image_maps, pixels in (
+                (scribbled_image, maps if other is None else other, scribbled),
+                (one.image, maps, queries),
             )
         ]
         truth = [
-            torch.from_numpy(one.labels.reshape(-1)[where].astype(np.int64)) for where in (scribbled, asked)
+            torch.from_numpy(one.labels.reshape(-1)[pixels].astype(np.int64))
+            for pixels in (scribbled, queries)
         ]
         scores = self.episode(features[0], truth[0], features[1])
         loss = torch.nn.functional.cross_entropy(scores, truth[1])
         uniform = slice(0, self.recipe.asked)
         return loss, intersection_over_union(scores[uniform].argmax(1), truth[1][uniform])
 
-    def read(self, image: np.ndarray, maps: Tensor | None, where: np.ndarray, filters: bool) -> Tensor:
-        """Return the features (n, f) of pixels."""
-        parts = [] if maps is None else [sample(maps, torch.from_numpy(where), STRIDE)]
+    def pixel_features(
+        self, image: np.ndarray, maps: Tensor | None, pixels: np.ndarray, filters: bool
+    ) -> Tensor:
+        """Return the features (n, f) at flat pixel indices."""
+        parts = [] if maps is None else [sample(maps, torch.from_numpy(pixels), STRIDE)]
         if filters:
             page = self.filters(np.ascontiguousarray(image.mean(0)[..., None]))
-            parts.append(torch.from_numpy(page.reshape(-1, page.shape[-1])[where]))
+            parts.append(torch.from_numpy(page.reshape(-1, page.shape[-1])[pixels]))
         return torch.cat(parts, 1)
 
     @torch.no_grad()
     def validate(self, count: int = 96) -> dict[str, Any]:
-        """Score tasks that training never sees, with filters, with the model, and with both -> mean IoU of each."""
+        """Evaluate validation tasks with filters, with the model, and with both -> mean IoU of each."""
         rows: dict[str, list[tuple[float, float, float]]] = {}
         for i in range(count):
             one = task(
-                np.random.default_rng([2**31, i]), self.recipe.side, self.pictures[::HELD], self.recipe.series
+                np.random.default_rng([2**31, i]), self.recipe.side, self.images[::HELD], self.recipe.series
             )
             maps = self.average(torch.from_numpy(one.image)[None])[0]
             other = None if one.other is None else self.average(torch.from_numpy(one.other)[None])[0]
             seed = [2**31, i]
             scores = (
-                self.ask(one, None, seed, filters=True)[1],
-                self.ask(one, maps, seed, filters=False, other=other)[1],
-                self.ask(one, maps, seed, filters=True, other=other)[1],
+                self.evaluate_task(one, None, seed, filters=True)[1],
+                self.evaluate_task(one, maps, seed, filters=False, other=other)[1],
+                self.evaluate_task(one, maps, seed, filters=True, other=other)[1],
             )
             rows.setdefault(one.kind, []).append(scores)
             rows.setdefault("all", []).append(scores)
@@ -257,6 +275,6 @@ class Trainer:
 
 
 def distance(features: Tensor, target: Tensor) -> Tensor:
-    """Return the mean square of the difference over the variance of each channel, (b, c, h, w) twice -> ()."""
-    spread = target.var((0, 2, 3), keepdim=True)
-    return ((features - target) ** 2 / spread).mean()
+    """Return the mean squared error normalised by the variance of each channel, (b, c, h, w) twice -> ()."""
+    variance = target.var((0, 2, 3), keepdim=True)
+    return ((features - target) ** 2 / variance).mean()

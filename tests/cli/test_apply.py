@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from vispe.cli.commands.apply import ELSEWHERE, apply
+from vispe.cli.commands.apply import UNAVAILABLE, apply
 from vispe.cli.commands.segment import segment
 from vispe.cli.main import main
 
@@ -21,4 +21,4 @@ def test_what_the_model_decides_is_said(option, capsys):
 def test_the_explained_options_are_those_of_segment_alone():
     own, other = (set(inspect.signature(command).parameters) for command in (apply, segment))
     # `model` is the file here, and not the network
-    assert set(ELSEWHERE) - {"model"} == other - own - {"score_labelled"}
+    assert set(UNAVAILABLE) - {"model"} == other - own - {"score_labelled"}

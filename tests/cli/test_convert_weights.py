@@ -149,7 +149,7 @@ def test_the_kind_may_be_said(case, tmp_path, capsys):
         in capsys.readouterr().err
     )
     assert main([*words, "--force", "--from", "rope-vitt"]) == 2
-    assert "convert-weights needs --from to be 'dino-saw' or" in capsys.readouterr().err
+    assert "convert-weights: --from must be 'dino-saw' or" in capsys.readouterr().err
 
 
 def test_the_report_says_what_was_done(tmp_path, capsys):
@@ -161,10 +161,10 @@ def test_the_report_says_what_was_done(tmp_path, capsys):
         f"{tmp_path / 'a.pth'} is a rope-vit checkpoint",
         *(f"  freqs -> blocks.{i}.attn.pos_enc.freqs" for i in range(3)),
         "  freqs_t_x dropped: computed from the grid",
-        "  epoch left out: not part of the state dict",
-        "  optimizer left out: not part of the state dict",
+        "  epoch skipped: not part of the state dict",
+        "  optimizer skipped: not part of the state dict",
         "  2 heads, of 64 channels each, as in the published models",
-        f"{tmp_path / 'new' / 'b.safetensors'}: 3 entries renamed, {len(stock(False))} kept",
+        f"{tmp_path / 'new' / 'b.safetensors'}: 3 entries renamed, {len(stock(False))} unchanged",
         "load it with pos_embed='rope_mixed'",
     ]
 
@@ -199,7 +199,9 @@ class Code:
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
     target = tmp_path / "out.pt"
-    assert f"There is no file {tmp_path / 'no.pth'}" in failed(capsys, tmp_path / "no.pth", target)
+    assert f"convert-weights: file {tmp_path / 'no.pth'} does not exist." in failed(
+        capsys, tmp_path / "no.pth", target
+    )
     torch.save({"state_dict": dino_saw(), "code": Code()}, tmp_path / "code.pth")
     assert "which could run code" in failed(capsys, tmp_path / "code.pth", target)
     for name in ("bad.pth", "bad.safetensors"):
@@ -212,7 +214,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     torch.save([1, 2], tmp_path / "list.pth")
     assert "is not a state dict, but holds list" in failed(capsys, tmp_path / "list.pth", target)
     torch.save({"epoch": 1}, tmp_path / "epoch.pth")
-    assert "is not a state dict, but holds epoch; say where it is by `key`" in failed(
+    assert "is not a state dict, but holds epoch; say where it is by --key" in failed(
         capsys, tmp_path / "epoch.pth", target
     )
     (tmp_path / "a.npz").write_bytes(b"x")

@@ -91,7 +91,7 @@ def test_layers_that_differ_are_told_apart():
 
 
 def test_errors(capsys):
-    assert "doctor was given --encoding, --image-size without a model" in failed(
+    assert "doctor: no model for --encoding, --image-size." in failed(
         capsys, "--encoding", "alibi2d", "--image-size", "96"
     )
     assert "timm has no model 'test_vot'. Did you mean" in failed(capsys, "test_vot")
@@ -100,4 +100,4 @@ def test_errors(capsys):
     assert "one side or height,width in pixels, got [1, 2, 3]" in failed(
         capsys, "test_vit", "--image-size", "1,2,3"
     )
-    assert "needs a batch of 1 or more images, got --batch 0" in failed(capsys, "test_vit", "--batch", "0")
+    assert "--batch must be 1 or more, got 0" in failed(capsys, "test_vit", "--batch", "0")

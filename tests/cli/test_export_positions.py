@@ -39,7 +39,7 @@ def test_sections_are_named(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--picture", "64x64"], "picture is frames x rows x columns"),
+        (["--picture", "64x64"], "--picture is frames x rows x columns"),
         (["--scheme", "mropey"], "mropey"),
         (["--scheme", "circlerope"], "nearest=True"),
         (["--positions", "0"], "positions"),

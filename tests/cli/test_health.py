@@ -82,8 +82,10 @@ def test_json_is_the_report(capsys):
 
 
 def test_bad_requests(capsys, images):
-    assert "give either images or --noise N" in failed(capsys, *MODEL)
-    assert "give either images or --noise N" in failed(capsys, "test_vit", str(images), "--noise", "1")
+    assert "health: needs either images or --noise, got" in failed(capsys, *MODEL)
+    assert "health: needs either images or --noise, got" in failed(
+        capsys, "test_vit", str(images), "--noise", "1"
+    )
     assert "batch must be 1 or more" in failed(capsys, *MODEL, "--noise", "1", "--batch", "0")
     assert "resnet10t" not in failed(capsys, "resnet1o", "--noise", "1", "--weights", "random").split(":")[0]
     error = failed(capsys, "resnet10t", "--noise", "1", "--weights", "random")

@@ -52,6 +52,8 @@ def toy(
     given = {k: v for k, v in locals().items() if v != inspect.signature(toy).parameters[k].default}
     if labels == "raise":
         raise InputError("toy needs labels=other, got labels=raise; choose another.")
+    if labels == "parameters":
+        raise InputError("toy: `class_names` needs `images`, got `colour`. Omit `force`.")
     if labels == "crash":
         raise ZeroDivisionError("a bug")
     if labels in LACKS:
@@ -155,16 +157,16 @@ def test_printed_config_can_be_read_again(capsys, tmp_path):
         ("a -o o --lables s", "toy has no option '--lables'. Did you mean '--labels'"),
         ("a -o o --no-filter", "toy has no option '--no-filter'. Did you mean '--no-filters'"),
         ("a -o o --lab s", "toy has no option '--lab'"),
-        ("a", "toy needs --out, which was not given."),
-        ("-o o", "toy needs IMAGES, which was not given."),
+        ("a", "toy: missing required argument --out."),
+        ("-o o", "toy: missing required argument IMAGES."),
         ("a -o", "toy: argument -o/--out: expected one argument."),
         (
             "a -o o b",
-            "toy got 'b' where no further value is expected; keep the values without `--` together.",
+            "toy: unexpected argument 'b'. Write all positional arguments next to each other.",
         ),
-        ("a -o o --cluster x", "toy needs --cluster to be a whole number, got 'x'."),
-        ("a -o o --kind forrest", "toy needs --kind to be 'forest' or 'logistic', got 'forrest'."),
-        ("a -o o --scales 1,x", "toy needs --scales to be a number, got "),
+        ("a -o o --cluster x", "toy: --cluster must be an integer, got 'x'."),
+        ("a -o o --kind forrest", "toy: --kind must be 'forest' or 'logistic', got 'forrest'."),
+        ("a -o o --scales 1,x", "toy: --scales must be a number, got "),
     ],
 )
 def test_wrong_words_are_explained_in_one_line(capsys, words, message):
@@ -177,7 +179,9 @@ def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
     assert "nope.yaml' does not exist." in failed(capsys, "toy", "--config", "nope.yaml")
     path = tmp_path / "c.yaml"
     path.write_text("images: [a]\nouts: there\n")
-    assert "has the unknown key 'outs'. Did you mean 'out'" in failed(capsys, "toy", "--config", str(path))
+    assert "unknown key 'outs' in the config file. Did you mean 'out'" in failed(
+        capsys, "toy", "--config", str(path)
+    )
     path.write_text("images: [a\n")
     failed(capsys, "toy", "--config", str(path))
 
@@ -185,9 +189,9 @@ def test_wrong_config_files_are_explained_in_one_line(capsys, tmp_path):
 def test_unknown_command_suggests_the_right_one(capsys):
     error = failed(capsys, "segmnt", "a.png")
     assert error.startswith(
-        "There is no command 'segmnt'. Did you mean 'segment'? The commands are list, info,"
+        "unknown command 'segmnt'. Did you mean 'segment'? Available commands: list, info,"
     )
-    assert "has no command" in failed(capsys, "--lables")
+    assert "missing command before --lables" in failed(capsys, "--lables")
 
 
 def test_user_errors_are_one_line_and_tracebacks_with_debug(capsys):
@@ -198,11 +202,23 @@ def test_user_errors_are_one_line_and_tracebacks_with_debug(capsys):
             main([*words, "a", "-o", "o", "--labels", "raise"])
 
 
+def test_parameters_in_messages_are_printed_as_options(capsys):
+    error = failed(capsys, "toy", "a", "-o", "o", "--labels", "parameters")
+    assert error == "toy: --class-names needs IMAGES, got `colour`. Omit --force."
+    with pytest.raises(InputError, match="`class_names` needs `images`"):
+        main(["--debug", "toy", "a", "-o", "o", "--labels", "parameters"])
+    shown = frame._format_warning(
+        "`class_names` is ignored", UserWarning, frame.__file__, 1, words=["toy", "a"]
+    )
+    assert shown == "vispe: warning: --class-names is ignored\n"
+    assert frame._name_options("`class_names`", ["no_such_command"]) == "`class_names`"
+
+
 def test_files_and_packages_that_are_missing_are_user_errors(capsys):
     words = ("toy", "a", "-o", "o", "--labels")
     assert failed(capsys, *words, "file") == "/nonexistent/folder/file: No such file or directory."
     error = failed(capsys, *words, "package")
-    assert "needs the package 'a_package_that_does_not_exist'" in error
+    assert "missing package 'a_package_that_does_not_exist'" in error
     assert "pip install 'vispe[cli]'" in error
 
 
@@ -210,13 +226,13 @@ def test_files_and_packages_that_are_missing_are_user_errors(capsys):
     ("kind", "said"),
     [
         ("numpy", "Unable to allocate 8.00 GiB for an array"),
-        ("python", "no size given"),
+        ("python", "unknown size"),
         ("torch", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ],
 )
 def test_a_lack_of_memory_is_one_line(capsys, kind, said):
     error = failed(capsys, "toy", "a", "-o", "o", "--labels", kind)
-    assert error == f"memory ran out ({said}); give fewer or smaller files, or close other programs."
+    assert error == f"out of memory ({said}). Use fewer or smaller files, or close other programs."
     with pytest.raises(type(LACKS[kind])):
         main(["--debug", "toy", "a", "-o", "o", "--labels", kind])
 
@@ -422,7 +438,7 @@ def test_plot_writes_a_picture_once(capsys, tmp_path):
     assert "such as 14x20, got '5'" in failed(capsys, *words, "--force", "--grid", "5")
     assert "a row and a column" in failed(capsys, *words, "--force", "--query", "1,2,3")
     assert "not in the 5x7 grid" in failed(capsys, *words, "--force", "--query", "5,2")
-    assert "no ending of a picture" in failed(capsys, *words[:-1], str(tmp_path / "bias.xyz"))
+    assert "unsupported figure format" in failed(capsys, *words[:-1], str(tmp_path / "bias.xyz"))
     assert [p.name for p in tmp_path.iterdir()] == ["bias.png"]
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from vispe.cli.main import main
-from vispe.train.retrofit.recipe_files import as_permitted
+from vispe.train.retrofit.recipe_files import recipe_permissions
 
 CODE = "from pathlib import Path\nPath('RAN').write_text('x')\ndef f(images):\n    return images\n"
 
@@ -50,7 +50,7 @@ def test_a_recipe_runs_no_code(folder, capsys, command, name):
 def test_the_command_line_may_allow_code(words):
     from vispe.backbones.hub import check_code
 
-    with as_permitted(["--config", "c.yaml", *words]) as rest:
+    with recipe_permissions(["--config", "c.yaml", *words]) as rest:
         check_code("helper.py:f")
     assert "--allow-code" not in rest
 

@@ -131,7 +131,7 @@ def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
     assert "weights=nope.pth is not a file" in failed(
         capsys, "test_vit", "--noise", "1", "--weights", "nope.pth"
     )
-    assert "--target to be 'lr+ud' or 'lr'" in failed(capsys, *MODEL, "--noise", "1", "--target", "x")
+    assert "--target must be 'lr+ud' or 'lr'" in failed(capsys, *MODEL, "--noise", "1", "--target", "x")
 
 
 def test_small_grids_name_a_step_that_fits(capsys):

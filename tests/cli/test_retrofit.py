@@ -58,34 +58,43 @@ def test_from_settings_to_a_student(recipe, tmp_path, capsys):
     before, after = (card["probe"]["noise"][key]["lr+ud"] for key in ("before", "after"))
     lines = shown.out.splitlines()
     assert lines[0].startswith(
-        f"position read from noise (held-out R²: 1 all, 0 or less nothing): {before:.3f} before"
+        f"position decoded from noise (held-out R²; 1: perfectly, 0 or less: not at all): {before:.3f} before"
     )
     assert lines[0].endswith(f"{after:.3f} after")
-    assert lines[1].startswith("position read from textures")
-    assert "1 of 24 channels blanked" in lines[1]
+    assert lines[1].startswith("position decoded from textures")
+    assert "1 of 24 channels ablated" in lines[1]
     assert f"cosine {card['likeness']['cosine']:.3f}" in lines[2]
     assert len(lines) == 3
     assert f"written: {out}" in shown.err
     assert "step 2 of 4: loss" in shown.err
-    assert "choosing channels to blank" in shown.err
+    assert "selecting channels to ablate" in shown.err
 
     assert main(["retrofit", "--config", recipe, "-o", str(out), *changed]) == 2
-    assert "holds a finished retrofit; add --force" in capsys.readouterr().err
+    assert "contains a finished retrofit. Set --force" in capsys.readouterr().err
 
 
 REFUSED = [
     (["--student.pos_embd", "x"], "no option '--student.pos_embd'. Did you mean '--student.pos_embed'"),
     (["--student.pos_embed", "alibi2e"], "alibi2d"),
-    (["--target.blank", "[24]", "--target.count", "null"], "names channel 24, and the features of"),
-    (["--target.blank", "some"], "--target.blank to be 'none' or 'auto' or list, got 'some'"),
-    (["--stages", "[{size: 30, steps: 1}]"], "stages[0].size=30 is no multiple of the patch of"),
-    (["--stages", "[{size: 32, step: 1}]"], "the unknown key 'step' in stages"),
-    (["--data", "[{foldr: a}]"], "must name exactly one of folder, tar, hub, synthetic"),
+    (
+        ["--target.blank", "[24]", "--target.count", "null"],
+        "target.blank must be channels below 24, the number of features of",
+    ),
+    (["--target.blank", "some"], "--target.blank must be 'none' or 'auto' or list, got 'some'"),
+    (
+        ["--stages", "[{size: 30, steps: 1}]"],
+        "stages[0].size must be a multiple of the patch size of vit_tiny_patch16_224, 8 px, got 30",
+    ),
+    (["--stages", "[{size: 32, step: 1}]"], "unknown key 'step' in stages"),
+    (["--data", "[{foldr: a}]"], "must contain exactly one of folder, tar, hub, synthetic"),
     (["--data", "[{folder: /nowhere/at/all}]"], "/nowhere/at/all"),
-    (["--teacher.img_size", "33"], "teacher.img_size=33 is no multiple of the patch"),
-    (["--amp", "bf17"], "--amp to be 'no' or 'bf16' or 'fp16', got 'bf17'"),
-    (["--student.trainable", "encoding"], "alibi2d has no parameters"),
-    (["--stages", "[{size: 32, epochs: 1, batch: 2, warmup: 5}]"], "warmup=5 leaves none of the 2 updates"),
+    (
+        ["--teacher.img_size", "33"],
+        "teacher.img_size must be a multiple of the patch size of vit_tiny_patch16_224, 8 px, got 33",
+    ),
+    (["--amp", "bf17"], "--amp must be 'no' or 'bf16' or 'fp16', got 'bf17'"),
+    (["--student.trainable", "encoding"], "needs an encoding with parameters, got alibi2d"),
+    (["--stages", "[{size: 32, epochs: 1, batch: 2, warmup: 5}]"], "warmup must be below the 2 steps"),
 ]
 
 

@@ -167,7 +167,7 @@ def test_python_callables(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["test_vit"], "rotate needs something to look at: give images, or --textures N."),
+        (["test_vit"], "rotate: needs images, got none. Pass image files, or --textures N."),
         (["test_vitt", "IMAGES", "--weights", "random"], "timm has no model 'test_vitt'. Did you mean"),
         (["my.py:nothing", "IMAGES"], "names the file my.py, which does not exist"),
         (
@@ -187,7 +187,7 @@ def test_python_callables(folder, capsys):
         (["MODEL", "IMAGES", "--pos-embed", "alibi2d"], "--pos-embed has no effect on"),
         (["MODEL", "IMAGES", "--classes", "a,b,c"], "3 class names were given, but"),
         (["nothing.vispe", "IMAGES"], "nothing.vispe does not exist"),
-        (["test_vit", "--textures", "1", "--masks", "MASKS"], "--masks were given without images"),
+        (["test_vit", "--textures", "1", "--masks", "MASKS"], "--masks needs images, got none"),
         (
             ["test_vit", "IMAGES", "--patch", "4"],
             "--patch has no effect on test_vit, which is taken for a timm model",
@@ -204,7 +204,7 @@ def test_python_callables(folder, capsys):
         ),
         (
             ["FILE:blocks", "IMAGES", "--masks", "MASK", "--metrics", "d4"],
-            "a1.png has no mask among the 1 given",
+            "a1.png has no mask, got 1 mask files",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_errors_are_one_sentence(folder, capsys, words, text):
 def test_the_help_says_what_the_numbers_mean(capsys):
     assert main(["rotate", "--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "nothing changed, about 1.41 is what unrelated features give, and there is no upper limit" in said
+    assert "no change, unrelated features give about 1.41, and there is no upper limit" in said
     assert "vispe rotate seg/model.vispe images/ --masks masks/ -o out" in said
 
 
@@ -260,7 +260,7 @@ def test_masks_are_matched_by_name_or_by_order_and_checked(folder, tmp_path):
     masks = [folder / "masks" / f"a{k}_mask.png" for k in (1, 0)]
     found = FileMasks(images, masks)
     assert found.n_classes == 2
-    assert "The masks hold the grey levels 0, 255" in " ".join(found.notes)
+    assert "The masks contain the grey levels 0, 255" in " ".join(found.notes)
     wanted = random_field(0, wavelength=20.0).render((60, 64))[1].numpy() + 1
     np.testing.assert_array_equal(found[0], wanted)
     assert found[1].shape == (65, 63)
@@ -268,10 +268,10 @@ def test_masks_are_matched_by_name_or_by_order_and_checked(folder, tmp_path):
         Image.open(folder / "masks" / f"a{k}_mask.png").save(tmp_path / f"truth{k}.png")
     ordered = FileMasks(images, [tmp_path / "truth0.png", tmp_path / "truth1.png"])
     np.testing.assert_array_equal(ordered[0], wanted)
-    assert "matched in the order" in ordered.notes[0]
+    assert "matched to images by order" in ordered.notes[0]
     with pytest.raises(InputError, match=r"truth1.png.*65.*63"):
         FileMasks(FileImages(paths[:1], subject.tensor), [tmp_path / "truth1.png"], n_classes=2)[0]
-    with pytest.raises(InputError, match="are both masks of"):
+    with pytest.raises(InputError, match="two masks match"):
         FileMasks(images, [*masks, paths[0]])
 
 
@@ -294,7 +294,7 @@ def test_textures_are_known_exactly():
         assert mask.shape == (96, 96)
         assert set(np.unique(mask)) <= {1, 2}
         assert image[0][torch.from_numpy(mask == 2)].mean() > image[0][torch.from_numpy(mask == 1)].mean()
-    with pytest.raises(OptionError, match="--textures needs at least one"):
+    with pytest.raises(OptionError, match="`textures` must be 1 or more"):
         TextureImages(0, lambda page: page)
 
 

@@ -94,7 +94,7 @@ def test_options_of_tokens_by_command(folder, capsys):
         assert sentence in shown
         assert "Traceback" not in shown
     assert vispe("segment a.png --text pore matrix --token-stride 7 -o text") == 2
-    assert "token_stride=7 has no effect on --text" in capsys.readouterr().err
+    assert "token_stride=7 has no effect on text" in capsys.readouterr().err
 
 
 def test_options_come_from_a_file_too(folder, capsys):

@@ -79,7 +79,7 @@ def test_heads_of_own_modules_are_seen_and_functions_have_none(folder, capsys):
     found = report(capsys, "health", "mine.py:own", "--noise", "1", "--json")
     assert found["layers"] == ["attn"]
     error = refused(capsys, "health", "mine.py:flat", "--noise", "1")
-    assert "mine.py:flat shows health no attention: it is a function of images" in error
+    assert "health: cannot read the attention of mine.py:flat: it is a function of images" in error
 
 
 def test_transformers_are_probed_and_seen(folder, capsys):
@@ -108,4 +108,6 @@ def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
     monkeypatch.setattr(evaluated, "_saved", lambda *words: saved)
     found = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
     assert found["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99
-    assert "seg.vispe shows health no attention" in refused(capsys, "health", "seg.vispe", "--noise", "1")
+    assert "health: cannot read the attention of seg.vispe" in refused(
+        capsys, "health", "seg.vispe", "--noise", "1"
+    )

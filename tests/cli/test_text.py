@@ -42,7 +42,7 @@ def test_words_find_what_they_mean(folder, picture, tmp_path, capsys, readout):
     )  # fmt: skip
     told = capsys.readouterr()
     assert code == 0, told.err
-    assert "texts are unreliable on micrographs" in told.err
+    assert "text prompts are unreliable on micrographs" in told.err
     report = json.loads(told.out)
     labels = np.asarray(Image.open(tmp_path / "out" / "cells_seg.png"))
     np.testing.assert_array_equal(labels, truth + 1)
@@ -63,7 +63,7 @@ def test_a_single_text_has_a_background(folder, picture, tmp_path, capsys):
     np.testing.assert_array_equal(found, 2 - truth)
     assert "bright 46.4 %, background 53.6 %" in capsys.readouterr().out
     assert run("segment", path, "--text", "bright", "--background", "none", *word, "--force") == 2
-    assert "text needs 2 to 255 classes to choose between, got 1 (bright)" in capsys.readouterr().err
+    assert "text needs 2 to 255 classes, got 1 (bright)" in capsys.readouterr().err
     assert run("segment", path, "--text", "bright", "--background", "dark ground", *word, "--force") == 0
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "out" / "cells_seg.png")), found)
 
@@ -118,23 +118,23 @@ def test_a_saved_text_model_can_be_turned(folder, picture, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--text"], "text needs 2 to 255 classes to choose between, got 0 (none)"),
+        (["--text"], "text needs 2 to 255 classes, got 0 (none)"),
         (
             ["--text", "a", "b", "--labels", "x.png"],
-            "needs one of labels, cluster and text, got labels and text",
+            "exactly one of labels, cluster and text is required, got labels and text",
         ),
         (
             ["--text", "a", "b", "--cluster", "3"],
-            "needs one of labels, cluster and text, got cluster and text",
+            "exactly one of labels, cluster and text is required, got cluster and text",
         ),
-        (["--text", "a", "b", "--classes", "c,d"], "classes=['c', 'd'] has no effect on --text"),
-        (["--text", "a", "b", "--features", "filters"], "features='filters' has no effect on --text"),
+        (["--text", "a", "b", "--classes", "c,d"], "classes=['c', 'd'] has no effect on text"),
+        (["--text", "a", "b", "--features", "filters"], "features='filters' has no effect on text"),
         (["--text", "a", "b", "--classifier", "forest"], "classifier='forest' has no effect on text"),
-        (["--cluster", "3", "--readout", "naclip"], "readout='naclip' has no effect without --text"),
+        (["--cluster", "3", "--readout", "naclip"], "readout='naclip' has no effect without text"),
         (["--text", "a", "b", "--readout", "nacl"], "readout='nacl' is not one of naclip, clearclip, sclip"),
         (["--text", "a", "b", "--model", "resnet"], "open_clip has no model 'resnet'"),
         (["--text", "a", "b", "--model", "vispe_micro"], "open_clip has no model 'vispe_micro'"),
-        ([], "needs one of labels, cluster and text, got none of them"),
+        ([], "exactly one of labels, cluster and text is required, got none of them"),
     ],
 )
 def test_what_cannot_be_asked(picture, tmp_path, capsys, words, message):
@@ -149,7 +149,7 @@ def test_what_cannot_be_asked(picture, tmp_path, capsys, words, message):
 
 def test_images_after_the_texts_are_missed(capsys, tmp_path):
     assert run("segment", "--text", "a", "b", "cells.png", "-o", tmp_path) == 2
-    assert "segment needs IMAGES" in capsys.readouterr().err
+    assert "segment: missing required argument IMAGES" in capsys.readouterr().err
 
 
 def test_the_help_says_that_words_are_unreliable(capsys):
@@ -163,7 +163,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, caps
     path, _, _ = picture
     words = ["--text", "a", "b", "--model", f"local-dir:{folder}", "--weights", "random", "--seed", "3"]
     assert run("segment", path, *words, "-o", tmp_path / "one") == 0
-    assert "has random weights: the classes mean nothing" in capsys.readouterr().err
+    assert "has random weights: the classes are meaningless" in capsys.readouterr().err
     assert run("apply", tmp_path / "one" / "model.vispe", path, "-o", tmp_path / "two") == 0
     assert (tmp_path / "one" / "cells_prob.tif").read_bytes() == (
         tmp_path / "two" / "cells_prob.tif"
@@ -171,7 +171,7 @@ def test_random_weights_are_said_to_mean_nothing(folder, picture, tmp_path, caps
 
 
 def test_options_take_words_up_to_the_next_option():
-    from vispe.cli.arguments import spelled
+    from vispe.cli.arguments import normalize_argv
 
     words = ["a.png", "--text", "dark phase", "b,c", "-o", "out", "--text", "--seed", "3", "d.png"]
     wanted = [
@@ -186,6 +186,6 @@ def test_options_take_words_up_to_the_next_option():
         "3",
         "d.png",
     ]
-    assert spelled(words, {}, ("--text",)) == wanted
-    assert spelled(words, {}) == words
-    assert spelled([], {}, ("--text",)) == []
+    assert normalize_argv(words, {}, ("--text",)) == wanted
+    assert normalize_argv(words, {}) == words
+    assert normalize_argv([], {}, ("--text",)) == []

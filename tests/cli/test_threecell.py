@@ -60,6 +60,6 @@ def test_a_folder_is_filled_and_added_to(capsys, small, tmp_path):
 
 def test_bad_requests(capsys, small):
     assert "Did you mean 'learned'" in failed(capsys, "none", "learnt", *QUICK)
-    assert "at least one run per encoding" in failed(capsys, "none", "--seeds", "0")
+    assert "--seeds must be 1 or more" in failed(capsys, "none", "--seeds", "0")
     assert "Give each encoding and seed once" in failed(capsys, "none", "none", *QUICK)
-    assert "threecell needs" in failed(capsys)
+    assert "threecell: missing required argument" in failed(capsys)

@@ -35,7 +35,9 @@ def test_files_are_matched_by_name(images, files, pairs, left):
 
 
 def test_two_files_of_one_image():
-    with pytest.raises(InputError, match=r"^a_x.png and a.png are both masks of a.png; give one for each.$"):
+    with pytest.raises(
+        InputError, match=r"^a.png: two masks match, a_x.png and a.png. Pass one for each image.$"
+    ):
         match_files(paths("a.png b.png"), paths("a_x.png a.png"), "masks")
 
 
@@ -46,7 +48,7 @@ def test_what_a_batch_says_of_files_without_an_image():
     assert images[1].labels is None
     assert notes == ["2 labels file(s) belong to no image and are not used: c.png, d.png."]
     with pytest.raises(
-        InputError, match=r"^no truth file belongs to an image by name: found c.png for images such "
+        InputError, match=r"^no truth file matches an image by name: got c.png for images such "
     ):
         match(images, "truth", paths("c.png"), notes.append)
     match(images, "truth", [], notes.append)
@@ -58,10 +60,10 @@ def test_what_a_run_on_stores_says_of_labels_without_an_image():
     images = paths("a.zarr b.ome.zarr")
     found = match_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
     assert found == {images[0]: Path("a_x.zarr"), images[1]: Path("b_labels.png")}
-    assert notes == ["c.tif belongs to no image and is not used."]
+    assert notes == ["c.tif matches no image and is ignored."]
     with pytest.raises(
         InputError,
-        match=r"^no labels file belongs to an image by name: found c.tif for images such as a.zarr; name them alike, "
+        match=r"^no labels file matches an image by name: got c.tif for images such as a.zarr. Use matching names, "
         r"for example a.zarr and a_labels.png.$",
     ):
         match_labels(paths("c.tif"), images, notes.append)
@@ -76,9 +78,9 @@ def test_what_masks_of_a_sequence_say(tmp_path):
         "1 mask(s) belong to no image and are not used: c.png."
     ]
     assert FileMasks(images, [files["c"], files["d"]]).notes == [
-        "No mask is named like an image; they were matched in the order given."
+        "No mask has the name of an image; masks were matched to images by order."
     ]
     with pytest.raises(
-        InputError, match=r"b.png has no mask among the 2 given; name it b_mask.png, or give as many"
+        InputError, match=r"b.png has no mask, got 2 mask files. Name it b_mask.png, or pass as many"
     ):
         FileMasks(images, [files["a_mask"], files["c"]])

@@ -28,7 +28,7 @@ def test_webp_without_loss_gives_its_colours_and_with_loss_is_no_label_image(tmp
     for picture in (RGB, np.dstack([RGB, GREY])):
         Image.fromarray(picture).save(path, quality=60)
         assert read_image(path).pages.shape == (1, H, W, 3)
-        with pytest.raises(InputError, match="WebP-compressed, which changes label values"):
+        with pytest.raises(InputError, match="WebP compression changes label values"):
             read_labels(path, (1, H, W))
 
 
@@ -61,14 +61,15 @@ def test_npy_of_three_dimensions_says_nothing_by_itself(tmp_path):
     path = tmp_path / "a.npy"
     np.save(path, RGB)
     with pytest.raises(
-        InputError, match=r"an array of 13 x 21 x 3 and does not say .* with axes, such as ZYX"
+        InputError,
+        match=r"the axes of the array are unknown, got the shape 13 x 21 x 3. Set `axes`, such as ZYX",
     ):
         read_image(path)
     np.testing.assert_array_equal(read_image(path, axes="YXC").pages[0], RGB)
     found = read_image(path, axes="zyx")
     np.testing.assert_array_equal(found.pages[..., 0], RGB)
     assert found.page_axes == (("Z", H),)
-    with pytest.raises(InputError, match=r"names 2 dimensions, but .* holds 3"):
+    with pytest.raises(InputError, match=r"axes must have 3 letters .*, got 'YX'"):
         read_image(path, axes="YX")
     # labels are known by the size of their image
     drawn = np.stack([GREY // 100] * 2)
@@ -88,7 +89,7 @@ def test_npy_that_is_damaged_or_could_run_code_is_refused(tmp_path):
         with pytest.raises(InputError, match=r"a\.npy is truncated or damaged"):
             read_image(path)
     np.save(path, np.float32(3))
-    with pytest.raises(InputError, match="holds an array of one number"):
+    with pytest.raises(InputError, match=r"got the shape \(\)"):
         read_image(path)
 
 
@@ -102,5 +103,5 @@ def test_arrays_and_gif_are_found_by_a_glob_for_them_alone(tmp_path):
 
 def test_a_scene_of_a_file_without_scenes_is_refused(tmp_path):
     Image.fromarray(GREY).save(tmp_path / "a.png")
-    with pytest.raises(InputError, match=r"scene='1' was given, but .*a\.png is of a format without scenes"):
+    with pytest.raises(InputError, match=r"a\.png: `scene` has no effect for this format, got '1'"):
         read_image(tmp_path / "a.png", scene="1")

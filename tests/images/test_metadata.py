@@ -221,7 +221,7 @@ def test_slices_stored_as_colours_get_a_note(tmp_path, count, kind):
     assert found.pages.shape == (1, H, W, 3)
     note = f"a.tif: its {count} planes are read as one colour image"
     assert found.notes[0].startswith(note)
-    assert "--axes ZYX" in found.notes[0]
+    assert "`axes=ZYX`" in found.notes[0]
     assert found.valid.all()  # the fourth may be a slice
     np.testing.assert_array_equal(read_image(tmp_path / "a.tif", axes="ZYX").pages[..., 0], array)
     tifffile.imwrite(tmp_path / "b.tif", np.moveaxis(array, 0, -1))

@@ -79,9 +79,7 @@ def test_a_list_keeps_commas_where_a_file_is_named_or_it_is_written_as_a_list(fo
 
 
 def test_a_name_that_is_no_text_is_refused_in_a_list():
-    with pytest.raises(
-        OptionError, match=r"--labels was given the name 'a\\udcff.png', which is not valid UTF-8"
-    ):
+    with pytest.raises(OptionError, match=r"--labels: file names must be valid UTF-8, got 'a\\udcff.png'"):
         option("labels", "--labels", "a\udcff.png")
 
 
@@ -118,9 +116,7 @@ def test_a_run_on_a_name_that_is_no_text(folder):
 
 
 def test_a_name_that_begins_with_a_tilde(folder, capsys):
-    with pytest.raises(
-        InputError, match=r"^~t\.png does not exist, and there is no user 't\.png' whose home folder"
-    ):
+    with pytest.raises(InputError, match=r"^~t\.png does not exist, and there is no user 't\.png'"):
         expanded("~t.png")
     assert main(["segment", "~t.png", "--cluster", "2", "-o", "out"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -129,7 +125,7 @@ def test_a_name_that_begins_with_a_tilde(folder, capsys):
     assert find_images(["~*.png"]) == [Path("~t.png")]
     picture("~t/b.png")
     assert find_images(["~t"]) == [Path("~t/b.png")]
-    with pytest.raises(InputError, match=r"^~t/c\.png does not exist; check the name"):
+    with pytest.raises(InputError, match=r"^~t/c\.png does not exist. Check the name"):
         find_images(["~t/c.png"])
     with pytest.raises(InputError, match=r"no user 'u'"):
         find_images(["~u/c.png"])
@@ -152,13 +148,13 @@ def test_what_is_no_file_is_called_by_its_name(folder):
     with socket.socket(socket.AF_UNIX) as made:
         made.bind("socket.png")
     expected = {
-        "pipe.png": r"^pipe\.png is not a file but a named pipe; save what it gives to a file and name that\.$",
+        "pipe.png": r"^pipe\.png is not a file but a named pipe. Save its contents to a file and pass that\.$",
         "/dev/zero": r"^/dev/zero is not a file but a device",
         "socket.png": r"^socket\.png is not a file but a socket",
-        "here": r"^here is a link that leads in a circle; check the name\.$",
+        "here": r"^here is a cyclic link. Check the name\.$",
         "lost.png": r"^lost\.png is a link to gone\.png, which does not exist",
-        "gone.png": r"^gone\.png does not exist; check the name\.$",
-        "a" * 300: r"cannot be looked at \(File name too long\)",
+        "gone.png": r"^gone\.png does not exist. Check the name\.$",
+        "a" * 300: r"is not accessible \(File name too long\)",
     }
     for name, pattern in expected.items():
         with pytest.raises(InputError, match=pattern):

@@ -182,7 +182,7 @@ def test_labels_of_a_stack_are_a_tiff_with_the_resolution_tags(tmp_path, z):
 
 def test_label_refusals(tmp_path):
     values = np.zeros((2, H, W), np.uint8)
-    with pytest.raises(InputError, match=r"a PNG holds one page, but there are 2; write a .tif"):
+    with pytest.raises(InputError, match=r"PNG files have one page, got 2. Write a .tif"):
         write_labels(tmp_path / "a.png", values)
     with pytest.raises(InputError, match=r"a.jpg must end in .tif"):
         write_labels(tmp_path / "a.jpg", values)
@@ -190,7 +190,9 @@ def test_label_refusals(tmp_path):
         write_labels(tmp_path / "a.tif", values.astype(np.int32))
     with pytest.raises(ShapeError, match=r"have the shape \(z, h, w\), got \(31, 45\)"):
         write_labels(tmp_path / "a.tif", values[0])
-    with pytest.raises(ShapeError, match=r"the label map is \(2, 31, 45\), but the image is \(1, 31, 45\)"):
+    with pytest.raises(
+        ShapeError, match=r"must have the shape of the image, \(1, 31, 45\), got \(2, 31, 45\)"
+    ):
         write_labels(tmp_path / "a.tif", values, micrograph())
     write_labels(tmp_path / "a.tif", values)
     with pytest.raises(InputError, match=r"a.tif exists; add --force"):
@@ -214,11 +216,11 @@ def test_probabilities_are_one_float_page_per_class(tmp_path):
     back = read_image(path)
     np.testing.assert_array_equal(back.pages, prob.transpose(0, 2, 3, 1))
     assert back.pixel_size == pytest.approx((0.1, 0.1))
-    with pytest.raises(InputError, match=r"written as float32, got float64"):
+    with pytest.raises(InputError, match=r"must be float32, got float64"):
         write_probabilities(tmp_path / "q.tif", prob.astype(float))
     with pytest.raises(ShapeError, match=r"have the shape \(z, k, h, w\), got \(3, 31, 45\)"):
         write_probabilities(tmp_path / "q.tif", prob[0])
-    with pytest.raises(InputError, match=r"1 names were given for 3 classes"):
+    with pytest.raises(InputError, match=r"names must have one entry for each of 3 classes, got 1"):
         write_probabilities(tmp_path / "q.tif", prob, names=["a"])
     with pytest.raises(InputError, match=r"q.png must end in .tif"):
         write_probabilities(tmp_path / "q.png", prob)
@@ -230,7 +232,7 @@ def test_write_png(tmp_path, shape, kind):
     back = read_image(write_png(tmp_path / "a.png", a)).pages[0]
     assert back.dtype == kind
     np.testing.assert_array_equal(back, a.reshape(H, W, -1))
-    with pytest.raises(ShapeError, match=r"a PNG needs .* got \(31, 45\) float32"):
+    with pytest.raises(ShapeError, match=r"PNG needs .* got \(31, 45\) float32"):
         write_png(tmp_path / "b.png", np.zeros((H, W), np.float32))
 
 
@@ -391,7 +393,7 @@ def test_overlay_refusals():
         overlay(image, labels.T, ["a"])
     with pytest.raises(ShapeError, match=r"there is nothing to draw"):
         overlay(image[:0], labels[:0], ["a"])
-    with pytest.raises(InputError, match=r"the labels hold 2, but there are 1 class names"):
+    with pytest.raises(InputError, match=r"the labels contain 2, but there are 1 class names"):
         overlay(image, labels + 1, ["a"])
     with pytest.raises(InputError, match=r"1 colours were given for 2 classes"):
         overlay(image, labels, ["a", "b"], colors=[(1, 2, 3)])
@@ -402,7 +404,7 @@ def test_overlay_refusals():
 def test_uncertainty_image():
     unc = np.array([[0, 0.5, 1], [np.nan, 0.2, 1 + 1e-7]])
     np.testing.assert_array_equal(uncertainty_image(unc), [[0, 128, 255], [0, 51, 255]])
-    with pytest.raises(InputError, match=r"uncertainty lies in 0 to 1, found 0 to 1.5"):
+    with pytest.raises(InputError, match=r"uncertainty must be in [0, 1], got 0 to 1.5"):
         uncertainty_image(unc * 1.5)
     with pytest.raises(ShapeError, match=r"has the shape \(h, w\), got \(1, 2, 3\)"):
         uncertainty_image(unc[None])

@@ -69,7 +69,7 @@ def test_what_is_hidden_is_not_seen_and_is_asked():
     images = torch.randn(2, 3, 24, 24)
 
     def loss(x):
-        return masked.fill_in(model, head, x, TINY, torch.Generator().manual_seed(5))
+        return masked.reconstruction_loss(model, head, x, TINY, torch.Generator().manual_seed(5))
 
     order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
     hidden = (order < round(0.6 * 36)).reshape(2, 1, 6, 6)
@@ -93,7 +93,7 @@ def test_patches_that_are_seen_are_asked_too_where_they_count():
 
     def loss(**options):
         make = torch.Generator().manual_seed(5)
-        return masked.fill_in(model, head, images, replace(TINY, **options), make).detach()
+        return masked.reconstruction_loss(model, head, images, replace(TINY, **options), make).detach()
 
     order = torch.rand(2, 36, generator=torch.Generator().manual_seed(5)).argsort(1)
     hidden = order < round(0.6 * 36)
@@ -117,9 +117,9 @@ def test_initial_values_are_those_asked_for():
     assert float(rough.pos_embed.detach().std()) == pytest.approx(0.3, rel=0.1)
     assert torch.equal(rough.patch_embed.proj.weight, plain.patch_embed.proj.weight)
     assert torch.equal(rough.blocks[1].mlp.fc1.weight, plain.blocks[1].mlp.fc1.weight)
-    with pytest.raises(SystemExit, match="alibi2d has none"):
+    with pytest.raises(SystemExit, match="need `pos_embed=learn`, got 'alibi2d'"):
         masked.backbone("alibi2d", replace(TINY, table="sincos"))
-    with pytest.raises(SystemExit, match="'wavy' is not normal or sincos"):
+    with pytest.raises(SystemExit, match="`table` must be 'normal' or 'sincos', got 'wavy'"):
         masked.backbone("learn", replace(TINY, table="wavy"))
 
 

@@ -65,7 +65,7 @@ def test_a_teacher_of_another_size_adds_its_distance(tmp_path):
     teacher, recipe = load_micro(file), Recipe(steps=200, batch=2, side=48, asked=100, near=0.5)
     alone = Trainer(replace(recipe, near=1.0), list(PICTURES.numpy()), tmp_path)
     taught = Trainer(recipe, list(PICTURES.numpy()), tmp_path, teacher)
-    images = torch.from_numpy(np.stack([alone.task(0, i).image for i in range(2)]))
+    images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
     extra = 0.5 * alone.rate() * distance(alone.model(images), teacher(images)).item()
     assert taught.train_step()["loss"] - alone.train_step()["loss"] == pytest.approx(extra, rel=1e-4)
     changed = [
@@ -93,7 +93,7 @@ def test_a_coarse_teacher_asks_the_trunk_for_its_features(tmp_path, retrofitted)
     recipe, pictures = Recipe(steps=200, batch=2, side=64, asked=100, block=3), list(PICTURES.numpy())
     alone = Trainer(replace(recipe, block=7), pictures, tmp_path)
     taught = Trainer(recipe, pictures, tmp_path, coarse=retrofitted)
-    images = torch.from_numpy(np.stack([alone.task(0, i).image for i in range(2)]))
+    images = torch.from_numpy(np.stack([alone.sample_task(0, i).image for i in range(2)]))
     target = taught.coarse.target(images)
     assert target.shape == (2, 64, 4, 4)  # one token of 16 px for each of the trunk
     # written out: the trunk's tokens through the head, without the mean over the batch, cosine by cosine
@@ -136,11 +136,11 @@ def test_what_does_not_fit_together_is_refused(tmp_path, monkeypatch):
     pictures = list(PICTURES.numpy())
     with pytest.raises(OptionError, match=r"near=0.5 has no effect without a teacher"):
         Trainer(Recipe(near=0.5), pictures, tmp_path)
-    with pytest.raises(OptionError, match="the teacher gives 12 features, but the network to train 8"):
+    with pytest.raises(OptionError, match="the teacher has 12 features, but the network to train has 8"):
         Trainer(Recipe(), pictures, tmp_path, Micro(12, (8, 8, 8), 16, 1, 2))
     run(tmp_path, 2)
     monkeypatch.setitem(trainer.SIZES, "large", {**trainer.SIZES["small"], "depth": 2})
-    with pytest.raises(OptionError, match=r"state.pt holds a network of another size than 'large'"):
+    with pytest.raises(OptionError, match=r"state.pt contains a network of another size than 'large'"):
         run(tmp_path, 4, "--size", "large")
 
 

@@ -13,7 +13,7 @@ from vispe.errors import InputError, OptionError
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
 from vispe.segment.live.suggest_file import drawn, suggest_file
-from vispe.segment.live.suggestions import MOST, Place, candidates, choose, radius_for, suggest
+from vispe.segment.live.suggestions import MOST, Suggestion, candidates, radius_for, select_greedily, suggest
 from vispe.segment.pipeline import MODEL_NAME, segment
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
@@ -53,7 +53,7 @@ def test_places_keep_their_distance_and_say_why():
         means = found.prob[(slice(None), *square)].mean((1, 2))
         assert place.classes == tuple(live.model.names[k] for k in np.argsort(-means)[:2])
         if place.uncertainty < 0.2:
-            assert place.reason == f"taken for {place.classes[0]}, but unlike what is labelled"
+            assert place.reason == f"predicted as {place.classes[0]}, but differs from the labelled pixels"
         else:
             assert place.reason == f"between {place.classes[0]} and {place.classes[1]}"
     for i, one in enumerate(places):
@@ -77,14 +77,14 @@ def test_the_choice_is_uncertainty_times_distance_one_after_the_other():
         expected.append(best)
         known.append(features[best])
         free = {i for i in free if np.hypot(y[i] - y[best], x[i] - x[best]) >= 20}
-    assert choose((y, x), unsure, features, labelled, 8, 20) == expected
+    assert select_greedily((y, x), unsure, features, labelled, 8, 20) == expected
 
 
 def test_without_labels_the_first_place_is_the_least_sure():
     rng = np.random.default_rng(2)
     y, x = rng.integers(0, 90, (2, 40))
     unsure, features = rng.random(40), rng.normal(size=(40, 3))
-    order = choose((y, x), unsure, features, np.zeros((0, 3)), 2, 5)
+    order = select_greedily((y, x), unsure, features, np.zeros((0, 3)), 2, 5)
     assert order[0] == unsure.argmax()
     far = np.linalg.norm(features - features[order[0]], axis=1)
     away = np.hypot(y - y[order[0]], x - x[order[0]]) >= 5
@@ -125,7 +125,7 @@ def test_no_room_gives_no_places():
 @pytest.mark.parametrize("count", [0, -1, MOST + 1, 2.5])
 def test_a_count_out_of_range_is_refused(count):
     live, _ = learnt()
-    with pytest.raises(OptionError, match="whole number of places from 1 to 100"):
+    with pytest.raises(OptionError, match="integer from 1 to 100"):
         suggest(live, count)
 
 
@@ -137,7 +137,7 @@ def test_a_live_segmentation_without_model_is_refused():
 
 def test_rings_are_drawn_where_the_places_are():
     grey = np.full((100, 160, 1), 0.5, np.float32)
-    places = [Place(40, 30, 6, 0, 0.5, ("a", "b"), ""), Place(150, 90, 6, 0, 0.5, ("a", "b"), "")]
+    places = [Suggestion(40, 30, 6, 0, 0.5, ("a", "b"), ""), Suggestion(150, 90, 6, 0, 0.5, ("a", "b"), "")]
     found = drawn(grey, places)
     factor = 3
     assert found.shape == (300, 480, 3)
@@ -207,15 +207,15 @@ def test_the_command_with_a_model_of_another_image(tmp_path, capsys):
 def test_bad_input_is_one_sentence(tmp_path):
     image, labels = files(tmp_path)
     out = tmp_path / "out"
-    with pytest.raises(OptionError, match="one of model and labels, got neither"):
+    with pytest.raises(OptionError, match="one of model and labels is required, got neither"):
         suggest_file(image, out)
     segment([image], tmp_path / "model", labels=[labels], features=FILTERS)
     model = tmp_path / "model" / MODEL_NAME
-    with pytest.raises(OptionError, match="one of model and labels, got both"):
+    with pytest.raises(OptionError, match="one of model and labels is required, got both"):
         suggest_file(image, out, model=model, labels=labels)
-    with pytest.raises(OptionError, match="classifier has no effect beside a model"):
+    with pytest.raises(OptionError, match="classifier has no effect with a model"):
         suggest_file(image, out, model=model, classifier="forest")
-    with pytest.raises(InputError, match="page 7 is not in"):
+    with pytest.raises(InputError, match="page 7 does not exist in"):
         suggest_file(image, out, labels=labels, page=7)
     with pytest.raises(InputError, match=r"none\.png does not exist"):
         suggest_file(image, out, labels=tmp_path / "none.png")

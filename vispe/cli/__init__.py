@@ -1,1 +1,1 @@
-"""The `vispe` command: one file per subcommand, no logic."""
+"""Command line interface of vispe: one file per subcommand, which only calls the library."""

@@ -1,4 +1,4 @@
-"""The words after a command as the arguments of its function, and in one line what is wrong with them."""
+"""Option parsing: command-line arguments as keyword arguments of a command, with one-line error messages."""
 
 import inspect
 import json
@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 
 from vispe.errors import OptionError, did_you_mean, require
-from vispe.train.retrofit.recipe_files import with_recipes
+from vispe.train.retrofit.recipe_files import resolve_recipes
 
 _RESERVED = frozenset({"config", "print_config", "debug", "help", "allow_code", "allow_download"})
 
@@ -21,17 +21,17 @@ def read_options(
     short: Mapping[str, str],
     words: Sequence[str],
 ) -> dict[str, object]:
-    """Return the arguments that words give the function of a command.
+    """Parse the arguments of a command into keyword arguments of its function.
 
     Args:
-        name: the command.
-        function: its signature and docstring are the interface, as `vispe.cli.main` describes.
-        positionals: parameters written without `--`, in order.
-        short: options of one letter by parameter.
-        words: what stands behind the command.
+        name: name of the command.
+        function: function whose signature and docstring define the interface (see `vispe.cli.main`).
+        positionals: positional parameters, in order.
+        short: one-letter option of each parameter.
+        words: arguments after the command.
 
     Raises:
-        OptionError: an option that does not exist, is missing, or has a value of the wrong type.
+        OptionError: an option is unknown, missing, or has a value of the wrong type.
         MissingExtra: jsonargparse is not installed.
     """
     require("jsonargparse", "cli", f"the command `vispe {name}`")
@@ -55,27 +55,59 @@ def read_options(
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters
     if clash := _RESERVED & set(parameters):
-        raise TypeError(f"vispe {name} defines the reserved parameter(s) {sorted(clash)}")
+        raise TypeError(f"vispe {name}: parameters {sorted(clash)} are reserved. Rename them.")
     for key in [*positionals, *(key for key in parameters if key not in positionals)]:
         default = parameters[key].default
         _add(parser, key.rstrip("_"), hints[key], default, helps.get(key), key in positionals, short.get(key))
     parser.add_argument(
         "--config",
         action="config",
-        help="YAML file with any of these options, or a recipe of vispe by its name; options after it win",
+        help="YAML file with any of these options, or the name of a recipe of vispe; later options override it",
     )
     options = [text for action in parser._actions for text in action.option_strings if text[-1] != "+"]
     lists = {_flag(key): item for key in parameters if (item := _item_type(hints[key])) is not None}
     module = inspect.getmodule(function)
-    several = [_flag(key) for key in getattr(module, "SEVERAL", ())]
-    bare = {_flag(key): value for key, value in getattr(module, "BARE", {}).items()}
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the older name
+    multi_word = [_flag(key) for key in getattr(module, "MULTI_WORD", ())]
+    optional_value = {_flag(key): value for key, value in getattr(module, "OPTIONAL_VALUE", {}).items()}
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # the former name
     try:
-        values = vars(instantiate(parser.parse_args(spelled(with_recipes(words), lists, several, bare))))
+        argv = normalize_argv(resolve_recipes(words), lists, multi_word, optional_value)
+        values = vars(instantiate(parser.parse_args(argv)))
     except ArgumentError as error:
-        elsewhere = {_flag(key): why for key, why in getattr(module, "ELSEWHERE", {}).items()}
-        raise OptionError(_explain(name, str(error.message), options, elsewhere)) from error
+        unavailable = {_flag(key): why for key, why in getattr(module, "UNAVAILABLE", {}).items()}
+        raise OptionError(_explain(name, str(error.message), options, unavailable)) from error
     return {key: values[key.rstrip("_")] for key in parameters if key.rstrip("_") in values}
+
+
+def name_options(text: str, function: Callable[..., int | None], positionals: Sequence[str] = ()) -> str:
+    """Replace backticked parameters of a command in a library message by the options of the command line.
+
+    Names in backticks that are not parameters of the command remain unchanged.
+
+    Args:
+        text: message, such as "`pos_embed` has no effect here."
+        function: function of the command.
+        positionals: positional parameters, which are printed in capitals, as in the usage line.
+
+    >>> def command(images, pos_embed=None, from_=None): ...
+    >>> name_options("`pos_embed`, `from='a'`, `images` and `other`", command, ("images",))
+    '--pos-embed, --from a, IMAGES and `other`'
+    """
+    keys = {key.rstrip("_") for key in inspect.signature(function).parameters}
+
+    def option(match: re.Match[str]) -> str:
+        key, value = match.groups()
+        if key not in keys:
+            return match[0]
+        if key in positionals:
+            return match[0] if value else key.upper()
+        if value in (None, "True"):
+            return _flag(key)
+        if value == "False":
+            return _flag(f"no_{key}")
+        return " ".join((_flag(key), value.strip("'")))
+
+    return re.sub(r"`([a-z]\w*)(?:=([^`\s]+))?`", option, text)
 
 
 def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
@@ -90,24 +122,29 @@ def read_docstring(doc: str) -> tuple[str, dict[str, str], str]:
     return parts[0].strip(), helps, examples
 
 
-def spelled(
+def normalize_argv(
     words: Sequence[str],
     lists: Mapping[str, type],
-    several: Sequence[str] = (),
-    bare: Mapping[str, str] | None = None,
+    multi_word: Sequence[str] = (),
+    optional_value: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return words as the parser reads them: `1,2` for a list becomes `[1,2]`, and `a,b` becomes `["a", "b"]`.
+    """Rewrite list options for the parser: `1,2` becomes `[1,2]`, and `a,b` becomes `["a", "b"]`.
 
     Args:
-        words: of a command line.
-        lists: type of the items by list option.
-        several: list options that take all words up to the next option.
-        bare: value of options that may stand alone; the next word is theirs if it is a number or that value.
+        words: command-line arguments.
+        lists: item type of each list option.
+        multi_word: list options that consume all arguments up to the next option.
+        optional_value: value of options written without one; the next argument is parsed as their value only if it is
+            a number or equal to that value.
 
-    >>> spelled(["--scales", "1,2", "--cluster", "a.png"], {"--scales": float}, bare={"--cluster": "auto"})
+    Raises:
+        OptionError: a text is not valid UTF-8.
+
+    >>> scales, cluster = {"--scales": float}, {"--cluster": "auto"}
+    >>> normalize_argv(["--scales", "1,2", "--cluster", "a.png"], scales, optional_value=cluster)
     ['--scales', '[1,2]', '--cluster', 'auto', 'a.png']
     """
-    rest, bare = list(words), bare or {}
+    rest, optional_value = list(words), optional_value or {}
     result: list[str] = []
     while rest:
         word = rest.pop(0)
@@ -115,13 +152,15 @@ def spelled(
         if equals and option in lists:
             word = f"{option}={_bracket(option, value, lists[option])}"
         result.append(word)
-        if word in several:
+        if word in multi_word:
             end = next((k for k, w in enumerate(rest) if w.startswith("-") and w != "-"), len(rest))
             parts = [part for w in rest[:end] for part in map(str.strip, w.split(",")) if part]
             result.append(_list_of_texts(word, parts))
             del rest[:end]
-        elif word in bare and not (rest and (rest[0] == bare[word] or re.fullmatch(r"[-+]?[\d.]+", rest[0]))):
-            result.append(bare[word])
+        elif word in optional_value and not (
+            rest and (rest[0] == optional_value[word] or re.fullmatch(r"[-+]?[\d.]+", rest[0]))
+        ):
+            result.append(optional_value[word])
         elif word in lists and rest:
             result.append(_bracket(word, rest.pop(0), lists[word]))
     return result
@@ -150,14 +189,14 @@ def _add(parser, key: str, hint, default, text: str | None, positional: bool, sh
     elif hint is bool and default is False:
         parser.add_argument(*flags, action="store_true", help=text)
     else:
-        # a text is taken as it is: as `str | None` it would be read as YAML, and '#a.json' be None
+        # plain `str`: jsonargparse would parse a `str | None` value as YAML, so that '#a.json' became None
         kind = str if hint == str | None and default is None else hint
         extra = {"required": True} if required else {"default": default}
         parser.add_argument(*flags, type=kind, help=text, **extra)
 
 
 def _item_type(hint) -> type | None:
-    """Return the item type when `hint` is a list (or `list | None`), else `None`."""
+    """Return the item type if `hint` is a list (or `list | None`), else `None`."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     for option in typing.get_args(hint) if union else (hint,):
         if typing.get_origin(option) is list:
@@ -166,56 +205,57 @@ def _item_type(hint) -> type | None:
 
 
 def _bracket(option: str, value: str, item: type) -> str:
-    """Write the value of a list option as a list; a text that names an existing file is never divided at commas."""
-    named = item is str and os.path.lexists(value)
-    if value.startswith("[") and not named and (item is not str or value.endswith("]")):
+    """Write the value of a list option as a YAML list; the name of an existing file is never split at commas."""
+    is_file = item is str and os.path.lexists(value)
+    if value.startswith("[") and not is_file and (item is not str or value.endswith("]")):
         return value
-    parts = [value] if named else [part.strip() for part in value.split(",") if part.strip()]
+    parts = [value] if is_file else [part.strip() for part in value.split(",") if part.strip()]
     return _list_of_texts(option, parts) if item is str else f"[{','.join(parts)}]"
 
 
 def _list_of_texts(option: str, texts: Sequence[str]) -> str:
-    """Write texts as a list that YAML reads back as they are."""
+    """Quote texts as a YAML list that is read back unchanged."""
     for text in texts:
+        # lone surrogates stand for undecodable bytes of a file name
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise OptionError(
-                f"{option} was given the name {text!r}, which is not valid UTF-8; rename the file, or name its folder."
+                f"{option}: file names must be valid UTF-8, got {text!r}. Rename the file, or pass its folder."
             )
-    # JSON writes characters beyond U+FFFF as two halves, which YAML refuses
+    # JSON escapes characters above U+FFFF as surrogate pairs, which YAML rejects
     quoted = ("".join(c if c > "\uffff" else json.dumps(c)[1:-1] for c in text) for text in texts)
     return "[" + ", ".join(f'"{text}"' for text in quoted) + "]"
 
 
-def _explain(name: str, message: str, options: Sequence[str], elsewhere: Mapping[str, str]) -> str:
-    """Turn a message of the parser into one line that says what to do.
+def _explain(name: str, message: str, options: Sequence[str], unavailable: Mapping[str, str]) -> str:
+    """Rewrite an error message of the parser as one line that includes the remedy.
 
     Args:
-        name: of the command.
-        message: of the parser.
-        options: of the command.
-        elsewhere: sentence for each option that the command does not have for a reason.
+        name: name of the command.
+        message: message of the parser.
+        options: options of the command.
+        unavailable: explanation of each option that the command deliberately lacks.
     """
     see = f" See vispe {name} --help."
     keys = {option.lstrip("-").replace("-", "_"): option for option in options}
 
     def unknown(group: str, key: str) -> str:
-        return f"{name} was given the unknown key {key!r} in {group}."
+        return f"{name}: unknown key {key!r} in {group}."
 
-    def needed(missing: str) -> str:
+    def required(missing: str) -> str:
         return ", ".join(keys.get(key, key.upper()) for key in missing.split(", "))
 
     sentences: dict[str, Callable[..., str]] = {
         r"^unrecognized arguments: (-[^\s=]*)": lambda word: (
-            f"{name} has no option {word!r}{elsewhere.get(word) or '.' + did_you_mean(word, options)}"
+            f"{name} has no option {word!r}{unavailable.get(word) or '.' + did_you_mean(word, options)}"
         ),
         r"^unrecognized arguments: ([^\s=]+)": lambda word: (
-            f"{name} got {word!r} where no further value is expected; keep the values without `--` together."
+            f"{name}: unexpected argument {word!r}. Write all positional arguments next to each other."
         ),
         r"^the following arguments are required: (.*)": lambda missing: (
-            f"{name} needs {needed(missing)}, which was not given."
+            f"{name}: missing required argument {required(missing)}."
         ),
         r"^Option '([^']+)' is not accepted": lambda key: (
-            f"The config file of {name} has the unknown key {key!r}.{did_you_mean(key, keys)}"
+            f"{name}: unknown key {key!r} in the config file.{did_you_mean(key, keys)}"
         ),
         r"(?s)key \"([^\"]+)\".*Option '([^']+)' is not accepted": unknown,
         r"^Group '([^']+)' does not accept option '([^'.]+)": unknown,
@@ -224,20 +264,21 @@ def _explain(name: str, message: str, options: Sequence[str], elsewhere: Mapping
         if match := re.search(pattern, message):
             return sentence(*match.groups()) + see
     if match := re.search(r"File does not exist: (.*)", message):
-        return f"The config file {match[1]} does not exist."
+        return f"{name}: config file {match[1]} does not exist."
     if match := re.match(r'Parser key "([^"]+)"', message):
-        given = re.findall(r"(?:Given value:|Got value:) (.*)", message)
+        values = re.findall(r"(?:Given value:|Got value:) (.*)", message)
         expected = re.findall(r"Expected an? (.*?)(?:\.? Got|\n|$)", message)
-        if given and expected:
-            return f"{name} needs {keys.get(match[1], match[1])} to be {_kinds(expected)}, got {given[-1]!r}.{see}"
+        if values and expected:
+            option = keys.get(match[1], match[1])
+            return f"{name}: {option} must be {_kinds(expected)}, got {values[-1]!r}.{see}"
     return f"{name}: {' '.join(message.split()).rstrip('.')}.{see}"
 
 
 def _kinds(expected: Sequence[str]) -> str:
-    """Say in plain words which types or values the parser expected."""
-    names = {"<class 'int'>": "a whole number", "<class 'float'>": "a number", "<class 'NoneType'>": ""}
-    words = [
+    """Return the expected types or choices in readable form."""
+    names = {"<class 'int'>": "an integer", "<class 'float'>": "a number", "<class 'NoneType'>": ""}
+    kinds = [
         names.get(kind, re.sub(r"<class '(\w+)'>|typing\.Literal\[(.*)\]", r"\1\2", kind))
         for kind in expected
     ]
-    return " or ".join(dict.fromkeys(word.replace(", ", " or ") for word in words if word))
+    return " or ".join(dict.fromkeys(kind.replace(", ", " or ") for kind in kinds if kind))

@@ -1,4 +1,4 @@
-"""What commands have in common: the files they find and write, the model they build, progress and printing."""
+"""Helpers shared by the commands: input and output files, model loading, progress bars and printing."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """The files of a command in a folder, and what it prints.
+    """Output files of a command, and its printed report.
 
     Args:
-        folder: where the files go; None writes none.
-        names: of the files, in the order in which they are listed.
-        force: replace existing files.
-        protect: files that are never replaced, such as the images.
+        folder: output folder; None writes no files.
+        names: file names, in the order in which they are listed.
+        force: overwrite existing files.
+        protect: files that are never overwritten, such as the input images.
 
     Raises:
-        InputError: a file exists, or cannot be written.
+        InputError: a file exists and `force` is false, or it cannot be written.
     """
 
     def __init__(
@@ -48,14 +48,15 @@ class Output:
         contents: Callable[[], Mapping[str, Any]] = dict,
         indent: int = 2,
     ) -> None:
-        """Write files, print the report as JSON or text, and name the files on stderr.
+        """Write the files, print the report as JSON or text, and list the files on stderr.
 
         Args:
-            json: print the report and not the text.
-            report: JSON values.
-            text: called without arguments, gives what is printed.
-            contents: called where there is a folder; the figure, page or JSON values of each file by name.
-            indent: spaces of the printed JSON.
+            json: print `report` as JSON instead of the text.
+            report: JSON-serialisable values.
+            text: callable without arguments that returns the printed text.
+            contents: callable that returns the figure, HTML page or JSON values of each file by name; only called if
+                there is an output folder.
+            indent: indentation of the printed JSON.
         """
         by_name = contents() if self.files else {}
         for file in self.files:
@@ -67,26 +68,30 @@ class Output:
 
 
 def write(file: Path, content: Any, force: bool = False) -> None:
-    """Write a page, a figure in the format that the ending of the file names, or JSON values."""
+    """Write an HTML page, a figure in the format of the file suffix, or JSON values.
+
+    Raises:
+        InputError: matplotlib cannot write the suffix of a figure.
+    """
     if isinstance(content, Page):
         content.write(file, force)
     elif isinstance(content, Mapping):
         write_json(file, content, force)
     else:
-        kind, known = file.suffix[1:].lower(), content.canvas.get_supported_filetypes()
-        if kind not in known:
-            raise InputError(f"{file} has no ending of a picture; use one of {', '.join(sorted(known))}.")
+        suffix, supported = file.suffix[1:].lower(), content.canvas.get_supported_filetypes()
+        if suffix not in supported:
+            raise InputError(f"{file}: unsupported figure format. Use one of {', '.join(sorted(supported))}.")
         with atomic_path(file, force) as temporary:
-            content.savefig(temporary, format=kind)
+            content.savefig(temporary, format=suffix)
 
 
 def find(patterns: Sequence[str] | None) -> list[Path]:
-    """Return the image files of an option, none where it was not given."""
+    """Return the image files that match the patterns of an option; an empty list if it is unset."""
     return find_images(patterns) if patterns else []
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that every report names."""
+    """Return the package versions that every report records."""
     import timm
     import torch
 
@@ -99,33 +104,39 @@ def load(
     model: str, pos_embed: str | None, weights: str | None, img_size: int | None, device: str, seed: int,
     **inputs: Any,
 ) -> tuple["Subject", dict[str, Any]]:  # fmt: skip
-    """Return what is measured, as `load_subject` finds it, and the entries with which its report begins.
+    """Return the evaluated model, as loaded by `load_subject`, and the first entries of its report.
 
     Args:
-        model: as users write it.
-        pos_embed: of `load_subject`, as the rest.
-        weights: likewise.
-        img_size: likewise.
+        model: model name as written by the user.
+        pos_embed: see `load_subject`.
+        weights: see `load_subject`.
+        img_size: see `load_subject`.
         device: 'auto', 'cpu', 'cuda', 'cuda:1' ...
-        seed: of random weights.
-        **inputs: further entries, such as the names of the images.
+        seed: seed of random weights.
+        **inputs: further entries of the report, such as the names of the images.
     """
     from vispe.evaluate.evaluated import load_subject
 
-    place = choose_device(device)
-    built = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "seed": seed, "device": place}
+    device = choose_device(device)
+    options = {
+        "pos_embed": pos_embed,
+        "weights": weights,
+        "img_size": img_size,
+        "seed": seed,
+        "device": device,
+    }
     entries = {"model": model, "pos_embed": pos_embed, "weights": weights or "pretrained", **inputs}
-    return load_subject(model, **built), entries | {"seed": seed, "device": place, "versions": versions()}
+    return load_subject(model, **options), entries | {"seed": seed, "device": device, "versions": versions()}
 
 
 def section(title: str, result: Any) -> str:
-    """Return what was measured as text: the verdict after a title, notes and a table."""
+    """Return a result as text: title and verdict, notes, and a Markdown table."""
     notes = "".join(f"  {note}\n" for note in result.notes)
     return f"{title}: {result.verdict}\n{notes}\n{result.to_markdown()}\n"
 
 
 def progress(*columns: Any, show: bool = True) -> Progress:
-    """Return a bar on stderr with the time left, drawn on a terminal only."""
+    """Return a progress bar on stderr with the remaining time; hidden if stderr is not a terminal."""
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     return Progress(
         TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn(),
@@ -134,8 +145,8 @@ def progress(*columns: Any, show: bool = True) -> Progress:
 
 
 @contextmanager
-def share_done(words: str, show: bool = True) -> Iterator[Callable[[str, float], None]]:
-    """Give a function that is called with what is being done and the share of all work that is finished."""
+def progress_bar(description: str, show: bool = True) -> Iterator[Callable[[str, float], None]]:
+    """Show a progress bar; yield a callback `(description, completed fraction)` that updates it."""
     with progress(show=show) as bar:
-        task = bar.add_task(words, total=1.0)
-        yield lambda description, share: bar.update(task, description=description, completed=share)
+        task = bar.add_task(description, total=1.0)
+        yield lambda description, fraction: bar.update(task, description=description, completed=fraction)

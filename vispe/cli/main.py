@@ -1,27 +1,29 @@
-"""The command `vispe`: finds the subcommand, reads its options, turns errors into one line.
+"""Entry point of the `vispe` command: dispatch to subcommands, option parsing, one-line error messages.
 
-Convention for a command (each lives in its own module and has no logic beyond calling the library):
+Conventions for a command (each has its own module, which only calls the library):
 
 - Command NAME is the function NAME in `vispe/cli/commands/NAME.py` (`_` for `-`), listed in `COMMANDS` below. Its
-  module imports heavy packages inside the function, so that help stays quick. A name of two words (`plot positions`,
-  with `_` for the space) has a module, options and help of its own.
+  module imports heavy packages inside the function, so that help stays fast. A name of two words (`plot positions`,
+  with `_` for the space) has its own module, options and help.
 - The signature is the interface: a parameter `img_size: int | None = None` is the option `--img-size`;
-  without a default it is required. `bool = False` gives `--flag`, `bool = True` gives `--flag / --no-flag`;
-  `list[...]` options are written `--scales 1,2,4` (or as a YAML list in the file of `--config`; texts that hold
-  commas as `'["a,b", "c"]'`, the name of one existing file as it is); `Literal` gives choices. `from_` is the
-  option `--from`, whose name Python does not allow.
-- Module constant `POSITIONALS = ("images",)` names the parameters written without `--`, in this order; one of
-  type `list[...]` takes any number (at least one when it has no default).
-- Module constant `SHORT = {"out": "-o"}` gives parameters a one-letter form.
-- Module constant `BARE = {"cluster": "auto"}` gives options a value for when they stand alone: `--cluster` means
-  `--cluster auto`. The next word is its value only if it is a number or that word, so `--cluster a.png` keeps the
-  image.
-- Module constant `SEVERAL = ("text",)` names list options that take all words up to the next option:
+  without a default it is required. `bool = False` defines `--flag`, `bool = True` defines `--flag / --no-flag`;
+  `list[...]` options are written `--scales 1,2,4` (or as a YAML list in the file of `--config`; values that contain
+  commas as `'["a,b", "c"]'`; the name of an existing file is never split); `Literal` defines choices. `from_` is the
+  option `--from`, which is a reserved word in Python.
+- Module constant `POSITIONALS = ("images",)` lists the positional parameters, in order; one of type `list[...]`
+  accepts any number of values (at least one if it has no default).
+- Module constant `SHORT = {"out": "-o"}` defines one-letter options.
+- Module constant `OPTIONAL_VALUE = {"cluster": "auto"}` defines the value of options that are written without one:
+  `--cluster` means `--cluster auto`. The next argument is parsed as the value only if it is a number or equal to that
+  default, so in `--cluster a.png` the file remains a positional argument.
+- Module constant `MULTI_WORD = ("text",)` lists list options that consume all arguments up to the next option:
   `--text matrix precipitate`.
-- Module constant `ELSEWHERE = {"features": ": the model decides."}` explains options that users may expect, but that
-  the command does not have: what follows "NAME has no option '--features'".
+- Module constant `UNAVAILABLE = {"features": ": the model decides."}` explains options that users may expect but that
+  the command does not have; the text follows "NAME has no option '--features'".
 - The Google docstring is the help: the first line, the text, `Args:`, and at the end `Examples:`.
 - Results go to stdout, progress and warnings to stderr. Return `None` or 0 for success, else the exit code.
+- Library messages name Python parameters in backticks (`` `pos_embed` ``); this module prints those of the command as
+  its options (`--pos-embed`).
 - `--config FILE`, `--print_config`, `--debug`, `--allow-code` and `--allow-download` belong to this module; commands
   do not define them.
 """
@@ -30,32 +32,33 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from vispe.cli.arguments import read_options
-from vispe.cli.terminal import one_line, outlasting_readers
+from vispe.cli.arguments import name_options, read_options
+from vispe.cli.terminal import ignore_broken_pipe, one_line
 from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory
 
 COMMANDS: dict[str, str] = {
     "list": "List the positional encodings and the position schemes.",
     "info": "Show an encoding or a position scheme, its options and hosts; without a name, the hosts of all encodings.",
-    "plot": "Draw what an encoding adds to attention around a query patch.",
-    "plot positions": "Draw the coordinates that position schemes give text, images and videos.",
-    "segment": "Segment micrographs from a few scribbles, from no labels, or from words.",
-    "apply": "Segment more images with a model that `vispe segment` wrote.",
-    "paint": "Paint strokes in a browser window and see the segmentation follow.",
-    "suggest": "Show where the next strokes on an image would teach most.",
-    "audit": "Say what positions do to a model: measures with controls and intervals, on one page.",
-    "probe": "Measure how much position a model's features reveal.",
-    "rotate": "Measure what turning, mirroring and shifting a sample changes in a model's features or a segmentation.",
-    "threecell": "Train small models on the three-cell benchmark and score what their encodings can tell.",
-    "health": "Report which attention heads of a model collapse, stay local, or look at places instead of things.",
+    "plot": "Plot the attention bias or similarity that an encoding produces around a query patch.",
+    "plot positions": "Plot the coordinates that position schemes assign to text, images and videos.",
+    "segment": "Segment micrographs from a few scribbles, without labels, or from text.",
+    "apply": "Segment more images with a model trained by `vispe segment`.",
+    "paint": "Draw scribbles in a browser window and watch the segmentation update.",
+    "suggest": "Suggest where further scribbles on an image would help the classifier most.",
+    "audit": "Audit the positional bias of a model: measures with controls and confidence intervals in one report.",
+    "probe": "Measure how much position can be decoded from a model's features.",
+    "rotate": "Measure how rotating, mirroring and shifting a sample changes a model's features or a segmentation.",
+    "threecell": "Train small models on the three-cell benchmark and score which positional tasks they solve.",
+    "health": "Report attention heads that collapse, stay local, or attend by position instead of content.",
     "retrofit": "Remove positional bias from a pretrained vision transformer by distillation.",
-    "retrofit evaluate": "Measure what a retrofit took and what it left: before and after, on one page.",
-    "export-positions": "Write the position scheme of a vision-language model for an engine that serves it.",
+    "retrofit evaluate": "Evaluate a retrofit: the model before and after, in one report.",
+    "export-positions": "Export the position scheme of a vision-language model for an inference engine.",
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
-    "bench": "Measure on this machine which backend is the fastest for attention with a position bias.",
-    "doctor": "Show what this installation has; with a model, which attention path its layers take and why.",
+    "bench": "Benchmark the attention backends for attention with a position bias on this machine.",
+    "doctor": "Show the capabilities of this installation; with a model, the attention backend of each layer and why.",
     "cite": "Print how to cite vispe, the encodings and the position schemes.",
 }
 
@@ -64,48 +67,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` and return its exit code.
 
     Args:
-        argv: words after `vispe`; `None` takes them from the process.
+        argv: arguments after `vispe`; `None` uses `sys.argv`.
 
     Returns:
-        0 on success, also where the reader of stdout went away before the end; 2 after bad input (one line on
-        stderr); 130 after Ctrl-C; otherwise what the command returned.
+        0 on success, also if the reader of stdout was closed early; 2 after bad input (one line on stderr); 130
+        after Ctrl-C; otherwise the return value of the command.
     """
-    with outlasting_readers():
+    with ignore_broken_pipe():
         return _run(list(sys.argv[1:] if argv is None else argv))
 
 
 def _run(words: list[str]) -> int:
-    """Run the command line `words` and return its exit code."""
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    plain = warnings.formatwarning
-    warnings.formatwarning = _format_warning
+    original = warnings.formatwarning
+    warnings.formatwarning = partial(_format_warning, words=words)
     try:
         return _dispatch(words)
     except KeyboardInterrupt:
         if debug:
             raise
-        return _fail("stopped by Ctrl-C; the files that were already finished are complete.", 130)
+        return _fail("interrupted by Ctrl-C; files that were already finished are complete.", 130)
     except (VispeError, OSError, ModuleNotFoundError) as error:
+        # a missing module of vispe itself is a bug, which needs the traceback
         ours = isinstance(error, ModuleNotFoundError) and (error.name or "vispe").partition(".")[0] == "vispe"
         if debug or ours:
             raise
-        return _fail(_sentence(error), 2)
+        return _fail(_name_options(_sentence(error), words), 2)
     except (MemoryError, RuntimeError) as error:
         if debug or not is_memory(error):
             raise
-        size = _sentence(error).rstrip(".") or "no size given"
-        return _fail(f"memory ran out ({size}); give fewer or smaller files, or close other programs.", 2)
+        size = _sentence(error).rstrip(".") or "unknown size"
+        return _fail(f"out of memory ({size}). Use fewer or smaller files, or close other programs.", 2)
     finally:
-        warnings.formatwarning = plain
+        warnings.formatwarning = original
 
 
 def load_command(name: str) -> tuple[Callable[..., int | None], tuple[str, ...], dict[str, str]]:
-    """Import the module of one command and return its function, positionals and short options."""
+    """Import the module of a command; return its function, positional parameters and short options.
+
+    Raises:
+        UnknownName: unknown command.
+    """
     if name not in COMMANDS:
         raise UnknownName(
-            f"There is no command {name!r}.{did_you_mean(name, COMMANDS)} "
-            f"The commands are {', '.join(COMMANDS)}."
+            f"unknown command {name!r}.{did_you_mean(name, COMMANDS)} "
+            f"Available commands: {', '.join(COMMANDS)}."
         )
     function = name.replace("-", "_").replace(" ", "_")
     module = importlib.import_module(f"vispe.cli.commands.{function}")
@@ -113,11 +120,11 @@ def load_command(name: str) -> tuple[Callable[..., int | None], tuple[str, ...],
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], dict[str, object]]:
-    """Return the function of command `name` and the arguments that `words` give it.
+    """Return the function of command `name` and its keyword arguments, parsed from `words`.
 
     Raises:
         UnknownName: unknown command.
-        OptionError: an option that does not exist, is missing, or has a value of the wrong type.
+        OptionError: an option is unknown, missing, or has a value of the wrong type.
         MissingExtra: jsonargparse is not installed.
     """
     function, positionals, short = load_command(name)
@@ -127,18 +134,18 @@ def parse(name: str, words: Sequence[str]) -> tuple[Callable[..., int | None], d
 def summary() -> str:
     """Return the text of `vispe --help`."""
     width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
+    commands = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
     return (
         "usage: vispe COMMAND ...\n\n"
-        "Positional encodings for vision transformers: swap them by name, measure the bias they leave,\n"
+        "Positional encodings for vision transformers: swap them by name, measure positional bias,\n"
         "and segment micrographs.\n\n"
-        f"commands:\n{rows}\n\n"
+        f"commands:\n{commands}\n\n"
         "options:\n"
-        "  -h, --help  this text; `vispe COMMAND --help` shows the options and examples of a command\n"
+        "  -h, --help  show this text; `vispe COMMAND --help` shows the options and examples of a command\n"
         "  --version   print the version\n"
         "  --debug     show the traceback of an error\n"
         "  --allow-code, --allow-download\n"
-        "              let a recipe (--config), model file or card run Python code, or fetch weights, that it names\n\n"
+        "              allow a recipe (--config), model file or card to run Python code or to download weights\n\n"
         "examples:\n"
         "    vispe list 'rope*'\n"
         "    vispe segment micrograph.png --labels scribbles.png -o out\n"
@@ -156,29 +163,42 @@ def _dispatch(words: list[str]) -> int:
         print(f"vispe {vispe.__version__}")
         return 0
     if words[0].startswith("-"):
-        raise OptionError(f"`vispe {words[0]}` has no command; write the command first. See vispe --help.")
-    from vispe.train.retrofit.recipe_files import as_permitted
+        raise OptionError(f"missing command before {words[0]}. Write the command first; see vispe --help.")
+    from vispe.train.retrofit.recipe_files import recipe_permissions
 
-    length = 2 if " ".join(words[:2]) in COMMANDS else 1
-    with as_permitted(words[length:]) as rest:
+    length = _command_length(words)
+    with recipe_permissions(words[length:]) as rest:
         try:
             function, arguments = parse(" ".join(words[:length]), rest)
-        except SystemExit as stop:  # --help and --print_config end here
+        except SystemExit as stop:  # raised by --help and --print_config
             return int(stop.code or 0)
         return function(**arguments) or 0
 
 
-def _format_warning(message, category, filename, lineno, line=None) -> str:
-    """Show a warning of vispe as one line, and others as Python does."""
+def _command_length(words: Sequence[str]) -> int:
+    return 2 if " ".join(words[:2]) in COMMANDS else 1
+
+
+def _name_options(text: str, words: Sequence[str]) -> str:
+    """Replace backticked parameters of the command in `words` by its options."""
+    name = " ".join(words[: _command_length(words)])
+    if name not in COMMANDS:
+        return text
+    function, positionals, _ = load_command(name)
+    return name_options(text, function, positionals)
+
+
+def _format_warning(message, category, filename, lineno, line=None, words: Sequence[str] = ()) -> str:
+    """Format warnings of vispe as one line, others as Python does."""
     package = Path(__file__).resolve().parents[1]
     if Path(filename).resolve().is_relative_to(package) and issubclass(category, UserWarning):
-        return f"vispe: warning: {' '.join(str(message).split())}\n"
+        return f"vispe: warning: {_name_options(' '.join(str(message).split()), words)}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and not isinstance(error, VispeError):
-        return f"this needs the package {error.name!r}, which is not installed; run: pip install 'vispe[cli]'"
+        return f"missing package {error.name!r}, which this command needs. Run: pip install 'vispe[cli]'"
     if isinstance(error, OSError) and not isinstance(error, VispeError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}."
     return one_line(" ".join(str(error).split()))

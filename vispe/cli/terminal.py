@@ -1,4 +1,4 @@
-"""Lines for a terminal, and what happens when the reader of stdout or stderr goes away, as in `vispe health | head`."""
+"""Output streams that tolerate a closed pipe (`vispe health | head`), and escaping of unprintable characters."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Outlasting:
-    """A text stream that goes on when nobody reads it any more: what is written then goes nowhere."""
+class _IgnoringBrokenPipe:
+    """Text stream that discards output after its reader was closed."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -20,38 +20,38 @@ class _Outlasting:
         try:
             return self._stream.write(text)
         except BrokenPipeError:
-            self._let_go()
+            self._discard()
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except BrokenPipeError:
-            self._let_go()
+            self._discard()
 
-    def _let_go(self) -> None:
-        """Point the file descriptor at nothing, so that what is still buffered does not fail at exit."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+    def _discard(self) -> None:
+        """Redirect the file descriptor to the null device, so that flushing the buffer at exit does not fail."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
 
 
 @contextmanager
-def outlasting_readers() -> Iterator[None]:
-    """While open, work goes on and files are written even if nothing reads stdout and stderr."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (None if s is None else _Outlasting(s) for s in before)
+def ignore_broken_pipe() -> Iterator[None]:
+    """Continue the work, and write files, even if stdout or stderr is closed by its reader."""
+    original = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (None if s is None else _IgnoringBrokenPipe(s) for s in original)
     try:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, _Outlasting):
+            if isinstance(stream, _IgnoringBrokenPipe):
                 stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = original
 
 
 def one_line(text: str) -> str:
-    r"""Escape what is not printable, such as a line end in a file name, so that a terminal shows it.
+    r"""Escape unprintable characters, such as a line break in a file name.
 
     >>> print(one_line(chr(10)))
     \n

@@ -1,1 +1,1 @@
-"""Image and label files: found, read, checked and written; textures are made here too."""
+"""Image and label files: search, reading, validation and writing; and synthetic textures."""

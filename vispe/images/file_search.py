@@ -1,4 +1,4 @@
-"""Which files people mean: patterns, folders and names become image files in natural order."""
+"""Search for image files by names, folders and globs, in natural order; and matching of label files to images."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from pathlib import Path
 
 from vispe.errors import InputError, did_you_mean, require
 from vispe.images.formats.decoded_image import SUFFIXES
-from vispe.images.formats.unsupported import foreign_format
+from vispe.images.formats.unsupported import unsupported_format
 from vispe.images.formats.vendors import ENDINGS
 from vispe.images.paths import check_file, expanded
 
 
 def find_images(patterns: Sequence[str | Path], also: tuple[str, ...] = ()) -> list[Path]:
-    """Turn files, folders and globs into a list of image files.
+    """Return the image files of a list of files, folders and globs.
 
-    The order of `patterns` is kept, so that labels given in the same order belong together; what a folder or
-    glob matches is in natural order (2 before 10).  Folders are not searched in depth (use ``**``); hidden
-    files and files with other endings than `SUFFIXES` and those of microscopes are passed over in folders and
-    globs.  A file that is matched twice comes once.  ``skimage:ihc`` is the picture ihc that scikit-image installs.
+    The order of `patterns` is preserved; matches of a folder or glob are in natural order (2 before 10). Folders are
+    not searched recursively (use ``**``). Hidden files and files with suffixes other than `SUFFIXES` and those of
+    microscope formats are skipped in folders and globs. Duplicates are removed. ``skimage:ihc`` is the image ihc
+    of scikit-image.
 
     Args:
         patterns: files, folders and globs.
-        also: other endings of names, in lower case, that are looked for in folders and globs.
+        also: additional lower-case suffixes for folders and globs.
 
     Raises:
-        InputError: a pattern that matches nothing, named; or no pattern at all.
+        InputError: a pattern without matches, or no patterns.
+        MissingExtra: ``skimage:`` without scikit-image.
     """
     if isinstance(patterns, str | Path):
         patterns = [patterns]
     if not patterns:
-        raise InputError("no image was given; name files, folders or globs such as 'data/*.png'.")
-    found: dict[Path, Path] = {}
+        raise InputError(
+            "find_images: no image files, got an empty list. Pass files, folders or globs ('data/*.png')."
+        )
+    by_real_path: dict[Path, Path] = {}
     for pattern in patterns:
         for path in _expand(pattern, (*SUFFIXES, *ENDINGS, *also)):
-            found.setdefault(Path(os.path.realpath(path)), path)
-    return list(found.values())
+            by_real_path.setdefault(Path(os.path.realpath(path)), path)
+    return list(by_real_path.values())
 
 
 def _expand(pattern: str | Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -52,37 +55,37 @@ def _expand(pattern: str | Path, suffixes: tuple[str, ...]) -> list[Path]:
     if os.path.isdir(path):  # noqa: PTH112
         matches = _images(path.iterdir(), suffixes)
         if not matches:
-            kinds = {foreign_format(p): p for p in sorted(path.iterdir()) if p.is_file()}
-            others = [f" {p.name} is there, but {kind}." for kind, p in kinds.items() if kind]
-            raise InputError(f"the folder {path} holds no image; looked for {endings}.{''.join(others[:2])}")
+            kinds = {unsupported_format(p): p for p in sorted(path.iterdir()) if p.is_file()}
+            others = [f" {p.name} is not supported: {kind}." for kind, p in kinds.items() if kind]
+            raise InputError(f"the folder {path} contains no image with {endings}.{''.join(others[:2])}")
         return matches
     if not glob.has_magic(str(path)):
         check_file(path)
     fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
-    # arrays and GIF are often no micrographs: only a glob for them finds them
+    # NPY and GIF files are rarely micrographs, so they need a pattern with their suffix
     suffixes += tuple(end for end in (".npy", ".gif") if path.name.lower().endswith(end))
     matches = _images(Path(*path.parts[:fixed]).glob(str(Path(*path.parts[fixed:]))), suffixes)
     if not matches:
-        raise InputError(f"{pattern} matches no image; looked for {endings}.")
+        raise InputError(f"{pattern} matches no image with {endings}.")
     return matches
 
 
 def _installed(name: str) -> Path:
-    """Return a picture that scikit-image installs, by its name without ending."""
+    """Return a sample image of scikit-image by its stem."""
     require("skimage", "cli", "An image of scikit-image")
     folder = Path(importlib.util.find_spec("skimage").origin).parent / "data"
-    known = {p.stem: p for p in _images(folder.iterdir(), SUFFIXES)}
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise InputError(f"scikit-image installs no image {name!r}.{hint} It has: {', '.join(known)}.")
-    return known[name]
+    by_stem = {p.stem: p for p in _images(folder.iterdir(), SUFFIXES)}
+    if name not in by_stem:
+        hint = did_you_mean(name, by_stem)
+        raise InputError(f"scikit-image has no sample image {name!r}.{hint} Available: {', '.join(by_stem)}.")
+    return by_stem[name]
 
 
 def _images(paths: Iterable[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    kept = [
+    matching = [
         p for p in paths if p.name.lower().endswith(suffixes) and not p.name.startswith(".") and p.is_file()
     ]
-    return sorted(kept, key=natural)
+    return sorted(matching, key=natural)
 
 
 def match_files(
@@ -91,22 +94,22 @@ def match_files(
     what: str,
     stem: Callable[[Path], str] = lambda path: path.stem,
 ) -> tuple[dict[Path, Path], list[Path]]:
-    """Give each file of labels, masks or truth to its image, by name.
+    """Match label, mask or ground-truth files to images by name.
 
-    `a.png`, `a_mask.png`, `a-1.tif` and `a.labels.png` belong to `a.png`, and of several images to the one with the
-    longest name. One file and one image belong together whatever they are called.
+    `a.png`, `a_mask.png`, `a-1.tif` and `a.labels.png` match `a.png`; of several matching images the one with the
+    longest name is used. A single file matches a single image regardless of their names.
 
     Args:
         images: the images.
-        files: in any order.
-        what: what the files hold, for the message.
-        stem: the name of a path without its ending.
+        files: files to match, in any order.
+        what: kind of the files, for messages.
+        stem: returns the stem of a path.
 
     Returns:
-        The file of each image that has one, and the files that belong to no image.
+        The file of each image that has one, and the files without an image.
 
     Raises:
-        InputError: two files of one image.
+        InputError: two files match one image.
 
     Example:
         >>> matched, strays = match_files([Path("a.png"), Path("b.png")], [Path("b_mask.png"), Path("c.png")], "masks")
@@ -118,23 +121,25 @@ def match_files(
     matched: dict[Path, Path] = {}
     strays = []
     for file in files:
-        fitting = [image for image in images if _belongs(stem(file), stem(image))]
-        if not fitting:
+        candidates = [image for image in images if _belongs(stem(file), stem(image))]
+        if not candidates:
             strays.append(file)
             continue
-        image = max(fitting, key=lambda path: len(stem(path)))
+        image = max(candidates, key=lambda path: len(stem(path)))
         if image in matched:
-            raise InputError(f"{matched[image]} and {file} are both {what} of {image}; give one for each.")
+            raise InputError(
+                f"{image}: two {what} match, {matched[image]} and {file}. Pass one for each image."
+            )
         matched[image] = file
     return matched, strays
 
 
 def _belongs(stem: str, image: str) -> bool:
-    """Tell whether a file called `stem` goes with the image: the same, or followed by `_`, `-` or `.`."""
+    """Return whether `stem` is the stem of the image, or continues it after `_`, `-` or `.`."""
     return stem == image or (stem.startswith(image) and stem[len(image)] in "_-.")
 
 
 def natural(path: str | Path) -> list[tuple[int, int, str]]:
-    """Sort key that puts ``img2`` before ``img10``."""
+    """Return a natural sort key (``img2`` before ``img10``)."""
     parts = re.findall(r"\d+|\D+", str(path))
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p.casefold()) for p in parts]

@@ -1,4 +1,4 @@
-"""Pixels as numbers from 0 to 1: limits of a page, of a stack, or of the type."""
+"""Intensity normalisation to [0, 1] with grey limits of a page, a stack, or the dtype."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ def normalize(
 ) -> tuple[np.ndarray, list[str]]:
     """Scale intensities to [0, 1].
 
-    One pair of limits serves all channels, so that colours are kept.  Pixels without data do not count and
-    become 0.
+    All channels have the same limits, so that hues are preserved. Pixels without data are excluded from the
+    percentiles and become 0.
 
     Args:
         m: the image.
-        mode: 'stack' takes one pair of percentiles over all pages, 'image' one pair for each page; 'none'
-            only divides integers by the largest value of their type and wants floats in [0, 1] already.
-        clip: the lower and upper percentile that become 0 and 1; used by 'stack' and 'image'.
+        mode: 'stack' computes one pair of percentiles over all pages, 'image' one pair per page; 'none' divides
+            integers by the maximum of their dtype and requires floats in [0, 1].
+        clip: lower and upper percentile that are mapped to 0 and 1; used by 'stack' and 'image'.
 
     Returns:
-        Float32 (z, h, w, c), and notes, for instance that a page is constant (its values are then all 0).
+        Float32 (z, h, w, c), and notes, for example that a page is constant (its values are then all 0).
 
     Raises:
         OptionError: unknown `mode`, or `clip` not 0 <= low < high <= 100.
-        InputError: mode 'none' and values that are negative, or floats above 1.
+        InputError: values outside of the range of mode 'none'.
     """
     if mode not in MODES:
-        raise OptionError(f"normalize={mode!r} is not one of {', '.join(MODES)}.{did_you_mean(mode, MODES)}")
+        raise OptionError(
+            f"normalize must be one of {', '.join(MODES)}, got {mode!r}.{did_you_mean(mode, MODES)}"
+        )
     low, high = clip
     if not 0 <= low < high <= 100:
-        raise OptionError(f"clip={low:g},{high:g} must be two percentiles with 0 <= low < high <= 100.")
+        raise OptionError(f"clip must be two percentiles with 0 <= low < high <= 100, got {low:g},{high:g}.")
     notes: list[str] = []
     if mode == "none":
         return _by_type(m), notes
@@ -64,7 +66,7 @@ def _limits(
         return None
     if values.dtype == np.float16:
         values = values.astype(np.float32)
-    # a span that no float can hold overflows here; `grey_range` refuses it
+    # a range that overflows float64 is rejected by `grey_range`
     with np.errstate(over="ignore", invalid="ignore"):
         low, high = (float(v) for v in np.percentile(values, clip))
     return grey_range(low, high, lambda: (float(values.min()), float(values.max())), clip, where, notes)
@@ -78,26 +80,30 @@ def grey_range(
     where: str,
     notes: list[str],
 ) -> tuple[float, float] | None:
-    """Choose the grey limits: the percentiles, else the smallest and the largest value, else none."""
+    """Return the grey limits: the percentiles if distinct, otherwise minimum and maximum; None for constant images.
+
+    Raises:
+        InputError: the range of values overflows float64.
+    """
     if low < high and np.isfinite(high - low):
         return low, high
     low, high = ends()
     if not np.isfinite(high - low):
         raise InputError(
-            f"{where} holds values from {low:g} to {high:g}, a span that no float can hold; rescale them."
+            f"{where}: the range of values overflows float64, got {low:g} to {high:g}. Rescale them."
         )
     if low == high:
-        notes.append(f"{where} is constant (every value is {low:g}): there is nothing to separate.")
+        notes.append(f"{where} is constant (every value is {low:g}): there are no classes to separate.")
         return None
     notes.append(
-        f"the {clip[0]:g} and {clip[1]:g} percentiles of {where} are equal: the whole range {low:g} to "
+        f"the {clip[0]:g} and {clip[1]:g} percentiles of {where} are equal: the full range {low:g} to "
         f"{high:g} is used."
     )
     return low, high
 
 
 def unit_range(page: np.ndarray, valid: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Bring `low` to 0 and `high` to 1, as float32; what lies beyond is cut, pixels without data become 0."""
+    """Map `low` to 0 and `high` to 1, as float32; values beyond are clipped, pixels without data become 0."""
     kind = np.float32 if page.dtype.itemsize <= 2 else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
         out = (page.astype(kind) - kind(low)) / kind(high - low)
@@ -113,15 +119,15 @@ def _by_type(m: Micrograph) -> np.ndarray:
 
 
 def type_top(path: Path, dtype: np.dtype, lowest: float, highest: float) -> float:
-    """Return the grey level that becomes 1 where only the number type counts.
+    """Return the grey level that mode 'none' maps to 1: the maximum of an integer dtype, 1 for floats.
 
     Raises:
-        InputError: values from `lowest` to `highest` are not between 0 and it.
+        InputError: values from `lowest` to `highest` are not within 0 and that level.
     """
-    top = float(np.iinfo(dtype).max) if dtype.kind in "ui" else 1.0
-    if lowest < 0 or highest > top:
+    maximum = float(np.iinfo(dtype).max) if dtype.kind in "ui" else 1.0
+    if lowest < 0 or highest > maximum:
         raise InputError(
-            f"{path} holds values from {lowest:g} to {highest:g}; normalize=none needs 0 to {top:g}; use "
+            f"{path}: normalize=none needs values from 0 to {maximum:g}, got {lowest:g} to {highest:g}. Use "
             "normalize=stack or normalize=image."
         )
-    return top
+    return maximum

@@ -1,7 +1,7 @@
-"""Orientation tag of image files (TIFF and EXIF 274): what it means, and which frame labels of an image are in.
+"""Orientation tag of image files (TIFF and EXIF tag 274), and conversion of labels between frames.
 
-Web browsers and labelme apply the tag when they show a file; Fiji, napari, ilastik and tifffile show the pixels as
-they are stored.  Labels drawn in one kind of program do not fit the pixels that the other kind shows.
+Web browsers and labelme apply the tag; Fiji, napari, ilastik and tifffile show the pixels as stored. Labels drawn in
+one kind of program do not match the pixels shown by the other kind.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 from vispe.errors import OptionError, did_you_mean
 
 Orientation = Literal["stored", "tag"]
-"""How a file with a tag is read: pixels as stored, or rotated and mirrored as the tag states."""
+"""Reading of files with a tag: pixels as stored, or rotated and mirrored by the tag."""
 
 MEANING = {
     2: "mirrored left to right",
@@ -29,81 +29,81 @@ _FLIPS = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}
 
 
 def known_tag(value: object) -> int:
-    """Return a stored tag as 1 to 8; 1, which changes nothing, for values that have no meaning."""
+    """Return a stored tag as 1 to 8; 1 (identity) for invalid values."""
     return int(value) if isinstance(value, int) and value in MEANING else 1
 
 
 def oriented(pages: np.ndarray, tag: int) -> np.ndarray:
-    """Rotate and mirror pages (z, h, w, ...) as a tag says; a view."""
+    """Rotate and mirror pages (z, h, w, ...) by a tag; returns a view."""
     if tag >= 5:
         pages = pages.swapaxes(1, 2)
     return np.flip(pages, _FLIPS[tag]) if tag in _FLIPS else pages
 
 
 def inverse_tag(tag: int) -> int:
-    """Return the tag that undoes another one."""
+    """Return the tag of the inverse transform."""
     return _INVERSE.get(tag, tag)
 
 
 def as_stored(pages: np.ndarray, tag: int) -> np.ndarray:
-    """Undo `oriented`; a view."""
+    """Invert `oriented`; returns a view."""
     return oriented(pages, inverse_tag(tag))
 
 
 def oriented_size(size: tuple | None, tag: int) -> tuple | None:
-    """Exchange the first two entries of a size or resolution where the tag exchanges rows and columns."""
+    """Swap the first two entries of a size or resolution if the tag transposes the image."""
     return (size[1], size[0], *size[2:]) if size is not None and tag >= 5 else size
 
 
 def check_orientation(value: str) -> None:
-    """Raise OptionError for anything but 'stored' and 'tag'."""
+    """Raise OptionError unless the value is 'stored' or 'tag'."""
     if value not in get_args(Orientation):
         hint = did_you_mean(str(value), get_args(Orientation))
-        raise OptionError(f"orientation={value!r} is not one of stored, tag.{hint}")
+        raise OptionError(f"orientation must be one of stored, tag, got {value!r}.{hint}")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The frame in which the pixels of an image were read.
+    """Frame in which the pixels of an image were read.
 
     Attributes:
-        tag: the orientation tag of the file, 1 where it has none.
-        applied: whether the pixels were rotated and mirrored by it.
+        tag: orientation tag of the file, 1 if it has none.
+        applied: whether the pixels were rotated and mirrored by the tag.
     """
 
     tag: int = 1
     applied: bool = False
 
     def note(self, name: str) -> str | None:
-        """Return a note about an image of this frame; None where there is no tag."""
+        """Return a note about the tag of an image; None if there is no tag."""
         if self.tag == 1:
             return None
         what = f"the orientation tag {self.tag} ({MEANING[self.tag]})"
         if self.applied:
             return (
-                f"{name} has {what}, which is applied: results fit the file in programs that apply it (web browsers, "
+                f"{name} has {what}, which is applied: results match the file in programs that apply it (web browsers, "
                 "labelme), not in Fiji, napari or ilastik."
             )
         return (
             f"{name} has {what}, which is not applied: pixels, labels and results are as stored, as in Fiji, napari "
-            "and ilastik; for labels drawn where the tag is applied (web browsers, labelme), use --orientation tag."
+            "and ilastik; for labels drawn in programs that apply the tag (web browsers, labelme), set "
+            "`orientation=tag`."
         )
 
     def hint(self) -> str:
-        """Return a clause about the tag for messages about sizes and positions; empty where there is none."""
+        """Return a clause about the tag for messages about sizes and positions; empty if there is no tag."""
         if self.tag == 1:
             return ""
         how = "applied" if self.applied else "not applied"
-        return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see --orientation)"
+        return f" (it has the orientation tag {self.tag}, {MEANING[self.tag]}, which is {how}; see `orientation`)"
 
     def fitted(
         self, path: Path, pages: np.ndarray, own: int, size: tuple[int, int]
     ) -> tuple[np.ndarray, list[str]]:
-        """Bring pages of labels, as stored, into this frame.
+        """Convert label pages, as stored, to this frame.
 
-        A tag of the label file itself decides.  Without one, the size decides where the tag of the image exchanges
-        rows and columns; where both frames have the same size, labels are taken to be in the frame in which the image
-        was read.
+        The tag of the label file takes precedence. Without one, the size selects the frame if the tag of the image
+        transposes it; if both frames have the same size, labels are assumed to be in the frame of the image.
 
         Args:
             path: the label file.
@@ -112,7 +112,7 @@ class Frame:
             size: height and width of the image in this frame.
 
         Returns:
-            The pages, in the size of the image where any of the frames has that, and notes.
+            The pages, in the size of the image if one of the frames has it, and notes.
         """
         if own == self.tag == 1:
             return pages, []
@@ -134,7 +134,7 @@ class Frame:
         chosen = second if first.shape[1:3] != size and second.shape[1:3] == size else first
         if chosen is pages:
             return pages, []
-        where = "the pixels as stored" if chosen is stored else "the image as its tag shows it"
+        where = "the pixels as stored" if chosen is stored else "the image with its tag applied"
         return chosen, [
             f"{path.name} has the size of {where}: the labels are rotated with the orientation tag {self.tag} of the "
             "image."
@@ -142,4 +142,4 @@ class Frame:
 
 
 AS_STORED = Frame()
-"""The frame of an image without an orientation tag."""
+"""Frame of an image without an orientation tag."""

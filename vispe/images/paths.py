@@ -1,4 +1,4 @@
-"""Names of files as people give them: what a name stands for, and what is there in place of a file."""
+"""File names as written by users: expansion of `~`, and checks that a path is a regular file."""
 
 import glob
 import os
@@ -16,14 +16,14 @@ _KINDS = (
 
 
 def expanded(name: str | Path) -> Path:
-    """Return the path that a name stands for: the name itself where it exists, else with `~` as a home folder.
+    """Return the path of a file name; `~` is expanded unless a file with exactly this name exists.
 
     Raises:
-        InputError: an empty name; neither a file of this name nor a user whose home folder could be meant.
+        InputError: an empty name; neither a file of this name nor a home folder exists.
     """
     path = Path(name)
     if not str(name):
-        raise InputError("an empty name was given for a file; perhaps a variable is not set.")
+        raise InputError("file names must not be empty, got ''. Check that shell variables are set.")
     if not str(path).startswith("~") or os.path.lexists(path):
         return path
     try:
@@ -32,41 +32,43 @@ def expanded(name: str | Path) -> Path:
         if os.path.lexists(path.parts[0]) or glob.has_magic(str(path)):
             return path
         user = path.parts[0][1:]
-        whose = f"there is no user {user!r} whose home folder" if user else "there is no home folder that"
-        raise InputError(f"{path} does not exist, and {whose} it could mean; check the name.") from error
+        what = f"there is no user {user!r}" if user else "the home folder is unknown"
+        raise InputError(f"{path} does not exist, and {what}. Check the name.") from error
 
 
 def check_file(path: Path, hint: str = "check the name") -> None:
-    """Refuse what is no file, and say what it is.
+    """Raise unless a path is a regular file.
 
     Args:
-        path: what should be a file.
-        hint: what to do where nothing has this name.
+        path: the path.
+        hint: remedy in the message if the path does not exist.
 
     Raises:
-        InputError: nothing there, a folder, a pipe, a device, a link that leads nowhere, or no right to look.
+        InputError: the path does not exist, is a folder, pipe, device or broken link, or is not accessible.
     """
     try:
-        found = path.stat().st_mode
+        mode = path.stat().st_mode
     except OSError as error:
-        raise InputError(f"{path} {_missing(path, error)}; {hint}.") from error
+        raise InputError(f"{path} {_missing(path, error)}. {hint[:1].upper()}{hint[1:]}.") from error
     except ValueError as error:
-        raise InputError(f"{str(path)!r} is not the name of a file ({error}); {hint}.") from error
-    if stat.S_ISREG(found):
+        raise InputError(
+            f"{str(path)!r} is not a file name ({error}). {hint[:1].upper()}{hint[1:]}."
+        ) from error
+    if stat.S_ISREG(mode):
         return
     for is_kind, name in _KINDS:
-        if is_kind(found):
-            raise InputError(f"{path} is not a file but {name}; save what it gives to a file and name that.")
-    raise InputError(f"{path} is not a file but a folder; name a file.")
+        if is_kind(mode):
+            raise InputError(f"{path} is not a file but {name}. Save its contents to a file and pass that.")
+    raise InputError(f"{path} is not a file but a folder. Pass a file.")
 
 
 def _missing(path: Path, error: OSError) -> str:
-    """Say why nothing can be found under a name."""
+    """Return the reason why a path cannot be opened."""
     link = os.path.islink(path)  # noqa: PTH114 - never raises, unlike Path.is_symlink
     if isinstance(error, FileNotFoundError) and link:
         return f"is a link to {path.readlink()}, which does not exist"
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "does not exist"
     if link and not isinstance(error, PermissionError):
-        return "is a link that leads in a circle"
-    return f"cannot be looked at ({error.strerror})"
+        return "is a cyclic link"
+    return f"is not accessible ({error.strerror})"

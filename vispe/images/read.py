@@ -1,7 +1,7 @@
-"""Micrographs: files in, arrays of known layout out, with everything that was noticed on the way.
+"""Reading of micrographs as arrays (z, h, w, c) with metadata and notes.
 
-The layout is always (z, h, w, c): pages, rows, columns, channels.  Values keep the file's own depth;
-`normalize` is the only place where they are scaled.
+The layout is always (z, h, w, c): pages, rows, columns, channels. Values have the bit depth of the file; only
+`vispe.images.normalize` scales them.
 """
 
 import re
@@ -26,18 +26,18 @@ class Micrograph:
 
     Attributes:
         path: the file.
-        pages: (z, h, w, c) in the file's own number type, native byte order; c = 1 for grey, 3 for colour.
-        pixel_size: microns per pixel (y, x); None where the file does not say.
+        pages: (z, h, w, c) in the dtype of the file, native byte order; c = 1 for grey, 3 for colour.
+        pixel_size: microns per pixel (y, x), or None if unknown.
         resolution: resolution tags as stored, (x, y, unit), with unit 'none', 'inch' or 'cm'.
-        channel_names: one name per channel, or () where the file does not name them.
-        notes: one sentence for each thing that the user should know, such as a dropped alpha channel.
-        page_axes: the axes that count pages, slowest first; () for one page. A range of pages across
-            several axes counts as one that has all their letters, such as 'TZ'.
-        z_step: microns from one page to the next along Z; None where the file does not say.
-        frame_interval: seconds from one page to the next along T; None where the file does not say.
-        frame: the orientation tag of the file, and whether it was applied.
-        sample: (z, h, w) bool, False for pixels that are excluded by a crop, a mask or transparency; None for none.
-        exclusions: one sentence for each reason why pixels are excluded.
+        channel_names: one name per channel, or () if the file has no names.
+        notes: notes for the user, such as a dropped alpha channel.
+        page_axes: page axes, slowest first; () for one page. A range of pages across several axes is one axis with
+            all their letters, such as 'TZ'.
+        z_step: microns between pages along Z, or None if unknown.
+        frame_interval: seconds between pages along T, or None if unknown.
+        frame: orientation tag of the file, and whether it was applied.
+        sample: (z, h, w) bool, False for pixels excluded by a crop, a mask or transparency; None if there are none.
+        exclusions: one sentence for each reason for exclusions.
     """
 
     path: Path
@@ -70,16 +70,16 @@ class Micrograph:
 
     @property
     def axis_lengths(self) -> dict[str, int]:
-        """The axes that count pages, with their lengths."""
+        """Page axes with their lengths."""
         return dict(self.page_axes)
 
     @cached_property
     def valid(self) -> np.ndarray:
-        """Boolean (z, h, w): the pixels that hold data, finite in every channel and not excluded."""
+        """Boolean (z, h, w): pixels with data, finite in every channel and not excluded."""
         return self.finite if self.sample is None else self.finite & self.sample
 
     def opaque_only(self, opaque: np.ndarray) -> "Micrograph":
-        """Return the image without its transparent pixels; unchanged where all pixels are opaque, or none.
+        """Return the image with transparent pixels excluded; unchanged if all pixels are opaque, or none.
 
         Args:
             opaque: (z, h, w) bool.
@@ -92,7 +92,7 @@ class Micrograph:
 
     @cached_property
     def finite(self) -> np.ndarray:
-        """Boolean (z, h, w): the pixels that are finite in every channel."""
+        """Boolean (z, h, w): pixels that are finite in every channel."""
         if self.pages.dtype.kind != "f":
             return np.ones(self.pages.shape[:3], bool)
         return np.isfinite(self.pages).all(-1)
@@ -109,62 +109,68 @@ def read_image(
     crop: str | None = None,
     mask: str | Path | None = None,
 ) -> Micrograph:
-    """Read a micrograph in its full depth: PNG, JPEG, TIFF, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4.
+    """Read a micrograph at full bit depth: PNG, JPEG, TIFF, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4.
 
-    Palettes become colours, an alpha channel is dropped with a note and its transparent pixels are excluded, values
-    stored from white to black are inverted, and 1-bit files become 0 and 255.  Every axis but Y, X, C and S counts
-    pages.
+    Palettes are converted to colours, an alpha channel is dropped with a note and its transparent pixels are excluded,
+    MinIsWhite values are inverted, and 1-bit files become 0 and 255. Every axis except Y, X, C and S is a page axis.
 
     Args:
-        path: the file; its content decides how it is read, not its name.
-        channel: which channels to keep, from 0: a number, a name that the file gives, several of them, or a
-            comma-separated string.
-        z: which pages to keep, from 0: a number or 'a:b' (b excluded); either side may be left out.
-        axes: what each dimension of the stored array means, such as 'ZYX' or 'YXC'; None believes the file.
-        scene: which of several scenes of a file of a microscope, by its name or number (from 0).
-        orientation: 'tag' rotates and mirrors the pixels as the orientation tag of the file says; 'stored' does not.
+        path: the file; the format is detected from its contents, not its name.
+        channel: channels to read, from 0: a number, a name, several of them, or a comma-separated string.
+        z: pages to read, from 0: a number or 'a:b' (b excluded); either bound may be omitted.
+        axes: axis of each dimension of the stored array, such as 'ZYX' or 'YXC'; None uses the metadata of the file.
+        scene: scene of a microscope file, by its name or number (from 0).
+        orientation: 'tag' rotates and mirrors the pixels by the orientation tag of the file; 'stored' does not.
         crop: rows and columns of the sample, such as '0:884,0:1024'; other pixels are excluded.
-        mask: file of the size of the image, 0 for pixels that are excluded.
+        mask: file of the size of the image, 0 for excluded pixels.
 
     Raises:
-        MissingExtra: the library for a file of a microscope is not installed.
-        InputError: missing, unreadable, truncated or empty file, only NaN, or a page or channel that is not
-            there.
+        MissingExtra: the library for a microscope format is not installed.
+        InputError: missing, unreadable, truncated or empty file, only NaN, or a page or channel that does not exist.
+        OptionError: invalid `orientation` or `crop`.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> path = Path(tempfile.mkdtemp()) / "stack.npy"
+        >>> np.save(path, np.zeros((5, 32, 48), np.uint16))
+        >>> read_image(path, axes="ZYX", z="1:3").pages.shape
+        (2, 32, 48, 1)
     """
     path = Path(path)
     with enough_memory(path):
         check_orientation(orientation)
-        found = decode(path, axes=axes, scene=scene)
-        frame = Frame(found.orientation, orientation == "tag")
-        return _read(path, found.oriented() if frame.applied else found, frame, channel, z, crop, mask)
+        decoded = decode(path, axes=axes, scene=scene)
+        frame = Frame(decoded.orientation, orientation == "tag")
+        return _read(path, decoded.oriented() if frame.applied else decoded, frame, channel, z, crop, mask)
 
 
 def _read(
     path: Path,
-    found: Decoded,
+    decoded: Decoded,
     frame: Frame,
     channel: int | str | Sequence[int | str] | None,
     z: int | str | None,
     crop: str | None,
     mask: str | Path | None,
 ) -> Micrograph:
-    notes = list(found.notes)
+    notes = list(decoded.notes)
     if note := frame.note(path.name):
         notes.append(note)
-    # the fourth of four planes may as well be a slice
-    clear = None if found.planes else transparent(found)
-    clear = None if clear is None else pick_pages(path, clear, z)
-    pages = pick_pages(path, found.pages, z)
-    page_axes = _picked_axes(found.page_axes, pick_pages(path, np.arange(len(found.pages)), z))
-    pages = _plain_colours(pages, found, notes)
-    names = found.channel_names if len(found.channel_names) == pages.shape[-1] else ()
+    # the fourth of four colour planes may also be a slice of a stack, so it is not used as alpha here
+    transparent_pixels = None if decoded.planes else transparent(decoded)
+    transparent_pixels = None if transparent_pixels is None else pick_pages(path, transparent_pixels, z)
+    pages = pick_pages(path, decoded.pages, z)
+    page_axes = _picked_axes(decoded.page_axes, pick_pages(path, np.arange(len(decoded.pages)), z))
+    pages = _plain_colours(pages, decoded, notes)
+    names = decoded.channel_names if len(decoded.channel_names) == pages.shape[-1] else ()
     if channel is not None:
         chosen = channel_numbers(path, channel, pages.shape[-1], names)
         pages = np.ascontiguousarray(pages[..., chosen])
         names = tuple(names[i] for i in chosen) if names else ()
-    known = {"pixel_size": found.pixel_size, "resolution": found.resolution, "z_step": found.z_step}
-    known |= {"frame_interval": found.frame_interval, "frame": frame}
-    image = Micrograph(path, pages, channel_names=names, page_axes=page_axes, **known)
+    metadata = {"pixel_size": decoded.pixel_size, "resolution": decoded.resolution, "z_step": decoded.z_step}
+    metadata |= {"frame_interval": decoded.frame_interval, "frame": frame}
+    image = Micrograph(path, pages, channel_names=names, page_axes=page_axes, **metadata)
     pixels = image.valid.size
     if pixels > GIGAPIXEL:
         notes.append(f"{path.name} has {pixels / 1e9:.1f} Gpixel; expect long run times and much memory.")
@@ -172,27 +178,31 @@ def _read(
     if invalid == pixels:
         raise InputError(f"{path} holds no data: all {pixels} pixels are NaN or infinite.")
     if invalid:
-        share = 100 * invalid / pixels
+        percentage = 100 * invalid / pixels
         notes.append(
-            f"{invalid} pixels ({share:.2g} %) of {path.name} are NaN or infinite: treated as no data."
+            f"{invalid} pixels ({percentage:.2g} %) of {path.name} are NaN or infinite: treated as no data."
         )
-    if found.pixel_size and abs(found.pixel_size[0] / found.pixel_size[1] - 1) > 0.01:
-        y, x = found.pixel_size
+    if decoded.pixel_size and abs(decoded.pixel_size[0] / decoded.pixel_size[1] - 1) > 0.01:
+        y, x = decoded.pixel_size
         notes.append(f"the pixels of {path.name} are not square: {y:.4g} x {x:.4g} microns (y, x).")
-    if crop is not None or mask is not None or clear is not None:
-        image = _excluded(image, clear, crop, None if mask is None else Path(mask), notes)
+    if crop is not None or mask is not None or transparent_pixels is not None:
+        image = _excluded(image, transparent_pixels, crop, None if mask is None else Path(mask), notes)
     return replace(image, notes=tuple(notes))
 
 
 def _excluded_note(image: Micrograph, inside: np.ndarray, why: str) -> str:
-    share = 100 * float(1 - inside.mean())
-    return f"{share:.3g} % of the pixels of {image.path.name} {why}: they count in no number."
+    percentage = 100 * float(1 - inside.mean())
+    return f"{percentage:.3g} % of the pixels of {image.path.name} {why} and are excluded from all numbers."
 
 
 def _excluded(
-    image: Micrograph, clear: np.ndarray | None, crop: str | None, mask: Path | None, notes: list[str]
+    image: Micrograph,
+    transparent_pixels: np.ndarray | None,
+    crop: str | None,
+    mask: Path | None,
+    notes: list[str],
 ) -> Micrograph:
-    """Exclude transparent pixels, and those outside of a crop or a mask."""
+    """Exclude transparent pixels, and pixels outside of a crop or a mask."""
     shape, name = image.pages.shape[:3], image.path.name
     sample, reasons = np.ones(shape, bool), []
 
@@ -202,37 +212,37 @@ def _excluded(
             reasons.append(_excluded_note(image, inside, why))
             sample = sample & inside
 
-    if clear is not None:
-        if clear.all():
+    if transparent_pixels is not None:
+        if transparent_pixels.all():
             notes.append(f"every pixel of {name} is transparent (alpha 0): the alpha channel is ignored.")
-        image = image.opaque_only(~clear)
+        image = image.opaque_only(~transparent_pixels)
         sample, reasons = sample if image.sample is None else image.sample, list(image.exclusions)
     if crop is not None:
         inside = np.zeros(shape, bool)
         inside[(slice(None), *parse_crop(crop, image.shape))] = True
-        exclude(inside, f"lie outside of the crop {crop}")
+        exclude(inside, f"are outside of the crop {crop}")
     if mask is not None:
-        inside, more = read_mask(mask, shape, image.frame)
-        notes += more
+        inside, mask_notes = read_mask(mask, shape, image.frame)
+        notes += mask_notes
         exclude(inside, f"are excluded by the mask {mask.name}")
     image = replace(image, sample=sample if reasons else None, exclusions=tuple(reasons))
     if not image.valid.any():
-        raise InputError(f"no pixel of {image.path} is left: {' '.join(reasons)}")
+        raise InputError(f"{image.path}: all pixels are excluded: {' '.join(reasons)}")
     return image
 
 
-def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.ndarray:
-    """Palette indices to colours, white-to-black to black-to-white, 1-bit to 8-bit; alpha goes."""
-    if found.palette is not None:
-        pages = _apply_palette(pages, found.palette, notes)
-    elif found.min_is_white:
-        pages = _invert(pages, found.min_is_white)
-        notes.append("stored from white to black: values were turned round.")
+def _plain_colours(pages: np.ndarray, decoded: Decoded, notes: list[str]) -> np.ndarray:
+    """Convert palette indices to colours, invert MinIsWhite, expand 1 bit to 8 bits, and drop alpha."""
+    if decoded.palette is not None:
+        pages = _apply_palette(pages, decoded.palette, notes)
+    elif decoded.min_is_white:
+        pages = _invert(pages, decoded.min_is_white)
+        notes.append("stored from white to black (MinIsWhite): values were inverted.")
     if pages.dtype == bool:
         pages = pages.astype(np.uint8) * np.uint8(255)
-    if found.alpha:
+    if decoded.alpha:
         pages = np.ascontiguousarray(pages[..., :-1])
-    if found.alpha or found.transparent:
+    if decoded.alpha or decoded.transparent:
         notes.append("alpha channel dropped.")
     return pages
 
@@ -240,9 +250,11 @@ def _plain_colours(pages: np.ndarray, found: Decoded, notes: list[str]) -> np.nd
 def _apply_palette(pages: np.ndarray, palette: np.ndarray, notes: list[str]) -> np.ndarray:
     index = pages[..., 0]
     if (highest := int(index.max())) >= len(palette):
-        raise InputError(f"a palette of {len(palette)} colours has no entry {highest}; the file is damaged.")
+        raise InputError(
+            f"the palette has {len(palette)} colours, but the image uses entry {highest}: damaged file."
+        )
     if (palette == palette[:, :1]).all():
-        notes.append("a palette of greys was read as one channel.")
+        notes.append("a palette of grey levels was read as one channel.")
         palette = palette[:, :1]
     return palette[index]
 
@@ -256,38 +268,54 @@ def _invert(pages: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pick_pages(path: Path, pages: np.ndarray, z: int | str | None) -> np.ndarray:
-    """Keep the pages (z, ...) that a number such as 3 or a range such as 0:10 asks for; None keeps all."""
+    """Select pages (z, ...) by a number such as 3 or a range such as 0:10; None selects all.
+
+    Raises:
+        InputError: an invalid selection, or pages that do not exist.
+    """
     if z is None:
         return pages
     n, text = len(pages), str(z).strip()
     match = re.fullmatch(r"(\d*):(\d*)|(\d+)", text)
     if not match:
-        raise InputError(f"z={z!r} is not a page number such as 3, or a range such as 0:10.")
+        raise InputError(f"z must be a page number such as 3, or a range such as 0:10, got {z!r}.")
     first, last, single = match.groups()
     start, stop = (int(single), int(single) + 1) if single else (int(first or 0), int(last) if last else n)
     if not 0 <= start < stop <= n:
-        raise InputError(f"z={text} asks for pages that {path} does not have; it has {n} (0 to {n - 1}).")
+        raise InputError(f"{path}: z must select pages of the image (0 to {n - 1}), got {text}.")
     return pages[start:stop]
 
 
 def _picked_axes(axes: PageAxes, chosen: np.ndarray) -> PageAxes:
-    """Give the axes of the chosen pages, a range of page numbers: all of them, some of the last axis, or mixed ones."""
+    """Return the page axes of a range of pages: all axes, a part of the last one, or one merged axis."""
     if len(chosen) == np.prod([n for _, n in axes], dtype=np.int64):
         return axes
     if len(chosen) == 1 or not axes:
         return ()
     letter, length = axes[-1]
-    whole = chosen[0] // length == chosen[-1] // length
-    return ((letter if whole else "".join(a for a, _ in axes), len(chosen)),)
+    one_block = chosen[0] // length == chosen[-1] // length
+    return ((letter if one_block else "".join(a for a, _ in axes), len(chosen)),)
 
 
 def channel_numbers(
-    path: Path, asked: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
+    path: Path, requested: int | str | Sequence[int | str], n: int, names: tuple[str, ...]
 ) -> list[int]:
-    """Return the numbers of the channels that are asked for, by number or name, of `n`."""
-    entries = [asked] if isinstance(asked, int) else asked.split(",") if isinstance(asked, str) else asked
+    """Return the indices of `n` channels that are selected by number or name.
+
+    Raises:
+        InputError: no channel, or one that does not exist.
+    """
+    entries = (
+        [requested]
+        if isinstance(requested, int)
+        else requested.split(",")
+        if isinstance(requested, str)
+        else requested
+    )
     if not entries:
-        raise InputError("channel names no channel; leave it out to keep all of them.")
+        raise InputError(
+            f"{path}: channel must name at least one channel, got {requested!r}. Omit it to use all channels."
+        )
     return [_channel(path, entry, n, names) for entry in entries]
 
 
@@ -297,6 +325,6 @@ def _channel(path: Path, entry: int | str, n: int, names: tuple[str, ...]) -> in
         return names.index(text)
     if text.isdecimal() and int(text) < n:
         return int(text)
-    known = f", named {', '.join(names)}" if names else ""
+    listing = f", named {', '.join(names)}" if names else ""
     hint = did_you_mean(text, names)
-    raise InputError(f"channel={text} is not in {path}; it has {n} (0 to {n - 1}{known}).{hint}")
+    raise InputError(f"{path}: channel must be one of {n} (0 to {n - 1}{listing}), got {text}.{hint}")

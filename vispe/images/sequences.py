@@ -1,4 +1,4 @@
-"""Images and masks that are read from files when they are asked for, and synthetic ones that are rendered then."""
+"""Lazy sequences of images and masks, read from files or rendered as synthetic textures on access."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,24 +15,27 @@ from vispe.images.read import read_image
 from vispe.images.textures import Texture, disc_packing, random_field, voronoi
 
 TEXTURE_SIDE = 320
-"""Side of the synthetic images in pixels: 14 patches of 16 pixels, and room to turn them."""
+"""Side of the synthetic images in pixels: 14 patches of 16 pixels, with a margin for rotations."""
 
 _SINGLE = (".png", ".jpg", ".jpeg", ".bmp")
 
 
 class FileImages(Sequence[Tensor]):
-    """Every page of image files as a tensor; only the last file that was read is kept.
+    """Sequence of all pages of image files as tensors; only the last file is cached.
 
     Args:
         paths: image files.
-        tensor: page (H, W, c) in [0, 1] -> image (c, H, W).
-        mode: what shares one pair of grey limits: 'stack', 'image' or 'none'.
-        clip: percentiles that become 0 and 1.
+        tensor: converts a page (H, W, c) in [0, 1] to an image (c, H, W).
+        mode: unit of the grey limits: 'stack', 'image' or 'none'.
+        clip: percentiles that are mapped to 0 and 1.
 
     Attributes:
-        names: of the pages.
+        names: names of the pages.
         places: file and page of each image.
-        notes: what was noticed while reading, without repetition.
+        notes: notes of the files that were read, without duplicates.
+
+    Raises:
+        InputError: a file cannot be read.
     """
 
     def __init__(
@@ -47,8 +50,8 @@ class FileImages(Sequence[Tensor]):
         self.frame = AS_STORED  # of the last file
         self.notes: list[str] = []
         self.places = [(p, z) for p in paths for z in range(self._count(p))]
-        several = {p for p, z in self.places if z}
-        self.names = tuple(f"{p.name} page {z}" if p in several else p.name for p, z in self.places)
+        multipage = {p for p, z in self.places if z}
+        self.names = tuple(f"{p.name} page {z}" if p in multipage else p.name for p, z in self.places)
 
     def __len__(self) -> int:
         """Return the number of pages."""
@@ -77,21 +80,21 @@ class FileImages(Sequence[Tensor]):
 
 
 class FileMasks(Sequence[np.ndarray]):
-    """The mask of every image of a `FileImages`, 1..K and 0 for what does not count.
+    """Sequence of the masks of a `FileImages`, 1..K and 0 for ignored pixels.
 
     Args:
         images: the images.
-        files: mask files; matched to the image files by name (a.png with a.png or a_mask.png), or, where no name fits
-            and there are as many, by order.
-        zero: whether the value 0 is the first class, or does not count.
-        n_classes: K where it is known; else what is found in the masks.
+        files: mask files, matched to the image files by name (a.png with a.png or a_mask.png), or by order if no
+            name matches and the numbers are equal.
+        zero: whether the value 0 is the first class ('class') or ignored ('ignore').
+        n_classes: K, or None to infer it from the masks.
 
     Attributes:
         n_classes: K.
-        notes: what the user should know.
+        notes: notes for the user.
 
     Raises:
-        InputError: a mask is missing, does not fit its image, or holds no classes.
+        InputError: a mask is missing, does not match its image, or contains no classes.
     """
 
     def __init__(
@@ -100,10 +103,10 @@ class FileMasks(Sequence[np.ndarray]):
         self._images, self._zero = images, zero
         self._last: tuple[Path, np.ndarray] | None = None
         self.notes: list[str] = []
-        self._files = self._matched(list(dict.fromkeys(p for p, _ in images.places)), files)
+        self._files = self._match(list(dict.fromkeys(p for p, _ in images.places)), files)
         self.n_classes = n_classes
         if n_classes is None:
-            self.n_classes = self._counted()
+            self.n_classes = self._count_classes()
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -117,17 +120,19 @@ class FileMasks(Sequence[np.ndarray]):
     def _read(self, image: Path) -> np.ndarray:
         if self._last is None or self._last[0] != image:
             shape = self._images.shape(image)
-            known = {"zero_is": self._zero, "n_classes": self.n_classes}
-            found = read_truth(self._files[image], shape, **known, note=self._note, frame=self._images.frame)
-            self._last = image, found
+            convention = {"zero_is": self._zero, "n_classes": self.n_classes}
+            mask = read_truth(
+                self._files[image], shape, **convention, note=self._note, frame=self._images.frame
+            )
+            self._last = image, mask
         return self._last[1]
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _counted(self) -> int:
-        """Count the classes: values 0..K-1, or else the different grey levels."""
+    def _count_classes(self) -> int:
+        """Return the number of classes: from the values 0..K-1, otherwise the number of distinct grey levels."""
         try:
             return max(int(self._read(image).max()) for image in self._files)
         except InputError:
@@ -140,76 +145,79 @@ class FileMasks(Sequence[np.ndarray]):
             self._last = None
             listed = ", ".join(map(str, sorted(levels)))
             self.notes.append(
-                f"The masks hold the grey levels {listed}: they are the classes 1 to {len(levels)}."
+                f"The masks contain the grey levels {listed}, which are the classes 1 to {len(levels)}."
             )
             return len(levels)
 
-    def _matched(self, images: list[Path], files: Sequence[Path]) -> dict[Path, Path]:
+    def _match(self, images: list[Path], files: Sequence[Path]) -> dict[Path, Path]:
         matched, strays = match_files(images, files, "masks")
         if not matched and len(images) == len(files):
-            self.notes.append("No mask is named like an image; they were matched in the order given.")
+            self.notes.append("No mask has the name of an image; masks were matched to images by order.")
             return dict(zip(images, files, strict=True))
         missing = next((path for path in images if path not in matched), None)
         if missing is not None:
             raise InputError(
-                f"{missing} has no mask among the {len(files)} given; name it {missing.stem}_mask.png, or give as many "
+                f"{missing} has no mask, got {len(files)} mask files. Name it {missing.stem}_mask.png, or pass as many "
                 "masks as images."
             )
         if strays:
-            listed = ", ".join(path.name for path in strays[:5])
-            self.notes.append(f"{len(strays)} mask(s) belong to no image and are not used: {listed}.")
+            names = ", ".join(path.name for path in strays[:5])
+            self.notes.append(f"{len(strays)} mask(s) match no image and are not used: {names}.")
         return matched
 
 
 class TextureImages(Sequence[Tensor]):
-    """Synthetic micrographs of two phases in turn: random fields, discs in a matrix, grains. They have no "up".
+    """Sequence of isotropic synthetic micrographs of two phases: random fields, discs in a matrix, grains, alternating.
 
     Args:
         count: number of images.
-        tensor: page (H, W, 1) in [0, 1] -> image (c, H, W).
-        side: of the images in pixels.
-        seed: of the textures.
+        tensor: converts a page (H, W, 1) in [0, 1] to an image (c, H, W).
+        side: side of the images in pixels.
+        seed: seed of the textures.
 
     Attributes:
-        names: of the images.
-        masks: exact classes (H, W) 1, 2 of each, a sequence that renders them when they are asked for.
-        classes: their names.
+        names: names of the images.
+        masks: lazy sequence of the exact classes (H, W), 1 or 2.
+        classes: names of the classes.
+
+    Raises:
+        OptionError: `count` is below 1.
     """
 
     def __init__(
         self, count: int, tensor: Callable[[np.ndarray], Tensor], side: int = TEXTURE_SIDE, seed: int = 0
     ) -> None:
         if count < 1:
-            raise OptionError(f"--textures needs at least one, got {count}.")
+            raise OptionError(f"`textures` must be 1 or more, got {count}.")
         self._tensor, self._side = tensor, side
         kinds: tuple[tuple[str, Callable[[int], Texture]], ...] = (
             ("random field", lambda k: random_field(k, wavelength=32.0)),
             ("discs", lambda k: disc_packing(k, radius=14.0)),
             ("grains", lambda k: voronoi(k, grain=40.0)),
         )
-        self._made = [kinds[k % 3][1](seed * 1000 + k) for k in range(count)]
+        self._textures = [kinds[k % 3][1](seed * 1000 + k) for k in range(count)]
         self.names = tuple(f"texture {k}, {kinds[k % 3][0]}" for k in range(count))
-        self.masks = _TextureMasks(self._made, side)
+        self.masks = _TextureMasks(self._textures, side)
         self.classes = ("phase 0", "phase 1")
 
     def __len__(self) -> int:
         """Return the number of images."""
-        return len(self._made)
+        return len(self._textures)
 
     def __getitem__(self, number: int) -> Tensor:
         """Return one image (c, side, side)."""
-        grey = self._made[number].render(self._side)[0][0]
+        grey = self._textures[number].render(self._side)[0][0]
         return self._tensor(grey.clamp(0, 1).numpy()[..., None])
 
 
 class _TextureMasks(Sequence[np.ndarray]):
-    """The classes of textures, from 1."""
+    """Lazy sequence of the classes of textures (H, W), from 1."""
 
     def __init__(self, made: Sequence[Texture], side: int) -> None:
-        self._made, self._side = made, side
+        self._textures, self._side = made, side
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._textures)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        return self._made[number].render(self._side)[1].numpy() + 1
+        return self._textures[number].render(self._side)[1].numpy() + 1

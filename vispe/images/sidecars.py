@@ -1,4 +1,4 @@
-"""What lies beside images in a folder and is none: labels, masks, and the results of earlier runs."""
+"""Sidecar files in image folders, which are not input images: labels, masks, and results of earlier runs."""
 
 import os
 import re
@@ -10,37 +10,39 @@ from vispe.images.annotations.annotation_files import ENDINGS, images_in
 from vispe.images.file_search import find_images, match_files
 from vispe.images.paths import expanded
 
-_MADE = "seg|prob|uncertainty|overlay|trust|disagreement|objects"
-_DRAWN = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
-_COMPANION = re.compile(rf"(.+)[_\-. ](?:{_MADE}|{_DRAWN})", re.IGNORECASE | re.DOTALL)
-_CHART, _MODEL = "clusters.png", "model.vispe"  # of a run that chose a number of clusters
+_RESULTS = "seg|prob|uncertainty|overlay|trust|disagreement|objects"
+_LABELS = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
+_SIDECAR = re.compile(rf"(.+)[_\-. ](?:{_RESULTS}|{_LABELS})", re.IGNORECASE | re.DOTALL)
+_CLUSTER_FIGURE, _MODEL = "clusters.png", "model.vispe"  # written by runs that select the number of clusters
 
 
 def companions(stems: Iterable[str]) -> set[str]:
-    """Return the stems that are another one with an ending of labels, masks or results, such as a_labels beside a."""
-    known = set(stems)
-    return {stem for stem in known if (found := _COMPANION.fullmatch(stem)) and found[1] in known}
+    """Return the stems that are another stem with a suffix of labels, masks or results (a_labels if there is a)."""
+    stem_set = set(stems)
+    return {stem for stem in stem_set if (match := _SIDECAR.fullmatch(stem)) and match[1] in stem_set}
 
 
 def is_named(pattern: str | Path) -> bool:
-    """Tell whether a pattern is the name of one file, and no folder or glob."""
+    """Return whether a pattern is the name of one file, not a folder or glob."""
     return str(pattern).startswith("skimage:") or os.path.isfile(expanded(pattern))  # noqa: PTH113 - never raises
 
 
-def labels_among(patterns: Sequence[str | Path], found: Iterable[Path]) -> list[Path]:
-    """Find files of labels or truth; where a folder or glob gives images of the run too, these are left out.
+def labels_among(patterns: Sequence[str | Path], files: Iterable[Path]) -> list[Path]:
+    """Return the label or ground-truth files; images of the run in the same folder or glob are skipped.
 
     Args:
-        patterns: files, folders and globs of labels; none gives none.
-        found: what was found for images.
+        patterns: files, folders and globs of labels.
+        files: files that match the image patterns.
     """
-    beside = companions(path.stem for path in found)
-    images = {path.resolve() for path in found if path.stem not in beside}
+    sidecar_stems = companions(path.stem for path in files)
+    images = {path.resolve() for path in files if path.stem not in sidecar_stems}
     labels: dict[Path, Path] = {}
     for pattern in patterns:
         paths = find_images([pattern], ENDINGS)
-        drawn = [path for path in paths if path.resolve() not in images]
-        labels |= {path.resolve(): path for path in (paths if is_named(pattern) or not drawn else drawn)}
+        label_paths = [path for path in paths if path.resolve() not in images]
+        labels |= {
+            path.resolve(): path for path in (paths if is_named(pattern) or not label_paths else label_paths)
+        }
     return list(labels.values())
 
 
@@ -50,59 +52,59 @@ def match_drawn(
     what: str,
     stem: Callable[[Path], str] = lambda path: path.stem,
 ) -> tuple[dict[Path, Path], list[Path]]:
-    """Give each file of labels or truth to its image as `match_files` does, a COCO file to every image that it names.
+    """Match label or ground-truth files to images as `match_files` does, a COCO file to every image that it names.
 
     Raises:
-        InputError: two files of one image.
+        InputError: two files match one image.
     """
-    named = {file: names for file in files if (names := images_in(file))}
-    if not named or (len(images) == len(files) == 1 and len(named[files[0]]) == 1):
+    coco_names = {file: names for file in files if (names := images_in(file))}
+    if not coco_names or (len(images) == len(files) == 1 and len(coco_names[files[0]]) == 1):
         return match_files(images, files, what, stem)
-    matched, strays = match_files(images, [file for file in files if file not in named], what, stem)
-    for file, names in named.items():
+    matched, strays = match_files(images, [file for file in files if file not in coco_names], what, stem)
+    for file, names in coco_names.items():
         stems = {Path(name).stem for name in names}
-        own = [image for image in images if image.name in names or stem(image) in stems]
-        strays += [] if own else [file]
-        for image in own:
+        matching = [image for image in images if image.name in names or stem(image) in stems]
+        strays += [] if matching else [file]
+        for image in matching:
             if image in matched:
                 raise InputError(
-                    f"{matched[image]} and {file} are both {what} of {image}; give one for each."
+                    f"{image}: two {what} match, {matched[image]} and {file}. Pass one for each image."
                 )
             matched[image] = file
     return matched, strays
 
 
 def _is_chart(path: Path) -> bool:
-    return path.name == _CHART and path.with_name(_MODEL).is_file()
+    return path.name == _CLUSTER_FIGURE and path.with_name(_MODEL).is_file()
 
 
 def images_among(
     found: dict[Path, bool], labels: Iterable[Path], made: Callable[[Path], bool]
 ) -> tuple[list[Path], list[Path]]:
-    """Divide what was found for images into images and files that belong to one.
+    """Split the files that match the image patterns into images and sidecar files.
 
     Args:
-        found: files, and whether the user named each of them by itself.
-        labels: files of labels or truth, which are no images.
-        made: whether a file is a result of this very run.
+        found: files, and whether each was named individually by the user.
+        labels: label or ground-truth files, which are not images.
+        made: returns whether a file is a result of the current run.
 
     Returns:
-        The images, and the files that are set aside, without those that are `made`.
+        The images, and the skipped sidecar files, without those that are `made`.
 
     Raises:
-        InputError: no image is left.
+        InputError: no images remain.
     """
-    beside, others = companions(path.stem for path in found), {path.resolve() for path in labels}
-    alone = len(found) == 1
-    images, aside = [], []
+    sidecar_stems, label_paths = companions(path.stem for path in found), {path.resolve() for path in labels}
+    single = len(found) == 1
+    images, sidecars = [], []
     for path, named in found.items():
-        companion = path.stem in beside or _is_chart(path)
-        if (path.resolve() in others and not alone) or (companion and not named):
-            aside.append(path)
+        companion = path.stem in sidecar_stems or _is_chart(path)
+        if (path.resolve() in label_paths and not single) or (companion and not named):
+            sidecars.append(path)
         else:
             images.append(path)
     if not images:
         raise InputError(
-            f"{aside[0]} and all other images are given as labels or truth too; give images beside them."
+            f"{sidecars[0]} and all other images are also labels or truth. Pass images in addition to them."
         )
-    return images, [path for path in aside if not made(path)]
+    return images, [path for path in sidecars if not made(path)]

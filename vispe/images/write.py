@@ -1,4 +1,4 @@
-"""Results to files: complete or not there at all, and never over an existing file unless asked."""
+"""Atomic writing of result images (PNG, TIFF); existing files are only overwritten with `force`."""
 
 import io
 import json
@@ -15,42 +15,45 @@ from vispe.images.formats.decoded_image import PageAxes, physical
 from vispe.images.formats.metadata import scale_chunk
 from vispe.images.read import Micrograph
 
-_IMAGEJ = (1 << 32) - (1 << 26)  # bytes of pixels that an ImageJ TIFF has room for
+_IMAGEJ = (1 << 32) - (1 << 26)  # largest size of the pixels of an ImageJ TIFF in bytes
 _LENGTHS = {"um": 1.0, "inch": 25_400.0, "cm": 1e4}  # microns
 _HEADER = 33  # bytes of a PNG file up to the end of its first chunk
-_LEVEL = 3  # of PNG compression: half the time of zlib's 6, for files a fifth larger
+_LEVEL = 3  # PNG compression: half the time of zlib's default 6, files are 20 % larger
 
 
 def label_suffix(n_pages: int) -> str:
-    """File name ending for label maps: '.png' for one page, '.tif' for several."""
+    """Return the file suffix of label maps: '.png' for one page, '.tif' for several."""
     return ".png" if n_pages == 1 else ".tif"
 
 
 def write_labels(
     path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
 ) -> Path:
-    """Write a label map with the pixel size of its image, and a stack with its axes, Z step and frame interval.
+    """Write a label map with the pixel size of its image, and for stacks the axes, Z step and frame interval.
 
     Args:
         path: '.png' (one page) or '.tif' (any number of pages).
-        values: (z, h, w) uint8, the size of the image.
+        values: (z, h, w) uint8, in the size of the image.
         micrograph: the image; its resolution tags are copied.
-        force: overwrite.
+        force: overwrite an existing file.
 
     Raises:
-        ShapeError: not (z, h, w), or another size than the image.
-        InputError: not uint8, several pages as PNG, another ending, or `path` exists.
+        ShapeError: not (z, h, w), or a different size than the image.
+        InputError: not uint8, several pages as PNG, an unsupported suffix, or `path` exists.
     """
     path = Path(path)
     if values.ndim != 3:
-        raise ShapeError(f"label maps have the shape (z, h, w), got {values.shape}.")
+        raise ShapeError(f"{path}: label maps must have the shape (z, h, w), got {values.shape}.")
     if micrograph is not None and values.shape != micrograph.pages.shape[:3]:
-        raise ShapeError(f"the label map is {values.shape}, but the image is {micrograph.pages.shape[:3]}.")
+        size = micrograph.pages.shape[:3]
+        raise ShapeError(
+            f"{path}: the label map must have the shape of the image, {size}, got {values.shape}."
+        )
     if values.dtype != np.uint8:
-        raise InputError(f"label maps are written as uint8 (at most 255 classes), got {values.dtype}.")
+        raise InputError(f"{path}: label maps must be uint8 (at most 255 classes), got {values.dtype}.")
     if path.suffix.lower() == ".png":
         if len(values) != 1:
-            raise InputError(f"{path}: a PNG holds one page, but there are {len(values)}; write a .tif file.")
+            raise InputError(f"{path}: PNG files have one page, got {len(values)}. Write a .tif file.")
         return write_png(path, values[0], force, micrograph=micrograph)
     _check_tiff(path)
     with atomic_path(path, force) as temporary:
@@ -61,19 +64,21 @@ def write_labels(
 def write_instances(
     path: str | Path, values: np.ndarray, micrograph: Micrograph | None = None, force: bool = False
 ) -> Path:
-    """Write a map of objects (z, h, w), uint16 or uint32, as TIFF with the pixel size and the axes of its image.
+    """Write an instance map (z, h, w), uint16 or uint32, as TIFF with the pixel size and the axes of its image.
 
-    ImageJ has no whole numbers of 32 bits: such a map is an OME-TIFF.
+    ImageJ has no 32-bit integers, so uint32 maps are written as OME-TIFF.
 
     Raises:
-        ShapeError: not (z, h, w), or another size than the image.
-        InputError: another number type or ending, or `path` exists.
+        ShapeError: not (z, h, w), or a different size than the image.
+        InputError: an unsupported dtype or suffix, or `path` exists.
     """
     path = Path(path)
     if values.ndim != 3 or (micrograph is not None and values.shape != micrograph.pages.shape[:3]):
-        raise ShapeError(f"maps of objects have the shape (z, h, w) of the image, got {values.shape}.")
+        raise ShapeError(
+            f"{path}: instance maps must have the shape (z, h, w) of the image, got {values.shape}."
+        )
     if values.dtype not in (np.uint16, np.uint32):
-        raise InputError(f"maps of objects are written as uint16 or uint32, got {values.dtype}.")
+        raise InputError(f"{path}: instance maps must be uint16 or uint32, got {values.dtype}.")
     _check_tiff(path)
     with atomic_path(path, force) as temporary:
         _write_tiff(temporary, values, "ZYX", micrograph, compression="zlib")
@@ -87,28 +92,30 @@ def write_probabilities(
     names: Sequence[str] | None = None,
     force: bool = False,
 ) -> Path:
-    """Write class probabilities as a TIFF with one float32 page for each class (of each image page).
+    """Write class probabilities as a TIFF with one float32 page per class and image page.
 
-    It is an ImageJ hyperstack with the classes as channels; OME-TIFF from 4 GB on.
+    The file is an ImageJ hyperstack with the classes as channels, or OME-TIFF from 4 GB.
 
     Args:
         path: '.tif' file.
         prob: (z, k, h, w) float32; file pages are in this order, classes fastest.
         micrograph: the image; its resolution tags are copied.
-        names: the k class names, which ImageJ shows above each page.
-        force: overwrite.
+        names: the k class names, which ImageJ displays as slice labels.
+        force: overwrite an existing file.
 
     Raises:
         ShapeError: not (z, k, h, w).
-        InputError: not float32, not k names, another ending, or `path` exists.
+        InputError: not float32, not k names, an unsupported suffix, or `path` exists.
     """
     path = Path(path)
     if prob.ndim != 4:
-        raise ShapeError(f"probabilities have the shape (z, k, h, w), got {prob.shape}.")
+        raise ShapeError(f"{path}: probabilities must have the shape (z, k, h, w), got {prob.shape}.")
     if prob.dtype != np.float32:
-        raise InputError(f"probabilities are written as float32, got {prob.dtype}.")
+        raise InputError(f"{path}: probabilities must be float32, got {prob.dtype}.")
     if names is not None and len(names) != prob.shape[1]:
-        raise InputError(f"{len(names)} names were given for {prob.shape[1]} classes; give one for each.")
+        raise InputError(
+            f"{path}: names must have one entry for each of {prob.shape[1]} classes, got {len(names)}."
+        )
     _check_tiff(path)
     with atomic_path(path, force) as temporary:
         _write_tiff(temporary, prob, "ZCYX", micrograph, names=names)
@@ -118,22 +125,27 @@ def write_probabilities(
 def write_png(
     path: str | Path, array: np.ndarray, force: bool = False, *, micrograph: Micrograph | None = None
 ) -> Path:
-    """Write (h, w) uint8 or uint16, or (h, w, 3) uint8, as PNG, with the pixel size of `micrograph`."""
+    """Write (h, w) uint8 or uint16, or (h, w, 3) uint8, as PNG, with the pixel size of `micrograph`.
+
+    Raises:
+        ShapeError: any other shape or dtype.
+        InputError: `path` exists.
+    """
     path = Path(path)
-    fits = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3))
-    if not fits and not (array.dtype == np.uint16 and array.ndim == 2):
+    is_uint8 = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3))
+    if not is_uint8 and not (array.dtype == np.uint16 and array.ndim == 2):
         raise ShapeError(
-            f"a PNG needs (h, w) uint8 or uint16 or (h, w, 3) uint8, got {array.shape} {array.dtype}."
+            f"{path}: PNG needs (h, w) uint8 or uint16 or (h, w, 3) uint8, got {array.shape} {array.dtype}."
         )
-    known: dict[str, Any] = {} if (dots := _per_inch(micrograph)) is None else {"dpi": dots}
+    options: dict[str, Any] = {} if (dots := _per_inch(micrograph)) is None else {"dpi": dots}
     out = io.BytesIO()
     image = Image.fromarray(np.ascontiguousarray(array))
-    image.save(out, format="PNG", compress_level=_LEVEL, **known)
+    image.save(out, format="PNG", compress_level=_LEVEL, **options)
     with atomic_path(path, force) as temporary, temporary.open("wb") as stream:
         data = out.getbuffer()
         stream.write(data[:_HEADER])
         if micrograph is not None and micrograph.pixel_size is not None:
-            # resolutions have no room for pixels below 0.47 nm, and are taken for those of printers above 5 microns
+            # the resolution chunk overflows for pixels below 0.47 nm, and is interpreted as printing above 5 microns
             stream.write(scale_chunk(micrograph.pixel_size))
         stream.write(data[_HEADER:])
     return path
@@ -153,15 +165,15 @@ def _write_tiff(
     compression: str | None = None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write pages as an ImageJ hyperstack; as OME-TIFF where that format has no room or no such order of axes.
+    """Write pages as an ImageJ hyperstack, or as OME-TIFF if ImageJ does not support the size, dtype or axes.
 
     Args:
         path: the file.
-        array: `axes` 'ZYX' or 'ZCYX', Z being all pages in the order of the image.
-        axes: of `array`.
-        micrograph: the image, whose axes, pixel size, step along Z and frame interval are written.
-        compression: of tifffile.
-        names: of the channels.
+        array: array with `axes`; Z stands for all pages in the order of the image.
+        axes: 'ZYX' or 'ZCYX'.
+        micrograph: the image, whose axes, pixel size, Z step and frame interval are written.
+        compression: compression of tifffile.
+        names: names of the channels.
     """
     import tifffile
 
@@ -205,18 +217,18 @@ def _write_tiff(
 
 
 def _page_axes(micrograph: Micrograph | None, count: int) -> PageAxes:
-    """Give the axes of `count` pages as T and Z; pages of another meaning count as Z."""
+    """Return the axes of `count` pages as T and Z; other page axes are written as Z."""
     axes = micrograph.page_axes if micrograph is not None else ()
-    known = len({letter for letter, _ in axes} | {"T", "Z"}) == 2 and len(axes) > 1
-    if known or [letter for letter, _ in axes] == ["T"]:
+    writable = len({letter for letter, _ in axes} | {"T", "Z"}) == 2 and len(axes) > 1
+    if writable or [letter for letter, _ in axes] == ["T"]:
         return axes
     return (("Z", count),)
 
 
 def _calibration(micrograph: Micrograph | None) -> tuple[float, float, str, str]:
-    """Resolution tags of a TIFF (x, y, unit) and the unit of length that they stand for, '' where unknown.
+    """Return the resolution tags of a TIFF (x, y, unit) and their unit of length, '' if unknown.
 
-    The tags of the image are copied where they say what its pixel size is; else they count pixels per micron.
+    The tags of the image are copied if they agree with its pixel size; otherwise they are pixels per micron.
     """
     x, y, unit = _resolution(micrograph)
     size = micrograph.pixel_size if micrograph is not None else None
@@ -229,7 +241,7 @@ def _calibration(micrograph: Micrograph | None) -> tuple[float, float, str, str]
 
 
 def _resolution(micrograph: Micrograph | None) -> tuple[float, float, str]:
-    """Resolution tags of the image; pixels per cm where these have no unit but the pixel size is known."""
+    """Return the resolution tags of the image; pixels per cm if the tags have no unit but the pixel size is known."""
     tags = micrograph.resolution if micrograph is not None else None
     size = micrograph.pixel_size if micrograph is not None else None
     if size is not None and (tags is None or tags[2] == "none"):

@@ -1,7 +1,8 @@
-"""Feature segmentation of micrographs: images in, label maps, overlays and reports out.
+"""Feature-based segmentation of micrographs: images in, label maps, overlays and reports out.
 
-`segment` and `apply` are what the command line calls, `Live` follows a drawing, and `trust_page` asks whether the
-answer depends on how the sample lies. Importing this package alone imports none of the scientific libraries.
+`segment` and `apply` are the functions behind the command line, `Live` follows scribbles interactively, and
+`trust_page` tests whether the result depends on the pose of the sample. Importing this package alone imports none of
+the scientific libraries.
 """
 
 from typing import TYPE_CHECKING

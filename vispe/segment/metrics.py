@@ -1,6 +1,6 @@
 """Scores of a label map against ground truth, and their summary over images.
 
-Everywhere 1..K are classes and 0 is no data; a pixel that is 0 in either map is left out.
+Classes are 1..K and 0 means no data; a pixel that is 0 in either map is ignored.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,43 +22,46 @@ def scores(
     names: Sequence[str] | None = None,
     boundary_px: float = 2,
 ) -> Scores:
-    """Compare a label map with the truth.
+    """Compare a label map with the ground truth.
 
     Args:
         pred: (h, w) or (z, h, w) integers, 1..K, 0 = no data.
         truth: the same shape, 1..K, 0 = no ground truth.
         n_classes: K.
-        ignore: bool, the same shape: pixels to leave out, such as those that were scribbled on.
+        ignore: bool, the same shape: pixels to exclude, such as scribbled ones.
         names: K class names; default 'class 1' ...
-        boundary_px: distance in pixels within which two boundaries agree.
+        boundary_px: tolerance in pixels for matching boundaries.
 
     Returns:
-        A JSON-able dict.  Values by class name are None where the class is in neither map:
+        A JSON-able dict.  Values by class name are None if neither map contains the class:
 
-        - 'miou', 'mean_dice': means over the classes that are in either map; 'iou', 'dice': by class name.
+        - 'miou', 'mean_dice': means over the classes in either map; 'iou', 'dice': by class name.
         - 'pixel_accuracy'; 'balanced_accuracy': mean recall over the classes in the truth.
         - 'boundary_f1' by class name and 'mean_boundary_f1': F1 of the boundary pixels (those with a
-          4-neighbour of another class) that have one of the other map within `boundary_px`; None where
-          neither has any.
+          4-neighbour of another class); a boundary pixel matches if the other map has one within
+          `boundary_px`; None where neither map has any.
         - 'phase_fraction': {'truth': ..., 'pred': ...} by class name; 'phase_fraction_error_pp': prediction
           minus truth in percentage points; 'phase_fraction_mean_abs_error_pp' and
           'phase_fraction_max_abs_error_pp' over the classes in either map.
-        - 'confusion': K lists, rows are the truth; 'n_pixels': pixels that counted; 'boundary_px'.
+        - 'confusion': K lists, rows are the ground truth; 'n_pixels': scored pixels; 'boundary_px'.
 
     Raises:
         ShapeError: shapes differ.
-        InputError: values outside 0..K, not K names, or no pixel left to score.
+        InputError: values outside 0..K, not K names, or no pixel to score.
     """
     pred, truth, valid, names = _checked(pred, truth, n_classes, ignore, names)
     k = n_classes
+    # joint histogram (K, K): rows ground truth, columns prediction
     counts = _pairs(truth[valid], pred[valid], k, k)
     total = _some(int(counts.sum()))
     hits, in_truth, in_pred = np.diag(counts), counts.sum(1), counts.sum(0)
     union = in_truth + in_pred - hits
+    # classes in neither map are excluded from the means
     present = union > 0
     iou, dice = _ratio(hits, union), _ratio(2 * hits, in_truth + in_pred)
     recall = hits[in_truth > 0] / in_truth[in_truth > 0]
     f1 = _boundary_f1(pred, truth, valid, k, boundary_px)
+    # percentage points of the scored area
     error = 100.0 * (in_pred - in_truth) / total
     return {
         "n_pixels": total,
@@ -83,7 +86,7 @@ def scores(
 
 
 def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[int, int]:
-    """Give every cluster a class, one to one, with the largest mean IoU (Hungarian method).
+    """Assign each cluster one class so that the mean IoU is maximal (Hungarian method).
 
     Args:
         pred: cluster numbers from 1, 0 = no data; any number of clusters.
@@ -92,19 +95,25 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
 
     Returns:
         {cluster: class} for the clusters 1..max(pred).  Clusters beyond the number of classes get the numbers
-        n_classes + 1, ... in their order, which match nothing.
+        n_classes + 1, ... in their order, which match no class.
+
+    Raises:
+        ShapeError: shapes differ.
+        InputError: values outside the range of classes.
     """
     k = int(pred.max(initial=0))
     pred, truth, valid, _ = _checked(pred, truth, max(k, n_classes), None, None)
     if int(truth.max(initial=0)) > n_classes:
-        raise InputError(f"the truth holds class {int(truth.max())}, but n_classes={n_classes}.")
+        raise InputError(f"the ground truth contains class {int(truth.max())}, but n_classes={n_classes}.")
     counts = _pairs(truth[valid], pred[valid], n_classes, k)
     union = counts.sum(1)[:, None] + counts.sum(0)[None, :] - counts
+    # (classes, clusters); absent pairs have IoU 0
     iou = counts / np.maximum(union, 1)
     from scipy.optimize import linear_sum_assignment
 
-    rows, columns = linear_sum_assignment(iou, maximize=True)
-    mapping = {int(c) + 1: int(r) + 1 for r, c in zip(rows, columns, strict=True)}
+    class_index, cluster_index = linear_sum_assignment(iou, maximize=True)
+    mapping = {int(c) + 1: int(r) + 1 for r, c in zip(class_index, cluster_index, strict=True)}
+    # more clusters than classes: the rest gets new numbers
     extra = n_classes
     for cluster in range(1, k + 1):
         if cluster not in mapping:
@@ -114,20 +123,28 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
 
 
 def apply_mapping(values: np.ndarray, mapping: Mapping[int, int]) -> np.ndarray:
-    """Replace cluster numbers by class numbers (`match_clusters`); 0 stays 0.  Same shape, int32."""
+    """Map cluster numbers to class numbers (`match_clusters`), same shape, int32; 0 stays 0.
+
+    Raises:
+        InputError: a cluster without a class.
+    """
     table = np.zeros(max(mapping, default=0) + 1, np.int32)
     table[list(mapping)] = list(mapping.values())
     if int(values.max(initial=0)) >= len(table):
         raise InputError(
-            f"the map holds cluster {int(values.max())}, but the mapping ends at {len(table) - 1}."
+            f"the label map contains cluster {int(values.max())}, but the mapping ends at {len(table) - 1}."
         )
     return table[values]
 
 
 def adjusted_rand(pred: np.ndarray, truth: np.ndarray, *, ignore: np.ndarray | None = None) -> float:
-    """Agreement of two groupings of the pixels, whatever their numbers: 1 for equal ones, about 0 for chance.
+    """Return the adjusted Rand index of two label maps, independent of their numbering: 1 if equal, about 0 if random.
 
-    Pixels that are 0 in either map, or marked in `ignore`, are left out.
+    Pixels that are 0 in either map, or marked in `ignore`, are excluded.
+
+    Raises:
+        ShapeError: shapes differ.
+        InputError: negative values, or no pixel to score.
     """
     highest = int(max(pred.max(initial=0), truth.max(initial=0)))
     pred, truth, valid, _ = _checked(pred, truth, highest, ignore, None)
@@ -142,16 +159,16 @@ def summarize(
 
     Args:
         results: one dict of `scores` for each image.
-        key: the score; dots reach into nested dicts: 'miou', 'iou.matrix'.  Images where it is None do not
-            count.
-        seed: of the bootstrap.
-        higher_is_better: whether the worst image is the lowest (True) or the one furthest from 0 (False,
+        key: the score; dots reach into nested dicts: 'miou', 'iou.matrix'.  Images where it is None are
+            excluded.
+        seed: seed of the bootstrap.
+        higher_is_better: whether the worst image is the lowest (True) or the furthest from 0 (False, for
             errors).
 
     Returns:
         'n' images, 'mean', 'median', 'std' (sample standard deviation), 'worst', and 'ci95': the [low, high]
         95 % percentile bootstrap interval of the mean over images (10 000 resamples).  'std' and 'ci95' are None
-        for one image, which says nothing of others, and all but 'n' when no image has the score.
+        for one image, where the spread is undefined, and all but 'n' are None when no image has the score.
 
     Raises:
         InputError: an image has no such key.
@@ -160,10 +177,11 @@ def summarize(
     n = len(values)
     if n == 0:
         return {"n": 0, "mean": None, "median": None, "std": None, "worst": None, "ci95": None}
-    ends = None
+    interval = None
     if n > 1:
+        # bootstrap over images: resampled means (10 000,)
         draws = np.random.default_rng(seed).integers(0, n, (10_000, n))
-        ends = np.percentile(values[draws].mean(1), [2.5, 97.5]).tolist()
+        interval = np.percentile(values[draws].mean(1), [2.5, 97.5]).tolist()
     worst = values.min() if higher_is_better else values[np.abs(values).argmax()]
     return {
         "n": n,
@@ -171,29 +189,29 @@ def summarize(
         "median": float(np.median(values)),
         "std": float(values.std(ddof=1)) if n > 1 else None,
         "worst": float(worst),
-        "ci95": ends,
+        "ci95": interval,
     }
 
 
 def _checked(
     pred: np.ndarray, truth: np.ndarray, k: int, ignore: np.ndarray | None, names: Sequence[str] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Sequence[str]]:
-    """Both maps as (z, h, w), the pixels that count, and the names."""
+    """Return both maps as (z, h, w), the mask of scored pixels (z, h, w), and the names."""
     for what, array in (("truth", truth), ("ignore", ignore)):
         if array is not None and array.shape != pred.shape:
-            raise ShapeError(f"the prediction has the shape {pred.shape}, but {what} has {array.shape}.")
+            raise ShapeError(f"the prediction has shape {pred.shape}, but {what} has {array.shape}.")
     if pred.ndim not in (2, 3):
-        raise ShapeError(f"label maps have the shape (h, w) or (z, h, w), got {pred.shape}.")
+        raise ShapeError(f"label maps must have shape (h, w) or (z, h, w), got {pred.shape}.")
     for what, array in (("prediction", pred), ("truth", truth)):
         if array.dtype.kind not in "ui":
-            raise InputError(f"the {what} holds {array.dtype} values; label maps hold integers.")
+            raise InputError(f"the {what} has dtype {array.dtype}, but label maps must be integers.")
         low, high = int(array.min(initial=0)), int(array.max(initial=0))
         if low < 0 or high > k:
-            odd = low if low < 0 else high
-            raise InputError(f"the {what} holds the value {odd}, outside 0 to n_classes={k}.")
+            outlier = low if low < 0 else high
+            raise InputError(f"the {what} contains {outlier}, outside 0 to n_classes={k}.")
     names = [f"class {i + 1}" for i in range(k)] if names is None else list(names)
     if len(names) != k:
-        raise InputError(f"{len(names)} names were given for n_classes={k}; give one for each class.")
+        raise InputError(f"got {len(names)} names for n_classes={k}. Pass one name per class.")
     valid = (pred > 0) & (truth > 0)
     if ignore is not None:
         valid &= ~ignore.astype(bool)
@@ -204,37 +222,42 @@ def _checked(
 
 def _some(count: int) -> int:
     if not count:
-        raise InputError("no pixel is left to score: all are without data, without truth or left out.")
+        raise InputError("no pixel to score: all pixels lack data or ground truth, or are ignored.")
     return count
 
 
 def _pairs(rows: np.ndarray, columns: np.ndarray, n_rows: int, n_columns: int) -> np.ndarray:
-    """Count the pairs of classes (n,) from 1 -> (n_rows, n_columns)."""
+    """Return the joint histogram (n_rows, n_columns) of two lists of classes (n,), counted from 1."""
+    # row-major code of each pair, counted at once
     codes = (rows.astype(np.int64) - 1) * n_columns + (columns.astype(np.int64) - 1)
     return np.bincount(codes, minlength=n_rows * n_columns).reshape(n_rows, n_columns)
 
 
 def _boundary_f1(
-    pred: np.ndarray, truth: np.ndarray, valid: np.ndarray, k: int, reach: float
+    pred: np.ndarray, truth: np.ndarray, valid: np.ndarray, k: int, tolerance: float
 ) -> list[float | None]:
     from scipy.ndimage import distance_transform_edt
 
-    found = np.zeros((k, 2, 2), np.int64)  # class, prediction or truth, (boundary pixels, those matched)
+    # per class, for prediction and ground truth: [boundary pixels, boundary pixels with a match]
+    tally = np.zeros((k, 2, 2), np.int64)
     for page_pred, page_truth, page_valid in zip(pred, truth, valid, strict=True):
         edges = [_boundary(page_pred), _boundary(page_truth)]
         for c in range(k):
-            own = [edge & (page == c + 1) for edge, page in zip(edges, (page_pred, page_truth), strict=True)]
+            edges_of_class = [
+                edge & (page == c + 1) for edge, page in zip(edges, (page_pred, page_truth), strict=True)
+            ]
             for side in (0, 1):
-                counted = own[side] & page_valid
-                found[c, side, 0] += counted.sum()
-                if counted.any() and own[1 - side].any():
-                    near = distance_transform_edt(~own[1 - side]) <= reach
-                    found[c, side, 1] += (counted & near).sum()
-    return [_f1(*found[c, 0], *found[c, 1]) for c in range(k)]
+                counted = edges_of_class[side] & page_valid
+                tally[c, side, 0] += counted.sum()
+                if counted.any() and edges_of_class[1 - side].any():
+                    # distance in pixels from each pixel to the nearest boundary pixel of the other map
+                    near = distance_transform_edt(~edges_of_class[1 - side]) <= tolerance
+                    tally[c, side, 1] += (counted & near).sum()
+    return [_f1(*tally[c, 0], *tally[c, 1]) for c in range(k)]
 
 
 def _boundary(page: np.ndarray) -> np.ndarray:
-    """Pixels with a 4-neighbour of another class; no data is not a class."""
+    """Return the mask (h, w) of pixels with a 4-neighbour of another class; no data (0) is not a class."""
     edge = np.zeros(page.shape, bool)
     for a, b in (
         ((slice(1, None),), (slice(None, -1),)),
@@ -271,20 +294,20 @@ def _lookup(result: Mapping[str, Any], key: str) -> float | None:
     node: Any = result
     rest = key
     while isinstance(node, Mapping):
-        if rest in node:  # names may hold dots themselves
+        if rest in node:  # names may contain dots
             return node[rest]
         first, _, rest = rest.partition(".")
         node = node.get(first)
-    raise InputError(f"there is no score {key!r}; known are {', '.join(map(str, result))}.")
+    raise InputError(f"unknown score {key!r}. Available scores: {', '.join(map(str, result))}.")
 
 
 def confusion(first: np.ndarray, second: np.ndarray, n_classes: int) -> np.ndarray:
     """Return the counts (K, K) of class pairs over the pixels with data in both maps; rows are `first`."""
     if first.shape != second.shape:
-        raise ShapeError(f"Two label maps of one shape are compared, got {first.shape} and {second.shape}.")
+        raise ShapeError(f"label maps must have equal shapes, got {first.shape} and {second.shape}.")
     highest = int(max(first.max(initial=0), second.max(initial=0)))
     if highest > n_classes:
-        raise InputError(f"A label map holds class {highest}, but n_classes={n_classes}.")
+        raise InputError(f"a label map contains class {highest}, but n_classes={n_classes}.")
     both = (first > 0) & (second > 0)
     return _pairs(first[both], second[both], n_classes, n_classes)
 
@@ -321,21 +344,25 @@ def rand_index(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def shares(labels: np.ndarray, n_classes: int) -> np.ndarray:
-    """Return the area share of each class among the pixels with data, in per cent, (K,)."""
+    """Return the area of each class in percent of the pixels with data, (K,); NaN without any."""
     counts = np.bincount(labels.ravel(), minlength=n_classes + 1)[1 : n_classes + 1]
     return 100.0 * counts / counts.sum() if counts.sum() else np.full(n_classes, np.nan)
 
 
 def without_borders(labels: np.ndarray, pixels: int = 1) -> np.ndarray:
-    """Return labels with 0 wherever another class lies within `pixels` in the 8-neighbourhood.
+    """Return labels with 0 wherever another class is within `pixels` in the 8-neighbourhood.
 
-    Turned truth is uncertain there, since its pixels were moved to the nearest one. No data is not a class.
+    Rotated ground truth is uncertain there because of nearest-neighbour resampling. No data (0) is not a class.
+
+    Raises:
+        InputError: `pixels` is negative.
     """
     from scipy.ndimage import maximum_filter, minimum_filter
 
     if pixels < 0:
-        raise InputError(f"The ignored border has 0 or more pixels, got {pixels}.")
+        raise InputError(f"pixels must be 0 or larger, got {pixels}.")
     size = 2 * pixels + 1
     top = maximum_filter(labels, size, mode="nearest")
+    # no data must not act as the smallest class
     low = minimum_filter(np.where(labels > 0, labels, labels.max(initial=0) + 1), size, mode="nearest")
     return np.where((labels > 0) & (top == low), labels, 0)

@@ -1,7 +1,7 @@
-"""Pictures of results: the label map over the image with a legend and a scale bar, and maps of uncertainty.
+"""Figures of results: the label map over the image with a legend and a scale bar, and uncertainty maps.
 
-Everything is drawn pixel by pixel with Pillow, so the picture keeps the image's own resolution and no global
-state is touched.  Text is set in DejaVu Sans, which Matplotlib brings along.
+Everything is drawn pixel by pixel with Pillow, so the figure has the image's own resolution and no global
+state is changed.  Text is set in DejaVu Sans, which ships with Matplotlib.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,25 +28,24 @@ PALETTE: tuple[Color, ...] = tuple(
 )
 """Twenty colours for classes 1, 2, ...
 
-The first seven are those of Okabe and Ito, the strongest contrasts first; the others were chosen one after
-the other to lie as far as possible (CIEDE2000) from all before them, for normal sight and for the three
-colour blindnesses.
+The first seven are those of Okabe and Ito, sorted by contrast; the others were chosen one by one to maximise the
+smallest CIEDE2000 distance to all earlier ones, for normal vision and the three types of colour blindness.
 """
 
 SMALLEST = 480
-"""Images with a longer side below this are enlarged by a whole factor, to suit the legend beside them."""
+"""Images with a longer side below this are enlarged by an integer factor, to match the size of the legend."""
 
-_BAND = 1 << 19  # pixels that are drawn at once
+_BAND = 1 << 19  # pixels per band
 
 INK, PAPER, FAINT = (32, 32, 32), (255, 255, 255), (210, 210, 210)
 
 
 @dataclass(frozen=True)
 class _Page:
-    """Measures that the parts of a figure share: text height, line width and gap in pixels; two fonts."""
+    """Sizes shared by the parts of a figure: text height, line width and gap in pixels; two fonts."""
 
     text: int
-    stroke: int
+    line_width: int
     gap: int
     font: ImageFont.FreeTypeFont
     bold: ImageFont.FreeTypeFont
@@ -65,26 +64,26 @@ def overlay(
 ) -> np.ndarray:
     """Draw a label map over its image, with class boundaries, a legend with area fractions and a scale bar.
 
-    Pixels keep their size; only images with a longer side below `SMALLEST` are enlarged, by a whole factor.
-    Legend and scale bar lie outside the image.  Area fractions are those of the map: shares of its pixels with data.
+    Pixels are not resampled; only images with a longer side below `SMALLEST` are enlarged, by an integer factor.
+    Legend and scale bar are drawn outside the image.  Area fractions are proportions of the pixels with data.
 
     Args:
         image: (h, w) or (h, w, c) float in [0, 1]; 1 or 2 channels are shown as the grey of the first, more
             than 3 as the grey of their mean.
-        labels: (h, w) integers: 0 = no data (left as the image is), 1..K.
+        labels: (h, w) integers: 0 = no data (not tinted), 1..K.
         names: the K class names.
         colors: K colours (r, g, b) in 0..255; default `PALETTE`.
         alpha: weight of the class colour, 0 to 1.
         pixel_size: microns per pixel (y, x); without it the scale bar counts pixels.
         title: a line above the image.
-        step: each pixel of the arrays stands for step x step pixels of the image, which the scale bar counts.
-        counts: (K + 1,) pixels of each label in the whole image, where the arrays show less; for the legend.
+        step: each pixel of the arrays represents step x step pixels of the image, as counted by the scale bar.
+        counts: (K + 1,) pixels of each label in the full image, if the arrays are a subset; for the legend.
 
     Returns:
         (H, W, 3) uint8, larger than the image by the legend and the scale bar.
 
     Raises:
-        ShapeError: `labels` has another size than `image`.
+        ShapeError: `labels` and `image` differ in size.
         InputError: labels beyond the names, too few colours, or `alpha` outside [0, 1].
     """
     colors = _checked(image, labels, names, colors, alpha)
@@ -100,30 +99,34 @@ def overlay(
 
 
 def uncertainty_image(unc: np.ndarray) -> np.ndarray:
-    """Turn uncertainty (h, w) in [0, 1] into uint8 grey, 255 = undecided; NaN (no data) becomes 0.
+    """Convert uncertainty (h, w) in [0, 1] to uint8 grey, 255 = undecided; NaN (no data) becomes 0.
 
-    The scale is linear and the same for all images, so values can be read back: grey / 255.
+    The scale is linear and the same for all images, so values can be recovered: grey / 255.
+
+    Raises:
+        ShapeError: not two-dimensional.
+        InputError: values outside [0, 1].
     """
     if unc.ndim != 2:
-        raise ShapeError(f"an uncertainty map has the shape (h, w), got {unc.shape}.")
+        raise ShapeError(f"an uncertainty map must have shape (h, w), got {unc.shape}.")
     known = np.isfinite(unc)
     values = np.where(known, unc, 0)
     if values.size and (values.min() < -1e-6 or values.max() > 1 + 1e-6):
-        raise InputError(f"uncertainty lies in 0 to 1, found {values.min():g} to {values.max():g}.")
+        raise InputError(f"uncertainty must be in [0, 1], got {values.min():g} to {values.max():g}.")
     return np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8)
 
 
 def boundaries(labels: np.ndarray, width: int = 1) -> np.ndarray:
-    """Mark the pixels (h, w) of the higher class where two classes meet, `width` pixels deep."""
+    """Return the mask (h, w) of pixels of the higher class within `width` pixels of a class boundary."""
     low = np.zeros(labels.shape, bool)
     for axis in (0, 1):
-        here = labels.swapaxes(0, axis)
+        values = labels.swapaxes(0, axis)
         mark = low.swapaxes(0, axis)
-        both = (here[1:] > 0) & (here[:-1] > 0)
-        mark[1:] |= both & (here[1:] > here[:-1])
-        mark[:-1] |= both & (here[:-1] > here[1:])
+        both_classes = (values[1:] > 0) & (values[:-1] > 0)
+        mark[1:] |= both_classes & (values[1:] > values[:-1])
+        mark[:-1] |= both_classes & (values[:-1] > values[1:])
     if width > 1:
-        # to the largest in a square; shifts are faster than a filter of SciPy
+        # maximum over a square, separable: shifted maxima are faster than a SciPy filter
         spread = np.where(low, labels, 0)
         for axis in (0, 1):
             near = spread.swapaxes(0, axis).copy()
@@ -139,34 +142,34 @@ def _checked(
     image: np.ndarray, labels: np.ndarray, names: Sequence[str], colors: Sequence[Color] | None, alpha: float
 ) -> Sequence[Color]:
     if labels.ndim != 2 or image.ndim not in (2, 3) or image.shape[:2] != labels.shape:
-        raise ShapeError(f"the image has the shape {image.shape}, but the labels have {labels.shape}.")
+        raise ShapeError(f"the image has shape {image.shape}, but the labels have {labels.shape}.")
     if labels.size == 0:
-        raise ShapeError(f"there is nothing to draw: the shape is {labels.shape}.")
+        raise ShapeError(f"the label map is empty, got shape {labels.shape}.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high > len(names):
         raise InputError(
-            f"the labels hold {low if low < 0 else high}, but there are {len(names)} class names."
+            f"the labels contain {low if low < 0 else high}, but there are {len(names)} class names."
         )
     if not 0 <= alpha <= 1:
-        raise InputError(f"alpha={alpha:g} must lie between 0 and 1.")
+        raise InputError(f"alpha={alpha:g} must be between 0 and 1.")
     colors = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else list(colors)
     if len(colors) < len(names):
-        raise InputError(f"{len(colors)} colours were given for {len(names)} classes; give one for each.")
+        raise InputError(f"got {len(colors)} colours for {len(names)} classes. Pass one colour per class.")
     return colors
 
 
-def enlarged(image: np.ndarray, factor: int) -> np.ndarray:
-    """Turn an image (h, w, c) in [0, 1] into colours (factor * h, factor * w, 3) uint8, as `overlay` shows it."""
+def to_rgb(image: np.ndarray, factor: int) -> np.ndarray:
+    """Convert an image (h, w, c) in [0, 1] to RGB (factor * h, factor * w, 3) uint8, as in `overlay`."""
     return _grey_or_rgb(image).repeat(factor, 0).repeat(factor, 1)
 
 
-def lettering(longest: int) -> ImageFont.FreeTypeFont:
-    """Return the bold font that goes with a picture whose longer side has so many pixels."""
+def bold_font(longest: int) -> ImageFont.FreeTypeFont:
+    """Return the bold font for a figure whose longer side is `longest` pixels."""
     return _page(longest).bold
 
 
 def _grey_or_rgb(image: np.ndarray) -> np.ndarray:
-    """(h, w, 3) uint8."""
+    """Return an image (h, w) or (h, w, c) in [0, 1] as RGB (h, w, 3) uint8."""
     if image.ndim == 2:
         image = image[..., None]
     if image.shape[2] > 3:
@@ -180,32 +183,39 @@ def _grey_or_rgb(image: np.ndarray) -> np.ndarray:
 def _blended(
     image: np.ndarray, labels: np.ndarray, colors: Sequence[Color], alpha: float, factor: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Tint an image by its classes and mark their borders; yield bands of rows with the first row of each."""
+    """Tint an image by its classes and mark their borders; yield bands (rows, w, 3) with the first row of each."""
     height, width = labels.shape
+    # border width grows with the figure: about 1 px per 1500 px
     pen = max(2 if factor > 2 else 1, round(factor * max(height, width) / 1500))
+    # premultiplied colours: one table look-up and one multiplication per pixel and channel
     table = np.array([(0, 0, 0), *colors], np.uint16)
-    share = np.full(2 * len(table), 256, np.uint16)  # the second half of the tables is for borders
-    share[1 : len(table)] = round(alpha * 256)
-    share[0] = 0
-    added = np.concatenate([table, table]) * share[:, None] + 128
+    # opacity in 1/256: first half for class areas, second half (opaque) for borders
+    opacity = np.full(2 * len(table), 256, np.uint16)
+    opacity[1 : len(table)] = round(alpha * 256)
+    opacity[0] = 0
+    added = np.concatenate([table, table]) * opacity[:, None] + 128
     rows, margin = max(_BAND // width, 1), -(-pen // factor)
 
     def band(number: int) -> np.ndarray:
+        # a margin around the band, so that borders are as thick at its edges as elsewhere
         top = number * rows
         bottom, first = min(top + rows, height), max(top - margin, 0)
-        near = labels[first : bottom + margin].astype(np.uint16).repeat(factor, 0).repeat(factor, 1)
-        own = slice((top - first) * factor, (bottom - first) * factor)
-        codes = near[own]
-        codes[boundaries(near, pen)[own]] += len(table)
+        padded = labels[first : bottom + margin].astype(np.uint16).repeat(factor, 0).repeat(factor, 1)
+        inside = slice((top - first) * factor, (bottom - first) * factor)
+        codes = padded[inside]
+        # border pixels use the second, opaque half of the tables
+        codes[boundaries(padded, pen)[inside]] += len(table)
         shown = _grey_or_rgb(image[top:bottom]).repeat(factor, 0).repeat(factor, 1)
-        kept, out = (256 - share)[codes], np.empty_like(shown)
+        background, out = (256 - opacity)[codes], np.empty_like(shown)
         for channel in range(3):
-            tinted = shown[..., channel] * kept
+            tinted = shown[..., channel] * background
             tinted += added[:, channel][codes]
             out[..., channel] = tinted >> 8
         return out
 
-    for number, drawn in enumerate(in_order(band, -(-height // rows), 2)):  # large images in little memory
+    for number, drawn in enumerate(
+        in_order(band, -(-height // rows), 2)
+    ):  # bands bound the memory of large images
         yield number * rows * factor, drawn
 
 
@@ -216,11 +226,11 @@ def _page(longest: int) -> _Page:
 
 @lru_cache(maxsize=16)
 def _font(size: int, bold: bool) -> ImageFont.FreeTypeFont:
-    """Return DejaVu, which comes with matplotlib; found without importing it, which takes a fifth of a second."""
+    """Return DejaVu Sans as shipped with matplotlib, located without importing matplotlib (0.2 s)."""
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     spec = find_spec("matplotlib")
     data = Path(spec.origin).parent / "mpl-data" if spec and spec.origin else None
-    if data is None or not data.is_dir():  # some systems keep it elsewhere
+    if data is None or not data.is_dir():  # some distributions store it elsewhere
         import matplotlib
 
         data = Path(matplotlib.get_data_path())
@@ -250,9 +260,10 @@ def _percent(value: float) -> str:
 
 
 def _scale_bar(page: _Page, w: int, factor: float, pixel_size: tuple[float, float] | None) -> tuple[int, str]:
-    """Length in picture pixels, and text, of a bar of round length, at most a quarter of the width."""
+    """Return the length in figure pixels and the text of a bar of round length, at most a quarter of the width."""
     unit = pixel_size[1] if pixel_size is not None else 1.0
     limit = max(w * unit / 4, unit)
+    # largest of 1, 2 and 5 times a power of ten within the limit
     power = 10.0 ** np.floor(np.log10(limit) + 1e-9)
     length = next(m * power for m in (5, 2, 1) if m * power <= limit * (1 + 1e-9))
     pixels = max(1, round(length / unit * factor))
@@ -272,13 +283,14 @@ def _compose(
     bar: tuple[int, str],
     title: str | None,
 ) -> np.ndarray:
-    """Title above, legend to the right of the image (below it when it is wide), scale bar below."""
+    """Compose title (top), image, legend (right; below wide images) and scale bar (bottom)."""
     w, h = size
     gap, line = page.gap, round(page.text * 1.6)
     limit = max(w - 2 * gap, 12 * page.text)
     rows = [(c, _shortened(page.font, n, limit // 2), p) for c, n, p in rows]
     head = line + gap // 2 if title else 0
     wide = w > 1.7 * h
+    # number of legend columns that fit below a wide image
     per_column = max(1, (w + gap) // (_column_width(page, rows) + 2 * gap)) if wide else 1
     depth = -(-len(rows) // per_column) if wide else max(1, min(len(rows), (h + line) // line))
     columns = [rows[i : i + depth] for i in range(0, len(rows), depth)]
@@ -295,7 +307,7 @@ def _compose(
         size = (w + legend_w + 4 * gap, head + max(h + foot, depth * line) + 2 * gap)
         corner = (w + 3 * gap, gap + head)
     if title:
-        title = "".join(c if c.isprintable() else "?" for c in title)  # a file name may hold line ends
+        title = "".join(c if c.isprintable() else "?" for c in title)  # a file name may contain line breaks
         title = _shortened(page.bold, title, size[0] - 2 * gap)
     canvas = Image.new("RGB", size, PAPER)
     for top, band in bands:
@@ -316,9 +328,9 @@ def _draw_row(page: _Page, pen: ImageDraw.ImageDraw, x: int, y: int, width: int,
     color, name, percent = row
     half = page.text // 2
     box = (x, y - half, x + 2 * half, y + half)
-    pen.rectangle(box, fill=color or PAPER, outline=INK if color else FAINT, width=page.stroke)
+    pen.rectangle(box, fill=color or PAPER, outline=INK if color else FAINT, width=page.line_width)
     if color is None:
-        pen.line((box[0], box[3], box[2], box[1]), fill=FAINT, width=page.stroke)
+        pen.line((box[0], box[3], box[2], box[1]), fill=FAINT, width=page.line_width)
     pen.text((x + round(1.6 * page.text), y), name, fill=INK, font=page.font, anchor="lm")
     pen.text((x + width, y), percent, fill=INK, font=page.font, anchor="rm")
 
@@ -342,11 +354,11 @@ def _text_width(font: ImageFont.FreeTypeFont, text: str) -> int:
 
 
 def _shortened(font: ImageFont.FreeTypeFont, text: str, limit: int) -> str:
-    """Put an ellipsis into the middle of a text that is wider than `limit` pixels; ends tell names apart."""
-    for kept in range(len(text), 1, -1):
-        tail = kept // 3
-        parts = text[: kept - tail].rstrip(), text[len(text) - tail :].lstrip()
-        short = text if kept == len(text) else "…".join(parts)
+    """Replace the middle of a text wider than `limit` pixels by an ellipsis; names often differ only in their ends."""
+    for length in range(len(text), 1, -1):
+        tail = length // 3
+        parts = text[: length - tail].rstrip(), text[len(text) - tail :].lstrip()
+        short = text if length == len(text) else "…".join(parts)
         if _text_width(font, short) <= limit:
             return short
     return "…"

@@ -1,9 +1,9 @@
-"""Segmentation of micrographs from scribbles, from no labels, or with a model of an earlier run.
+"""Segmentation of micrographs from scribbles, without labels, or with the model of an earlier run.
 
 `segment` trains one classifier on all labelled images together (or finds clusters), then predicts image by
-image; `apply` does the second half with a saved model. Each file is written under a temporary name and
-renamed, the model comes first and the report is renewed after every image: a run that is killed leaves only
-complete files, and the same call goes on where it stopped.
+image; `apply` runs the prediction with a saved model. Each file is written under a temporary name and
+renamed; the model is written first and the report is updated after every image. A run that is killed leaves only
+complete files, and the same call resumes it.
 """
 
 from dataclasses import replace
@@ -23,9 +23,9 @@ from vispe.segment.run.inputs import Paths, Reading
 from vispe.segment.run.prediction import Post, Segmenter
 from vispe.segment.run.request import Labelling, Request
 from vispe.segment.run.run_report import Report, Watcher
-from vispe.segment.run.run_state import MODEL_NAME, refitted
+from vispe.segment.run.run_state import MODEL_NAME, requested_features
 from vispe.segment.run.scoring import Scoring
-from vispe.segment.run.train import read_drawn, train, train_clusters
+from vispe.segment.run.train import read_training_labels, train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 
@@ -42,9 +42,9 @@ __all__ = [
 ]
 
 DEFAULT = FeatureConfig("both", model=NAME)
-"""Features of `segment` unless others are given: vispe_micro beside filters.
+"""Default features of `segment`, for labels and clusters: vispe_micro and filters.
 
-For labels as for clusters; how clusters fare with each is measured in `eval/results/cluster.json`.
+Their effect on clusters is measured in `eval/results/cluster.json`.
 """
 
 
@@ -82,110 +82,126 @@ def segment(
             `_disagreement.png` (of the middle page); `model.vispe`, `report.html`, `report.json` and
             `report.csv`.
         labels: label files; one label for one image, or several matched by name (`a.png` or `a_labels.png`
-            belongs to image `a`). Images without labels are predicted all the same.
-        cluster: number of clusters, in place of labels; `'auto'` chooses 2 to 8 by peaks of grey levels or silhouette
-            (`vispe.segment.classify.cluster_count`), and draws them in `clusters.png`.
+            belongs to image `a`). Images without labels are predicted as well.
+        cluster: number of clusters, instead of labels; `'auto'` chooses 2 to 8 by peaks of grey levels or silhouette
+            (`vispe.segment.classify.cluster_count`), and plots them in `clusters.png`.
         cluster_method: `'kmeans'` or `'spectral'`.
-        text: classes in words, in place of labels; nothing is trained.
+        text: text prompts of the classes, instead of labels; nothing is trained.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.
-        features: what a pixel is described by; if None, `DEFAULT`. With `text` a
-            `TextConfig`, which names a model of open_clip.
-        reading: how images are read.
-        labelling: how labels are read.
+        features: features of a pixel; if None, `DEFAULT`. With `text` a `TextConfig`, which names an open_clip model.
+        reading: options of image reading.
+        labelling: options of label reading.
         scoring: ground truth.
-        post: weighing and smoothing of the result.
-        objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
-            `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
+        post: reweighting and smoothing of the result.
+        objects: classes whose connected components are split, measured and counted; also writes
+            `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
-        trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
-        seed: of all random numbers.
+        trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
+        seed: seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
-        watch: its methods are called as the run goes on.
-        memory: of images in Zarr stores, and large TIFF files: what the work may take, such as '2 GiB'.
+        watch: callbacks for progress.
+        memory: memory limit such as '2 GiB' for images in Zarr stores and for large TIFF files.
         scheduler: address of a dask scheduler for such images.
+
+    Returns:
+        The report, as written to `report.json`.
 
     Raises:
         OptionError: not exactly one of `labels`, `cluster` and `text`, or an unknown name.
-        InputError: nothing to work on, results that exist, labels that do not fit; for a single image also
-            any reason why it cannot be used. In a batch such an image is listed in `failures` and the rest
-            goes on.
+        InputError: no input, existing results, or labels that do not match; for a single image also
+            any reason why it cannot be used. In a batch such an image is listed in `failures` and the
+            run continues.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> grey = np.repeat([[60, 190]], 48, 0).repeat(24, 1).astype(np.uint8)
+        >>> Image.fromarray(grey).save(folder / "a.png")
+        >>> report = segment(folder / "a.png", folder / "out", cluster=2, features=FeatureConfig())
+        >>> report.images[0]["map_fractions"]
+        {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
-    asked = Request.of("segment", locals())
-    _check(asked)
+    request = Request.of("segment", locals())
+    _check(request)
     if stores := large_images(images, memory, scheduler):
         from vispe.segment.out_of_core import entry_points
 
-        return entry_points.segment(replace(asked, features=features or DEFAULT), stores)
-    run = Batch(asked)
-    with run.begun():
-        kept = run.kept_model()
-        by = _learnt(run) if kept is None else _kept(run, kept)
-        if kept is None:
-            run.keep_model(by.model)
-        return run.predict(by)
+        return entry_points.segment(replace(request, features=features or DEFAULT), stores)
+    run = Batch(request)
+    with run.locked_results():
+        saved_model = run.resumed_model()
+        segmenter = _trained_segmenter(run) if saved_model is None else _resumed_segmenter(run, saved_model)
+        if saved_model is None:
+            run.write_model(segmenter.model)
+        return run.predict(segmenter)
 
 
-def _check(asked: Request) -> None:
-    """Refuse options of `segment` that exclude each other."""
-    ways = {
-        "labels": bool(asked.labels),
-        "cluster": asked.cluster is not None,
-        "text": asked.text is not None,
+def _check(request: Request) -> None:
+    sources = {
+        "labels": bool(request.labels),
+        "cluster": request.cluster is not None,
+        "text": request.text is not None,
     }
-    if sum(ways.values()) != 1:
-        given = " and ".join(name for name, present in ways.items() if present) or "none of them"
+    if sum(sources.values()) != 1:
+        passed = " and ".join(name for name, present in sources.items() if present) or "none of them"
         raise OptionError(
-            f"segment needs one of labels, cluster and text, got {given}; use --labels FILE, --cluster [K] or --text "
-            "A B."
+            f"segment: exactly one of labels, cluster and text is required, got {passed}. Pass labels=FILE, cluster=K "
+            "or text=Prompts(...)."
         )
-    if not 0 <= asked.seed < 1 << 32:
-        raise OptionError(f"seed={asked.seed} must be a whole number from 0 to {(1 << 32) - 1}.")
-    classifier, method = asked.classifier, asked.cluster_method
+    if not 0 <= request.seed < 1 << 32:
+        raise OptionError(f"seed={request.seed} must be an integer from 0 to {(1 << 32) - 1}.")
+    classifier, method = request.classifier, request.cluster_method
     if classifier not in KINDS:
         hint = did_you_mean(classifier, KINDS)
         raise OptionError(f"classifier={classifier!r} is not one of {', '.join(KINDS)}.{hint}")
-    if not ways["cluster"] and method != METHODS[0]:
-        raise OptionError(f"cluster_method={method!r} has no effect on labels; use it with --cluster.")
-    if ways["cluster"] and classifier != KINDS[0]:
-        raise OptionError(f"classifier={classifier!r} has no effect on clusters; use --cluster-method.")
-    changed = [name for name, value in vars(asked.labelling).items() if value != getattr(Labelling(), name)]
-    if changed and not ways["labels"]:
-        raise OptionError(f"{changed[0]} has no effect without labels; leave it out.")
-    if ways["text"] and classifier != KINDS[0]:
-        raise OptionError(f"classifier={classifier!r} has no effect on text, which trains none.")
-    features = asked.features
-    if features is not None and ways["text"] != isinstance(features, TextConfig):
-        wanted = "a TextConfig" if ways["text"] else "a FeatureConfig"
-        raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {wanted}.")
-    if not ways["labels"]:
-        asked.post.weighing(None)
-    if asked.objects is not None and (names := asked.labelling.classes or getattr(asked.text, "names", None)):
-        asked.objects.numbers(names)
+    if not sources["cluster"] and method != METHODS[0]:
+        raise OptionError(f"cluster_method={method!r} has no effect on labels. Use it with cluster.")
+    if sources["cluster"] and classifier != KINDS[0]:
+        raise OptionError(f"classifier={classifier!r} has no effect on clusters. Use cluster_method.")
+    changed = [name for name, value in vars(request.labelling).items() if value != getattr(Labelling(), name)]
+    if changed and not sources["labels"]:
+        raise OptionError(f"{changed[0]} has no effect without labels. Omit it.")
+    if sources["text"] and classifier != KINDS[0]:
+        raise OptionError(
+            f"classifier={classifier!r} has no effect on text prompts, which need no training. Omit it."
+        )
+    features = request.features
+    if features is not None and sources["text"] != isinstance(features, TextConfig):
+        expected = "a TextConfig" if sources["text"] else "a FeatureConfig"
+        raise OptionError(f"features is a {type(features).__name__}, but this segmentation needs {expected}.")
+    if not sources["labels"]:
+        request.post.resolve_prior(None)
+    if request.objects is not None and (
+        names := request.labelling.classes or getattr(request.text, "names", None)
+    ):
+        request.objects.numbers(names)
 
 
-def _kept(run: Batch, model: Model) -> Segmenter:
-    """Go on with the model of an unfinished run."""
-    features = open_features(model, run.asked.device, allow_download=True)
-    if run.asked.labels:
-        read_drawn(run)  # labelled pixels are left out of scores
-    run.check_truth(None if run.asked.cluster is not None else model.names)
+def _resumed_segmenter(run: Batch, model: Model) -> Segmenter:
+    """Resume with the model of an unfinished run."""
+    features = open_features(model, run.request.device, allow_download=True)
+    if run.request.labels:
+        read_training_labels(run)  # labelled pixels are excluded from the scores
+    run.check_truth(None if run.request.cluster is not None else model.names)
     return Segmenter(model, features, run.post)
 
 
-def _learnt(run: Batch) -> Segmenter:
-    """Train on labels, find clusters, or read texts."""
-    asked = run.asked
-    if asked.text is not None:
-        run.check_truth(asked.text.names)
-        from vispe.segment.text.zero_shot import text_model  # brings open_clip along
+def _trained_segmenter(run: Batch) -> Segmenter:
+    """Train on labels, find clusters, or encode text prompts."""
+    request = run.request
+    if request.text is not None:
+        run.check_truth(request.text.names)
+        from vispe.segment.text.zero_shot import text_model  # imports open_clip
 
-        config = asked.features or TextConfig()
-        features, model = text_model(run, asked.text, config, asked.seed, asked.device)
+        config = request.features or TextConfig()
+        features, model = text_model(run, request.text, config, request.seed, request.device)
         return Segmenter(model, features, run.post)
-    features = Features(asked.features or DEFAULT, seed=asked.seed, device=asked.device)
-    if asked.cluster is not None:
-        clusters = PixelClusters(asked.cluster, asked.cluster_method, seed=asked.seed)
+    features = Features(request.features or DEFAULT, seed=request.seed, device=request.device)
+    if request.cluster is not None:
+        clusters = PixelClusters(request.cluster, request.cluster_method, seed=request.seed)
         return Segmenter(train_clusters(run, features, clusters), features, run.post)
     return Segmenter(train(run, features), features, run.post)
 
@@ -216,38 +232,51 @@ def apply(
         model: a `.vispe` file.
         images: files, folders or globs.
         out: folder for the results, as in `segment`; no model is written.
-        reading: how images are read; normalisation is always that of the model.
+        reading: options of image reading; normalisation is always that of the model.
         scoring: ground truth.
-        post: weighing and smoothing of the result.
-        objects: patches of which classes are objects to be cut, measured and counted: also `<stem>_objects.tif`,
-            `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
+        post: reweighting and smoothing of the result.
+        objects: classes whose connected components are split, measured and counted; also writes
+            `<stem>_objects.tif`, `<stem>_objects.csv`, `<stem>_objects.png` and `objects.csv`.
         materials: measure each page: intercepts, grain size, interfaces, correlation (`vispe.segment.materials`).
-        trust: report whether the result depends on how the sample lies, turned, mirrored or shifted.
-        weights: where the checkpoint of the token model is now, if it has moved; it must be the same.
-        allow_download: fetch weights that the model file names and that are not on this disk.
-        tile: another tile side in pixels, for less memory.
+        trust: report whether the result depends on the pose of the sample (rotations, reflections, shifts).
+        weights: new path of the token model's checkpoint, if it has moved; the weights must be identical.
+        allow_download: download weights that the model file names and that are not on this disk.
+        tile: another tile side in pixels, to reduce memory.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing results.
-        watch: its methods are called as the run goes on.
-        memory: of images in Zarr stores, and large TIFF files, as in `segment`.
+        watch: callbacks for progress.
+        memory: memory limit for images in Zarr stores and for large TIFF files, as in `segment`.
         scheduler: address of a dask scheduler for such images.
 
     Raises:
-        InputError: as `segment`; a model file that cannot be used.
+        OptionError: an option that does not apply to the model.
+        InputError: as `segment`; an unusable model file.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from PIL import Image
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> grey = np.repeat([[60, 190]], 48, 0).repeat(24, 1).astype(np.uint8)
+        >>> Image.fromarray(grey).save(folder / "a.png")
+        >>> report = segment(folder / "a.png", folder / "out", cluster=2, features=FeatureConfig())
+        >>> report = apply(folder / "out" / "model.vispe", folder / "a.png", folder / "again")
+        >>> report.images[0]["map_fractions"]
+        {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
-    asked = Request.of("apply", locals())
+    request = Request.of("apply", locals())
     if stores := large_images(images, memory, scheduler):
         from vispe.segment.out_of_core import entry_points
 
-        return entry_points.apply(asked, stores)
+        return entry_points.apply(request, stores)
     loaded = load_model(model)
-    reading = replace(asked.reading, normalize=loaded.normalize, clip=loaded.clip)
-    run = Batch(replace(asked, reading=reading))
-    run.post.weighing(loaded.classifier)
-    if asked.objects is not None:
-        asked.objects.numbers(loaded.names)
-    config = refitted(loaded, asked)
-    with run.begun():
+    reading = replace(request.reading, normalize=loaded.normalize, clip=loaded.clip)
+    run = Batch(replace(request, reading=reading))
+    run.post.resolve_prior(loaded.classifier)
+    if request.objects is not None:
+        request.objects.numbers(loaded.names)
+    config = requested_features(loaded, request)
+    with run.locked_results():
         run.check_truth(None if isinstance(loaded.classifier, PixelClusters) else loaded.names)
         features = open_features(loaded, device, config, allow_download=allow_download)
         return run.predict(Segmenter(loaded, features, run.post))

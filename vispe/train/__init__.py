@@ -1,8 +1,8 @@
-"""Retrofit: take positional bias out of a pretrained vision transformer by distillation.
+"""Retrofit: removal of positional bias from a pretrained vision transformer by distillation.
 
-The teacher is the model as it is; the student has the same weights and another positional encoding, and learns the
-teacher's features without the channels that reveal positions. `retrofit` runs it all, and so does the command
-`vispe retrofit`; `load_student` reads what it wrote. Importing this package imports nothing heavy.
+The teacher is the unchanged model; the student has the same weights and another positional encoding, and is trained on
+the teacher's features without the channels that encode position. `retrofit` runs the training, as does the command
+`vispe retrofit`; `load_student` loads the result. Importing this package imports no heavy dependencies.
 
 >>> from vispe.train import Retrofit
 >>> from vispe.train.retrofit.config import Stage, Teacher
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import vispe.train.retrofit  # noqa: F401 - the folder first: the function of its name is defined after it
+import vispe.train.retrofit  # noqa: F401 - before the function of the same name, which would be shadowed
 from vispe._lazy import face
 
 if TYPE_CHECKING:
@@ -26,20 +26,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Retrofit", "load_student", "retrofit"]
 
-_PLACES = {"Retrofit": "vispe.train.retrofit.config", "load_student": "vispe.train.retrofit.student"}
-__getattr__, __dir__ = face(__name__, _PLACES)
+_MODULES = {"Retrofit": "vispe.train.retrofit.config", "load_student": "vispe.train.retrofit.student"}
+__getattr__, __dir__ = face(__name__, _MODULES)
 
 
 def retrofit(
     config: Retrofit, *, source: Source | None = None, on_step: OnStep | None = None, say: Say | None = None
 ) -> Result:
-    """Train a student without the teacher's positional bias, and write it to the folder of the config.
+    """Train a student without the teacher's positional bias, and write it to the output folder.
 
     Args:
-        config: the models, the stages, the data and everything else.
-        source: pictures, in place of those that the config names.
-        on_step: called after every update with its number, the number of all, and the new line of the log, if any.
-        say: called with a sentence about what is done beside training.
+        config: models, stages, data and all other settings.
+        source: image source that replaces the sources of the config.
+        on_step: called after every training step with its number, the total number of steps, and the new line of the
+            log, if there is one.
+        say: called with status messages outside of the training loop.
+
+    Returns:
+        The student, its model card and the verdict.
+
+    Raises:
+        OptionError: invalid or contradictory settings.
+        InputError: unreadable data, or a folder with a finished run or an interrupted run of other settings.
+        UnsupportedHost: the teacher cannot be converted.
+
+    Example:
+        >>> from vispe.train.retrofit.config import Retrofit, Stage, Teacher
+        >>> config = Retrofit(Teacher("vit_small_patch14_dinov2"), [Stage(224, steps=9)], [{"folder": "images"}], "out")
+        >>> result = retrofit(config)  # doctest: +SKIP
     """
     from vispe.train.retrofit.distillation import retrofit as run
 

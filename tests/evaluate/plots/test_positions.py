@@ -228,9 +228,9 @@ def test_the_command(capsys, tmp_path):
             "'image:4' of the stream cannot be read",
         ),
         (["positions", "mrope", "--grid", "4x4", "-o", "x.png"], "plot positions has no option '--grid'"),
-        (["positions", "-o", "x.png"], "plot positions needs SCHEMES"),
-        (["positions", "mrope", "-o", "x.doc"], "x.doc has no ending of a picture"),
-        (["mrope_i(stride=2.0)", "-o", "x.png"], "draw it by vispe plot positions 'mrope_i(stride=2.0)'"),
+        (["positions", "-o", "x.png"], "plot positions: missing required argument SCHEMES"),
+        (["positions", "mrope", "-o", "x.doc"], "x.doc: unsupported figure format"),
+        (["mrope_i(stride=2.0)", "-o", "x.png"], "Use vispe plot positions 'mrope_i(stride=2.0)'"),
         (["alibi2", "-o", "x.png"], "There is no encoding 'alibi2'"),
     ],
 )

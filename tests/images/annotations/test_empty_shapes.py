@@ -54,7 +54,7 @@ def test_empty_geometries(tmp_path, geometry):
     said = []
     np.testing.assert_array_equal(read_truth(path, (1, H, W), names=["bg", "ob"], note=said.append), EXPECTED)
     assert any("empty geometry" in text for text in said)
-    with pytest.raises(InputError, match=r"holds 1 shape\(s\), but all of them are empty"):
+    with pytest.raises(InputError, match=r"has 1 shape\(s\), all of them empty"):
         read_labels(geojson(tmp_path, [feature(geometry)]), (1, H, W))
 
 

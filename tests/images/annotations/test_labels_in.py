@@ -99,9 +99,9 @@ def test_classes_given_by_the_user_order_and_refuse(tmp_path):
         found.values, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:]))
     )
     assert found.colors is None  # crack has none
-    assert "class 'crack' is not drawn" in found.notes[0]
+    assert "class 'crack' has no labelled pixels" in found.notes[0]
     with pytest.raises(
-        InputError, match=r"feature 0 is of the class 'pore'; known are pores, grain.*'pores'"
+        InputError, match=r"feature 0: the class must be one of pores, grain, got 'pore'.*'pores'"
     ):
         read_labels(path, (1, H, W), classes=["pores", "grain"])
 
@@ -120,7 +120,7 @@ def test_the_smaller_shape_counts_whatever_the_order(tmp_path, turned):
     expected = blocks((1, np.s_[:20], np.s_[:20]), (3, np.s_[7], np.s_[:20]), (2, np.s_[5:9], np.s_[5:9]))
     np.testing.assert_array_equal(found.values, expected)
     assert found.notes == (
-        "32 pixels of a.geojson lie under shapes of two classes; the smaller shape counts.",
+        "32 pixels of a.geojson are covered by shapes of different classes; the smaller wins.",
     )
 
 
@@ -130,7 +130,7 @@ def test_shapes_without_a_class_and_ignored_ones_are_left_out_with_a_note(tmp_pa
     notes = read_labels(path, (1, H, W)).notes
     assert "1 shape(s) of a.geojson of the class Ignore*, which QuPath ignores, are not used." in notes
     assert "1 shape(s) of a.geojson have no class and are not used." in notes
-    with pytest.raises(InputError, match=r"1 shape\(s\), but none with a class; give them one"):
+    with pytest.raises(InputError, match=r"1 shape\(s\), none with a class. Assign a classification"):
         read_labels(geojson(path, feature("Point", [5, 5])), (1, H, W))
 
 
@@ -138,10 +138,10 @@ def test_what_reaches_beyond_the_image_is_cut_and_what_lies_outside_is_refused(t
     path = geojson(tmp_path / "a.geojson", PORE, feature("Polygon", [box(-5, 15, 3.4, 99)], "grain"))
     found = read_labels(path, (1, H, W))
     np.testing.assert_array_equal(found.values, blocks((2, np.s_[:4], np.s_[:4]), (1, np.s_[15:], np.s_[:3])))
-    assert "1 shape(s) of a.geojson reach beyond the image; only what lies inside is used." in found.notes
+    assert "1 shape(s) of a.geojson extend beyond the image and are clipped." in found.notes
     path = geojson(path, PORE, feature("Polygon", [box(31, 0, 40, 9)], "grain"))
     with pytest.raises(
-        InputError, match=r"feature 1 lies outside the image of 30 x 20 pixels \(x 31 to 40, y 0 to 9\)"
+        InputError, match=r"feature 1 is outside the image of 30 x 20 pixels, got x 31 to 40, y 0 to 9"
     ):
         read_labels(path, (1, H, W))
 
@@ -152,13 +152,13 @@ def test_slices_and_times_are_pages(tmp_path):
     found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (3, H, W)).values
     assert [np.unique(page).tolist() for page in found] == [[0], [0, 2], [0, 1]]
     path = geojson(tmp_path / "b.geojson", PORE, GRAIN)
-    with pytest.raises(InputError, match="feature 0 names no page, but the image has 3; give label_page"):
+    with pytest.raises(InputError, match=r"feature 0 has no page, but the image has 3. Set `label_page`"):
         read_labels(path, (3, H, W))
     assert read_labels(path, (3, H, W), label_page=1).values[1].max() == 2
     path = geojson(path, feature("Point", [1, 1], "a", plane={"z": 1, "t": 1}))
-    with pytest.raises(InputError, match="slice 1 of time 1"):
+    with pytest.raises(InputError, match="got slice 1 of time 1"):
         read_labels(path, (3, H, W))
-    with pytest.raises(InputError, match=r"feature 0 is on page 2, but the image has 2 \(0 to 1\)"):
+    with pytest.raises(InputError, match=r"feature 0: the page must be 0 to 1, got 2"):
         read_labels(geojson(path, *shapes), (2, H, W))
 
 
@@ -166,11 +166,11 @@ def test_slices_and_times_are_pages(tmp_path):
     ("bad", "text"),
     [
         ({"type": "Feature", "properties": {}}, "feature 0 has no geometry"),
-        (feature("Circle", [1, 2], "a"), "a geometry of the type 'Circle'"),
-        (feature("Polygon", [[[0, 0], [1, 1]]], "a"), "at least 3 pairs of numbers"),
-        (feature("Polygon", [[[0, 0], [1, "x"], [2, 2]]], "a"), "at least 3 pairs of numbers"),
-        (feature("Polygon", [[[0, 0], [1, 1e300], [2, 2]]], "a"), "farther than 10000000 pixels"),
-        (feature("Polygon", [], "a"), "no list of parts"),
+        (feature("Circle", [1, 2], "a"), "polygons, lines or points, got the type 'Circle'"),
+        (feature("Polygon", [[[0, 0], [1, 1]]], "a"), "3 or more pairs of numbers"),
+        (feature("Polygon", [[[0, 0], [1, "x"], [2, 2]]], "a"), "3 or more pairs of numbers"),
+        (feature("Polygon", [[[0, 0], [1, 1e300], [2, 2]]], "a"), "at most 10000000 pixels"),
+        (feature("Polygon", [], "a"), "neither lists of parts"),
         (feature("Point", None, "a"), "pairs of numbers"),
     ],
 )
@@ -183,18 +183,18 @@ def test_damaged_geojson_is_refused_in_one_sentence(tmp_path, bad, text):
 def test_other_json_under_the_name_of_geojson_is_refused(tmp_path):
     path = tmp_path / "a.geojson"
     path.write_text('{"type": "Topology"}')
-    with pytest.raises(InputError, match="holds no GeoJSON features"):
+    with pytest.raises(InputError, match="has no GeoJSON features"):
         read_labels(path, (1, H, W))
 
 
 def test_shapes_cannot_label_every_pixel_nor_stand_beside_numbers(tmp_path):
     path = geojson(tmp_path / "a.geojson", PORE, GRAIN)
-    with pytest.raises(OptionError, match="leave out dense"):
+    with pytest.raises(OptionError, match="Omit `dense`"):
         read_labels(path, (1, H, W), dense=True)
     numbers = tmp_path / "b.json"
     numbers.write_text(json.dumps([{"class": 1, "points": [[1, 1]]}]))
     both = [path, numbers], [(1, H, W)] * 2
-    with pytest.raises(InputError, match=r"names its classes and .* numbers them; say with classes"):
+    with pytest.raises(InputError, match=r"has class names and .* has class numbers. Set `classes`"):
         read_label_set(*both)
     first, second = read_label_set(*both, classes=["pore", "grain"])
     assert (first.values[0, 0, 0], second.values[0, 1, 1]) == (1, 1)
@@ -337,10 +337,10 @@ def test_a_single_roi_file_is_read(tmp_path):
 def test_regions_that_mark_no_pixels_and_damaged_files_are_refused(tmp_path):
     path = tmp_path / "a.roi"
     for made, text in [
-        (roi("ANGLE", np.array([[1, 1], [5, 5], [9, 1]])), "of the kind angle"),
-        (roi("RECT", box=(0, 0, 5, 5), subtype=roifile.ROI_SUBTYPE.TEXT), "of the kind text"),
+        (roi("ANGLE", np.array([[1, 1], [5, 5], [9, 1]])), "regions of the kind angle"),
+        (roi("RECT", box=(0, 0, 5, 5), subtype=roifile.ROI_SUBTYPE.TEXT), "regions of the kind text"),
         (roi("RECT", box=(0, 0, 5, 5), rounded_rect_arc_size=9), "rounded corners"),
-        (roi("POLYGON", np.array([[1, 1], [5, 5]])), "2 points, too few for an area"),
+        (roi("POLYGON", np.array([[1, 1], [5, 5]])), "an area needs 3 points, got 2"),
     ]:
         made.tofile(path)
         with pytest.raises(InputError, match=text):
@@ -354,10 +354,10 @@ def test_regions_that_mark_no_pixels_and_damaged_files_are_refused(tmp_path):
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w") as z:
         z.writestr("a.txt", "x")
-    with pytest.raises(InputError, match=r"holds no \.roi file"):
+    with pytest.raises(InputError, match=r"contains no \.roi file"):
         read_labels(archive, (1, H, W))
     archive.write_bytes(archive.read_bytes()[:30])
-    with pytest.raises(InputError, match="is no region of ImageJ"):
+    with pytest.raises(InputError, match="is not a region of ImageJ"):
         read_labels(archive, (1, H, W))
 
 
@@ -403,22 +403,25 @@ def test_coco_files_hold_several_images_by_name(tmp_path):
     path = coco(tmp_path / "all.json", [note(5, square, 0), note(9, square, 1)], images)
     found = read_label_set([path, path], [(1, H, W)] * 2, images=["x/a.png", "y/b.tif"])
     assert [f.values.max() for f in found] == [2, 1]
-    with pytest.raises(InputError, match=r"holds no image called c\.png; it has a\.png, b\.png"):
+    with pytest.raises(InputError, match=r"has no image called c\.png. Its images: a\.png, b\.png"):
         read_labels(path, (1, H, W), image="c.png")
 
 
 @pytest.mark.parametrize(
     ("annotation", "text"),
     [
-        (note(6, [[0, 0, 2, 0, 2, 2]]), "category_id=6, which is not among"),
-        (note(5, [[0, 0, 2, 0, 2]]), "no segmentation by polygons"),
+        (note(6, [[0, 0, 2, 0, 2, 2]]), "unknown category, got category_id=6"),
+        (note(5, [[0, 0, 2, 0, 2]]), "no polygons or run lengths as segmentation"),
         (
             {"id": 1, "image_id": 7, "category_id": 5, "bbox": [0, 0, 2, 2]},
-            "a box alone says not which pixels",
+            "a bounding box does not define pixels",
         ),
-        (note(5, {"size": [H, W], "counts": [5, 5]}), "do not add up to 20 x 30"),
-        (note(5, {"size": [W, H], "counts": [600]}), r"run lengths for the size \[30, 20\]"),
-        (note(5, {"size": [H, W], "counts": "é"}), "run lengths with the character"),
+        (note(5, {"size": [H, W], "counts": [5, 5]}), "do not sum to 20 x 30"),
+        (
+            note(5, {"size": [W, H], "counts": [600]}),
+            r"must have the size of the image, \[20, 30\], got \[30, 20\]",
+        ),
+        (note(5, {"size": [H, W], "counts": "é"}), "invalid character"),
     ],
 )
 def test_damaged_coco_is_refused_in_one_sentence(tmp_path, annotation, text):
@@ -427,7 +430,7 @@ def test_damaged_coco_is_refused_in_one_sentence(tmp_path, annotation, text):
 
 
 def test_coco_of_another_size_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"a\.png has 20 x 30 pixels .* but the image is 30 x 20"):
+    with pytest.raises(InputError, match=r"a\.png must have the size of the image, 30 x 20 .*, got 20 x 30"):
         read_labels(coco(tmp_path / "a.json", [note(5, [[0, 0, 2, 0, 2, 2]])]), (1, W, H))
 
 
@@ -436,21 +439,25 @@ def test_truth_is_matched_by_the_names_of_classes(tmp_path):
     notes = []
     found = read_truth(path, (1, H, W), names=["pore", "grain"], note=notes.append)
     np.testing.assert_array_equal(found, blocks((1, np.s_[:4], np.s_[:4]), (2, np.s_[10:], np.s_[10:])))
-    assert notes == ["64 % of the pixels lie under no shape of a.geojson and are left out of the score."]
+    assert notes == [
+        "64 % of the pixels are outside of all shapes of a.geojson and are ignored in the score."
+    ]
     assert read_truth(path, (1, H, W))[0, 0, 0] == 2  # clusters: in natural order of the names
-    with pytest.raises(InputError, match="feature 1 is of the class 'grain'; known are pore, matrix"):
+    with pytest.raises(InputError, match="feature 1: the class must be one of pore, matrix, got 'grain'"):
         read_truth(path, (1, H, W), names=["pore", "matrix"])
 
 
 def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("vispe.images.annotations.shapes.MOST_COVERED", 100)
+    monkeypatch.setattr("vispe.images.annotations.shapes.MAX_COVERED_PIXELS", 100)
     squares = [feature("Polygon", [box(0, 0, 10, 10)], "ab"[k % 2]) for k in range(300)]
     path = geojson(tmp_path / "a.geojson", *squares)
-    with pytest.raises(InputError, match=r"a\.geojson: its 300 shapes cover more than 0 million pixels"):
+    with pytest.raises(
+        InputError, match=r"a\.geojson: the total area of its 300 shapes exceeds 0 million pixels"
+    ):
         read_labels(path, (1, H, W))
     fewer = geojson(tmp_path / "b.geojson", *squares[:20])
     assert any(
-        "100 pixels of b.geojson lie under shapes of two classes" in n
+        "100 pixels of b.geojson are covered by shapes of different classes" in n
         for n in read_labels(fewer, (1, H, W)).notes
     )
 
@@ -458,7 +465,7 @@ def test_shapes_that_cover_the_image_thousands_of_times_are_refused(tmp_path, mo
 def test_overlaps_of_few_pixels_in_a_large_image_are_counted(tmp_path):
     shapes = [feature("Polygon", [box(k, 900, k + 2, 902)], "ab"[k % 2]) for k in range(2)]
     found = read_labels(geojson(tmp_path / "a.geojson", *shapes), (1, 1000, 1000))
-    assert any("2 pixels of a.geojson lie under shapes of two classes" in n for n in found.notes)
+    assert any("2 pixels of a.geojson are covered by shapes of different classes" in n for n in found.notes)
 
 
 def test_what_roifile_only_logs_is_refused_in_one_sentence(tmp_path, caplog, capfd):

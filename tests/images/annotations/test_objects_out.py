@@ -124,14 +124,14 @@ def test_files_are_not_overwritten_and_none_is_written_when_one_exists(tmp_path)
         (
             {"kinds": ["geojsn"]},
             OptionError,
-            "objects_as='geojsn' is not one of geojson, rois, coco.*'geojson'",
+            "objects_as must be one of geojson, rois, coco, got 'geojsn'.*'geojson'",
         ),
-        ({"kinds": ["coco", "coco"]}, OptionError, "names one kind twice"),
-        ({"names": ["a"]}, OptionError, "1 names and 3 colours"),
-        ({"classes": [1]}, InputError, "object 2 has no class; classes are 1 to 3"),
-        ({"classes": [1, 4]}, InputError, "object 2 has the class 4"),
-        ({"instances": np.zeros((1, 2, 2), int)}, ShapeError, "two axes"),
-        ({"instances": np.array([[-1]])}, InputError, "whole numbers from 0"),
+        ({"kinds": ["coco", "coco"]}, OptionError, "has repeated kinds"),
+        ({"names": ["a"]}, OptionError, "names and colors must have equal length, got 1 and 3"),
+        ({"classes": [1]}, InputError, "object 2: the class must be 1 to 3, got no class"),
+        ({"classes": [1, 4]}, InputError, "object 2: the class must be 1 to 3, got 4"),
+        ({"instances": np.zeros((1, 2, 2), int)}, ShapeError, "instance maps have the shape"),
+        ({"instances": np.array([[-1]])}, InputError, "must be integers from 0"),
     ],
 )
 def test_bad_calls_write_nothing(tmp_path, change, error, text):

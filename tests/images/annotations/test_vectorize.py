@@ -82,9 +82,9 @@ def test_a_ring_that_would_touch_itself_becomes_a_hole():
 @pytest.mark.parametrize(
     ("bad", "error", "text"),
     [
-        (np.zeros((2, 3, 4), int), ShapeError, "two axes"),
-        (np.zeros((2, 3)), InputError, "whole numbers from 0, got float64"),
-        (np.array([[-1, 2]]), InputError, "got int64 with -1"),
+        (np.zeros((2, 3, 4), int), ShapeError, "instance maps have the shape"),
+        (np.zeros((2, 3)), InputError, r"integers from 0 \(no object\), got float64"),
+        (np.array([[-1, 2]]), InputError, "got int64 with minimum -1"),
         (np.array([[True]]), InputError, "got bool"),
     ],
 )

@@ -52,7 +52,7 @@ def test_strokes_that_would_take_minutes_are_refused_before_any_is_drawn(monkeyp
     wide = [Stroke((k % 2 + 1,), 1024, np.array([[1, 1], [4000, 4000]] * 50, float), 0) for k in range(50)]
     monkeypatch.setattr(scribbles, "stroke_pixels", None)
     with pytest.raises(
-        InputError, match=r"a\.json: the strokes pass over .* use fewer strokes, or a narrower pen"
+        InputError, match=r"a\.json: strokes must cover at most .* Use fewer strokes, or a narrower pen"
     ):
         draw_strokes(Path("a.json"), wide, (1, 4096, 4096))
     ordinary = [Stroke((1,), 16, np.cumsum(np.ones((500, 2)), 0), 0)] * 500

@@ -317,7 +317,11 @@ def test_layers_know_up_and_down():
             OptionError,
             r"fractions needs a list of 2 or more numbers above 0, got fractions=\(1.2, -0.2\)",
         ),
-        (lambda: random_field(0, wavelength=300.0, period=64), OptionError, "does not fit into the period"),
+        (
+            lambda: random_field(0, wavelength=300.0, period=64),
+            OptionError,
+            "wavelength must not exceed the period",
+        ),
         (
             lambda: random_field(0, bandwidth=1.0),
             OptionError,
@@ -342,7 +346,7 @@ def test_layers_know_up_and_down():
         (
             lambda: disc_packing(0, coverage=0.7, radius=4.0, period=64),
             OptionError,
-            "no room was found beyond",
+            "the discs do not fit",
         ),
         (
             lambda: disc_packing(0, coverage=1.0),
@@ -352,9 +356,9 @@ def test_layers_know_up_and_down():
         (
             lambda: disc_packing(0, radius=40.0, period=64),
             OptionError,
-            "covered to 0.4 by 0 discs of radius 40",
+            "got 0 with period=",
         ),
-        (lambda: disc_packing(0, radius=4.0, period=(9, 2000)), OptionError, "does not fit into the period"),
+        (lambda: disc_packing(0, radius=4.0, period=(9, 2000)), OptionError, "the period must exceed a disc"),
         (
             lambda: disc_packing(0, levels=(0.1,)),
             OptionError,
@@ -365,15 +369,19 @@ def test_layers_know_up_and_down():
             OptionError,
             "labels must be one of phases, grains, boundaries, got 'phase'",
         ),
-        (lambda: voronoi(0, labels="boundaries", width=0.0), OptionError, "need a width"),
-        (lambda: voronoi(0, grain=32.0, period=100), OptionError, "less than 4 grains of 32"),
+        (lambda: voronoi(0, labels="boundaries", width=0.0), OptionError, "width must be above 0"),
+        (lambda: voronoi(0, grain=32.0, period=100), OptionError, "period must be at least 4 grains"),
         (
             lambda: voronoi(0, regularity=0.8),
             OptionError,
             "regularity needs a number from 0 to 0.75, got regularity=0.8",
         ),
-        (lambda: layered(0, interfaces=(3.0, 1.0)), OptionError, "ascending heights"),
-        (lambda: layered(0, levels=(0.1, 0.2)), OptionError, "2 interfaces separate 3 layers, got 2 levels"),
+        (lambda: layered(0, interfaces=(3.0, 1.0)), OptionError, "interfaces must be ascending"),
+        (
+            lambda: layered(0, levels=(0.1, 0.2)),
+            OptionError,
+            "levels must have 3 entries for 2 interfaces, got 2",
+        ),
         (
             lambda: MADE["field"].render((0, 4)),
             ShapeError,
@@ -399,7 +407,7 @@ def test_layers_know_up_and_down():
             OptionError,
             r"shift needs a list of 2 finite numbers, got shift=\(1.0, 'a'\)",
         ),
-        (lambda: MADE["field"].at([[1.0, 2.0, 3.0]]), ShapeError, r"Points \(n, 2\) are needed"),
+        (lambda: MADE["field"].at([[1.0, 2.0, 3.0]]), ShapeError, r"points must have the shape \(n, 2\)"),
     ],
 )
 def test_errors(call, error, text):

@@ -10,7 +10,7 @@ import vispe.segment.classify.class_prior as prior_module
 from tests.segment.run.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
-from vispe.segment.classify.calibration import advice, calibrate, calibration_error, strokes
+from vispe.segment.classify.calibration import calibrate, calibration_error, calibration_note, strokes
 from vispe.segment.classify.class_prior import (
     Counts,
     areas,
@@ -25,8 +25,8 @@ from vispe.segment.classify.class_prior import (
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import load_model, save_model
-from vispe.segment.run.prediction import Post, find_areas
-from vispe.segment.run.run_report import faded
+from vispe.segment.run.prediction import Post, estimate_areas
+from vispe.segment.run.run_report import vanishing_class_notes
 
 
 def mixture(shares, n=60_000, seed=0, apart=2.5):
@@ -169,13 +169,13 @@ def test_calibration_leaves_strokes_out_and_flattens():
     assert facts["strokes"] == {"dark": 12, "bright": 12}
     assert found.temperature == facts["temperature"] > 1.1
     assert 0 <= facts["expected_calibration_error"] <= 1
-    assert advice(facts) is None
+    assert calibration_note(facts) is None
     seen = calibration_error(found.probabilities(features), classes, np.full(960, 1 / 960))
     assert facts["before"] > seen  # strokes that were seen look better than they are
     few = PixelClassifier("logistic", 2).fit(features, classes)
     facts = calibrate(few, features, classes, np.where(classes == 1, 0, of), names=("dark", "bright"))
     assert (few.temperature, facts["expected_calibration_error"]) == (1.0, None)
-    assert "class 'dark' has one stroke only" in advice(facts)
+    assert "class 'dark' has one scribble" in calibration_note(facts)
 
 
 @pytest.mark.parametrize("kind", ["logistic", "forest"])
@@ -267,7 +267,7 @@ def test_boosting_has_fractions_but_no_intervals(rare):
 
 
 def test_clusters_have_no_prior(rare):
-    with pytest.raises(OptionError, match="prior='em' has no effect on clusters and words"):
+    with pytest.raises(OptionError, match="prior='em' has no effect on clusters and text prompts"):
         pipeline.segment([rare / "a.png"], rare / "out", cluster=2, post=Post(prior="em"))
     with pytest.raises(
         OptionError, match=r"prior='squrt' is not one of sqrt, em, uniform\. Did you mean 'sqrt'"
@@ -318,14 +318,17 @@ def test_a_class_that_weighing_takes_nearly_all_from_is_noted():
     rng = np.random.default_rng(0)
     grey = rng.normal(size=100_000)
     likely = (1 / (1 + np.exp(0.9 - 0.6 * grey))).astype(np.float32)  # classes that can hardly be told apart
-    found = find_areas(count(np.stack([1 - likely, likely])))
+    found = estimate_areas(count(np.stack([1 - likely, likely])))
     assert found.unweighed[1] > 0.05 * len(grey)
     assert found.pixels[1] < 0.1 * found.unweighed[1]
-    (note,) = faded(found, ("matrix", "pores"))
-    assert "look most like 'pores', but 0.0 % are left" in note
-    assert "--prior uniform" in note
-    assert faded(None, ("matrix", "pores")) == []
+    (note,) = vanishing_class_notes(found, ("matrix", "pores"))
+    assert "class 'pores' is most probable for" in note
+    assert "but only 0.0 % remain" in note
+    assert "prior=uniform" in note
+    assert vanishing_class_notes(None, ("matrix", "pores")) == []
     both = found + found
     assert np.array_equal(both.unweighed, 2 * found.unweighed)
     apart = np.where(rng.random(100_000) < 0.3, 0.99, 0.01).astype(np.float32)
-    assert faded(find_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []
+    assert (
+        vanishing_class_notes(estimate_areas(count(np.stack([1 - apart, apart]))), ("matrix", "pores")) == []
+    )

@@ -129,4 +129,4 @@ def test_it_goes_by_command_and_stores_are_refused(folder, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["apply", "plain/model.vispe", "b.tif", "--memory", "1GiB", "--clean", "-o", "big"]) == 2
     shown = " ".join(capsys.readouterr().err.split())
-    assert "clean needs the picture beside the probabilities of a whole page" in shown
+    assert "clean is not supported for out-of-core images" in shown

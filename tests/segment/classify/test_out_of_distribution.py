@@ -11,7 +11,7 @@ from vispe.segment.classify.out_of_distribution import (
     MARGIN,
     MARGIN_ONE,
     Domain,
-    fits,
+    is_consistent,
     learn_domain,
     tally,
 )
@@ -156,6 +156,6 @@ def test_too_little_to_hold_out_gives_none():
 )
 def test_arrays_that_do_not_belong_together_are_found(change):
     right = known().tensors()
-    assert fits(right)
-    assert not fits({**right, **change})
-    assert not fits({k: v for k, v in right.items() if k not in change})
+    assert is_consistent(right)
+    assert not is_consistent({**right, **change})
+    assert not is_consistent({k: v for k, v in right.items() if k not in change})

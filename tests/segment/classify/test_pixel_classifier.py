@@ -113,19 +113,19 @@ def test_logistic_comes_back_from_its_tensors():
         ("classes", np.array([1.0, 2.0, 3.0])),
         ("classes", np.array([], np.int64)),
     ):
-        with pytest.raises(InputError, match="for 3 classes do not fit together"):
+        with pytest.raises(InputError, match="for 3 classes are inconsistent"):
             PixelClassifier("logistic", 3, state=state | {f"linear.{name}": value})
     del state["linear.bias"]
     with pytest.raises(InputError, match="a logistic classifier without bias"):
         PixelClassifier("logistic", 3, state=state)
-    with pytest.raises(InputError, match="was not fitted"):
+    with pytest.raises(InputError, match="is not fitted"):
         PixelClassifier("logistic", 3).probabilities(features)
 
 
 def test_wrong_requests_are_refused():
     with pytest.raises(OptionError, match=r"classifier='florest' is not one of .*Did you mean 'forest'"):
         PixelClassifier("florest", 2)
-    with pytest.raises(InputError, match=r"need at least 2 labelled classes, found 1 \(matrix\)"):
+    with pytest.raises(InputError, match=r"need at least 2 labelled classes, got 1 \(matrix\)"):
         PixelClassifier("logistic", 2).fit(np.zeros((3, 2), np.float32), np.ones(3, int), ("matrix", "hole"))
 
 
@@ -139,9 +139,9 @@ def test_clusters_are_numbered_from_dark_to_bright_whatever_the_seed():
 
 
 def test_wrong_cluster_numbers_are_refused():
-    with pytest.raises(OptionError, match="cluster=1 must lie between 2 and 255"):
+    with pytest.raises(OptionError, match="cluster=1 must be between 2 and 255"):
         PixelClusters(1)
-    with pytest.raises(InputError, match=r"more clusters than there are different pixels \(2\)"):
+    with pytest.raises(InputError, match=r"exceeds the number of distinct pixels \(2\)"):
         PixelClusters(3).fit(np.repeat(np.eye(2, dtype=np.float32), 5, 0), np.zeros(10))
 
 

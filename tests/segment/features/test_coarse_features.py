@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vispe.segment.features.coarse_features import CoarseMaps
-from vispe.segment.features.spill_cache import Shelf
+from vispe.segment.features.spill_cache import SpillCache
 from vispe.segment.features.tiles import Region
 
 
@@ -53,7 +53,7 @@ def test_chosen_pixels_and_scores_are_those_of_the_planes(stride, offset, frame)
 def test_a_shelf_hands_out_once_what_it_keeps(room, monkeypatch):
     monkeypatch.setattr("vispe.segment.features.spill_cache.MEMORY", 400 if room == "memory" else 40)
     monkeypatch.setattr("vispe.segment.features.spill_cache.DISK", 0 if room == "none" else 4000)
-    shelf, values = Shelf(), [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
+    shelf, values = SpillCache(), [torch.randn(2, 5, n) for n in (1, 3, 2, 4)]
     for number, value in enumerate(values):
         shelf.put(bytes([number]), value)
         shelf.put(bytes([number]), value + 1)  # the first one stays

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
 from vispe.errors import OptionError, ShapeError
-from vispe.segment.features.filters import SIGMAS, Filters, together
+from vispe.segment.features.filters import SIGMAS, Filters, group_pixels
 from vispe.segment.features.tiles import Region, blocks
 
 SIZES = [(1, 1), (1, 7), (5, 1), (2, 3), (17, 40), (33, 150), (131, 70)]
@@ -167,10 +167,10 @@ def test_features_of_chosen_pixels_are_those_of_the_page(height, width, count, h
 
 def test_pixels_far_apart_get_rectangles_of_their_own_and_dense_ones_share_one():
     y, x = (n.ravel() for n in np.mgrid[:200, :300])
-    assert len(together(y, x, 65)) == 1
+    assert len(group_pixels(y, x, 65)) == 1
     random = np.random.default_rng(0)
     middles = np.array([(20, 30), (400, 450), (50, 470)])
     y, x = (middles[:, None] + random.integers(-8, 9, (3, 50, 2))).reshape(-1, 2).T
-    groups = together(y, x, 65)
+    groups = group_pixels(y, x, 65)
     assert sorted(len(own) for own in groups) == [50, 50, 50]
     np.testing.assert_array_equal(np.sort(np.concatenate(groups)), np.arange(150))

@@ -140,14 +140,14 @@ def test_times_are_volumes_of_their_own_in_either_order():
 @pytest.mark.parametrize(
     ("count", "axes", "message"),
     [
-        (1, (), r"s.tif has one page, but 3D filters need a Z stack; leave out --filters-3d"),
+        (1, (), r"s.tif has one page, but 3D filters need a Z stack. Omit filters_3d"),
         (
             4,
             (("T", 4),),
-            r"has no Z axis \(it is a time series of 4 frames\).*leave out --filters-3d, or say",
+            r"has no Z axis \(it is a time series of 4 frames\).*Omit filters_3d, or specify",
         ),
-        (4, (("T", 2), ("A", 2)), r"no Z axis \(its pages count T and A\)"),
-        (3, (("TZ", 3),), r"no Z axis \(its pages count TZ\)"),
+        (4, (("T", 2), ("A", 2)), r"no Z axis \(its page axes are T and A\)"),
+        (3, (("TZ", 3),), r"no Z axis \(its page axes are TZ\)"),
     ],
 )
 def test_what_is_no_volume_is_refused(count, axes, message):
@@ -161,19 +161,19 @@ def test_notes_say_what_was_assumed():
     known = Stack(micrograph(pages, size=(0.5, 0.5), step=2.0), pages)
     assert known.step == 4.0
     assert known.notes == (
-        "the slices of s.tif lie 2 microns apart, 4 times the size of a pixel: 3D filters take that into account.",
+        "the slices of s.tif are 2 microns apart, 4 times the pixel size: 3D filters take this into account.",
     )
     guessed = Stack(micrograph(pages, (("Q", 3),), step=None), pages)
     assert guessed.step == 1.0
-    assert guessed.notes[0] == "the pages of s.tif are taken for slices along Z."
-    assert "does not say how far its slices lie apart: 3D filters take voxels for cubes" in guessed.notes[1]
+    assert guessed.notes[0] == "the pages of s.tif are interpreted as slices along Z."
+    assert "the slice distance of s.tif is unknown: 3D filters assume cubic voxels" in guessed.notes[1]
 
 
 def test_a_page_without_its_stack_is_refused():
     config = FeatureConfig(filters_3d=True)
     features = Features(config, device="cpu")
     page = volume(20, 20, 1)
-    with pytest.raises(InputError, match=r"3D filters need the pages above and below"):
+    with pytest.raises(InputError, match=r"3D filters need the neighbouring slices"):
         features.prepare(page, np.ones((20, 20), bool)).compute(0)
     with pytest.raises(OptionError, match=r"filters_3d has no effect on features=tokens"):
         FeatureConfig("tokens", model="vispe_micro", filters_3d=True)

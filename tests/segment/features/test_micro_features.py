@@ -155,13 +155,13 @@ def test_other_weights(tmp_path):
     assert other.fingerprint() != DenseModel().fingerprint()
     config = FeatureConfig("both", model="vispe_micro", weights=str(weights), fingerprint=other.fingerprint())
     assert Features(config).config == config
-    with pytest.raises(InputError, match="are not those of the training"):
+    with pytest.raises(InputError, match="differ from those used in training"):
         Features(FeatureConfig("both", model="vispe_micro", fingerprint=other.fingerprint()))
     assert WEIGHTS.is_file()
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(OptionError, match="pos_embed='rope_axial' cannot be given to vispe_micro"):
+    with pytest.raises(OptionError, match="pos_embed='rope_axial' is not supported by vispe_micro"):
         FeatureConfig("both", model="vispe_micro", pos_embed="rope_axial")
     with pytest.raises(InputError, match="random is not a file"):
         Features(FeatureConfig("tokens", model="vispe_micro", weights="random"))

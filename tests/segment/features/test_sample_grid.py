@@ -5,8 +5,8 @@ import pytest
 
 from vispe.segment.classify.out_of_distribution import Domain, tally
 from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.features.sample_grid import Seen, offsets, sample
-from vispe.segment.features.tiles import Region, blocks, lattice, window
+from vispe.segment.features.sample_grid import FeatureGrid, offsets, sample
+from vispe.segment.features.tiles import Region, blocks, grid_points, window
 
 RNG = np.random.default_rng(0)
 
@@ -21,7 +21,7 @@ def domain(f, m=2):
     "region", [Region(0, 1, 0, 4), Region(0, 5, 3, 29), Region(13, 77, 4, 5), Region(60, 61, 5, 12)]
 )
 def test_points_lie_in_the_middle_of_cells_of_eight_pixels(region):
-    top, bottom, left, right = lattice(region)
+    top, bottom, left, right = grid_points(region)
     rows = [i for i in range(20) if region.top <= 8 * i + 4 < region.bottom]
     columns = [i for i in range(20) if region.left <= 8 * i + 4 < region.right]
     assert list(range(top, bottom)) == rows
@@ -106,7 +106,7 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
     codes = [seen.codes(prepared.sampled(number)) for number in range(len(prepared.pieces))]
 
     def filled(region):
-        out = Seen.empty(region, seen)
+        out = FeatureGrid.empty(region, seen)
         for number, piece in enumerate(prepared.pieces):
             out.add(piece, codes[number], prepared.weight(number))
         out.forget(~valid[region.slices])
@@ -127,7 +127,7 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
                     if p.top <= row < p.bottom and p.left <= column < p.right:
                         weight = window(*prepared._maps.regions[number].shape)[prepared._maps.crop(number)]
                         if weight[row - p.top, column - p.left] > best:
-                            best, (top, _, left, _) = weight[row - p.top, column - p.left], lattice(p)
+                            best, (top, _, left, _) = weight[row - p.top, column - p.left], grid_points(p)
                             code = codes[number][row // 8 - top, column // 8 - left]
                 picked.append(code)
     assert np.array_equal(whole.sums(), tally(np.array(picked)))
@@ -135,7 +135,7 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
 
 def test_the_map_has_one_value_for_each_patch():
     seen = domain(3)
-    one = Seen.empty(Region(0, 130, 0, 71), seen)
+    one = FeatureGrid.empty(Region(0, 130, 0, 71), seen)
     assert one.map().shape == (2, 2)
     assert np.isnan(one.map()).all()
     one.codes[:] = RNG.integers(-3000, 3000, one.codes.shape)

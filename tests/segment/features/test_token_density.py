@@ -119,7 +119,7 @@ def test_every_token_is_seen_at_its_own_pixels(stride, shifts):
 def test_looks_are_the_maps_of_shifted_pages():
     model = TokenModel(NAME, weights="random", shifts=2)
     framed = torch.rand(1, 3, 48 + 8, 64 + 8)
-    found = model.looks(framed)
+    found = model.shifted_passes(framed)
     assert found.shape[1:3] == (6, 8)
     for row in range(2):
         for column in range(2):
@@ -179,22 +179,22 @@ def test_a_page_is_cut_by_the_tokens_that_it_gives(monkeypatch):
 
 
 def test_what_makes_no_sense_is_refused_in_a_sentence():
-    with pytest.raises(OptionError, match=r"token_stride=7 has no effect on features=filters; use"):
+    with pytest.raises(OptionError, match=r"token_stride=7 has no effect on features=filters. Use"):
         FeatureConfig(token_stride=7)
-    with pytest.raises(OptionError, match=r"token_shifts=2 has no effect on vispe_micro, .*--model"):
+    with pytest.raises(OptionError, match=r"token_shifts=2 has no effect on vispe_micro, .*a timm model"):
         FeatureConfig("both", model="vispe_micro", token_shifts=2)
     with pytest.raises(OptionError, match=r"layers=\(3,\) has no effect on vispe_micro"):
         FeatureConfig("tokens", model="vispe_micro", layers=(3,))
     for wrong in ({"token_stride": 0}, {"token_shifts": 0}, {"token_shifts": 1.5}, {"token_stride": True}):
-        with pytest.raises(OptionError, match="must be a whole number from 1 on"):
+        with pytest.raises(OptionError, match="must be a positive integer"):
             FeatureConfig("tokens", model=NAME, **wrong)
     for layers in ((), (3, 3)):
-        with pytest.raises(OptionError, match="names a block twice or none"):
+        with pytest.raises(OptionError, match="must be a non-empty list of distinct blocks"):
             FeatureConfig("tokens", model=NAME, layers=layers)
     random = {"weights": "random"}
     with pytest.raises(OptionError, match=r"token_stride=7 px does not divide the patch of 16 x 16 px"):
         TokenModel(NAME, **random, stride=7)
-    with pytest.raises(OptionError, match=r"token_shifts=3 does not divide the 16 px between tokens"):
+    with pytest.raises(OptionError, match=r"token_shifts=3 does not divide the token stride of 16 px"):
         TokenModel(NAME, **random, shifts=3)
     with pytest.raises(OptionError, match="layer=6 is not one of the 6 blocks"):
         TokenModel(NAME, **random, layers=(6,))

@@ -164,7 +164,7 @@ def test_a_convolutional_network_gives_tokens_too():
 
 def test_weights_that_changed_since_the_training_are_refused():
     config = FeatureConfig("tokens", model=NAME, weights="random", fingerprint="0" * 64)
-    with pytest.raises(InputError, match="are not those of the training"):
+    with pytest.raises(InputError, match="differ from those used in training"):
         Features(config)
 
 

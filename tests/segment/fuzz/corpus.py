@@ -166,26 +166,38 @@ def _frame(data: bytes, marks: tuple[bytes, ...], size: bytes) -> bytes:
 def hostile() -> Iterator[tuple[str, bytes, str]]:
     """Names, contents, and a pattern of the sentence with which each is refused."""
     bomb, few = zeros(1300), zlib.compress(bytes(72))
-    yield "header.png", png(10**9, 10**9, 8, 0, few), r"refused.*10\^?\d* *x|refused: it claims 1000000000 x"
-    yield "bomb.png", png(40000, 33000, 8, 0, bomb), r"refused: it claims 33000 x 40000 .*bomb"
-    yield "bomb16.png", png(100, 100, 16, 2, bomb), r"more pixels than its header says"
-    yield "more.png", png(8, 8, 8, 0, bomb), r"more pixels than its header says"
-    yield "fewer.png", png(8, 80, 8, 0, few), r"fewer pixels than its header says"
+    yield "header.png", png(10**9, 10**9, 8, 0, few), r"decompression bomb, got 1000000000 x"
+    yield "bomb.png", png(40000, 33000, 8, 0, bomb), r"decompression bomb, got 33000 x 40000"
+    yield "bomb16.png", png(100, 100, 16, 2, bomb), r"more pixels than its header declares"
+    yield "more.png", png(8, 8, 8, 0, bomb), r"more pixels than its header declares"
+    yield "fewer.png", png(8, 80, 8, 0, few), r"fewer pixels than its header declares"
     text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes([65]) * 10**7))
     yield "text.png", png(8, 8, 8, 0, few, text), r"Decompressed data too large"
     yield "profile.png", png(8, 8, 8, 0, few, text.replace(b"zTXt", b"iCCP")), r"damaged"
     yield "nothing.png", png(0, 5, 8, 0, few), r"nothing\.png"
     size = struct.pack(">HH", 65535, 65535)
-    yield "header.jpg", _frame(encoded(grey(), "JPEG"), (b"\xff\xc0",), size), r"claims 65535 x 65535"
-    yield "header.bmp", bmp(60000, 60000, b"", 0), r"refused: it claims 60000 x 60000"
-    yield "huge.bmp", bmp(2**31 - 1, 2**31 - 1, b"", 0), r"refused: it claims 2147483647 x"
-    yield "runs.bmp", bmp(2**29, 1, b"\0\2\xff\xff" * 200 + b"\0\0\0\1"), r"refused: it claims 1 x 536870912"
+    yield (
+        "header.jpg",
+        _frame(encoded(grey(), "JPEG"), (b"\xff\xc0",), size),
+        r"decompression bomb, got 65535 x 65535",
+    )
+    yield "header.bmp", bmp(60000, 60000, b"", 0), r"decompression bomb, got 60000 x 60000"
+    yield "huge.bmp", bmp(2**31 - 1, 2**31 - 1, b"", 0), r"decompression bomb, got 2147483647 x"
+    yield (
+        "runs.bmp",
+        bmp(2**29, 1, b"\0\2\xff\xff" * 200 + b"\0\0\0\1"),
+        r"decompression bomb, got 1 x 536870912",
+    )
     yield (
         "wide.tif",
         pages(1, t256=10**9, t257=10**9, t278=10**9),
-        r"should hold|refused: it claims|lists fewer",
+        r"truncated: expected|decompression bomb|lists fewer",
     )
-    yield "deflate.tif", pages(1, t256=40000, t257=40000, t278=40000, t259=8), r"claims 40000 x 40000 .*bomb"
+    yield (
+        "deflate.tif",
+        pages(1, t256=40000, t257=40000, t278=40000, t259=8),
+        r"decompression bomb, got 40000 x 40000",
+    )
     for count, back in ((1, 0), (50, 0), (150, 0), (150, 75)):
         yield f"circle{count}-{back}.tif", pages(count, back), rf"page list is cyclic after {count}"
     yield "tile.tif", pages(1, t259=8, t322=2**31 - 16, t323=2**31 - 16, t324=8, t325=9), r"tile\.tif"
@@ -194,22 +206,22 @@ def hostile() -> Iterator[tuple[str, bytes, str]]:
         pages(1, t256=30000, t257=30000, t322=16, t323=16, t324=8, t325=9),
         r"too few strips or tiles",
     )
-    yield "shared.tif", _shared(300), r"refused: it claims 300 x 2000 x 2000"
-    yield "planes.tif", ome("<TiffData/>", 10**9), r"speaks of 1e\+09 planes"
-    yield "planes18.tif", ome("<TiffData/>", 10**18), r"speaks of 1e\+18 planes"
-    yield "count.tif", ome('<TiffData IFD="0" PlaneCount="1000000000"/>'), r"speaks of 1e\+09 planes"
+    yield "shared.tif", _shared(300), r"decompression bomb, got 300 x 2000 x 2000"
+    yield "planes.tif", ome("<TiffData/>", 10**9), r"got 1e\+09"
+    yield "planes18.tif", ome("<TiffData/>", 10**18), r"got 1e\+18"
+    yield "count.tif", ome('<TiffData IFD="0" PlaneCount="1000000000"/>'), r"got 1e\+09"
     for name, other in (("device", "/dev/zero"), ("above", "../../secret.tif"), ("folder", ".")):
         uuid = f'<TiffData PlaneCount="1"><UUID FileName="{other}">urn:uuid:1</UUID></TiffData>'
-        yield f"{name}.tif", ome(uuid, 2), r"names the file .* does not lie in the folder"
+        yield f"{name}.tif", ome(uuid, 2), r"must be in the folder of the image"
     laughs = "".join(f'<!ENTITY l{k} "{f"&l{k - 1};" * 10}">' for k in range(1, 10))
     entities = f'<!DOCTYPE z [<!ENTITY l0 "ha">{laughs}]>'
-    yield "laughs.tif", ome("<TiffData/><A>&l9;</A>", prolog=entities), r"defines XML entities"
+    yield "laughs.tif", ome("<TiffData/><A>&l9;</A>", prolog=entities), r"XML entities in the metadata"
     along = '<ModuloAlongZ Type="angle" Start="0" End="3e9"/>'
-    yield "modulo.tif", ome(f"<TiffData/>{along}"), r"speaks of 3e\+09 planes"
+    yield "modulo.tif", ome(f"<TiffData/>{along}"), r"got 3e\+09"
     shape = json.dumps({"shape": [10**9, 4, 4]})
-    yield "shape.tif", tiff(grey(np.uint8, 4, 4), description=shape), r"should hold|refused"
+    yield "shape.tif", tiff(grey(np.uint8, 4, 4), description=shape), r"truncated: expected"
     images = "ImageJ=1.53\nimages=1000000000\nslices=1000000000\nhyperstack=true\n"
-    yield "imagej.tif", tiff(grey(np.uint8, 4, 4), description=images), r"truncated|refused"
+    yield "imagej.tif", tiff(grey(np.uint8, 4, 4), description=images), r"truncated|decompression bomb"
 
 
 def _shared(count: int) -> bytes:

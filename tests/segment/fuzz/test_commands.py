@@ -76,7 +76,7 @@ def test_a_folder_of_bad_files_gives_a_line_for_each_and_the_good_ones_are_done(
     code, out, err = vispe(capsys, "apply", model, "in", "-o", "out")
     assert code == 1
     assert {line.partition(":")[0] for line in out} == {"in/good.png", "in/flat.tif"}
-    left = [line for line in err if "was left out" in line]
+    left = [line for line in err if "was skipped" in line]
     assert len(left) == len(files)
     report = json.loads(Path("out/report.json").read_text())
     assert len(report["failures"]) == len(files)
@@ -206,6 +206,6 @@ def test_a_folder_with_the_name_of_a_picture_is_a_folder(capsys, model):
     Path("a.png").mkdir()
     code, _, err = vispe(capsys, "apply", model, "a.png", "-o", "out")
     assert code == 2
-    assert "the folder a.png holds no image" in err[0]
+    assert "the folder a.png contains no image" in err[0]
     Image.fromarray(corpus.grey()).save("a.png/b.png")
     assert vispe(capsys, "apply", model, "a.png", "-o", "out")[0] == 0

@@ -68,14 +68,14 @@ def test_the_limit_is_by_the_file_and_by_the_memory(monkeypatch, tmp_path):
     size_limits.check_size(path, (1_900_000_000,), 8)
     size_limits.check_size(path, (8, 1_900_000_000), 1)
     with pytest.raises(
-        InputError, match=r"2100000000 values, 2\.1 GB, in a file of 10 MB.*limit 200 to 1 above 1\.074 GB"
+        InputError, match=r"2100000000 values \(2\.1 GB\) in a file of 10 MB.*limit 200 to 1 above 1\.074 GB"
     ):
         size_limits.check_size(path, (2_100_000_000,), 8)
     size_limits.check_size(path, (2_100_000_000,), 8, trusted=True)
     size_limits.check_size(path, (2_100_000_000,), 8, stored=11_000_000)
     monkeypatch.setattr(size_limits, "machine_memory", lambda: 4_000_000_000)
     with pytest.raises(
-        InputError, match=r"holds 2100000000 values, 2\.1 GB, but only half of the 4 GB of memory"
+        InputError, match=r"at most half of the memory of 4 GB, got 2100000000 values \(2\.1 GB\)"
     ):
         size_limits.check_size(path, (2_100_000_000,), 8, trusted=True)
     with pytest.raises(InputError, match=r"OME-Zarr"):  # bits become bytes
@@ -102,7 +102,7 @@ def test_labels_may_compress_as_well_as_they_like(tmp_path, monkeypatch):
     drawn = np.zeros((1200, 1000), np.uint8)
     drawn[3, :500], drawn[7, :500] = 1, 2
     Image.fromarray(drawn).save(tmp_path / "l.png", optimize=True)
-    with pytest.raises(InputError, match=r"refused: it claims 1200 x 1000 values, 1\.2 MB.*bomb"):
+    with pytest.raises(InputError, match=r"decompression bomb, got 1200 x 1000 values \(1\.2 MB"):
         read_image(tmp_path / "l.png")
     np.testing.assert_array_equal(read_labels(tmp_path / "l.png", (1, 1200, 1000)).values[0], drawn)
     with pytest.raises(InputError, match="bomb"):
@@ -115,9 +115,7 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
 
     Image.fromarray(corpus.grey()).save(tmp_path / "a.png")
     monkeypatch.setattr("vispe.images.read._plain_colours", much)
-    with pytest.raises(
-        InputError, match=r"a\.png needs more memory than there is \(Unable to allocate 2\.33 GiB\)"
-    ):
+    with pytest.raises(InputError, match=r"a\.png: out of memory \(Unable to allocate 2\.33 GiB\)"):
         read_image(tmp_path / "a.png")
 
 
@@ -140,7 +138,7 @@ def test_planes_in_a_file_beside_are_read_and_elsewhere_refused(tmp_path):
         )
     np.testing.assert_array_equal(read_image(tmp_path / "a.ome.tif").pages[..., 0], np.stack(planes))
     (tmp_path / "b.ome.tif").unlink()
-    with pytest.raises(InputError, match="lists 2 planes in its OME metadata, but 1 are not in the file"):
+    with pytest.raises(InputError, match="1 of 2 planes of the OME metadata are missing"):
         read_image(tmp_path / "a.ome.tif")
 
 

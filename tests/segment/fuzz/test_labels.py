@@ -34,27 +34,30 @@ def with_(index, **changes):
 
 BAD = {
     "deep": ("[" * 100_000, "nested too deeply"),
-    "digits": ('[{"class": 1' + "0" * 6000 + ', "points": [[1, 1]]}]', "not usable: Exceeds the limit"),
-    "nan": ('[{"class": 1, "points": [[NaN, 1]]}]', "holds NaN, which is no number of JSON"),
-    "infinity": ('[{"class": 1, "points": [[-Infinity, 1]]}]', "holds -Infinity"),
-    "twice": ('[{"class": 1, "class": 2, "points": [[1, 1]]}]', "the key 'class' twice in one object"),
-    "beyond": (with_(0, points=[[10**400, 1]]), r"points are a list of \[x, y\] pairs of numbers"),
-    "large": (with_(0, points=[[1e300, 1]]), "outside the image"),
+    "digits": ('[{"class": 1' + "0" * 6000 + ', "points": [[1, 1]]}]', "not valid: Exceeds the limit"),
+    "nan": ('[{"class": 1, "points": [[NaN, 1]]}]', "NaN is not a JSON number"),
+    "infinity": ('[{"class": 1, "points": [[-Infinity, 1]]}]', "-Infinity is not a JSON number"),
+    "twice": ('[{"class": 1, "class": 2, "points": [[1, 1]]}]', "duplicate key 'class'"),
+    "beyond": (
+        with_(0, points=[[10**400, 1]]),
+        r"points must be a non-empty list of \[x, y\] pairs of numbers",
+    ),
+    "large": (with_(0, points=[[1e300, 1]]), "must be inside the image"),
     "texts": (with_(0, points=[["1", "2"]]), "pairs of numbers"),
     "true": (with_(0, points=[[True, False]]), "pairs of numbers"),
     "ragged": (with_(0, points=[[1, 2], [3]]), "pairs of numbers"),
     "solid": (with_(0, points=[[[1, 2]]]), "pairs of numbers"),
     "none": (with_(0, points=[]), "pairs of numbers"),
-    "wide": (with_(1, width=10**9), "width=1000000000; the width is a whole number from 1 to 1024 px"),
+    "wide": (with_(1, width=10**9), "width must be an integer from 1 to 1024 px, got width=1000000000"),
     "thin": (with_(1, width=0), "width=0"),
     "half": (with_(1, width=2.5), r"width=2\.5"),
-    "page": (with_(1, page=10**18), "is on page 1000000000000000000"),
+    "page": (with_(1, page=10**18), "got 1000000000000000000"),
     "negative": (with_(1, page=-1), "page=-1"),
     "class": (with_(1, **{"class": -3}), "class=-3"),
-    "object": ({"class": 1}, "must hold a list of strokes"),
-    "number": (5, "must hold a list of strokes"),
-    "html": ("<html></html>", "is not JSON: .* in line 1"),
-    "empty": ("", "is not JSON"),
+    "object": ({"class": 1}, "must contain a list of strokes"),
+    "number": (5, "must contain a list of strokes"),
+    "html": ("<html></html>", "is not valid JSON: .* in line 1"),
+    "empty": ("", "is not valid JSON"),
 }
 
 
@@ -68,13 +71,13 @@ def test_strokes_that_cannot_be_drawn_are_refused(tmp_path, name):
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     for data in (b"\xff\xfe[\x00]\x00", b"\x80\x81", bytes(30)):
         (tmp_path / "s.json").write_bytes(data)
-        with pytest.raises(InputError, match=r"s\.json (cannot be read as text|is not JSON)"):
+        with pytest.raises(InputError, match=r"s\.json (cannot be read as text|is not valid JSON)"):
             read_labels(tmp_path / "s.json", SHAPE)
 
 
 def test_a_long_file_is_refused_before_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.images.labels.class_values._JSON_BYTES", 50)
-    with pytest.raises(InputError, match=r"s\.json has more than 0 MB"):
+    with pytest.raises(InputError, match=r"s\.json must be at most 0 MB"):
         strokes(tmp_path, GOOD)
 
 
@@ -186,15 +189,15 @@ def test_much_json_is_a_legend_or_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"1": "a", "1": "b"}', "has the key '1' twice"),
-        ('{"' + "9" * 5000 + '": "a"}', "neither a number nor a colour"),
-        ('{"²": "a"}', "neither a number nor a colour"),
-        ('["a", "b\\u001b[2J"]', r"class name 'b\\x1b\[2J' with control characters"),
-        ('["a", "b\\nc"]', r"class name 'b\\nc' with control characters"),
-        ('["a", "\\ud800"]', r"class name '\\ud800' with control characters"),
-        ('["a", "a"]', "class name 'a' twice"),
-        ('["a", 1]', "must hold class names"),
-        ("[]", "must hold class names"),
+        ('{"1": "a", "1": "b"}', "duplicate key '1'"),
+        ('{"' + "9" * 5000 + '": "a"}', "keys must be numbers or colours"),
+        ('{"²": "a"}', "keys must be numbers or colours"),
+        ('["a", "b\\u001b[2J"]', r"must not contain control characters, got 'b\\x1b\[2J'"),
+        ('["a", "b\\nc"]', r"must not contain control characters, got 'b\\nc'"),
+        ('["a", "\\ud800"]', r"must not contain control characters, got '\\ud800'"),
+        ('["a", "a"]', "class names must be unique, got 'a' twice"),
+        ('["a", 1]', "class names must be non-empty texts"),
+        ("[]", "class names must be non-empty texts"),
     ],
 )
 def test_legends_that_name_no_classes_are_refused(tmp_path, text, reason):
@@ -214,19 +217,19 @@ def test_names_of_any_script_are_kept(tmp_path):
     [
         (
             np.array([[2**63 + 5, 1]], np.uint64),
-            r"holds the value 9\.22337e\+18; label values must be at most 2\^53",
+            r"label values must be at most 2\^53, got 9\.22337e\+18",
         ),
-        (np.array([[1e300, 1]]), r"holds the value 1e\+300"),
-        (np.array([[0.5, 1]]), "holds fractions or NaN"),
-        (np.array([[np.nan, 1]]), "holds fractions or NaN"),
-        (np.array([[-1, 1]], np.int8), "holds the value -1"),
-        (np.array([[1j, 1]]), "holds complex128 values"),
+        (np.array([[1e300, 1]]), r"label values must be at most 2\^53, got 1e\+300"),
+        (np.array([[0.5, 1]]), "label values must be integers, got fractions or NaN"),
+        (np.array([[np.nan, 1]]), "label values must be integers, got fractions or NaN"),
+        (np.array([[-1, 1]], np.int8), "label values must be 0 or more, got -1"),
+        (np.array([[1j, 1]]), "values must be real numbers, got complex128"),
     ],
 )
 def test_label_images_of_strange_numbers_are_refused(tmp_path, values, reason):
     tifffile.imwrite(tmp_path / "l.tif", values)
     for read in (lambda p: read_labels(p, (1, 1, 2)), lambda p: read_truth(p, (1, 1, 2))):
-        with pytest.raises(InputError, match=rf"l\.tif {reason}"):
+        with pytest.raises(InputError, match=rf"l\.tif: {reason}"):
             read(tmp_path / "l.tif")
 
 

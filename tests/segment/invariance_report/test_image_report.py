@@ -114,7 +114,7 @@ def test_a_stack_is_judged_by_its_middle_page(folder, undrawn):
     report = apply("out/model.vispe", ["s.tif"], "more", trust=True)
     record = report.images[0]
     assert record["trust"]["page"] == 1
-    assert "the trust report of s.tif is that of page 1 of 3 (counted from 0)." in record["notes"]
+    assert "the trust report of s.tif is that of page 1 of 3 (from 0)." in record["notes"]
     labels = tifffile.imread("more/s_seg.tif")[1]
     assert record["trust"]["classes"]["class 2"]["fraction"] == pytest.approx((labels == 2).mean())
     assert np.asarray(Image.open("more/s_disagreement.png")).shape == labels.shape

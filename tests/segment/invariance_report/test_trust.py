@@ -3,7 +3,13 @@ import pytest
 
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, trust_page
-from vispe.segment.invariance_report.poses import REPEAT, Lay, Moved, Rim, fitting
+from vispe.segment.invariance_report.poses import (
+    REPEAT,
+    ShiftedFrame,
+    ShiftMargin,
+    SquareSymmetry,
+    valid_shifts,
+)
 from vispe.segment.run.prediction import Prediction
 from vispe.symmetry.d4 import D4
 
@@ -79,7 +85,16 @@ def oracle(p, valid, predict, count, shifts):
 
 
 @pytest.mark.parametrize("size", [(5, 8), (7, 6)])
-@pytest.mark.parametrize("move", [*map(Lay, D4), Moved(2, -3), Moved(-1, 0), Moved(0, 0), Rim(1, 2, 0, 3)])
+@pytest.mark.parametrize(
+    "move",
+    [
+        *map(SquareSymmetry, D4),
+        ShiftedFrame(2, -3),
+        ShiftedFrame(-1, 0),
+        ShiftedFrame(0, 0),
+        ShiftMargin(1, 2, 0, 3),
+    ],
+)
 def test_moves_undo_themselves_where_they_show_the_picture(move, size):
     labels = np.arange(1, 1 + size[0] * size[1]).reshape(size)
     planes = np.stack([labels, -labels])
@@ -89,18 +104,20 @@ def test_moves_undo_themselves_where_they_show_the_picture(move, size):
     assert set(np.unique(moved[0])) <= set(labels.ravel())
     back = move.undo(moved[0])
     np.testing.assert_array_equal(back[back > 0], labels[back > 0])
-    lost = {Moved: lambda m: (abs(m.dy), abs(m.dx)), Rim: lambda m: (3, 3)}.get(type(move), lambda m: (0, 0))(
-        move
-    )
+    lost = {ShiftedFrame: lambda m: (abs(m.dy), abs(m.dx)), ShiftMargin: lambda m: (3, 3)}.get(
+        type(move), lambda m: (0, 0)
+    )(move)
     assert (back > 0).sum() == (size[0] - lost[0]) * (size[1] - lost[1])
 
 
 def test_a_shift_moves_down_and_right_and_mirrors_what_comes_in():
-    np.testing.assert_array_equal(Moved(0, 2).apply(np.array([[1, 2, 3, 4]])), [[2, 1, 1, 2]])
-    np.testing.assert_array_equal(Moved(-1, 0).apply(np.array([[1], [2], [3]])), [[2], [3], [3]])
-    np.testing.assert_array_equal(Moved(0, 2).undo(np.array([[1, 2, 3, 4]])), [[3, 4, 0, 0]])
-    assert Rim.of([(-3, 5), (8, -7), (16, 16)]) == Rim(3, 16, 7, 16)
-    np.testing.assert_array_equal(Rim(0, 0, 1, 2).apply(np.array([[1, 2, 3, 4, 5]])), [[2, 2, 3, 3, 2]])
+    np.testing.assert_array_equal(ShiftedFrame(0, 2).apply(np.array([[1, 2, 3, 4]])), [[2, 1, 1, 2]])
+    np.testing.assert_array_equal(ShiftedFrame(-1, 0).apply(np.array([[1], [2], [3]])), [[2], [3], [3]])
+    np.testing.assert_array_equal(ShiftedFrame(0, 2).undo(np.array([[1, 2, 3, 4]])), [[3, 4, 0, 0]])
+    assert ShiftMargin.of([(-3, 5), (8, -7), (16, 16)]) == ShiftMargin(3, 16, 7, 16)
+    np.testing.assert_array_equal(
+        ShiftMargin(0, 0, 1, 2).apply(np.array([[1, 2, 3, 4, 5]])), [[2, 2, 3, 3, 2]]
+    )
 
 
 @pytest.mark.parametrize("holes", [False, True])
@@ -153,8 +170,7 @@ def test_what_does_not_depend_on_the_place_is_steady(size):
     assert found.agreement == 1
     assert np.isnan(found.at_borders)
     assert (
-        found.verdict
-        == "Steady: every pixel keeps its class when the picture is turned, mirrored or shifted."
+        found.verdict == "Steady: no pixel changes its class when the image is rotated, mirrored or shifted."
     )
     assert found.brief == "steady, 100 % of pixels agree"
     assert found.to_dict()["changes_at_borders"] is None
@@ -183,9 +199,9 @@ def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
         np.testing.assert_allclose(found.floor(family), 100 / pixels)
     assert found.levels == ("strong", "strong")
     assert found.verdict == (
-        "Strong dependence: the fraction of matrix (50 %) changes by 50 percentage points when the picture is turned "
-        "(floor <0.01), 50 when mirrored (floor <0.01) and 16 when shifted (floor <0.01). 50.0 % of the pixels keep "
-        "their class in every pose; 3.3 % of the others lie within 2 px of a border between classes, and away from "
+        "Strong dependence: the fraction of matrix (50 %) changes by 50 percentage points when the image is rotated "
+        "(floor <0.01), 50 when mirrored (floor <0.01) and 16 when shifted (floor <0.01). 50.0 % of the pixels have "
+        "the same class in every pose; 3.3 % of the others are within 2 px of a class border, and away from "
         "borders 50.0 % change."
     )
     assert found.brief == "strong, matrix by 50 pp (floor <0.01)"
@@ -240,7 +256,7 @@ def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
     assert not found.phase_spread("turned").any()
     assert found.floor("shifted")[0] > 5
     assert found.floor("turned")[0] == pytest.approx(100 / 64**2)
-    rim = Rim.of(SHIFTS)
+    rim = ShiftMargin.of(SHIFTS)
     assert found.controls[1].pixels == rim.frame(64, 64).sum() == 45 * 41
     assert found.effect("shifted")[0] < found.phase_spread("shifted")[0]
     assert found.to_dict()["classes"]["a"]["floor_pp"]["shifted"] == pytest.approx(found.floor("shifted")[0])
@@ -265,10 +281,10 @@ def test_angles_stand_beside_their_floor():
         "30°, round trip",
     ]
     assert steady.level == "steady"
-    assert steady.notes == ("angles are compared on a disc of 80 px in the middle of 97 x 120 px.",)
+    assert steady.notes == ("angles are compared on a disc of 80 px in the centre of 97 x 120 px.",)
     biased = trust_page(p, everywhere(p), by_row, "ab", angles=(30,), shifts=())
     assert biased.phase_spread("angles")[0] > 3 * biased.floor("angles")[0]
-    assert "turned by other angles (floor" in biased.verdict
+    assert "rotated by other angles (floor" in biased.verdict
     holes = everywhere(p)
     holes[30:50, 40:60] = False
     found = trust_page(
@@ -298,15 +314,15 @@ def test_a_prediction_that_is_known_is_not_made_again():
 
 
 def test_shifts_that_do_not_fit_are_left_out_and_said():
-    assert fitting([(1, 2), (0, 0), (1, 2), (9, 0)], (32, 32)) == [(1, 2)]
+    assert valid_shifts([(1, 2), (0, 0), (1, 2), (9, 0)], (32, 32)) == [(1, 2)]
     p = page(20, 70)
     found = trust_page(p, everywhere(p), by_level, "abc")
     assert [q.name for q in found.poses if q.family == "shifted"] == ["shift (-3, 5) px"]
-    assert found.notes == ("2 of 3 shifts are too large for 20 x 70 px and left out.",)
+    assert found.notes == ("2 of 3 shifts are too large for 20 x 70 px and were skipped.",)
     tiny = page(3, 5)
     found = trust_page(tiny, everywhere(tiny), by_level, "abc")
     assert found.families == ("turned", "mirrored")
-    assert found.verdict == "Steady: every pixel keeps its class when the picture is turned or mirrored."
+    assert found.verdict == "Steady: no pixel changes its class when the image is rotated or mirrored."
     assert list(found.to_dict()["agreement_by_family"]) == ["turned", "mirrored"]
 
 
@@ -360,9 +376,9 @@ def test_classes_that_change_places_are_seen_though_no_fraction_changes(columns,
     if level == "strong":
         assert found.brief == "strong, 50.0 % of pixels away from borders change"
         assert found.verdict == (
-            "Strong dependence: no fraction changes beyond the floor of the measurement when the picture is turned or "
-            "mirrored. 50.0 % of the pixels keep their class in every pose; 2.5 % of the others lie within 2 px of a "
-            "border between classes, and away from borders 50.0 % change."
+            "Strong dependence: no fraction changes beyond the floor of the measurement when the image is rotated or "
+            "mirrored. 50.0 % of the pixels have the same class in every pose; 2.5 % of the others are within 2 px of "
+            "a class border, and away from borders 50.0 % change."
         )
 
 
@@ -379,10 +395,10 @@ def test_errors_say_what_was_found():
     ):
         trust_page(p, everywhere(p), by_level, [])
     with pytest.raises(
-        OptionError, match=r"A shift is two whole numbers of pixels \(down, right\), got \(1.5, 2\)"
+        OptionError, match=r"A shift must be two integers, pixels \(down, right\), got \(1.5, 2\)"
     ):
         trust_page(p, everywhere(p), by_level, "abc", shifts=[(1.5, 2)])
-    with pytest.raises(OptionError, match="returned class 3, but 2 names were given"):
+    with pytest.raises(OptionError, match="returned class 3, but there are 2 class names"):
         trust_page(p, everywhere(p), by_level, "ab")
     with pytest.raises(ShapeError, match=r"returned labels \(31, 40\) for an image of \(32, 40\) px"):
         trust_page(p, everywhere(p), lambda q, v: by_level(q, v)[1:], "abc")

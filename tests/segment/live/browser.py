@@ -114,7 +114,7 @@ class Browser:
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, text=key if len(key) == 1 else "")
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
 
-    def picture(self):
+    def image_png(self):
         """Return a PNG of the window."""
         return base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
 

@@ -76,7 +76,7 @@ def test_the_result_is_that_of_the_engine_and_of_the_command(image, paint, tmp_p
     assert found["ready"]
     live = Live(paint.image, features=paint.live._features.config, names=["ground", "disc"])
     wanted = live.update(paint.labels())
-    assert np.array_equal(paint.found.labels, wanted.labels)
+    assert np.array_equal(paint.prediction.labels, wanted.labels)
     assert paint.save() == ["a_strokes.json", "model.vispe", "a_seg.png"]
     out = tmp_path / "a_paint"
     assert main(["segment", str(path), "--labels", str(out / "a_strokes.json"), "--classes", "ground,disc",
@@ -101,12 +101,12 @@ def test_strokes_come_in_their_order_and_undo_takes_them_back(paint, image):
     assert not paint.update({"names": ["a", "b"], "strokes": covered})["ready"]
     assert paint.update({"names": ["a", "b"], "strokes": strokes}) == first
     alone = paint.update({"names": ["a", "b"], "strokes": strokes[:1]})
-    assert alone == {"ready": False, "why": "paint strokes of two classes or more."}
-    assert paint.found is None
+    assert alone == {"ready": False, "why": "paint scribbles of at least two classes."}
+    assert paint.prediction is None
 
 
 def test_what_is_saved_is_not_written_over_others_files(paint, image, tmp_path):
-    with pytest.raises(InputError, match="nothing to save yet; paint a stroke first"):
+    with pytest.raises(InputError, match=r"nothing to save yet\. Paint a scribble first"):
         paint.save()
     paint.update({"names": ["a", "b"], "strokes": strokes_of(image[1])[:1]})
     assert not paint.saved
@@ -139,13 +139,13 @@ def test_names_are_checked(names):
      {"class": True, "width": 1, "points": [[1, 1]]}],
 )  # fmt: skip
 def test_strokes_are_checked(stroke):
-    with pytest.raises(InputError, match="paint it again"):
+    with pytest.raises(InputError, match="Paint it again"):
         checked_strokes([stroke], 2, 0, (9, 9))
 
 
 def test_points_outside_are_refused():
     for place in ([-5, 4], [6.6, 4], [3, 8.51]):
-        with pytest.raises(InputError, match="stroke 0 has points outside the picture"):
+        with pytest.raises(InputError, match="scribble 0 has points outside the image"):
             checked_strokes([{"class": 1, "width": 1, "points": [place]}], 2, 0, (9, 7))
     found = checked_strokes([{"class": 1, "width": 1, "points": [[-0.49, 8.49]]}], 2, 0, (9, 7))
     assert found[0].points.tolist() == [[-0.49, 8.49]]
@@ -205,7 +205,7 @@ def test_a_window_does_not_overwrite_the_strokes_of_another(server, image, path)
     assert ask(server, "/update", {**first, "strokes": strokes})[0] == 200  # before the first answer is read
     status, _, body = ask(server, path, second)
     assert status == 409
-    assert "changed in another window; reload this page" in json.loads(body)["error"]
+    assert "changed in another window. Reload this page" in json.loads(body)["error"]
     state = json.loads(ask(server, "/state")[2])
     assert len(state["strokes"]) == 2
     # reloaded, the second window goes on, and then the first one is stale
@@ -251,9 +251,9 @@ def test_idle_connections_end(server, monkeypatch):
 
 
 def test_folders_and_pages_that_are_not_there(tmp_path, image):
-    with pytest.raises(InputError, match="is a folder; vispe paint opens one image file"):
+    with pytest.raises(InputError, match="is a folder, but vispe paint needs an image file"):
         open_paint(tmp_path)
-    with pytest.raises(InputError, match="page 3 is not in"):
+    with pytest.raises(InputError, match="page 3 does not exist in"):
         open_paint(image[0], page=3, features="filters")
 
 
@@ -287,7 +287,7 @@ def test_what_is_no_json_is_refused(server):
     assert ask(server, "/update", [1])[0] == 400
     status, _, body = ask(server, "/update", {"names": ["a", "b"], "strokes": [{"class": 9}]})
     assert status == 422
-    assert "stroke 0 has class=9" in json.loads(body)["error"]
+    assert "scribble 0 has class=9" in json.loads(body)["error"]
     assert ask(server, "/update", {}, headers={"Content-Length": str(1 << 40)})[0] == 413
 
 
@@ -309,7 +309,7 @@ def test_large_images_are_shown_smaller(tmp_path):
         tmp_path / "wide.png"
     )
     paint = open_paint(tmp_path / "wide.png", features="filters")
-    with Image.open(io.BytesIO(paint.picture())) as shown:
+    with Image.open(io.BytesIO(paint.image_png())) as shown:
         assert shown.size == (2048, 16)
 
 
@@ -327,14 +327,14 @@ def test_in_a_browser(server, image, tmp_path):
 
         browser.drag(at(3, 3), at(20, 3), at(40, 3))
         browser.wait("document.body.dataset.version === '1'")
-        assert "two classes or more" in browser.run("find('status').textContent")
+        assert "at least two classes" in browser.run("find('status').textContent")
         browser.key("2")
         browser.drag(at(x, y), at(x + 1, y))
         browser.wait("document.body.dataset.version === '2'")
         assert [s.level for s in paint.strokes] == [(1,), (2,)]
         np.testing.assert_allclose(paint.strokes[0].points[[0, -1]], [[3, 3], [40, 3]], atol=0.6)
         assert browser.run("result !== null && fractions.length === 2")
-        shown = Image.open(io.BytesIO(browser.picture()))
+        shown = Image.open(io.BytesIO(browser.image_png()))
         assert shown.size == (1200, 800)
         browser.key("z")
         browser.wait("document.body.dataset.version === '3'")
@@ -364,7 +364,7 @@ def test_in_a_browser(server, image, tmp_path):
         browser.key("s")
         browser.wait("find('status').textContent === 'saved.'")
     assert (tmp_path / "a_paint/a_strokes.json").is_file()
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "a_paint/a_seg.png")), paint.found.labels)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a_paint/a_seg.png")), paint.prediction.labels)
 
 
 def test_the_command_ends_with_control_c(image, tmp_path):

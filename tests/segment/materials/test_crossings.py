@@ -84,5 +84,5 @@ def test_what_cannot_be_counted_is_refused():
         count_crossings(np.ones((2, 9, 9), int), 1)
     with pytest.raises(InputError, match="at least 8 px along each side, got 7 x 9"):
         count_crossings(np.ones((7, 9), int), 1)
-    with pytest.raises(InputError, match="labels go from 1 to 3, but n_classes=2"):
+    with pytest.raises(InputError, match="labels must be in 0 to n_classes=2, got 1 to 3"):
         count_crossings(np.repeat([[1, 3]], 9, 0).repeat(5, 1), 2)

@@ -38,7 +38,7 @@ def rows(path):
 
 def test_numbers_by_command_are_those_of_the_label_map(folder, capsys):
     assert main(f"segment a.png {WORDS} --materials -o out".split()) == 0
-    assert "px give no ASTM grain size number" in " ".join(capsys.readouterr().err.split())
+    assert "without an ASTM grain size number" in " ".join(capsys.readouterr().err.split())
     (record,) = json.loads(Path("out/report.json").read_text())["images"]
     labels = np.asarray(Image.open("out/a_seg.png"))
     found, curves = measure(labels, ["dark", "bright"])
@@ -75,7 +75,7 @@ def test_a_model_is_applied_to_a_file_that_knows_its_size(folder, capsys):
     assert float(rows("more/report.csv")[0]["materials.class.dark.grain_size_number"]) == pytest.approx(
         number
     )
-    assert "px give no ASTM" not in capsys.readouterr().err
+    assert "without an ASTM" not in capsys.readouterr().err
 
 
 def test_each_page_of_a_stack_is_measured(folder):
@@ -105,4 +105,4 @@ def test_a_table_is_not_overwritten_without_force(folder, capsys):
 def test_stores_are_refused(folder, capsys):
     assert main(f"segment stack.tif {WORDS} --label-page 0 --memory 1GiB --materials -o out".split()) == 2
     shown = " ".join(capsys.readouterr().err.split())
-    assert "materials does not work on images that are read block by block; cut out a part" in shown
+    assert "materials is not supported for images processed in blocks. Crop a part" in shown

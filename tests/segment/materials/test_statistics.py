@@ -164,7 +164,7 @@ def test_classes_that_are_absent_or_everywhere_have_no_intercepts():
     assert {r["value"] for r in curves if r["curve"] == "two_point_correlation" and r["class"] == "all"} == {
         1.0
     }
-    with pytest.raises(InputError, match="no pixel of the page holds data"):
+    with pytest.raises(InputError, match="no pixel of the page has data"):
         measure(np.zeros((40, 40), np.uint8), ["a"])
 
 

@@ -180,7 +180,7 @@ def test_foreign_and_damaged_files_are_refused(path, tmp_path):
     with pytest.raises(InputError, match=r"tensors\.safetensors does not match its checksum"):
         load_model(rewritten(path, card={"sha256": {"tensors.safetensors": "0" * 64}}))
     with pytest.raises(
-        InputError, match=r"lists estimator\.skops, tensors\.safetensors, but it holds tensors"
+        InputError, match=r"lists estimator\.skops, tensors\.safetensors, but it contains tensors"
     ):
         load_model(rewritten(path, card={"sha256": {**card["sha256"], "estimator.skops": "0" * 64}}))
 
@@ -193,12 +193,12 @@ def test_another_kind_of_file_is_refused(path):
 def test_unknown_types_are_refused(forest):
     bad = make_pipeline(FunctionTransformer(np.load), HashingVectorizer())
     bad.steps[0][1].func = data  # a function of this test: not a type that skops knows
-    with pytest.raises(InputError, match=r"refused: its estimator holds types that no model of vispe has"):
+    with pytest.raises(InputError, match=r"rejected: its estimator contains untrusted types"):
         load_model(rewritten(forest, estimator=skops.io.dumps(bad)))
 
 
 def test_an_estimator_of_another_kind_is_refused(path, forest):
-    with pytest.raises(InputError, match="says 'boosting' but holds a RandomForestClassifier"):
+    with pytest.raises(InputError, match="declares 'boosting' but contains a RandomForestClassifier"):
         load_model(rewritten(forest, card={"classifier": "boosting"}))
     with pytest.raises(InputError, match=r"a classifier of kind 'logistic' with estimator\.skops"):
         load_model(rewritten(forest, card={"classifier": "logistic"}))

@@ -76,8 +76,8 @@ def test_pages_names_and_setups(monkeypatch):
     assert other.error is None
     assert session.model.classifier.kind == "forest"
     assert len(made) == 2
-    assert not setup(image).same(None)
-    assert not setup(image).same(setup(stack()[0]))
+    assert not setup(image).is_equivalent(None)
+    assert not setup(image).is_equivalent(setup(stack()[0]))
 
 
 def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
@@ -96,7 +96,9 @@ def test_a_model_predicts_without_labels_and_learns_with_them(tmp_path):
     learned = session.answer(Request(setup(image, model=model), 0, model.names, labels[:, ::-1]))
     assert learned.error is None
     assert session.model is not model
-    assert setup(image, model=model).same(Setup(image, "vispe_micro", "forest", model))  # the model decides
+    assert setup(image, model=model).is_equivalent(
+        Setup(image, "vispe_micro", "forest", model)
+    )  # the model decides
 
 
 def test_trust_is_told_with_the_result():
@@ -107,18 +109,18 @@ def test_trust_is_told_with_the_result():
     assert answer.trust.names == ("dark", "bright")
     np.testing.assert_array_equal(answer.trust.labels, answer.pages[0].labels)
     assert answer.trust.disagreement.shape == (64, 64)
-    assert "turn" in answer.trust.verdict
+    assert "rotated" in answer.trust.verdict
     assert sum(told) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"labels": None}, "there is no model yet; label at least 2 classes"),
-        ({"labels": np.ones((50, 61), int)}, r"need at least 2 labelled classes, found 1 \(dark\)"),
+        ({"labels": None}, "there is no model yet. Label at least 2 classes"),
+        ({"labels": np.ones((50, 61), int)}, r"need at least 2 labelled classes, got 1 \(dark\)"),
         ({"labels": np.ones((5, 6), int)}, "labels must be 50 x 61 for one page or 1 x 50 x 61 for all"),
-        ({"names": ("same", "same")}, "two classes are called 'same'; give each a name of its own"),
-        ({"page": 4}, r"page 4 is not in halves; it has 1 \(0 to 0\)"),
+        ({"names": ("same", "same")}, "two classes are named 'same'. Use distinct names"),
+        ({"page": 4}, r"page 4 does not exist in halves, which has pages 0 to 0"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(change, text):
@@ -135,10 +137,10 @@ def test_what_cannot_be_done_is_one_sentence(change, text):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (MemoryError(), "out of memory; close other layers, choose the features 'filters' or cut the image."),
+        (MemoryError(), "out of memory. Close other layers, use the features 'filters' or crop the image."),
         (
             RuntimeError("can't allocate memory"),
-            "out of memory; close other layers, choose the features 'filters' or cut the image.",
+            "out of memory. Close other layers, use the features 'filters' or crop the image.",
         ),
         (RuntimeError("two\n lines"), "unexpected RuntimeError: two lines."),
         (OSError("no disk"), "no disk"),
@@ -161,6 +163,6 @@ def test_places_for_the_next_strokes_come_with_the_page():
     assert answer.error is None
     live = Live(image, page=1, features=FeatureConfig(), names=("dark", "bright"))
     live.update(labels)
-    assert answer.places == tuple(suggest(live))
+    assert answer.suggestions == tuple(suggest(live))
     assert list(answer.pages) == [1]
-    assert session.answer(Request(setup(image), 1, ("dark", "bright"), labels)).places is None
+    assert session.answer(Request(setup(image), 1, ("dark", "bright"), labels)).suggestions is None

@@ -127,7 +127,7 @@ def test_live_follows_the_brush_and_rests_when_nothing_changed(qt, made):
     widget.new_labels()
     widget.panel.live.setChecked(True)
     settle(qt, widget)
-    assert "need at least 2 labelled classes, found 0 (none)" in widget.panel.status.text()
+    assert "need at least 2 labelled classes, got 0 (none)" in widget.panel.status.text()
     draw(widget.labels)
     settle(qt, widget)
     classes = viewer.layers["picture classes"]
@@ -228,7 +228,7 @@ def test_errors_are_one_sentence_in_the_panel(qt, made, tmp_path):
     assert widget.panel.status.text() == "open an image first."
     viewer, widget = made(halves(40, 48))
     widget.segment()
-    assert widget.panel.status.text().startswith("choose a labels layer, or press New")
+    assert widget.panel.status.text().startswith("select a labels layer, or press New")
     viewer.add_labels(np.ones((9, 9), int), name="small")
     widget.panel.labels.setCurrentText("small")
     widget.segment()
@@ -265,9 +265,9 @@ def test_places_for_the_next_strokes_are_rings_that_are_replaced(qt, made, shape
     brush = widget.labels
     viewer.layers.selection.active = brush
     for _ in range(2):
-        widget.panel.hint.click()
+        widget.panel.suggest_button.click()
         settle(qt, widget)
-        (rings,) = [layer for layer in viewer.layers if layer.name == "picture label here next"]
+        (rings,) = [layer for layer in viewer.layers if layer.name == "picture suggested labels"]
     assert rings.data.shape == (len(rings.features), len(shape))
     assert rings.features["number"].tolist() == list(range(1, len(rings.data) + 1))
     live = Live(
@@ -281,6 +281,6 @@ def test_places_for_the_next_strokes_are_rings_that_are_replaced(qt, made, shape
     assert rings.features["reason"].tolist() == [place.reason for place in expected]
     assert widget.panel.status.text().startswith(f"1: {expected[0].reason}")
     assert viewer.layers.selection.active is brush
-    assert "picture label here next" not in [
+    assert "picture suggested labels" not in [
         widget.panel.labels.itemText(i) for i in range(widget.panel.labels.count())
     ]

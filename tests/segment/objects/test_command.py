@@ -116,7 +116,7 @@ def test_python_users_are_refused_in_the_same_words(folder):
             features=FeatureConfig("filters"), objects=ObjectOptions("x"),
         )  # fmt: skip
 
-    with pytest.raises(OptionError, match="give ObjectOptions"):
+    with pytest.raises(OptionError, match="Pass ObjectOptions"):
         segment([folder / "i0.png"], folder / "o", labels=[folder / "i0_labels.png"], objects="disc")
 
 
@@ -153,7 +153,7 @@ def test_an_image_without_objects_has_an_empty_table(folder):
     found = report.images[0]["objects"]
     assert found["classes"]["class 2"]["equivalent_diameter_px"]["mean"] is None
     assert found["left_out"]["smaller"] > 0
-    assert "--object-min-area 0" in " ".join(report.images[0]["notes"])
+    assert "object_min_area=0" in " ".join(report.images[0]["notes"])
     assert tifffile.imread(folder / "o" / "i0_objects.tif").max() == 0
 
 

@@ -12,7 +12,7 @@ from scipy.ndimage import binary_erosion
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.labelling import find
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.objects.sizes import of_batch, of_image
+from vispe.segment.objects.sizes import summarize_batch, summarize_image
 from vispe.segment.objects.table import measure
 from vispe.segment.pipeline import segment
 
@@ -44,7 +44,7 @@ def density(mask, *, valid=None, min_area=0, exclude=False, volumes=None):
     prob = np.ones((len(labels), 2, *labels.shape[1:]), np.float32)
     options = ObjectOptions("disc", "keep", min_area, exclude_border=exclude)
     _, found = find(labels, prob, labels[..., None], NAMES, options, volumes=volumes)
-    record = of_image(found, options, NAMES, float((labels > 0).sum()), volumes is not None)
+    record = summarize_image(found, options, NAMES, float((labels > 0).sum()), volumes is not None)
     own = record["classes"]["disc"]
     return own["per_um3" if volumes else "per_um2"], own["count"]
 
@@ -134,13 +134,13 @@ def test_density_of_a_batch_is_pooled():
         found["equivalent_diameter_um"] = {"mean": 1.0}
         return {"objects": {"area_um2": area, "classes": {"disc": found}}}
 
-    batch = of_batch([record(4.0, 10.0), record(8.0, 30.0)])["classes"]["disc"]
+    batch = summarize_batch([record(4.0, 10.0), record(8.0, 30.0)])["classes"]["disc"]
     assert batch["per_um2"] == pytest.approx(12 / 40)
     low, high = batch["per_um2_ci95"]
     assert low <= batch["per_um2"] <= high
     unknown = record(4.0, 10.0)
     unknown["objects"]["area_um2"] = None
-    assert "per_um2" not in of_batch([record(4.0, 10.0), unknown])["classes"]["disc"]
+    assert "per_um2" not in summarize_batch([record(4.0, 10.0), unknown])["classes"]["disc"]
 
 
 @pytest.mark.parametrize("pixel", [(0.5, 0.25), (1.0, 0.25), (0.25, 1.0), (0.5, 0.5)])

@@ -44,12 +44,14 @@ def test_the_table_and_the_map_do_not_depend_on_blocks(shape, volumes, touching)
             assert np.array_equal(found, expected)
             assert objects.rows == known.rows
             assert (objects.small, objects.border) == (known.small, known.border)
-            assert objects.framed == known.framed
+            assert objects.in_frame == known.in_frame
         assert len(known.rows) + known.border > 2
 
 
 def test_a_patch_larger_than_memory_is_refused_by_name():
     labels = np.full((1, 40, 50), 2, np.uint8)
     prob, grey = np.ones((1, 3, 40, 50), np.float32), np.ones((1, 40, 50, 1))
-    with pytest.raises(InputError, match="a patch of 'pore' lies in a box of 1 x 40 x 50 pixels"):
+    with pytest.raises(
+        InputError, match="a connected component of 'pore' has a bounding box of 1 x 40 x 50 pixels"
+    ):
         in_blocks(labels, prob, grey, 16, ObjectOptions("pore"), memory=10_000)

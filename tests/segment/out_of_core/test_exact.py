@@ -13,7 +13,7 @@ from vispe.segment import pipeline
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import load_model
 from vispe.segment.pipeline import Labelling, Post, Reading
-from vispe.segment.run.out_of_distribution import judged
+from vispe.segment.run.out_of_distribution import ood_record
 from vispe.segment.run.run_report import fractions
 
 FILTERS = FeatureConfig(sigmas=(1.0, 3.0), tile=48)
@@ -52,7 +52,7 @@ def check(out, name, pages, post=None):
         sum(p.disagreeing for p in expected) / overlap if overlap else None
     )
     assert model.domain is not None
-    assert record["domain"] == judged(model, [page.seen.sums() for page in expected])
+    assert record["domain"] == ood_record(model, [page.feature_grid.sums() for page in expected])
     assert record["mean_uncertainty"] == pytest.approx(np.nanmean(unsure, dtype=np.float64), rel=1e-6)
     return record
 

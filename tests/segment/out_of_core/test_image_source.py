@@ -44,7 +44,7 @@ def test_metadata_name_channels_and_pixel_size_and_the_largest_level_is_read(tmp
     assert image.pixel_size == (0.25, 0.25)
     assert image.channel_names == ("GFP",)
     np.testing.assert_array_equal(pages_of(image), array[1][None, ..., None])
-    with pytest.raises(InputError, match=r"channel=GFQ is not in .*Did you mean 'GFP'"):
+    with pytest.raises(InputError, match=r"channel must be one of .*, got GFQ.*Did you mean 'GFP'"):
         open_image(path, channel="GFQ")
 
 
@@ -54,28 +54,24 @@ def test_pages_can_be_chosen(tmp_path):
     image = open_image(path, z="2:5")
     np.testing.assert_array_equal(pages_of(image)[..., 0], array.reshape(6, 41, 57)[2:5])
     assert [(axis.name, axis.length) for axis in image.page_axes] == [("z", 3)]
-    with pytest.raises(InputError, match=r"z=6 asks for pages that .* does not have; it has 6"):
+    with pytest.raises(InputError, match=r"z must select pages of the image \(0 to 5\), got 6"):
         open_image(path, z="6")
 
 
 def test_a_plain_array_needs_its_axes(tmp_path):
     array = np.random.default_rng(0).random((3, 41, 57)) < 0.5
     zarr.create_array(store=str(tmp_path / "a.zarr"), shape=array.shape, dtype=bool)[...] = array
-    with pytest.raises(
-        InputError, match=r"does not say what its dimensions \(3 x 41 x 57\) mean; give --axes"
-    ):
+    with pytest.raises(InputError, match=r"the axes of .* \(3 x 41 x 57\) are unknown. Specify axes"):
         open_image(tmp_path / "a.zarr")
     image = open_image(tmp_path / "a.zarr", axes="CYX")
     np.testing.assert_array_equal(pages_of(image)[0], np.moveaxis(array, 0, -1) * np.uint8(255))
-    with pytest.raises(InputError, match="names 2 dimensions"):
+    with pytest.raises(InputError, match="axes must have 3 letters for the shape 3 x 41 x 57, got 'YX'"):
         open_image(tmp_path / "a.zarr", axes="YX")
 
 
 def test_a_page_of_absurd_size_is_refused(tmp_path):
     zarr.create_array(store=str(tmp_path / "a.zarr"), shape=(10**7, 10**6), chunks=(99, 99), dtype="u1")
-    with pytest.raises(
-        InputError, match=r"says that it has 10000000 x 1000000 pixels a page, more than 137 Gpixel"
-    ):
+    with pytest.raises(InputError, match=r"has 10000000 x 1000000 pixels per page, more than 137 Gpixel"):
         open_image(tmp_path / "a.zarr")
 
 
@@ -85,14 +81,14 @@ def test_a_series_of_one_image_is_that_image(tmp_path):
     write_store(tmp_path / "a.zarr" / "0", array, version="0.4")
     np.testing.assert_array_equal(pages_of(open_image(tmp_path / "a.zarr"))[0, ..., 0], array)
     write_store(tmp_path / "a.zarr" / "1", array, version="0.4")
-    with pytest.raises(InputError, match=r"holds 2 images \(0, 1\); name one of them"):
+    with pytest.raises(InputError, match=r"contains 2 images \(0, 1\)\. Pass one of them"):
         open_image(tmp_path / "a.zarr")
 
 
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({}, "holds no image"),
+        ({}, "contains no image"),
         ({"plate": {}}, "is a plate of many images"),
         ({"multiscales": [{"datasets": [{"path": "9"}]}]}, "is not a readable OME-Zarr image"),
         ({"multiscales": 7}, "is not a readable OME-Zarr image"),
@@ -120,7 +116,7 @@ def test_tiff_is_read_region_by_region(tmp_path):
     assert image.pixel_size == (0.2, 0.2)
     assert image.dtype == np.dtype("=u2")
     tifffile.imwrite(tmp_path / "white.tif", array[0].astype("u2"), photometric="miniswhite")
-    with pytest.raises(InputError, match="has white as 0, which is not read region by region"):
+    with pytest.raises(InputError, match="has white as 0, which is not supported when reading in blocks"):
         open_image(tmp_path / "white.tif")
 
 
@@ -135,9 +131,13 @@ def test_stores_are_told_from_files(tmp_path):
     assert find_stores([tmp_path / "c.png"]) == ([], [tmp_path / "c.png"])
     assert large_images(tmp_path / "c.png", None, None) == []
     assert large_images([tmp_path / "d.tif"], "1 GB", None) == [tmp_path / "d.tif"]
-    with pytest.raises(InputError, match=r"is a store and .* is not; segment stores and image files in runs"):
+    with pytest.raises(
+        InputError, match=r"is a store and .* is not. Segment stores and image files in separate runs"
+    ):
         large_images([a, tmp_path / "c.png"], None, None)
-    with pytest.raises(OptionError, match=r"scheduler has no effect on .*c\.png, which is read as a whole"):
+    with pytest.raises(
+        OptionError, match=r"scheduler has no effect on .*c\.png, which cannot be read in blocks"
+    ):
         large_images([tmp_path / "c.png"], None, "tcp://x:1")
     assert [stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
 
@@ -147,7 +147,7 @@ def test_results_beside_stores_are_no_images(tmp_path):
     for name in ("a.zarr", "a_seg.ome.zarr", "b.zarr", "c_seg.zarr"):
         write_store(tmp_path / name, values)
     with pytest.warns(
-        UserWarning, match=r"1 store\(s\) beside the images .*: a_seg\.ome\.zarr; name such a store"
+        UserWarning, match=r"1 store\(s\) next to the images .*: a_seg\.ome\.zarr. Pass such a store"
     ):
         found = large_images([tmp_path], None, None)
     assert [path.name for path in found] == ["a.zarr", "b.zarr", "c_seg.zarr"]

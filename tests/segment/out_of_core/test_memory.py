@@ -37,7 +37,7 @@ def test_amounts_of_memory(text, size):
 
 @pytest.mark.parametrize("text", ["", "many", "2 XB", "-1 GB", "0", "1e9"])
 def test_what_is_no_amount_of_memory(text):
-    with pytest.raises(OptionError, match="is not an amount of memory; write it such as '2 GiB'"):
+    with pytest.raises(OptionError, match=r"is not an amount of memory\. Use a value such as '2 GiB'"):
         parse_memory(text)
 
 

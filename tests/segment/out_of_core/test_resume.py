@@ -79,9 +79,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, task, monkeypatch, after):
     assert contents(out) == contents(tmp_path / "whole")
     assert not (out / "unfinished.json").exists()
     assert not list(out.glob("*.partial"))
-    assert "going on with the unfinished run" in report.notes[0]
+    assert "resuming the unfinished run" in report.notes[0]
     if after < 4:
-        assert report.notes[1] == f"a.zarr: {after} of 4 blocks are done already."
+        assert report.notes[1] == f"a.zarr: {after} of 4 blocks are already done."
 
 
 def test_a_block_that_was_half_written_is_computed_again(tmp_path, task, monkeypatch):
@@ -103,7 +103,9 @@ def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(Killed):
         task(out, monkeypatch, 2)
-    with pytest.raises(InputError, match=r"out holds an unfinished run with other post; repeat that command"):
+    with pytest.raises(
+        InputError, match=r"out contains an unfinished run with other post. Repeat that command"
+    ):
         task(out, post=Post(smooth=2))
     with pytest.raises(InputError, match="unfinished run with other labelling, seed"):
         task(out, seed=1, labelling=Labelling(max_classes=9))
@@ -139,31 +141,31 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"post": Post(min_area=9)}, OptionError, "min_area=9 needs whole patches"),
+        ({"post": Post(min_area=9)}, OptionError, "min_area=9 is not supported for out-of-core images"),
         ({"memory": "much"}, OptionError, "memory='much' is not an amount of memory"),
-        ({"memory": "1 MB"}, InputError, r"memory=1 MiB is too little for a\.zarr: the smallest blocks need"),
+        ({"memory": "1 MB"}, InputError, r"memory=1 MiB is too small for a\.zarr: the smallest blocks need"),
         (
             {"scoring": Scoring(truth=("t.png",))},
             OptionError,
-            "truth does not work on images that are read block",
+            "truth is not supported for images processed in block",
         ),
-        ({"trust": True}, OptionError, "trust does not work on images that are read block by block"),
+        ({"trust": True}, OptionError, "trust is not supported for images processed in blocks"),
         (
             {"labels": (), "cluster": 3},
             OptionError,
-            "cluster does not work on images that are read block by block",
+            "cluster is not supported for images processed in blocks",
         ),
-        ({"labelling": Labelling(dense=True)}, OptionError, "dense=True labels every pixel"),
-        ({"reading": Reading(z="3")}, InputError, "z=3 asks for pages that"),
+        ({"labelling": Labelling(dense=True)}, OptionError, "dense=True is not supported"),
+        ({"reading": Reading(z="3")}, InputError, "z must select pages of the image"),
         (
             {"features": FeatureConfig("both", model="vit_tiny_patch16_224", weights="random")},
             InputError,
-            "not with vit_tiny_patch16_224",
+            "but vit_tiny_patch16_224 needs feature maps",
         ),
         (
             {"features": FeatureConfig(filters_3d=True)},
             InputError,
-            "3D filters look at several; train without",
+            "3D filters need several pages. Train without",
         ),
     ],
 )
@@ -222,7 +224,7 @@ def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
     left = len(list(done.glob("[0-9]*.json")))
     assert 3 <= left < 6 * 8
     again = subprocess.run(command(out), check=True, capture_output=True, text=True)
-    assert "blocks are done already" in again.stderr
+    assert "blocks are already done" in again.stderr
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -230,13 +232,13 @@ def test_a_process_that_is_killed_goes_on_byte_for_byte(tmp_path):
 def test_a_refused_run_leaves_nothing(tmp_path, task, command):
     out = tmp_path / "deep" / "out"
     if command == "segment":
-        with pytest.raises(InputError, match=r"memory=1 MiB is too little for a\.zarr"):
+        with pytest.raises(InputError, match=r"memory=1 MiB is too small for a\.zarr"):
             pipeline.segment(
                 [tmp_path / "a.zarr"], out, labels=[tmp_path / "a.png"], features=FILTERS, memory="1 MB"
             )
     else:
         task(tmp_path / "first")
-        with pytest.raises(InputError, match=r"memory=1 MiB is too little for b\.zarr"):
+        with pytest.raises(InputError, match=r"memory=1 MiB is too small for b\.zarr"):
             pipeline.apply(tmp_path / "first" / "model.vispe", [tmp_path / "b.zarr"], out, memory="1 MB")
     assert not out.parent.exists()
 
@@ -258,7 +260,7 @@ def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_kille
 def test_two_runs_in_one_folder(tmp_path, task):
     with (
         claimed(tmp_path / "out"),
-        pytest.raises(InputError, match="another vispe is at work in"),
+        pytest.raises(InputError, match="is in use by another vispe process"),
     ):
         task(tmp_path / "out")
     task(tmp_path / "out")
@@ -276,7 +278,7 @@ def test_force_removes_unfinished_results_of_its_own_images_only(tmp_path, task,
     report = pipeline.apply(model, [lone], out, force=True)
     names = {path.name for path in out.iterdir()}
     assert names == {*earlier, "c_seg.ome.zarr", "c_overlay.png", "report.html"}
-    assert report.notes[0] == f"{out} holds unfinished results of other images: b_seg.partial."
+    assert report.notes[0] == f"{out} contains unfinished results of other images: b_seg.partial."
     again = pipeline.apply(model, [tmp_path / "a.zarr", tmp_path / "b.zarr"], out, force=True)
     assert len(again.images) == 2
     assert not list(out.glob("*.partial*"))

@@ -56,7 +56,7 @@ def test_ome_zarr_reads_the_result(tmp_path, small_blocks, version):
     np.testing.assert_allclose(lower[..., 100], prob[..., 200].reshape(2, 2, 65, 2).mean(-1), rtol=1e-6)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["images"][0]["pixel_size_um"] == [0.25, 0.25]
-    assert report["images"][0]["notes"] == ["the overlay of a.ome.zarr shows page 1 of 2 (counted from 0)."]
+    assert report["images"][0]["notes"] == ["the overlay of a.ome.zarr shows page 1 of 2 (from 0)."]
 
 
 def _halved(array):

@@ -98,7 +98,7 @@ def test_folders_of_shapes_and_truth_are_matched_by_name(folder, capsys):
     report = json.loads(Path("out/report.json").read_text())
     assert [Path(i["labels"]).name for i in report["images"]] == ["a.geojson", "b_RoiSet.zip"]
     assert [i["truth"] for i in report["images"]] == ["truth.json"] * 2
-    assert "lie under no shape of truth.json" in " ".join(report["notes"])
+    assert "are outside of all shapes of truth.json" in " ".join(report["notes"])
     shutil.rmtree("out")
     run("segment a.png b.png --labels truth.json --features filters -o out")
     report = json.loads(Path("out/report.json").read_text())
@@ -122,11 +122,11 @@ def test_a_saved_model_is_scored_by_the_names_of_its_classes(folder):
 def test_annotations_given_as_images_are_refused_with_a_way_on(folder, capsys):
     geojson("a.geojson")
     assert main(["segment", "a.geojson", "--labels", "drawn.png", "-o", "out"]) == 2
-    assert "give it as labels (--labels)" in capsys.readouterr().err
+    assert "pass it as --labels" in capsys.readouterr().err
 
 
 def test_two_files_for_one_image_are_refused(folder, capsys):
     geojson("a.geojson")
     coco("all.json", "a.png", "b.png")
     assert main(["segment", "a.png", "b.png", "--labels", "a.geojson,all.json", "-o", "out"]) == 2
-    assert "a.geojson and all.json are both labels of a.png" in capsys.readouterr().err
+    assert "a.png: two labels match, a.geojson and all.json" in capsys.readouterr().err

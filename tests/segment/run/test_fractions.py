@@ -38,11 +38,11 @@ def run(tmp_path_factory):
     Image.fromarray(drawn).save(folder / "drawn.png")
     said = {"legend": [], "key": []}
     patch = pytest.MonkeyPatch()
-    rows, key = overlays._legend_rows, figure.key_words
+    rows, key = overlays._legend_rows, figure.legend_text
     patch.setattr(
         overlays, "_legend_rows", lambda *given: said["legend"].append(found := rows(*given)) or found
     )
-    patch.setattr(figure, "key_words", lambda *given: said["key"].append(found := key(*given)) or found)
+    patch.setattr(figure, "legend_text", lambda *given: said["key"].append(found := key(*given)) or found)
     words = [
         "segment",
         str(folder / "a.png"),
@@ -109,7 +109,7 @@ def test_legend_and_key_of_the_figures(run, shares):
     assert [(name, share) for _, name, share in rows] == [
         (name, overlays._percent(share)) for name, share in shares[0].items()
     ]
-    assert run[1]["key"] == [figure.key_words(name, share) for name, share in shares[0].items()]
+    assert run[1]["key"] == [figure.legend_text(name, share) for name, share in shares[0].items()]
 
 
 def test_html(run, shares):
@@ -218,7 +218,7 @@ def test_a_class_without_evidence_has_no_interval():
     assert estimate_words(0.0, None) == "0.0 % (no interval)"
     assert estimate_words(None, None) == "no data"
     assert estimate_words(0.99, [0.9, 1.0]) == "99.0 % (at least 90.0)"
-    assert map_words({"a": None, "b": None}) == "no pixel holds data"
+    assert map_words({"a": None, "b": None}) == "no pixel has data"
 
 
 def test_a_run_with_a_class_that_is_not_drawn(run, tmp_path, capsys):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.segment.test_pipeline import scene
 from vispe.cli.main import main
-from vispe.segment.invariance_report.verdict_text import points
+from vispe.segment.invariance_report.verdict_text import format_points
 from vispe.segment.run.html_report import SHOWN, report_page
 
 
@@ -52,8 +52,8 @@ SECTIONS = {
     "fractions.md": "<h2>Fractions of the area</h2>",
     "objects.md": "<h2>Objects</h2>",
     "materials.md": "<h2>Materials numbers</h2>",
-    "trust.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
-    "domain.md": "unlike training (limit 1)</th>",
+    "invariance-report.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
+    "out-of-distribution.md": "out-of-distribution score (limit 1)</th>",
 }
 """What stands on the page for each item of README's sentence about report.html, by the page that it links to."""
 
@@ -75,7 +75,7 @@ def test_trust_has_its_numbers_and_its_figure(run, trusted):
     assert f"<p>i0.png: {found['verdict']}</p>" in page
     for name, facts in found["classes"].items():
         cells = ["i0.png", name, f"{100 * facts['fraction']:.1f} %", facts["dependence"]]
-        cells += [points(found["spread_pp"][name]), points(found["floor_pp"][name])]
+        cells += [format_points(found["spread_pp"][name]), format_points(found["floor_pp"][name])]
         row = "".join(rf"<td[^>]*>{re.escape(cell)}</td>" for cell in cells)
         assert re.search(row, page)
     figure = base64.b64encode((trusted / "i0_trust.png").read_bytes()).decode()
@@ -118,7 +118,7 @@ def test_it_says_what_the_report_says(run):
     left_out = report["training"]["calibration"]["left_out"]
     assert f"{100 * left_out['balanced_accuracy']:.0f} %" in page
     assert "other.png" in page
-    assert "1 image(s) were left out" in page
+    assert "1 image(s) were skipped" in page
     assert "mean intercept" in page
     assert report["versions"]["torch"] in page
 
@@ -165,7 +165,7 @@ def test_an_image_unlike_training_is_said_first(run):
     report["images"][1]["domain"] = {"score": 3.2, "differs": True, "pages": [3.2]}
     page = report_page(run, report).html()
     assert 'class="verdict bad"' in page
-    assert "Look closely: 1 of 2 images differ from the training images" in page
+    assert "Check the result: 1 of 2 images differ from the training images" in page
 
 
 def test_a_page_is_not_overwritten(run, tmp_path, capsys):

@@ -69,14 +69,14 @@ def test_labels_beside_the_images_are_no_images(data, capsys, images, labels):
     assert vispe(f"segment {images} --labels {labels} {FAST} -o out") == 0
     assert segmented() == ["a.png", "b.png"]
     said = capsys.readouterr().err
-    assert ("2 file(s) beside the images" in said) == (images != "data/a.png data/b.png"), said
+    assert ("2 file(s) next to the images" in said) == (images != "data/a.png data/b.png"), said
 
 
 def test_what_is_set_aside_is_named_and_can_be_segmented_by_name(data, capsys):
     assert vispe("segment data --cluster 2 --features filters -o out") == 0
     said = capsys.readouterr().err
-    assert "3 file(s) beside the images are labels, masks or results" in said
-    assert "a_labels.png, a_mask.png, b_labels.png; name such a file itself" in said
+    assert "3 file(s) next to the images are labels, masks or results" in said
+    assert "a_labels.png, a_mask.png, b_labels.png. Pass such a file by its name" in said
     assert vispe("segment data/a.png data/a_mask.png --cluster 2 --features filters -o more") == 0
     assert segmented("more") == ["a.png", "a_mask.png"]
 
@@ -92,7 +92,7 @@ def test_a_file_that_is_image_and_labels_at_once(data, capsys):
         "png data/b.png -o", "png -o"
     )
     assert vispe(words.replace("--labels data/a.png", "--labels data/a.png,data/b.png")) == 2
-    assert "data/a.png and all other images are given as labels or truth too" in capsys.readouterr().err
+    assert "data/a.png and all other images are also labels or truth" in capsys.readouterr().err
 
 
 def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
@@ -118,7 +118,7 @@ def test_results_inside_the_folder_of_images_are_no_images(data, capsys):
         (np.zeros((9, 8), np.uint8), "the truth is 9 x 8 pixels (height x width), but the image is 40 x 51"),
         (
             np.arange(40 * 51).reshape(40, 51).astype(np.uint8) % 7,
-            "holds the values 0, 1, 2, 3, 4, 5, 6, but with",
+            "got 0, 1, 2, 3, 4, 5, 6",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_batch_without_any_usable_truth_does_no_work(data, capsys):
     save("b_truth.png", np.zeros((9, 8), np.uint8))
     words = f"segment data/a.png data/b.png --labels data/a_labels.png {FAST} --truth a_truth.png,b_truth.png -o out"
     assert vispe(words) == 2
-    assert "no image is left" in capsys.readouterr().err
+    assert "all images failed" in capsys.readouterr().err
     assert not Path("out").exists()
 
 
@@ -183,7 +183,7 @@ def test_labels_painted_on_a_copy_of_the_picture(tmp_path, colour):
     picture[drawn > 0] = (255, 0, 0) if colour else 255
     save(tmp_path / "a.png", picture)
     with pytest.raises(
-        InputError, match=r"looks like a copy of the picture .* on an empty layer \(black or transp"
+        InputError, match=r"probably a copy of the image .* on an empty layer \(black or transp"
     ):
         read_labels(tmp_path / "a.png", (1, *grey.shape))
 
@@ -192,7 +192,7 @@ def test_labels_with_smooth_edges_get_other_advice(tmp_path):
     values = np.zeros((40, 51), np.uint16)
     values.ravel()[::51] = np.arange(1, 41)
     tifffile.imwrite(tmp_path / "a.tif", values)
-    with pytest.raises(InputError, match=r"found 40 distinct classes .* draw without smooth edges"):
+    with pytest.raises(InputError, match=r"got 40 distinct values .* Draw without anti-aliasing"):
         read_labels(tmp_path / "a.tif", (1, 40, 51))
 
 
@@ -206,13 +206,14 @@ def test_a_broken_head_is_described_in_words(tmp_path, head):
     (tmp_path / "a.tif").write_bytes(head)
     with pytest.raises(InputError) as caught:
         decode(tmp_path / "a.tif")
-    assert "(0)" not in str(caught.value)
-    assert len(str(caught.value).partition("(")[2].split()) > 4
+    text = str(caught.value)
+    assert "(0)" not in text
+    assert "has no pixels" in text or len(text.partition("(")[2].split()) > 4
 
 
 def test_reasons_have_words():
-    assert reason_of(KeyError(0)) == "an entry of its header, 0, is missing or impossible"
-    assert reason_of(IndexError()) == "an entry of its header is missing or impossible"
+    assert reason_of(KeyError(0)) == "a header entry, 0, is missing or invalid"
+    assert reason_of(IndexError()) == "a header entry is missing or invalid"
     assert reason_of(ValueError("cannot  reshape\narray")) == "cannot reshape array"
 
 
@@ -220,7 +221,8 @@ def test_min_area_above_the_image_is_noted(data, capsys):
     words = f"segment data/a.png --labels data/a_labels.png {FAST} -o"
     assert vispe(f"{words} out --min-area 5000") == 0
     assert (
-        "no patch of one class has min_area=5000 pixels: min_area changed nothing" in capsys.readouterr().err
+        "no connected component has min_area=5000 pixels, so min_area has no effect"
+        in capsys.readouterr().err
     )
     assert vispe(f"{words} more --min-area 3") == 0
     assert "min_area" not in capsys.readouterr().err
@@ -236,11 +238,11 @@ FOREIGN = {
     "a.heic": (b"\0\0\0\x18ftypheic", "HEIF"),
     "a.dcm": (bytes(128) + b"DICM", "DICOM"),
     "a.nii": (bytes(344) + b"n+1\0", "NIfTI"),
-    "a.zip": (b"PK\x03\x04", "give a RoiSet.zip of ImageJ as labels"),
-    "a.roi": (b"Iout", "give it as labels (--labels)"),
+    "a.zip": (b"PK\x03\x04", "pass a RoiSet.zip of ImageJ as `labels`"),
+    "a.roi": (b"Iout", "pass it as `labels`"),
     "a.gz": (b"\x1f\x8b", "gunzip"),
     "a.spm": (b"\\*File list", "Gwyddion"),
-    "a.geojson": (b"{}", "QuPath GeoJSON: give it as labels"),
+    "a.geojson": (b"{}", "QuPath GeoJSON: pass it as"),
 }
 
 
@@ -253,7 +255,7 @@ def test_files_of_other_programs_are_recognised(tmp_path, name):
     ) as caught:
         decode(tmp_path / name)
     assert words in str(caught.value)
-    with pytest.raises(InputError, match=rf"holds no image; .* {name} is there, but it looks like"):
+    with pytest.raises(InputError, match=rf"contains no image .* {name} is not supported: it looks like"):
         find_images([tmp_path])
 
 
@@ -266,10 +268,10 @@ def test_an_unknown_file_is_still_refused(tmp_path):
 @pytest.mark.parametrize(
     ("words", "pattern"),
     [
-        (["", "--cluster", "2", "-o", "out"], "an empty name was given for a file"),
+        (["", "--cluster", "2", "-o", "out"], "file names must not be empty"),
         (
             ["data/a.png", "--cluster", "2", "--seed", "-1", "-o", "out"],
-            "seed=-1 must be a whole number from 0",
+            "seed=-1 must be an integer from 0",
         ),
         (["data/a.png", "--cluster", "2", "-o", "data/a.png"], "data/a.png is not a folder"),
         (["data/a.png", "--cluster", "2", "-o", "data/a.png/x"], "data/a.png is not a folder"),

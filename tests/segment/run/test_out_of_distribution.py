@@ -15,7 +15,7 @@ from vispe.images.textures import random_field
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import load_model, save_model
 from vispe.segment.pipeline import MODEL_NAME, Reading, apply, segment
-from vispe.segment.run.out_of_distribution import judged
+from vispe.segment.run.out_of_distribution import ood_record
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0, 4.0))
 
@@ -71,8 +71,8 @@ def test_images_of_the_same_kind_pass_and_others_are_named(tmp_path, trained, ca
     assert second["domain"]["score"] > 1
     (note,) = [note for note in second["notes"] if "differs" in note]
     assert note.startswith("strange.png differs from the training images: score ")
-    assert "(strange_domain.png shows where)" in note
-    assert "draw a few strokes" in note
+    assert "(see strange_domain.png)" in note
+    assert "add a few scribbles" in note
     assert note in capsys.readouterr().err.replace("\n", " ")
     shown = np.asarray(Image.open(out / "strange_domain.png"))
     assert shown.shape == strange.shape
@@ -134,7 +134,7 @@ def test_an_earlier_model_says_that_it_cannot_compare(tmp_path, trained, fields)
     Image.fromarray(fields[0][5]).save(tmp_path / "a.png")
     report = apply(old, [tmp_path / "a.png"], tmp_path / "out")
     assert report.images[0]["domain"] is None
-    assert sum("holds no summary of its training images" in note for note in report.notes) == 1
+    assert sum("contains no summary of its training images" in note for note in report.notes) == 1
     rows = list(csv.DictReader((tmp_path / "out" / "report.csv").read_text().splitlines()))
     assert rows[0]["domain"] == ""
     apply(trained, [tmp_path / "a.png"], tmp_path / "new")
@@ -152,17 +152,17 @@ def test_a_summary_that_does_not_fit_is_refused(tmp_path, trained):
     model = load_model(trained)
     broken = replace(model, domain=replace(model.domain, limits=np.array([0.0, 1.0])))
     path = save_model(tmp_path / "broken.vispe", broken)
-    with pytest.raises(InputError, match="do not fit together"):
+    with pytest.raises(InputError, match="are inconsistent"):
         load_model(path)
 
 
 def test_pages_without_data_have_no_score(trained):
     model = load_model(trained)
     count = 1 + 2 * len(model.domain.components)
-    assert judged(model, [np.zeros(count, np.int64)]) is None
+    assert ood_record(model, [np.zeros(count, np.int64)]) is None
     some = np.zeros(count, np.int64)
     some[0] = 5
-    found = judged(model, [np.zeros(count, np.int64), some])
+    found = ood_record(model, [np.zeros(count, np.int64), some])
     assert found["pages"][0] is None
     assert found["score"] == found["pages"][1]
-    assert judged(model, [None]) is None
+    assert ood_record(model, [None]) is None

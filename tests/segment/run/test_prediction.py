@@ -5,7 +5,7 @@ import torch
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.run.prediction import Post, decide, predict_page
+from vispe.segment.run.prediction import Post, most_probable, predict_page
 
 
 def scene(height=75, width=101, channels=1, holes=False):
@@ -71,7 +71,7 @@ def test_threads_do_not_change_a_bit():
 def test_of_equal_classes_the_first_one_wins(classes):
     prob = np.random.default_rng(0).integers(0, 4, (classes, 37, 5)).astype(np.float32) / 8
     valid = np.random.default_rng(1).random((37, 5)) < 0.8
-    labels, uncertainty = decide(prob, valid)
+    labels, uncertainty = most_probable(prob, valid)
     assert labels.dtype == np.uint8
     assert uncertainty.dtype == np.float32
     np.testing.assert_array_equal(labels, np.where(valid, prob.argmax(0) + 1, 0))
@@ -81,9 +81,9 @@ def test_of_equal_classes_the_first_one_wins(classes):
 
 def test_the_decision_row_by_row_is_that_of_the_whole(monkeypatch):
     prob, valid = np.random.default_rng(0).random((4, 30, 11), np.float32), np.ones((30, 11), bool)
-    whole = decide(prob, valid)
+    whole = most_probable(prob, valid)
     monkeypatch.setattr("vispe.segment.run.prediction._PIXELS", 7)
-    for found, wanted in zip(decide(prob, valid), whole, strict=True):
+    for found, wanted in zip(most_probable(prob, valid), whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 

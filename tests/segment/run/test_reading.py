@@ -167,8 +167,8 @@ def test_masks_are_matched_by_name_and_one_is_for_all():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--crop 0:64", "crop='0:64' must be two ranges of pixels, rows and columns"),
-        ("--crop 0:640,:", "asks for rows 0:640 of an image that has 64"),
+        ("--crop 0:64", "crop must be two ranges of pixels, rows and columns"),
+        ("--crop 0:640,:", "rows must be a range within 0:64, the size of the image, got 0:640"),
         ("--mask l.jpg", "JPEG"),
         ("--mask small.png", "the mask is 9 x 9 pixels"),
         ("--mask none.png", "none.png"),
@@ -189,8 +189,7 @@ def test_blocks_refuse_what_they_cannot_do(words, capsys):
     tifffile.imwrite("a.tif", GREY)
     assert vispe(f"segment a.tif --labels l.png {FAST} {words} --memory 1GiB -o out") == 2
     assert (
-        f"{words.split()[0][2:]} does not work on images that are read block by block"
-        in capsys.readouterr().err
+        f"{words.split()[0][2:]} is not supported for images processed in blocks" in capsys.readouterr().err
     )
 
 
@@ -251,13 +250,13 @@ def test_paint_and_suggest_exclude_the_same_pixels():
     rows = [np.argwhere(k == TRUTH)[:: len(TRUTH)].tolist() for k in (1, 2)]
     strokes = [{"class": k, "width": 1, "points": [[x, y]]} for k in (1, 2) for y, x in rows[k - 1]]
     assert window.update({"names": ["a", "b"], "strokes": strokes})["ready"]
-    assert not window.found.labels[H:].any()
-    assert agreement(window.found.labels[:H]) > 0.9
+    assert not window.prediction.labels[H:].any()
+    assert agreement(window.prediction.labels[:H]) > 0.9
     window.save()
     Image.fromarray(np.ones((H + 16, W), np.uint8)).save("ones.png")
     words = "--labels painted/b_strokes.json --mask ones.png --orientation stored"
     assert vispe(f"segment b.png {words} {FAST} --crop :-16,: -o same") == 0
-    np.testing.assert_array_equal(result("b", "same"), window.found.labels)
+    np.testing.assert_array_equal(result("b", "same"), window.prediction.labels)
     assert vispe(f"suggest b.png --labels l.png {FAST} --crop 0:{H},: -o suggested") == 0
     found = json.loads(Path("suggested/b_suggest.json").read_text())["places"]
     assert found

@@ -18,9 +18,9 @@ from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.images import write as outputs
 from vispe.segment.run import batch_run, image_pipeline, lock, resume
-from vispe.segment.run.disk_space import DiskFull, room
+from vispe.segment.run.disk_space import DiskFull, disk_space_guard
 from vispe.segment.run.lock import LOCK, claimed
-from vispe.segment.run.resume import NAME, State
+from vispe.segment.run.resume import NAME, Journal
 from vispe.segment.run.run_report import Watcher
 
 posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and forked")
@@ -103,7 +103,7 @@ def test_runs_that_are_killed_again_and_again_end_as_ones_that_are_not(data, way
     jobs += [(moments[way], f"{WAYS[way]} -o parts_{way}") for way in ways]
     said = killed(jobs)
     for way in ways:
-        assert f"going on with the unfinished run in parts_{way}" in said
+        assert f"resuming the unfinished run in parts_{way}" in said
         assert contents(f"parts_{way}") == contents(f"whole_{way}"), way
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_is_asked_for_something_else_is_refused(data, monkeypatch, ca
     assert vispe(words) == 2
     said = capsys.readouterr().err
     assert (
-        f"vispe: out holds an unfinished run with other {named}; repeat that command to go on, add --force"
+        f"vispe: out contains an unfinished run with other {named}. Repeat that command to resume it, use force"
         in said
     )
     assert contents("out") == before
@@ -216,7 +216,7 @@ def test_force_removes_temporary_files_of_its_own_images_and_nothing_else(data, 
     assert left == {*names, *results, *earlier, "model.vispe"}
     assert all(Path("out", name).read_bytes() == b"mine" for name in names)
     assert Path("foreign/thesis.txt").read_bytes() == b"mine"
-    assert "out holds results of an earlier unfinished run: a_overlay.png, " in capsys.readouterr().err
+    assert "out contains results of an earlier unfinished run: a_overlay.png, " in capsys.readouterr().err
 
 
 def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkeypatch):
@@ -231,7 +231,7 @@ def test_force_keeps_what_was_there_before_the_run_that_did_not_end(data, monkey
 def test_force_does_not_go_on(data, monkeypatch, capsys):
     stopped(monkeypatch, f"{WAYS['labels']} -o out", 2)
     assert vispe(f"{WAYS['labels']} -o out --force") == 0
-    assert "going on" not in capsys.readouterr().err
+    assert "resuming" not in capsys.readouterr().err
     assert vispe(f"{WAYS['labels']} -o whole") == 0
     assert contents("out") == contents("whole")
 
@@ -304,7 +304,10 @@ def test_a_folder_that_is_being_written_is_refused(data, capsys):
     with claimed(Path("out")):
         for more in ("", " --force"):
             assert vispe(words + more) == 2
-            assert "another vispe is at work in out; wait until it has finished" in capsys.readouterr().err
+            assert (
+                "out is in use by another vispe process. Wait until it has finished"
+                in capsys.readouterr().err
+            )
         assert [path.name for path in Path("out").iterdir()] == [LOCK]
     assert not Path("out").exists()
     assert vispe(words) == 0
@@ -323,7 +326,7 @@ def test_of_two_processes_one_wins(data):
     assert contents("out") == contents("whole")
     if codes != [0, 0]:  # both 0: one began after the other had ended
         assert sorted(codes) == [0, 2]
-        assert "another vispe is at work" in "".join(said)
+        assert "in use by another vispe process" in "".join(said)
 
 
 @posix
@@ -357,7 +360,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_first_image(data, monkeypat
     assert vispe(f"{WAYS['labels']} -o out") == 2
     said = capsys.readouterr().err
     assert (
-        "disk full: the result of a.png needs 16.32 kB, out has 9 kB; make room and repeat the command"
+        "disk full: the result of a.png needs 16.32 kB, out has 9 kB. Free some space and repeat the command"
         in said
     )
     assert sorted(path.name for path in Path("out").iterdir()) == ["model.vispe", NAME]
@@ -413,12 +416,12 @@ def test_which_errors_say_that_a_disk_is_full(tmp_path):
     ):
         with (
             pytest.raises(DiskFull, match=r"^disk full: it does not fit, .* has [\d.]+ [kMGT]?B"),
-            room(tmp_path, "it"),
+            disk_space_guard(tmp_path, "it"),
         ):
             raise error
-    with pytest.raises(PermissionError), room(tmp_path, "it"):
+    with pytest.raises(PermissionError), disk_space_guard(tmp_path, "it"):
         raise PermissionError(errno.EACCES, "x")
-    with pytest.raises(DiskFull, match=r"needs 1e\+06 TB"), room(tmp_path, "it", least=10**18):
+    with pytest.raises(DiskFull, match=r"needs 1e\+06 TB"), disk_space_guard(tmp_path, "it", least=10**18):
         pass
 
 
@@ -426,17 +429,17 @@ def test_which_errors_say_that_a_disk_is_full(tmp_path):
 
 
 def test_the_record_of_a_run(tmp_path):
-    asked = resume.plain({"a": (1, 2), "b": Path("x"), "w": Watcher is Watcher})
-    state = State(tmp_path, asked, False)
-    assert (state.goes_on, state.empty, state.model) == (False, True, None)
+    asked = resume.to_json({"a": (1, 2), "b": Path("x"), "w": Watcher is Watcher})
+    state = Journal(tmp_path, asked, False)
+    assert (state.resumes, state.empty, state.model) == (False, True, None)
     state.start([tmp_path / "a_seg.png"])
     state.trained("abc", ["n"])
     (tmp_path / "a_seg.png").touch()
     state.finished(
         Path("a.png"), {"x": np.float32(0.1), "files": {"labels": "elsewhere/a_seg.png"}}, ["n", "m"]
     )
-    again = State(tmp_path, asked, False)
-    assert (again.goes_on, again.model, again.notes) == (True, "abc", ["n", "m"])
+    again = Journal(tmp_path, asked, False)
+    assert (again.resumes, again.model, again.notes) == (True, "abc", ["n", "m"])
     wanted = {"x": float(np.float32(0.1)), "files": {"labels": str(tmp_path / "a_seg.png")}}
     assert again.record(Path("a.png")) == wanted
     (tmp_path / "a_seg.png").unlink()
@@ -459,7 +462,7 @@ def test_names_in_a_journal_remove_nothing(tmp_path, name):
         {"image": "a.png", "record": {"files": {"labels": name}}, "notes": []},
     ]
     (out / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    state = State(out, {"seed": 1}, force=True)
+    state = Journal(out, {"seed": 1}, force=True)
     state.remaining([])
     state.start([out / "b_seg.png"])
     assert all(file.read_bytes() == b"of another program" for file in files)
@@ -470,4 +473,4 @@ def test_a_journal_that_is_a_link_is_refused(tmp_path):
     target.write_text("")
     (tmp_path / NAME).symlink_to(target)
     with pytest.raises(InputError, match=r"unfinished\.jsonl is a link, .*remove the link"):
-        State(tmp_path, {"seed": 1}, force=True)
+        Journal(tmp_path, {"seed": 1}, force=True)

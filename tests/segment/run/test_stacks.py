@@ -358,7 +358,7 @@ def test_3d_filters_use_the_neighbours_and_are_part_of_the_model(tmp_path):
         report = segment([tmp_path / "s.tif"], tmp_path / name, labels=[tmp_path / "l.tif"], features=config)
         right[name] = (tifffile.imread(tmp_path / name / "s_seg.tif") == classes).mean()
     assert right["deep"] > right["flat"] + 0.01
-    assert any("1 times the size of a pixel: 3D filters" in note for note in report.images[0]["notes"])
+    assert any("1 times the pixel size: 3D filters" in note for note in report.images[0]["notes"])
     model = tmp_path / "deep" / MODEL_NAME
     assert load_model(model).features.filters_3d
     apply(model, [tmp_path / "s.tif"], tmp_path / "again", tile=20)
@@ -377,7 +377,7 @@ def test_3d_filters_are_refused_where_there_is_no_volume(tmp_path, folder, capsy
     for name, message in (("one.png", "has one page, but 3D filters"), ("t.tif", "time series of 4 frames")):
         with pytest.raises(InputError, match=message):
             segment([folder / name], folder / "out", cluster=2, features=config)
-    with pytest.raises(OptionError, match=r"trust turns one page at a time, but 3D filters look at several"):
+    with pytest.raises(OptionError, match=r"trust rotates single pages, but 3D filters need several"):
         segment(
             [folder / "s.tif"], folder / "out", labels=[folder / "drawn.tif"], features=config, trust=True
         )
@@ -391,6 +391,6 @@ def test_3d_filters_by_command(folder, capsys):
         f"segment {folder}/s.tif --labels {folder}/drawn.tif --features filters --filters-3d -o {folder}/out"
     )
     assert main(words.split()) == 0
-    assert "the slices of s.tif lie 1 microns apart, 2 times the size of a pixel" in capsys.readouterr().err
+    assert "the slices of s.tif are 1 microns apart, 2 times the pixel size" in capsys.readouterr().err
     report = json.loads((folder / "out" / "report.json").read_text())
     assert report["features"]["filters_3d"] is True

@@ -264,7 +264,7 @@ def test_towers_with_other_encodings_are_read_out(tmp_path, kind, spec):
 def test_values_that_an_encoding_adds_to_need_weights(tmp_path):
     tower = tower_of(stock(write_folder(tmp_path, VISION)), "maskclip", "irpe(on=v)")
     with pytest.raises(
-        UnsupportedCombination, match="maskclip takes values as they are, but irpe adds to them"
+        UnsupportedCombination, match="maskclip uses unweighted values, but irpe adds to them"
     ):
         tower(images(24, 40))
 
@@ -279,11 +279,13 @@ def test_text_of_readouts():
         parse_readout("naclipp")
     with pytest.raises(UnknownName, match=r"readout='naclip\+sclip' is not one of"):
         parse_readout("naclip+sclip")
-    with pytest.raises(OptionError, match="sclip has no option 'sigma'; it has residual, mlp"):
+    with pytest.raises(OptionError, match=r"sclip has no option 'sigma'\. Its options are residual, mlp"):
         parse_readout("sclip(sigma=3)")
-    with pytest.raises(OptionError, match="sigma of readout naclip is a number of patches above 0, got 0"):
+    with pytest.raises(
+        OptionError, match="sigma of readout naclip must be a positive number of patches, got 0"
+    ):
         parse_readout("naclip(sigma=0)")
-    with pytest.raises(OptionError, match="mlp of readout naclip is true or false, got 1"):
+    with pytest.raises(OptionError, match="mlp of readout naclip must be true or false, got 1"):
         parse_readout("naclip(mlp=1)")
 
 
@@ -293,8 +295,8 @@ def test_text_of_readouts():
         ({"layers": [1, 1, 1, 1], "width": 16, "image_size": 64}, "ModifiedResNet"),
         ({**VISION, "attentional_pool": True}, "pools its patches by attention"),
         ({**TIMM, "timm_model_name": "test_resnet", "timm_pool": "avg"}, "vispe.convert was given a ResNet"),
-        ({**TIMM, "timm_proj": "mlp"}, "ends in Mlp; zero-shot segmentation needs a linear projection"),
-        ({**TIMM, "timm_proj": "none"}, "ends in no projection"),
+        ({**TIMM, "timm_proj": "mlp"}, "ends with Mlp, but zero-shot segmentation needs a linear projection"),
+        ({**TIMM, "timm_proj": "none"}, "ends with no projection"),
         ({**TIMM, "timm_model_name": "test_vit3", "timm_pool": "map", "timm_proj": "none"}, "pools its patches by"),
     ],
 )  # fmt: skip

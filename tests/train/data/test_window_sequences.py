@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.train.made_pictures import PLAIN, Numbers, Pictures, take
 from vispe.errors import InputError
 from vispe.train.data import Augment, Batches, Mixture
-from vispe.train.data.augmentation import changed, posed, window
+from vispe.train.data.augmentation import apply_pose, perturb, window
 
 
 def _resized(picture, large):
@@ -78,13 +78,13 @@ def test_tiny_pictures_are_enlarged_left_out_or_refused():
         warnings.simplefilter("error")
         kept.load(3)
     with pytest.raises(
-        InputError, match=r"picture [124] has \d+ x \d+ pixels, too few for size=\(12, 12\) .* set small="
+        InputError, match=r"image [124] has \d+ x \d+ pixels, too few for size=\(12, 12\) .* Set `small`"
     ):
         Batches(source, 12, 5, small="error").load(0)
-    with pytest.raises(InputError, match=r"no picture is large enough for size=\(64, 64\)"):
+    with pytest.raises(InputError, match=r"no image is large enough for size=\(64, 64\)"):
         Batches(source, 64, 5, small="skip")
     mixture = Mixture([source, Pictures([(3, 3)])], [1, 1])
-    with pytest.raises(InputError, match="no picture of source 1 of the mixture is large enough"):
+    with pytest.raises(InputError, match="no image of source 1 of the mixture is large enough"):
         Batches(mixture, 12, 5, small="skip")
     both = Batches(Mixture([source, Pictures([(3, 3), (20, 20)])], [1, 1]), 12, 256, small="skip")
     assert {int(k): int(n) for k, n in zip(*np.unique(both.indices(1), return_counts=True), strict=True)} == {
@@ -110,7 +110,7 @@ def test_what_small_means_for_turned_pictures():
 def test_all_eight_poses_come_alike_often():
     source = Pictures([(9, 9)])
     batches = Batches(source, 9, 800, augment=Augment(pose=True), **PLAIN)
-    poses = [posed(source[0], k) for k in range(8)]
+    poses = [apply_pose(source[0], k) for k in range(8)]
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(poses, 2))
     rows = batches.load(0)
     hits = [int((rows == pose).all(3).all(2).all(1).sum()) for pose in poses]
@@ -134,7 +134,7 @@ def test_brightness_contrast_and_noise():
     picture = source[0] * 0.2 + 0.4
 
     def values(augment, draws, seed=0):
-        return changed(picture, augment, np.array(draws), np.random.default_rng(seed))
+        return perturb(picture, augment, np.array(draws), np.random.default_rng(seed))
 
     mean = picture.mean()
     torch.testing.assert_close(values(Augment(brightness=0.2), [0, 0, 0.75, 0, 0]), picture + 0.1)

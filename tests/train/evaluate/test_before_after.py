@@ -100,7 +100,7 @@ def test_a_good_retrofit_is_called_one(report):
     assert by["blanked"].value == 2 / WIDTH
     assert {k for k, c in by.items() if not c.met} <= {"corner"}  # pixels alone are no match for filters
     assert tone(report.criteria[:-1]) == "good"
-    assert report.verdict.startswith(f"Position is gone (held-out R² {report.before.readable:.2f} before")
+    assert report.verdict.startswith(f"Position was removed (held-out R² {report.before.readable:.2f} before")
 
 
 def test_numbers_of_every_image_are_what_they_are_called(report, samples):
@@ -151,10 +151,10 @@ def test_the_page_says_it_all_and_needs_nothing_else(report):
     html = evaluation_page(report).html()
     assert f"{escape(report.verdict)}." in html
     for title in (
-        "Can the place of a patch be read?",
-        "A pattern that is tied to the frame?",
-        "Turned and mirrored",
-        "What the features kept",
+        "Decodable position",
+        "Fixed pattern of the image frame",
+        "Rotations and reflections",
+        "Similarity to the teacher",
         "Linear segmentation",
     ):
         assert f"<h2>{title}</h2>" in html
@@ -169,8 +169,8 @@ def test_the_page_says_it_all_and_needs_nothing_else(report):
 @pytest.mark.parametrize(
     ("after", "words", "colour"),
     [
-        (biased, "Position can still be read", "bad"),
-        (collapsed, "but the features lost too much: cosine to its target", "mild"),
+        (biased, "Position can still be decoded", "bad"),
+        (collapsed, "but the features degraded: cosine to the target", "mild"),
     ],
 )
 def test_a_bad_retrofit_is_not_called_good(after, words, colour):
@@ -190,7 +190,7 @@ def test_a_bad_retrofit_is_not_called_good(after, words, colour):
     assert any("synthetic textures" in note for note in found.notes)
     html = evaluation_page(found).html()
     assert "Linear segmentation" not in html
-    assert "Turned and mirrored" not in html
+    assert "Rotations and reflections" not in html
 
 
 def test_a_model_without_bias_is_said_to_have_had_none():
@@ -199,12 +199,12 @@ def test_a_model_without_bias_is_said_to_have_had_none():
         return criteria(**given | changed)
 
     assert verdict(found(before=0.2)).startswith(
-        "There was little position to remove (held-out R² 0.20 before"
+        "The teacher has little positional bias (held-out R² 0.20 before"
     )
     assert tone(found(before=0.2)) == "mild"
-    assert "cannot be judged" in verdict(found(before=float("nan"))).lower()
+    assert verdict(found(before=float("nan"))).startswith("No verdict")
     assert tone(found(after=float("nan"))) == "plain"
-    assert "12.0 % of the channels blanked" in verdict(found(blanked=0.12))
+    assert "12.0 % of the channels ablated" in verdict(found(blanked=0.12))
     corner = {"after": np.array([0.1, np.nan, 0.2]), "filters": np.array([0.05, 0.3, 0.05])}
     (last,) = [c for c in found(corner=corner) if c.key == "corner"]
     assert last.value == pytest.approx(0.1)
@@ -280,10 +280,14 @@ def test_pictures_are_the_same_whenever_they_are_made():
     ("change", "error", "words"),
     [
         ({"noise": 1}, OptionError, "noise=2 or more"),
-        ({"channels": [40]}, OptionError, r"channels 0 to 39, got blanked channels \[40\]"),
-        ({"after": lambda x: content(x)[:, :8]}, ShapeError, "a retrofit keeps the width and the patch"),
-        ({"settings": None}, OptionError, "give settings="),
-        ({"images": [torch.zeros(3, 48, 48)], "image_names": ["a", "b"]}, InputError, "2 names for 1 images"),
+        ({"channels": [40]}, OptionError, r"channels must be 0 to 39, got \[40\]"),
+        ({"after": lambda x: content(x)[:, :8]}, ShapeError, "must return maps of equal shape"),
+        ({"settings": None}, OptionError, "Set `settings`"),
+        (
+            {"images": [torch.zeros(3, 48, 48)], "image_names": ["a", "b"]},
+            InputError,
+            r"names must have one entry per image \(1\), got 2",
+        ),
         ({"images": [torch.zeros(3, 48, 48)], "truths": [np.ones((48, 48), int)]}, OptionError, "n_classes"),
     ],
 )
@@ -325,7 +329,7 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     words += ["--noise", "2", "--textures", "1", "--budget", "20", "--no-rotation"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "position readable after (held-out R²)" in said
+    assert "decodable position after (held-out R²)" in said
     found = json.loads((tmp_path / "r" / "report.json").read_text())
     assert found["settings"]["size"] == 40
     assert found["channels"] == [3]

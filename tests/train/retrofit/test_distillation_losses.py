@@ -10,7 +10,7 @@ from vispe.errors import OptionError, ShapeError
 from vispe.symmetry.d4 import D4, IDENTITY
 from vispe.symmetry.symmetrization import patch_kernel
 from vispe.train.retrofit.config import Student, Weights
-from vispe.train.retrofit.distillation_losses import Objective, blanked, cosine_distance, pose_of
+from vispe.train.retrofit.distillation_losses import Objective, ablated, cosine_distance, sample_pose
 from vispe.train.retrofit.student import final_tokens, load_teacher, make_student
 
 
@@ -54,25 +54,25 @@ def test_cosine_distance_is_float32_whatever_comes_in():
 
 
 def test_features_of_different_shapes_are_refused():
-    with pytest.raises(ShapeError, match=r"patch by patch, got \(1, 3, 2, 2\) and \(1, 3, 2, 1\)"):
+    with pytest.raises(ShapeError, match=r"shapes must be equal, got \(1, 3, 2, 2\) and \(1, 3, 2, 1\)"):
         cosine_distance(random(1, 3, 2, 2), random(1, 3, 2, 1))
 
 
 def test_blanked_channels_are_zero_and_others_stay():
     maps = random(2, 6, 3, 4)
-    found = blanked(maps, [4, 1])
+    found = ablated(maps, [4, 1])
     assert not found[:, [1, 4]].any()
     assert torch.equal(found[:, [0, 2, 3, 5]], maps[:, [0, 2, 3, 5]])
     assert maps[:, [1, 4]].all(), "what was given changed"
-    assert torch.equal(blanked(maps, []), maps)
-    with pytest.raises(OptionError, match="Channel 6 cannot be blanked: the features have 6"):
-        blanked(maps, [0, 6])
+    assert torch.equal(ablated(maps, []), maps)
+    with pytest.raises(OptionError, match="channels must be below 6, got 6"):
+        ablated(maps, [0, 6])
 
 
 def test_poses_are_drawn_by_seed_and_step_from_the_seven_that_move():
-    drawn = [pose_of(3, step) for step in range(700)]
-    assert drawn == [pose_of(3, step) for step in range(700)]
-    assert drawn != [pose_of(4, step) for step in range(700)]
+    drawn = [sample_pose(3, step) for step in range(700)]
+    assert drawn == [sample_pose(3, step) for step in range(700)]
+    assert drawn != [sample_pose(4, step) for step in range(700)]
     counts = [drawn.count(pose) for pose in D4]
     assert counts[0] == 0
     assert all(abs(count - 100) < 5 * math.sqrt(100 * 6 / 7) for count in counts[1:])

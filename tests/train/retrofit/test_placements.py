@@ -15,7 +15,12 @@ from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.config import Stage, Student, Weights
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.distillation import retrofit
-from vispe.train.retrofit.distillation_losses import Objective, cosine_distance, disagreement, pair_of
+from vispe.train.retrofit.distillation_losses import (
+    Objective,
+    cosine_distance,
+    sample_placements,
+    view_distance,
+)
 from vispe.train.retrofit.student import check_models, load_teacher, make_student
 
 PLACED = {"loss": Weights(1.0, 0.0, place=0.5), "augment": Augment(place=9, curriculum=0.8)}
@@ -47,8 +52,8 @@ class Toy(nn.Module):
 def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
     pair = shared(*(Placement((3, 2), (6, 5), offset) for offset in offsets))
     images = random(2, 3, 12, 8)
-    assert disagreement(Toy(), images, *pair).abs().max() < 1e-6
-    assert disagreement(Toy("zeros"), images, *pair).min() > 1e-4
+    assert view_distance(Toy(), images, *pair).abs().max() < 1e-6
+    assert view_distance(Toy("zeros"), images, *pair).min() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
 def test_what_a_student_loses_is_its_bias_of_place(spec, least):
     student = make_student(load_teacher(TEACHER, seed=1), Student(spec)).eval()
     pair = shared(Placement((4, 4), (6, 6), (0, 0)), Placement((4, 4), (6, 6), (2, 1)))
-    found = disagreement(student, random(2, 3, 32, 32), *pair)
+    found = view_distance(student, random(2, 3, 32, 32), *pair)
     assert found.min() > least if least else found.abs().max() < 1e-6
 
 
@@ -66,7 +71,7 @@ def test_gradient_is_that_of_the_formula(follow):
     toy = Toy("zeros", torch.float64)
     images, cotangent = random(2, 3, 12, 8, dtype=torch.float64), random(2, seed=2).double()
     first, second = Placement((3, 2), (5, 5), (0, 1)), Placement((3, 2), (5, 5), (2, 3))
-    found = disagreement(toy, images, *shared(first, second), follow=follow)
+    found = view_distance(toy, images, *shared(first, second), follow=follow)
     grads = torch.autograd.grad(found, list(toy.parameters()), cotangent)
     # written down again: two canvases of zeros, each with the image at its place, one pass each
     maps = []
@@ -90,26 +95,26 @@ def test_parts_of_the_image_that_two_small_canvases_show_are_compared():
     pair = shared(Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, -1)))
     one, other = (final_tokens(toy, images[..., k : k + 12, k : k + 12])[0] for k in (0, 4))
     expected = cosine_distance(other[..., :2, :2], one[..., 1:, 1:])
-    torch.testing.assert_close(disagreement(toy, images, *pair), expected)
+    torch.testing.assert_close(view_distance(toy, images, *pair), expected)
 
 
 def test_the_objective_has_it_where_it_has_a_weight():
     teacher = load_teacher(TEACHER, seed=1)
     student = make_student(teacher, Student("learned")).eval()
-    images, pair = random(2, 3, 32, 32), pair_of(3, 5, 0.5, (4, 4), Augment(place=7))
+    images, pair = random(2, 3, 32, 32), sample_placements(3, 5, 0.5, (4, 4), Augment(place=7))
     objective = Objective(teacher.model, student, Weights(2.0, place=0.5))
     parts, _, _ = objective.parts(images, IDENTITY, None, pair)
     assert set(parts) == {"distill", "place"}
-    torch.testing.assert_close(parts["place"], disagreement(student, images, *pair))
+    torch.testing.assert_close(parts["place"], view_distance(student, images, *pair))
     torch.testing.assert_close(objective.total(parts), 2 * parts["distill"] + 0.5 * parts["place"])
-    with pytest.raises(OptionError, match="compares two placements, got none"):
+    with pytest.raises(OptionError, match=r"loss.place=0.5 needs two placements, got none"):
         objective.parts(images, IDENTITY)
 
 
 def test_pairs_are_drawn_by_seed_and_step_and_always_differ():
     def pairs(seed=3, **options):
         augment = Augment(place=6, **options)
-        return [pair_of(seed, step, step / 60, (4, 4), augment) for step in range(60)]
+        return [sample_placements(seed, step, step / 60, (4, 4), augment) for step in range(60)]
 
     drawn = pairs()
     assert drawn == pairs() != pairs(4)
@@ -163,9 +168,9 @@ def test_the_bias_of_place_falls_while_it_is_trained_on(tmp_path):
         augment = Augment(place=6 if weights.place else 0)
         run = training(config(tmp_path / str(weights.place), loss=weights, augment=augment, **asked))
         run.run()
-        pair = pair_of(99, 0, 1.0, (4, 4), Augment(place=6))
+        pair = sample_placements(99, 0, 1.0, (4, 4), Augment(place=6))
         images = run.plan[0].batches.load(40)
-        found.append(float(disagreement(run.student.eval(), images, *pair).detach().mean()))
+        found.append(float(view_distance(run.student.eval(), images, *pair).detach().mean()))
     assert found[1] < 0.7 * found[0]
 
 
@@ -183,8 +188,14 @@ def test_the_card_has_it(tmp_path):
     [
         ({"augment": Augment(place=9)}, r"augment\.place=9 and loss\.place=0\.0"),
         ({"loss": Weights(place=0.5)}, r"augment\.place=0 and loss\.place=0\.5"),
-        ({"augment": Augment(curriculum=0.5)}, r"augment\.curriculum=0\.5 is for placements"),
-        ({"augment": Augment(place_teacher="best")}, r"augment\.place_teacher=best is for placements"),
+        (
+            {"augment": Augment(curriculum=0.5)},
+            r"augment\.curriculum has no effect with augment\.place=0, got 0\.5",
+        ),
+        (
+            {"augment": Augment(place_teacher="best")},
+            r"augment\.place_teacher has no effect with augment\.place=0, got best",
+        ),
         ({"loss": Weights(place=-1.0)}, r"loss\.place must be at least 0, got -1"),
     ],
 )
@@ -194,7 +205,7 @@ def test_keys_that_contradict_are_refused(changes, words, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "words"), [(4, "4 patches a side, so that nothing could move"), (3, "no patch in common")]
+    ("place", "words"), [(4, r"4 patches per side\): images cannot be moved"), (3, "no patch in common")]
 )
 def test_canvases_that_show_nothing_are_refused(place, words, tmp_path):
     asked = config(tmp_path, loss=Weights(place=1.0), augment=Augment(place=place))

@@ -15,11 +15,11 @@ from vispe.train.retrofit.config import Probe, Stage, Student, Target, Teacher, 
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.lora import LowRank, add_lora, merge_lora
 from vispe.train.retrofit.student import (
-    blanked_count,
     check_models,
     final_tokens,
     load_teacher,
     make_student,
+    n_ablated_channels,
 )
 
 
@@ -193,34 +193,34 @@ def test_training_the_encoding_alone_freezes_the_rest():
 
 
 REFUSED = [
-    ({"target": Target([24])}, "names channel 24, and the features of vit_tiny_patch16_224 have 24"),
-    ({"target": Target([-1])}, "names channel -1"),
-    ({"target": Target([3, 3])}, r"names a channel twice: \[3, 3\]"),
-    ({"target": Target("auto", count=24)}, "target.count=24 would blank all 24 channels"),
-    ({"target": Target([1], count=2)}, "are for blank=auto, but target.blank is"),
-    ({"target": Target("auto"), "probe": Probe(noise=0, textures=0)}, "needs pictures to probe"),
+    ({"target": Target([24])}, "below 24, the number of features of vit_tiny_patch16_224, got 24"),
+    ({"target": Target([-1])}, "target.blank must be channels below 24, .* got -1"),
+    ({"target": Target([3, 3])}, r"target.blank must have unique channels, got \[3, 3\]"),
+    ({"target": Target("auto", count=24)}, "target.count must be below 24, .* got 24"),
+    ({"target": Target([1], count=2)}, r"target.count and target.share need target.blank=auto, got \[1\]"),
+    ({"target": Target("auto"), "probe": Probe(noise=0, textures=0)}, "target.blank=auto needs probe images, got none"),
     ({"target": Target("auto", share=1.5)}, "between 0 and 1, got 1.5"),
-    ({"stages": [Stage(32, steps=1), Stage(36, steps=2)]}, r"stages\[1\].size=36 is no multiple .* choose 32 or 40"),
+    ({"stages": [Stage(32, steps=1), Stage(36, steps=2)]}, r"size must be a multiple .* got 36. Use 32 or 40"),
     ({"stages": []}, "needs stages, got none"),
-    ({"stages": [Stage(32)]}, r"stages\[0\] needs steps or epochs, one of them, got neither"),
+    ({"stages": [Stage(32)]}, r"stages\[0\] needs either steps or epochs, got neither"),
     ({"stages": [Stage(32, steps=2, epochs=1.0)]}, "got both"),
-    ({"stages": [Stage(32, steps=2, warmup=2)]}, "warmup=2 leaves no update"),
+    ({"stages": [Stage(32, steps=2, warmup=2)]}, "warmup must be below steps=2, got 2"),
     ({"stages": [Stage(32, steps=2, rate=-1.0)]}, "rate=-1.0"),
     ({"data": []}, "needs data, got no source"),
-    ({"probe": Probe(size=33)}, "probe.size=33 is no multiple"),
-    ({"student": Student(trainable="encoding")}, "alibi2d has no parameters"),
-    ({"student": Student(rank=4)}, "rank=4 is for trainable=lora, got student.trainable=all"),
-    ({"student": Student(init="random", trainable="lora")}, "random weights must train all"),
+    ({"probe": Probe(size=33)}, "probe.size must be a multiple .* got 33"),
+    ({"student": Student(trainable="encoding")}, "needs an encoding with parameters, got alibi2d"),
+    ({"student": Student(rank=4)}, "rank=4 needs trainable=lora, got student.trainable=all"),
+    ({"student": Student(init="random", trainable="lora")}, "student.init=random needs trainable=all"),
     ({"student": Student("alibi3d")}, "3 axes"),
-    ({"loss": Weights(0.0)}, "All parts of the loss have weight 0"),
+    ({"loss": Weights(0.0)}, "at least one term must have a weight above 0, got 0 for all"),
     ({"loss": Weights(-1.0)}, "loss.distill must be at least 0, got -1.0"),
     ({"ema": 1.0}, "below 1"),
     ({"clip": 0.0}, "above 0, got 0.0"),
     ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
-    ({"teacher": Teacher("vit_tiny_patch16_224", weights="random", img_size=225)}, "img_size=225 .* choose 224"),
+    ({"teacher": Teacher("vit_tiny_patch16_224", weights="random", img_size=225)}, "be a multiple .* 225. Use 224"),
     ({"teacher": Teacher("vit_tiny_patch16_224", weights="random", options={"dept": 2})}, "built with dept=2"),
     ({"teacher": Teacher("vit_tiny_patch16_224", std=[1.0, 0.0, 1.0])}, "teacher.std must be three numbers"),
-    ({"teacher": Teacher("open_clip:ViT-B-32/openai", options={"a": 1})}, "are for timm models"),
+    ({"teacher": Teacher("open_clip:ViT-B-32/openai", options={"a": 1})}, "teacher.options apply to timm models only"),
 ]  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def test_unknown_models_and_files_are_named():
         (
             Teacher("vit_tiny_patch16_224", weights="none.pt"),
             InputError,
-            "teacher.weights=none.pt is not a file",
+            "teacher.weights must be a checkpoint file or 'random', got none.pt",
         ),
     ):
         with pytest.raises(error, match=text):
@@ -267,5 +267,7 @@ def test_numbers_of_blanked_channels():
         (Target("auto", count=4), 4),
         (Target("auto", share=0.1), 38),
     ]
-    assert [blanked_count(config("out", target=target), 384) for target, _ in cases] == [n for _, n in cases]
-    assert blanked_count(config("out", target=Target("auto")), 24) == 1
+    assert [n_ablated_channels(config("out", target=target), 384) for target, _ in cases] == [
+        n for _, n in cases
+    ]
+    assert n_ablated_channels(config("out", target=Target("auto")), 24) == 1

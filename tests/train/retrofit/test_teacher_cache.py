@@ -87,7 +87,8 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
     make(tmp_path / "parts")
     assert (tmp_path / "parts" / "features.npy").stat().st_mtime_ns == before
     with pytest.raises(
-        InputError, match=r"were made with another amp; choose another target.folder, or delete it\."
+        InputError,
+        match=r"contains windows computed with another amp\. Set another target.folder, or delete it\.",
     ):
         make(tmp_path / "parts", amp="bf16")
 
@@ -127,10 +128,10 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     ("changes", "sentence"),
     [
         ({"stages": [Stage(32, steps=1, crops=0)]}, r"stages\[0\].crops must be at least 1, got 0"),
-        ({"target": Target(folder="kept")}, "target.folder=kept is for stages with crops, and none has any"),
+        ({"target": Target(folder="kept")}, "target.folder needs a stage with crops, got kept without one"),
         (
             {"stages": [Stage(32, steps=1, crops=4)], "loss": Weights(class_token=1.0)},
-            r"stages\[0\].crops=4 keeps features of patches alone, and loss.class_token needs class tokens",
+            r"stages\[0\].crops=4 stores patch features only, but loss.class_token needs class tokens",
         ),
     ],
 )

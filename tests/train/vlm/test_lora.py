@@ -11,7 +11,7 @@ from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.processors import llava_processor
 from tests.hosts.transformers.tiny import END, IMAGE, START, VIDEO, make
 from vispe.errors import InputError, OptionError, UnsupportedHost
-from vispe.train.vlm.lora import LoraRecipe, accuracy, learn_scheme, load_adapter
+from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme, load_adapter
 from vispe.train.vlm.lora_command import LoraTask, fine_tune, main, read_task
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import Arranged
@@ -142,7 +142,7 @@ def recipe(**changes):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    return learn_scheme(make("qwen2_vl"), some(9), recipe(save_every=2), out, device="cpu"), out
+    return finetune_scheme(make("qwen2_vl"), some(9), recipe(save_every=2), out, device="cpu"), out
 
 
 @pytest.mark.slow
@@ -167,15 +167,15 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
 @pytest.mark.slow
 def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
     whole, _ = trained
-    learn_scheme(make("qwen2_vl"), some(9), recipe(save_every=2, steps=2), tmp_path, device="cpu")
-    on = learn_scheme(make("qwen2_vl"), some(9), recipe(save_every=2), tmp_path, device="cpu")
+    finetune_scheme(make("qwen2_vl"), some(9), recipe(save_every=2, steps=2), tmp_path, device="cpu")
+    on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_every=2), tmp_path, device="cpu")
     wanted = {n: p for n, p in whole.named_parameters() if p.requires_grad}
     for name, p in on.named_parameters():
         if p.requires_grad:
             assert torch.equal(p, wanted[name]), name
     assert (tmp_path / "checkpoint-4").is_dir()
     with pytest.raises(InputError, match=r"another recipe \(rank, scheme\)"):
-        learn_scheme(make("qwen2_vl"), some(9), recipe(rank=3, scheme="vrope"), tmp_path, device="cpu")
+        finetune_scheme(make("qwen2_vl"), some(9), recipe(rank=3, scheme="vrope"), tmp_path, device="cpu")
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_training_teaches(tmp_path):
     before = vispe.convert(make("qwen2_vl"), "mrope_i")
     layers = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
     taught = recipe(scheme="mrope_i", steps=250, batch=16, rank=8, layers=layers, rate=3e-3)
-    tuned = learn_scheme(make("qwen2_vl"), samples, taught, tmp_path, device="cpu")
+    tuned = finetune_scheme(make("qwen2_vl"), samples, taught, tmp_path, device="cpu")
     assert accuracy(before, samples) < 0.6
     assert accuracy(tuned, samples) > 0.9
     assert accuracy(tuned, samples, batch=3) == accuracy(tuned, samples)
@@ -196,18 +196,18 @@ def test_what_cannot_be_is_said(tmp_path):
     with pytest.raises(OptionError, match="without one"):
         Packing(model, 80)
     with pytest.raises(OptionError, match="got none"):
-        learn_scheme(model, [], recipe(), tmp_path)
-    with pytest.raises(InputError, match=r"more than the 9 of a row"):
-        learn_scheme(model, some(3), recipe(length=9), tmp_path, device="cpu")
+        finetune_scheme(model, [], recipe(), tmp_path)
+    with pytest.raises(InputError, match="at most length=9 tokens, got"):
+        finetune_scheme(model, some(3), recipe(length=9), tmp_path, device="cpu")
     with pytest.raises(UnsupportedHost, match="no linear layers called nope"):
-        learn_scheme(make("qwen2_vl"), some(3), recipe(layers=("nope",)), tmp_path, device="cpu")
+        finetune_scheme(make("qwen2_vl"), some(3), recipe(layers=("nope",)), tmp_path, device="cpu")
     with pytest.raises(InputError, match=r"needs scheme\.json and an adapter"):
         load_adapter(make("qwen2_vl"), tmp_path / "none")
     for options in ({"steps": 0}, {"rate": 0.0}, {"seed": -1}):
         with pytest.raises(OptionError, match=next(iter(options))):
             recipe(**options)
     for asked in (("when", (2,)), ("time", (1,)), ("place", (2,))):
-        with pytest.raises(OptionError, match="A task is one of picture, place, time"):
+        with pytest.raises(OptionError, match="task must be one of picture, place, time"):
             draw(*asked, WORDS, torch.Generator())
 
 
@@ -235,12 +235,12 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     asked += ["--length", "64", "--device", "cpu"]
     asked += [w for k, v in where.items() for w in (f"--{k}", str(v))]
     assert main(asked) == 0
-    assert "right answers" in capsys.readouterr().out
+    assert "accuracy on" in capsys.readouterr().out
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert (card["held_out"], card["learnt_from"], card["task"]["scheme"]) == (1, 4, "mrope_i")
     start = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "start")
     assert "lora" in str(load_adapter(start, tmp_path / "out")).lower()
     assert main(asked) == 2
-    assert "holds a finished run" in capsys.readouterr().err
-    with pytest.raises(InputError, match="is not a file"):
+    assert "contains a finished run" in capsys.readouterr().err
+    with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         fine_tune(LoraTask(model="m", data="none.jsonl", out=str(tmp_path / "new")))

@@ -7,14 +7,19 @@ import torch
 from torch import nn
 
 from vispe.errors import OptionError, ShapeError
-from vispe.train.vlm.mirrored_pairs import endless, matched, quads, two_by_two
+from vispe.train.vlm.mirrored_pairs import (
+    iterate_pairs,
+    matching_accuracy,
+    mirrored_pairs,
+    pair_contrastive_loss,
+)
 
 SIDE = 32
 LEXICON = ("red", "blue", "disc", "square", "left", "right", "above", "below")
 
 
 def test_statements_are_true_and_turn_with_the_picture():
-    made = quads(24, side=64)
+    made = mirrored_pairs(24, side=64)
     for pair, (first, second) in zip(made.pictures, made.statements, strict=True):
         picture = pair[0]
         red = (picture[0] > 0.8) & (picture[2] < 0.2)
@@ -31,24 +36,24 @@ def test_statements_are_true_and_turn_with_the_picture():
 
 
 def test_batches_come_again_and_differ_from_step_to_step():
-    stream = endless(3, seed=5, side=SIDE)
+    stream = iterate_pairs(3, seed=5, side=SIDE)
     first, second = next(stream), next(stream)
-    assert torch.equal(first.pictures, quads(3, seed=5, side=SIDE).pictures)
-    assert second.statements == quads(3, step=1, seed=5, side=SIDE).statements
+    assert torch.equal(first.pictures, mirrored_pairs(3, seed=5, side=SIDE).pictures)
+    assert second.statements == mirrored_pairs(3, step=1, seed=5, side=SIDE).statements
     assert not torch.equal(first.pictures, second.pictures)
-    with pytest.raises(OptionError, match="batch=0"):
-        quads(0)
+    with pytest.raises(OptionError, match="batch must be 1 or more, got 0"):
+        mirrored_pairs(0)
 
 
 def test_the_loss_is_that_of_a_loop():
     scores = torch.randn(5, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for one, loss in zip(scores, two_by_two(scores), strict=True):
+    for one, loss in zip(scores, pair_contrastive_loss(scores), strict=True):
         p, q = one.softmax(0), one.softmax(1)
         want = -sum(math.log(float(t[k, k])) for t in (p, q) for k in (0, 1)) / 4
         assert float(loss) == pytest.approx(want)
-    assert matched(torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])) == 0.5
-    with pytest.raises(ShapeError, match=r"scores \(b, 2, 2\)"):
-        two_by_two(torch.zeros(2, 2))
+    assert matching_accuracy(torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])) == 0.5
+    with pytest.raises(ShapeError, match=r"scores must have the shape \(b, 2, 2\)"):
+        pair_contrastive_loss(torch.zeros(2, 2))
 
 
 class Small(nn.Module):
@@ -77,13 +82,13 @@ def trained(places, steps):
     torch.manual_seed(0)
     model = Small(places)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _, made in zip(range(steps), endless(64, side=SIDE), strict=False):
+    for _, made in zip(range(steps), iterate_pairs(64, side=SIDE), strict=False):
         optimizer.zero_grad()
-        two_by_two(model(made)).mean().backward()
+        pair_contrastive_loss(model(made)).mean().backward()
         optimizer.step()
     with torch.no_grad():
-        scores = model(quads(256, seed=99, side=SIDE))
-    return matched(scores), float(two_by_two(scores).mean())
+        scores = model(mirrored_pairs(256, seed=99, side=SIDE))
+    return matching_accuracy(scores), float(pair_contrastive_loss(scores).mean())
 
 
 @pytest.mark.slow

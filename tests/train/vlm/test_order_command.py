@@ -86,7 +86,7 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
         n for n in names[0] if "language" in n and n.endswith(("q_proj.weight", "k_proj.weight"))
     }
     assert main(asked) == 2
-    assert "holds a finished run" in capsys.readouterr().err
+    assert "contains a finished run" in capsys.readouterr().err
 
 
 def test_the_recipe_says_what_the_defaults_are():
@@ -98,19 +98,19 @@ def test_the_recipe_says_what_the_defaults_are():
 
 
 def test_what_is_no_prompt_is_refused(processor, tmp_path):
-    with pytest.raises(InputError, match=r"Line 1 of .*prompts\.jsonl has colour; a prompt has images"):
+    with pytest.raises(InputError, match=r"prompts\.jsonl: line 1: keys must be images, .* got colour"):
         read_prompts(processor, write(tmp_path, colour=1), ITEM)
-    with pytest.raises(InputError, match=r"Line 1 of .* is no prompt \(FileNotFoundError"):
+    with pytest.raises(InputError, match=r"line 1 is not a valid prompt \(FileNotFoundError"):
         read_prompts(processor, write(tmp_path, images=["no.png"]), ITEM)
     (tmp_path / "prompts.jsonl").write_text("[1\n")
-    with pytest.raises(InputError, match=r"Line 1 of .* is no prompt"):
+    with pytest.raises(InputError, match="line 1 is not a valid prompt"):
         read_prompts(processor, tmp_path / "prompts.jsonl", ITEM)
     make("llava").save_pretrained(tmp_path / "start")
     processor.save_pretrained(tmp_path / "start")
     where = {"model": str(tmp_path / "start"), "data": str(write(tmp_path, 3)), "out": str(tmp_path / "out")}
-    with pytest.raises(InputError, match="has 3 prompts, of which every 5th is held out"):
+    with pytest.raises(InputError, match="needs at least held_every=5 prompts, got 3"):
         order_invariance(OrderTask(**where, item=ITEM))
-    with pytest.raises(InputError, match="is not a file"):
+    with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         order_invariance(OrderTask(**where | {"data": "none.jsonl"}, item=ITEM))
     with pytest.raises(InputError, match="has no processor that transformers can load"):
         order_invariance(OrderTask(**where | {"model": str(tmp_path / "none")}, item=ITEM))

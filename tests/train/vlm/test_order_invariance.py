@@ -13,7 +13,12 @@ from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, UnsupportedHost
 from vispe.train.retrofit.lora import add_lora
 from vispe.train.vlm import order_invariance
-from vispe.train.vlm.order_invariance import OrderRecipe, learn_orders, order_scores, unevenness
+from vispe.train.vlm.order_invariance import (
+    OrderRecipe,
+    attention_inequality,
+    order_scores,
+    train_order_invariance,
+)
 from vispe.train.vlm.prompts import Arranged, Piece, Prompt
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
@@ -55,7 +60,7 @@ def test_the_order_decides_less_after_training(family):
     before, weights = spread(model, asked), {n: v.clone() for n, v in model.state_dict().items()}
     losses = []
     recipe = OrderRecipe(steps=40, batch=4, rate=1e-2, rank=4)
-    learn_orders(model, asked, recipe, lambda step, loss: losses.append(loss))
+    train_order_invariance(model, asked, recipe, lambda step, loss: losses.append(loss))
     assert spread(model, asked) < 0.8 * before
     assert sum(losses[-5:]) < sum(losses[:5])
     changed = {n for n, v in model.state_dict().items() if not torch.equal(v, weights[n])}
@@ -79,7 +84,7 @@ RECIPE = OrderRecipe(steps=5, batch=3, rate=1e-2, rank=2, even=0.0, seed=4)
 
 def learnt(family="llava", recipe=RECIPE, **options):
     model = make(family)
-    learn_orders(model, prompts(family, 4), recipe, **options)
+    train_order_invariance(model, prompts(family, 4), recipe, **options)
     return model.state_dict()
 
 
@@ -97,7 +102,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
     assert steps == [1, 2, 3, 3, 4, 5]  # from the state after the second update
     whole = learnt()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
-    with pytest.raises(InputError, match=r"state.pt is of another recipe, or of other prompts; remove it"):
+    with pytest.raises(InputError, match=r"state.pt belongs to another recipe or other prompts. Remove it"):
         learnt(state=file, recipe=replace(RECIPE, rate=1e-3))
 
 
@@ -126,7 +131,7 @@ def test_the_same_seed_learns_the_same_and_leaves_random_numbers_alone():
     found = []
     for _ in range(2):
         model, before = make("llava"), torch.get_rng_state()
-        learn_orders(model, prompts("llava", 3), OrderRecipe(steps=2, batch=2, even=0.0))
+        train_order_invariance(model, prompts("llava", 3), OrderRecipe(steps=2, batch=2, even=0.0))
         assert torch.equal(torch.get_rng_state(), before)
         found.append(model.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -137,13 +142,13 @@ def test_the_penalty_evens_attention():
     for even in (0.0, 20.0):
         model = make("llava")
         model.set_attn_implementation("eager")
-        learn_orders(model, asked, OrderRecipe(steps=15, batch=2, rate=1e-2, rank=2, even=even))
+        train_order_invariance(model, asked, OrderRecipe(steps=15, batch=2, rate=1e-2, rank=2, even=even))
         values = []
         with torch.no_grad():
             for prompt, order in itertools.product(asked, ORDERS):
                 arranged = prompt.arranged(order)
                 output = model(**arranged.inputs, output_attentions=True)
-                values.append(float(unevenness(output.attentions, arranged)))
+                values.append(float(attention_inequality(output.attentions, arranged)))
         found.append(sum(values) / len(values))
     assert found[1] < 0.5 * found[0]
 
@@ -154,11 +159,11 @@ def test_unevenness_is_the_variance_of_shares():
     rows = attention[:, 0, :, 6:8].mean((0, 1, 2))
     items = torch.stack([rows[1:3].mean(), rows[3:6].mean()])
     expected = items.var(unbiased=False) / items.mean() ** 2
-    found = unevenness(list(attention), arranged)
+    found = attention_inequality(list(attention), arranged)
     torch.testing.assert_close(found, expected)
     grads = [torch.autograd.grad(x, attention, retain_graph=True)[0] for x in (found, expected)]
     torch.testing.assert_close(*grads)
-    assert float(unevenness([torch.full((1, 2, 9, 9), 1 / 9)], arranged)) < 1e-12
+    assert float(attention_inequality([torch.full((1, 2, 9, 9), 1 / 9)], arranged)) < 1e-12
 
 
 def test_pieces_stand_where_the_order_says():
@@ -179,17 +184,19 @@ def test_pieces_stand_where_the_order_says():
 
 def test_what_cannot_be_is_refused():
     prompt = prompts("llava", 1)[0]
-    with pytest.raises(OptionError, match=r"order=\[0, 0, 1\] does not name each of 3 items once"):
+    with pytest.raises(OptionError, match=r"order must be a permutation of 3 items, got \[0, 0, 1\]"):
         prompt.arranged([0, 0, 1])
     with pytest.raises(OptionError, match="got 0 items and an answer of 2 tokens"):
         Prompt([], prompt.answer)
     with pytest.raises(OptionError, match="got a prompt with one"):
-        learn_orders(make("llava"), [Prompt(prompt.items[:1], prompt.answer)], OrderRecipe())
+        train_order_invariance(make("llava"), [Prompt(prompt.items[:1], prompt.answer)], OrderRecipe())
     with pytest.raises(OptionError, match="steps must be at least 1, got 0"):
         OrderRecipe(steps=0)
-    with pytest.raises(OptionError, match="learnt from prompts, got none"):
-        learn_orders(make("llava"), [], OrderRecipe())
-    with pytest.raises(UnsupportedHost, match=r"even=0\.1 needs the attention .*set_attn_implementation"):
-        learn_orders(make("llava"), [prompt], OrderRecipe(steps=1, batch=1))
+    with pytest.raises(OptionError, match="needs prompts, got none"):
+        train_order_invariance(make("llava"), [], OrderRecipe())
+    with pytest.raises(
+        UnsupportedHost, match=r"even=0\.1 needs the attention weights .*set_attn_implementation"
+    ):
+        train_order_invariance(make("llava"), [prompt], OrderRecipe(steps=1, batch=1))
     with pytest.raises(UnsupportedHost, match="no linear layers called qkv to which"):
         add_lora(make("llava"), 2, ("q_proj", "qkv"))

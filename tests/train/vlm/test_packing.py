@@ -8,7 +8,7 @@ import vispe
 from tests.hosts.transformers.conftest import IGNORED_WARNINGS
 from tests.hosts.transformers.samples import EVERY, RECURRENT, alone, longest_of, model_of, samples_of
 from vispe.errors import InputError, UnsupportedHost
-from vispe.train.vlm.lora import LoraRecipe, learn_scheme
+from vispe.train.vlm.lora import LoraRecipe, finetune_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import Arranged
 
@@ -106,7 +106,7 @@ def test_the_recipe_learns_from_isolated_samples(family, tmp_path, monkeypatch):
 
     monkeypatch.setattr(transformers.Trainer, "compute_loss", recorded)
     recipe = LoraRecipe(scheme="vrope", steps=1, batch=len(samples), length=longest_of(samples), rank=2)
-    learn_scheme(model_of(family), samples, recipe, tmp_path, device="cpu")
+    finetune_scheme(model_of(family), samples, recipe, tmp_path, device="cpu")
     assert losses[0] == pytest.approx(wanted, abs=1e-5)
 
 
@@ -144,7 +144,7 @@ def test_samples_that_cannot_be_joined_are_refused():
     two = {k: torch.cat([v, v]) for k, v in first.inputs.items()}
     with pytest.raises(InputError, match="got sample 0 with 2 rows"):
         Packing(model, 400)([Arranged(two, (), first.answer)])
-    for value, words in ((torch.zeros(1, 3), "image_sizes of several samples"), ("a", "must be the same")):
+    for value, words in ((torch.zeros(1, 3), "image_sizes must have equal shapes"), ("a", "must be equal")):
         name = "image_sizes" if isinstance(value, torch.Tensor) else "vision_aspect_ratio"
         other = torch.zeros(1, 2) if isinstance(value, torch.Tensor) else "b"
         pair = [Arranged(s.inputs | {name: v}, (), s.answer) for s, v in ((first, value), (second, other))]

@@ -121,9 +121,9 @@ def test_two_processes_have_the_weights_of_the_joined_batch(tmp_path):
         ({"anchor_weight": -1.0}, OptionError, r"anchor_weight=-1\.0"),
         ({"student_mask": torch.ones(3, 4)}, ShapeError, r"a mask \(b, l\) of bool, got .*float32"),
         ({"student_mask": torch.zeros(3, 4, dtype=torch.bool)}, ShapeError, r"with \[0, 0, 0\] and \[4, 4, 4\]"),
-        ({"teacher": random(3, 4, 6)}, ShapeError, "token by token"),
-        ({"slots": torch.zeros(2, dtype=torch.int64)}, ShapeError, "slots must be 3 whole numbers"),
-        ({"slots": torch.zeros(3)}, ShapeError, "whole numbers.*float32"),
+        ({"teacher": random(3, 4, 6)}, ShapeError, "answers must have equal lengths"),
+        ({"slots": torch.zeros(2, dtype=torch.int64)}, ShapeError, "slots must be 3 integers"),
+        ({"slots": torch.zeros(3)}, ShapeError, "integers.*float32"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(change, error, words):

@@ -1,1 +1,1 @@
-"""The commands, one file each."""
+"""Subcommands of `vispe`, one file each."""

@@ -1,4 +1,4 @@
-"""`vispe audit`: what positions do to a model, in one page."""
+"""`vispe audit`: positional bias of a model, in one report."""
 
 import re
 
@@ -23,29 +23,29 @@ def audit(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Say what positions do to a model: measures with controls and intervals, on one page.
+    """Audit the positional bias of a model: measures with controls and confidence intervals in one report.
 
-    Features: can place be read from them, do pictures share a pattern, do few channels carry it? Attention: do heads
-    look at places, sinks or bands instead of things? Behaviour: what changes when the same content is shifted, turned
-    or cut in strips? Every number is compared with what it is without the effect: random weights, no
-    encoding, or a number that is known. Images are cropped to the centre square and resized to the model's size. A
-    run that was killed goes on from its folder.
+    Features: can position be decoded from them, do images share a pattern, do few channels carry it? Attention: do
+    heads attend to fixed positions, sinks or bands instead of content? Behaviour: what changes if the same content is
+    shifted, rotated or occluded in strips? Every number is compared with a control without the effect: random
+    weights, no encoding, or a known number. Images are centre-cropped to a square and resized to the input size of the
+    model. An interrupted run resumes from its folder.
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
             segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
-        images: images, folders or wildcards; every page of a stack counts as an image. 5 or more give intervals.
-        out: folder for report.html, report.json and audit.png; without it only the table is printed.
-        noise: number of images of uniform noise beside them.
-        textures: number of generated homogeneous textures beside them.
-        only: names of measures, or families: attention, features, behaviour; by default those of the page.
-        controls: other passes to compare with: random, none; by default both, where a measure asks for them.
-        against: another model, named likewise, which is measured on the same images; differences are in pairs.
+        images: images, folders or wildcards; every page of a stack counts as an image. Intervals need 5 or more.
+        out: folder for report.html, report.json and audit.png; by default only the table is printed.
+        noise: number of additional images of uniform noise.
+        textures: number of additional synthetic homogeneous textures.
+        only: names of measures, or families: attention, features, behaviour; default the measures of the report.
+        controls: control models to compare with: random, none; default both, for measures that use them.
+        against: another model, named in the same way, measured on the same images for paired differences.
         pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; the pretrained weights by default.
-        img_size: side of the images in pixels, for models that are built for one size.
-        device: where the model runs: auto, cpu, cuda, cuda:1 ...; auto takes cuda when there is one.
-        seed: of noise, textures, random weights, and of what is drawn.
+        weights: checkpoint file, or random; default the pretrained weights.
+        img_size: side of the images in pixels, for models with a fixed input size.
+        device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
+        seed: seed of noise, textures, random weights and sampling.
         force: overwrite files in the folder.
         json: print the report as JSON.
 
@@ -57,7 +57,7 @@ def audit(
     from pathlib import Path
 
     from vispe.backbones.distributed import Processes
-    from vispe.cli.common import Output, find, section, share_done, versions
+    from vispe.cli.common import Output, find, progress_bar, section, versions
     from vispe.errors import OptionError
     from vispe.evaluate.attention.divergence import heads_apart
     from vispe.evaluate.audit.audited_model import host_of
@@ -72,43 +72,43 @@ def audit(
     paths, measures = find(images), choose(only)
     output = Output(out, ["report.html", "report.json", "audit.png"], force, paths)
     processes = Processes.started()
-    built = {"img_size": img_size, "seed": seed, "device": processes.device(device)}
-    subject = load_subject(model, pos_embed=pos_embed, weights=weights, **built)
-    pictures, names, notes = pictures_of(subject, paths, noise=noise, textures=textures, seed=seed)
+    options = {"img_size": img_size, "seed": seed, "device": processes.device(device)}
+    subject = load_subject(model, pos_embed=pos_embed, weights=weights, **options)
+    inputs, names, notes = pictures_of(subject, paths, noise=noise, textures=textures, seed=seed)
     other = None
     if against is not None:
-        # a retrofit has the size that it was made for
-        sized = {} if Path(against).is_dir() else {"img_size": img_size}
-        other = load_subject(against, seed=seed, device=built["device"], **sized)
+        # a retrofitted model has a fixed input size
+        size = {} if Path(against).is_dir() else {"img_size": img_size}
+        other = load_subject(against, seed=seed, device=options["device"], **size)
     if other is not None and (other.size, other.channels) != (subject.size, subject.channels):
         raise OptionError(
-            f"{against} takes images of {other.size} px and {model} of {subject.size} px, which cannot be compared in "
-            "pairs; give --img-size."
+            f"audit: paired comparison needs one image size, got {subject.size} px for {model} and {other.size} px for "
+            f"{against}. Set --img-size."
         )
     states: list[Path] = []
-    found, hosts = [], [host_of(one) for one in ([subject] if other is None else [subject, other])]
+    audits, hosts = [], [host_of(one) for one in ([subject] if other is None else [subject, other])]
     for k, host in enumerate(hosts):
-        # what was kept stays until the report is written, so that a run that was killed goes on
-        kept = None if out is None else Path(out, f"audit-{k}.state")
-        states += [] if kept is None else [kept]
-        with share_done(host.title, show=processes.main) as progress:
-            found.append(
+        # the state file exists until the report is written, so that an interrupted run can resume
+        state = None if out is None else Path(out, f"audit-{k}.state")
+        states += [] if state is None else [state]
+        with progress_bar(host.title, show=processes.main) as progress:
+            audits.append(
                 audit(
                     host,
-                    pictures,
+                    inputs,
                     measures,
                     controls=VIEWS if controls is None else controls,
                     seed=seed,
                     names=names,
-                    state=kept,
+                    state=state,
                     processes=processes,
                     on_progress=progress,
                 )
             )
     if not processes.main:
         return
-    result = found[0]
-    pair = Against(*found, *heads_apart(*hosts, pictures, measures)) if len(found) > 1 else None
+    result = audits[0]
+    pair = Against(*audits, *heads_apart(*hosts, inputs, measures)) if len(audits) > 1 else None
     report = {
         "model": model,
         "pos_embed": pos_embed,
@@ -128,7 +128,7 @@ def audit(
 
     output.finish(json, report, text, contents)
     for state in states:
-        # each process has a file of its own
+        # each process writes its own file, numbered by rank
         for path in state.parent.glob(f"{state.name}*"):
             if re.fullmatch(r"(\.\d+)?", path.name.removeprefix(state.name)):
                 remove(path, state.parent)

@@ -1,4 +1,4 @@
-"""`vispe bench`: how fast this machine computes attention with a position bias."""
+"""`vispe bench`: speed of the attention backends on this machine."""
 
 from typing import Literal
 
@@ -11,17 +11,17 @@ def bench(
     device: Literal["auto", "cuda", "cpu"] = "auto",
     json: bool = False,
 ) -> int:
-    """Measure on this machine which backend is the fastest for attention with a position bias.
+    """Benchmark the attention backends for attention with a position bias on this machine.
 
-    Fused kernels, SDPA with a dense bias, FlexAttention, extra columns and plain matrix products compute the same
-    shapes in turn. Before that, output and gradients are checked against float64: when a check fails, nothing is
-    timed and the exit code is 1. Every line says the fastest that is exact.
+    Times fused kernels, SDPA with a dense bias, FlexAttention, extra columns and plain matrix products on the same
+    shapes. Output and gradients are first checked against float64; if a check fails, nothing is timed and the exit
+    code is 1. Each line names the fastest exact backend.
 
     Args:
-        what: what to measure.
-        minutes: start no measurement after these; what is most useful comes first.
-        device: auto takes the GPU if there is one.
-        json: print JSON, with every number.
+        what: operation to benchmark.
+        minutes: time limit; no measurement is started after it. The most useful ones run first.
+        device: auto uses the GPU if available.
+        json: print all numbers as JSON.
 
     Examples:
         vispe bench attention
@@ -37,18 +37,18 @@ def bench(
     from vispe.evaluate.speed import Bench, judge, plan_for, winners
 
     if not minutes > 0:
-        raise OptionError(f"bench needs --minutes above 0, got {minutes:g}.")
+        raise OptionError(f"bench: --minutes must be above 0, got {minutes:g}.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("bench was given --device cuda, but torch finds no GPU; use --device cpu.")
-    where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        raise OptionError("bench: torch finds no GPU, got --device cuda. Use --device cpu.")
+    target = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     run = Bench(
-        plan_for("quick", where),
-        where,
+        plan_for("quick", target),
+        target,
         minutes=minutes,
         say=lambda text: print(text, file=stderr, flush=True),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?i).*(kernel|attention)", UserWarning)  # of SDPA, at length
+        warnings.filterwarnings("ignore", "(?i).*(kernel|attention)", UserWarning)  # long warnings of SDPA
         passed = run.check()
         missing = run.run() if passed else 0
     run.state["targets"] = judge(run.state) if passed else []
@@ -57,9 +57,11 @@ def bench(
     elif passed:
         print(winners(run.state))
         if missing:
-            print(f"{missing} measurements did not fit into {minutes:g} minutes; --minutes gives more time.")
+            print(
+                f"{missing} measurements were skipped after {minutes:g} minutes. Increase --minutes to run them."
+            )
     if passed is None:
-        raise OptionError(f"{minutes:g} minutes are too short for the checks; give more with --minutes.")
+        raise OptionError(f"bench: the checks did not finish in {minutes:g} minutes. Increase --minutes.")
     if not passed and not json:
         print("A check against float64 failed, so nothing was timed.")
     return 0 if passed else 1

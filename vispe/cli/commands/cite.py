@@ -1,4 +1,4 @@
-"""`vispe cite`: what to cite."""
+"""`vispe cite`: references for vispe, encodings and position schemes."""
 
 POSITIONALS = ("names",)
 
@@ -7,7 +7,7 @@ def cite(names: list[str] | None = None, json: bool = False) -> None:
     """Print how to cite vispe, the encodings and the position schemes.
 
     Args:
-        names: encodings and position schemes that were used; without any, only vispe.
+        names: encodings and position schemes that you used; by default only vispe is cited.
         json: print JSON.
 
     Examples:
@@ -19,10 +19,10 @@ def cite(names: list[str] | None = None, json: bool = False) -> None:
     import vispe
     from vispe.multimodal import list_schemes, scheme_info
 
-    known = list_schemes()
-    infos = [vispe.encoding_info(name) for name in names or () if name not in known]
+    scheme_names = list_schemes()
+    infos = [vispe.encoding_info(name) for name in names or () if name not in scheme_names]
     papers = {info.name: {"paper": info.paper, "year": info.year} for info in infos}
-    schemes = {name: {"paper": scheme_info(name).paper} for name in names or () if name in known}
+    schemes = {name: {"paper": scheme_info(name).paper} for name in names or () if name in scheme_names}
     if json:
         entries = {"vispe": {"version": vispe.__version__}, "encodings": papers, "schemes": schemes}
         print(dumps(entries, indent=2))

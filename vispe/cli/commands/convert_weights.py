@@ -1,4 +1,4 @@
-"""`vispe convert-weights`: released checkpoints with vispe's names."""
+"""`vispe convert-weights`: rename released checkpoints to vispe's parameter names."""
 
 from typing import Literal
 
@@ -17,18 +17,18 @@ def convert_weights(
 ) -> None:
     """Rename the weights of a released checkpoint to vispe's names.
 
-    The kind is recognised by the names: learned slopes of dino-saw (blocks.0.attn.m), mixed rotation of rope-vit
-    (freqs), tables of DeiT with iRPE (blocks.0.attn.rpe_k.lookup_table_weight), gates of ConViT
-    (blocks.0.attn.gating_param), convolutions of CPVT and Twins (pos_block.0.proj.weight). Everything else keeps its
-    name. The report says with which pos_embed the file loads.
+    The kind is detected from the parameter names: learned slopes of dino-saw (blocks.0.attn.m), mixed rotation of
+    rope-vit (freqs), tables of DeiT with iRPE (blocks.0.attn.rpe_k.lookup_table_weight), gates of ConViT
+    (blocks.0.attn.gating_param), convolutions of CPVT and Twins (pos_block.0.proj.weight). All other names are
+    unchanged. The report names the pos_embed with which the file can be loaded.
 
     Args:
-        src: the checkpoint, a file of safetensors or torch; only tensors and plain values are read from it.
-        dst: the file to write; its name ends in .safetensors, .pt, .pth or .bin.
-        from_: what the checkpoint is, when it is not to be recognised.
-        num_heads: heads of the model, where the weights do not tell; one per 64 channels by default.
-        spec: the encoding, where it is none that was published.
-        key: where the state dict is in a file of a training program; state_dict or model by default.
+        src: checkpoint file, safetensors or torch; only tensors and plain values are read from it.
+        dst: file to write; the suffix is .safetensors, .pt, .pth or .bin.
+        from_: kind of the checkpoint; detected by default.
+        num_heads: number of heads, if it cannot be inferred from the weights; default one per 64 channels.
+        spec: the encoding, if it is not one of the published configurations.
+        key: key of the state dict in a training checkpoint; default state_dict or model.
         force: overwrite DST.
         json: print the report as JSON.
 
@@ -44,10 +44,10 @@ def convert_weights(
     from vispe.hosts.checkpoints import released, weight_files
 
     if not Path(src).is_file():
-        raise InputError(f"There is no file {src}.")
+        raise InputError(f"convert-weights: file {src} does not exist.")
     if Path(dst).suffix not in weight_files.SUFFIXES:
         raise InputError(
-            f"{dst} must end in {', '.join(weight_files.SUFFIXES)}, which says the format to write."
+            f"convert-weights: {dst} must end in {', '.join(weight_files.SUFFIXES)}, which selects the format."
         )
     check_writable([dst], force, protect=[src])
     weights, rest = weight_files.read_weights(src, key)
@@ -73,8 +73,8 @@ def convert_weights(
     for name in done.dropped:
         print(f"  {name} dropped: computed from the grid")
     for name in rest:
-        print(f"  {name} left out: not part of the state dict")
+        print(f"  {name} skipped: not part of the state dict")
     for note in done.notes:
         print(f"  {note}")
-    print(f"{dst}: {len(done.renamed)} entries renamed, {done.kept} kept")
+    print(f"{dst}: {len(done.renamed)} entries renamed, {done.kept} unchanged")
     print(f"load it with pos_embed={' or '.join(repr(s) for s in done.specs)}")

@@ -1,4 +1,4 @@
-"""`vispe doctor`: what this installation can do."""
+"""`vispe doctor`: capabilities of this installation, and attention backends of a model."""
 
 from typing import Any, Literal
 
@@ -7,7 +7,7 @@ TITLES = {
     "versions": "versions",
     "devices": "devices",
     "choice": "choice of the attention backend",
-    "attention": "attention backend of each bias (37x37 patches, 6 heads of 64 channels)",
+    "attention": "attention backend of each bias (37x37 patches, num_heads=6, head_dim=64)",
     "weights": "pretrained weights on disk",
     "extras": "extras",
 }
@@ -27,19 +27,19 @@ def doctor(
     device: Literal["auto", "cuda", "cpu"] = "auto",
     json: bool = False,
 ) -> None:
-    """Show what this installation has; with a model, which attention path its layers take and why.
+    """Show the capabilities of this installation; with a model, the attention backend of each layer and why.
 
-    Without a model: versions, devices, the attention backend that is chosen and by whom, whether the Triton kernels run
-    (one is launched on each GPU), the backend of each bias, weights on disk, missing extras.
+    Without a model: versions, devices, the selected attention backend and what selected it, whether the Triton kernels
+    run (one is launched on each GPU), the backend of each bias, cached weights, missing extras.
 
     Args:
-        model: timm model name, or open_clip:NAME; it is built, with random weights unless some are given, and run once.
-        encoding: spec of an encoding for the model; its own position information without one.
-        image_size: side of the images in pixels, or height,width; what the model is built for by default.
-        weights: checkpoint file, which must fit the model; attention paths do not depend on what is in it.
-        batch: images at once.
-        dtype: of the model and the images.
-        device: auto takes the GPU if there is one.
+        model: timm model name, or open_clip:NAME; built with random weights unless weights is set, and run once.
+        encoding: spec of an encoding for the model; default its own position information.
+        image_size: side of the images in pixels, or height,width; default the input size of the model.
+        weights: checkpoint file, which must match the model; the values do not affect the selected backends.
+        batch: batch size.
+        dtype: dtype of the model and the images.
+        device: auto uses the GPU if available.
         json: print JSON.
 
     Examples:
@@ -52,22 +52,20 @@ def doctor(
 
     from vispe.errors import OptionError
 
-    given = {"encoding": encoding, "image-size": image_size, "weights": weights}
+    model_options = {"encoding": encoding, "image-size": image_size, "weights": weights}
     if model:
         report, layers = _model(model, encoding, image_size, weights, batch, dtype, device)
         print(dumps(report, indent=2) if json else _paths(report, layers))
         return
-    if alone := [f"--{name}" for name, value in given.items() if value]:
-        raise OptionError(
-            f"doctor was given {', '.join(alone)} without a model; write the name of one first."
-        )
+    if unused := [f"--{name}" for name, value in model_options.items() if value]:
+        raise OptionError(f"doctor: no model for {', '.join(unused)}. Write the name of the model first.")
     parts = (_versions, _devices, _choice, _backends, _weights, _extras)
     report = {key: part() for key, part in zip(TITLES, parts, strict=True)}
     print(dumps(report, indent=2) if json else "\n".join(_facts(TITLES[key], report[key]) for key in TITLES))
 
 
 def _facts(title: str, entries: dict[str, Any]) -> str:
-    """Return a title and one line for each entry, further lines of its value below it."""
+    """Return a title and one line per entry; further lines of a value are indented below it."""
     width = max(map(len, entries), default=0)
     lines = [title]
     for name, value in entries.items():
@@ -85,60 +83,60 @@ def _model(
     dtype: str,
     device: str,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the attention paths of a model, layers with the same path together; and the names of all layers."""
+    """Return the attention backends of a model, grouped by equal reasons, and the names of all layers."""
     import torch
 
     from vispe.backbones.device import choose_device
-    from vispe.backbones.model_access import image_size as built_for
+    from vispe.backbones.model_access import image_size as default_size
     from vispe.backbones.open_clip import load_model, names_weights
     from vispe.errors import OptionError
     from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert
 
     if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
-        raise OptionError(f"The image size is one side or height,width in pixels, got {image_size}.")
+        raise OptionError(f"doctor: --image-size is one side or height,width in pixels, got {image_size}.")
     if batch < 1:
-        raise OptionError(f"doctor needs a batch of 1 or more images, got --batch {batch}.")
+        raise OptionError(f"doctor: --batch must be 1 or more, got {batch}.")
     size = [image_size[0], image_size[-1]] if image_size else None
-    where = choose_device(device)
+    device = choose_device(device)
     loaded = weights or (None if names_weights(name) else "random")
-    # weights of a model with the encoding need it before they are loaded
-    early = encoding if weights else None
-    net = load_model(name, pos_embed=early, weights=loaded, img_size=size)
-    net = net.to(where, getattr(torch, dtype))
+    # a checkpoint contains the parameters of the encoding, so the encoding is set before loading
+    pos_embed = encoding if weights else None
+    net = load_model(name, pos_embed=pos_embed, weights=loaded, img_size=size)
+    net = net.to(device, getattr(torch, dtype))
     if encoding and not weights:
         convert(net, encoding)
-    height, width = size or built_for(net)
-    image = torch.zeros(batch, 3, height, width, device=where, dtype=getattr(torch, dtype))
+    height, width = size or default_size(net)
+    image = torch.zeros(batch, 3, height, width, device=device, dtype=getattr(torch, dtype))
     groups: dict[Any, list[str]] = {}
-    every = attention_paths(net, image)
-    for path in every:
+    attention = attention_paths(net, image)
+    for path in attention:
         groups.setdefault((path.backend, path.reason, tuple(path.refused.items())), []).append(path.layer)
     paths = [
         {"layers": layers, "backend": backend, "reason": reason, "refused": dict(refused)}
         for (backend, reason, refused), layers in groups.items()
     ]
-    report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": where}
+    report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": device}
     report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": paths}
-    return report, list(dict.fromkeys(path.layer for path in every))
+    return report, list(dict.fromkeys(path.layer for path in attention))
 
 
-def _paths(report: dict[str, Any], every: list[str]) -> str:
-    """Return the attention paths of a model as text."""
+def _paths(report: dict[str, Any], all_layers: list[str]) -> str:
+    """Return the attention backends of a model as text."""
     height, width = report["image_size"]
     encoding = report["encoding"] or "its own position information"
     images = f"{report['batch']} x {height}x{width} px, {report['dtype']}, {report['device']}"
     lines = [f"{report['model']} with {encoding}, {images}"]
     for path in report["paths"]:
-        lines += [f"  {_named(path['layers'], every)}", f"    {path['backend']}: {path['reason']}"]
+        lines += [f"  {_layer_range(path['layers'], all_layers)}", f"    {path['backend']}: {path['reason']}"]
         lines += [f"    not {other}: {why}" for other, why in path["refused"].items()]
-    return "\n".join(lines if report["paths"] else [*lines, "  no attention layer was found"])
+    return "\n".join(lines if report["paths"] else [*lines, "  no attention layers detected"])
 
 
-def _named(layers: list[str], every: list[str]) -> str:
-    """Return the names of layers, neighbours as a range."""
-    first = every.index(layers[0])
-    if len(layers) > 2 and every[first : first + len(layers)] == layers:
+def _layer_range(layers: list[str], all_layers: list[str]) -> str:
+    """Return the names of layers, consecutive ones as a range."""
+    first = all_layers.index(layers[0])
+    if len(layers) > 2 and all_layers[first : first + len(layers)] == layers:
         return f"{layers[0]} to {layers[-1]} ({len(layers)} layers)"
     return ", ".join(layers)
 
@@ -169,7 +167,7 @@ def _devices() -> dict[str, str]:
 
 
 def _choice() -> dict[str, str]:
-    """Return which backend is named and by whom, and on which devices the Triton kernels run."""
+    """Return the selected backend, what selected it, and the devices on which the Triton kernels run."""
     import torch
 
     from vispe.attention.backend_selection import VARIABLE, selected
@@ -204,12 +202,12 @@ def _backends() -> dict[str, str]:
         try:
             encoding = vispe.create_encoding(name, dim=384, num_heads=6, depth=12, grid=grid.shape).to(device)
             calls = calls_of(q, q, q, encoding.parts(), encoding.prepare(grid.positions(device)), 0, x)
-            # an encoding may take several softmaxes, each on the backend that suits it
-            chosen = [
+            # an encoding may compute several softmaxes, each with its own backend
+            backends_of_calls = [
                 str(vispe.explain(q, q, q, bias=call.bias, transform=call.transform)) for _, call in calls
             ]
-            backends[name] = "; ".join(dict.fromkeys(chosen))
-        # the backend that the environment names cannot serve it, or it is causal and was not promised that
+            backends[name] = "; ".join(dict.fromkeys(backends_of_calls))
+        # the backend set in the environment does not support it, or the encoding needs causal attention
         except (BackendUnavailable, UnsupportedCombination) as error:
             backends[name] = str(error)
     return backends
@@ -222,39 +220,40 @@ def _weights() -> dict[str, str]:
 
     from vispe.backbones.hub import repositories
 
-    endings = (".safetensors", ".bin", ".pth", ".pt", ".npz")
+    suffixes = (".safetensors", ".bin", ".pth", ".pt", ".npz")
     sizes: dict[str, int] = {}
     for repo in repositories():
-        files = [f for revision in repo.revisions for f in revision.files if f.file_name.endswith(endings)]
-        # revisions share files
+        files = [f for revision in repo.revisions for f in revision.files if f.file_name.endswith(suffixes)]
+        # revisions share files: count each blob once
         if files:
             sizes[repo.repo_id] = sum({f.blob_path: f.size_on_disk for f in files}.values())
     for file in sorted(Path(torch.hub.get_dir(), "checkpoints").glob("*")):
-        if file.suffix in endings:
+        if file.suffix in suffixes:
             sizes[file.name] = file.stat().st_size
     return {name: f"{size / 2**20:.0f} MiB" for name, size in sizes.items()}
 
 
 def _extras() -> dict[str, Any]:
-    """Return, for each extra of vispe, which of its packages are missing."""
+    """Return the missing packages of each extra of vispe."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
 
     def missing(extra: str) -> list[str]:
-        needs = [Requirement(text) for text in metadata.requires("vispe") or ()]
+        requirements = [Requirement(text) for text in metadata.requires("vispe") or ()]
         names = [
-            need.name
-            for need in needs
-            if need.marker is not None and need.name != "vispe" and "extra" in str(need.marker)
-            if need.marker.evaluate({"extra": extra})
+            requirement.name
+            for requirement in requirements
+            if requirement.marker is not None
+            if requirement.name != "vispe" and "extra" in str(requirement.marker)
+            if requirement.marker.evaluate({"extra": extra})
         ]
         return [name for name in names if not list(metadata.distributions(name=name))]
 
     try:
         extras = metadata.metadata("vispe").get_all("Provides-Extra") or ()
     except metadata.PackageNotFoundError:
-        return {"all": "not known, because vispe is not installed: this is a plain checkout"}
+        return {"all": "unknown: vispe is not installed, this is a source checkout"}
     return {
         extra: f"missing {', '.join(names)}; run: pip install 'vispe[{extra}]'" if names else "complete"
         for extra, names in zip(extras, map(missing, extras), strict=True)

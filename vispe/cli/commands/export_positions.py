@@ -1,4 +1,4 @@
-"""`vispe export-positions`: the position scheme of a vision-language model, for an engine that serves it."""
+"""`vispe export-positions`: position scheme of a vision-language model for an inference engine."""
 
 POSITIONALS = ("model",)
 SHORT = {"out": "-o"}
@@ -14,19 +14,19 @@ def export_positions(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Write the position scheme of a vision-language model for an engine that serves it.
+    """Export the position scheme of a vision-language model for an inference engine.
 
-    For engines such as vLLM or SGLang: a table of cosines and sines, how coordinates are numbered in it, and the
-    configuration of the model. `load_positions` of vispe.hosts.transformers.serving reads them inside the engine.
+    Writes a table of cosines and sines, the indices of coordinates in it, and the configuration of the model, for
+    engines such as vLLM or SGLang. `load_positions` of vispe.hosts.transformers.serving reads them in the engine.
     Weights are not read.
 
     Args:
-        model: folder of a model of transformers, as save_pretrained writes it.
-        out: folder to write.
-        scheme: position scheme; without one that which the model was saved with, else its own.
-        positions: whole coordinates from 0 on that the table has; prompt and answer need to stay below.
-        picture: frames x rows x columns of the largest video, in tokens; decides how far the table reaches below 0.
-        nearest: round coordinates of schemes that have no common fraction to 64 parts of a step.
+        model: folder of a transformers model, as written by save_pretrained.
+        out: output folder.
+        scheme: position scheme; default the one saved with the model, otherwise the model's own.
+        positions: number of integer coordinates in the table, from 0; upper bound for prompt and answer.
+        picture: frames x rows x columns of the largest video, in tokens; determines the negative range of the table.
+        nearest: round the coordinates of schemes without a common denominator to 1/64 of a step.
         force: overwrite the files.
         json: print JSON.
 
@@ -41,20 +41,23 @@ def export_positions(
     from vispe.hosts.transformers.serving import serve_positions
 
     if not fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", picture):
-        raise OptionError(f"picture is frames x rows x columns, such as 64x64x64, got {picture!r}.")
+        raise OptionError(
+            f"export-positions: --picture is frames x rows x columns, such as 64x64x64, got {picture!r}."
+        )
     frames, rows, columns = (int(side) for side in picture.split("x"))
-    served = serve_positions(
+    table = serve_positions(
         model, scheme, positions=positions, picture=(frames, rows, columns), nearest=nearest
     )
-    files = served.save(out, force)
-    said = served.described() | {"files": [str(path) for path in files]}
+    files = table.save(out, force)
+    facts = table.described() | {"files": [str(path) for path in files]}
     if json:
-        print(dumps(said))
+        print(dumps(facts))
         return
     print(*files, sep="\n")
-    how = (
-        "needs TableRotary, which `install` puts in"
-        if said["mrope_section"] is None
-        else f"mrope_section {said['mrope_section']}" + (" interleaved" if said["mrope_interleaved"] else "")
+    usage = (
+        "needs TableRotary, which `install` adds to the model"
+        if facts["mrope_section"] is None
+        else f"mrope_section {facts['mrope_section']}"
+        + (" interleaved" if facts["mrope_interleaved"] else "")
     )
-    print(f"{served.rows.scheme}: {said['rows']} rows, {said['megabytes_float32']} MB in float32; {how}")
+    print(f"{table.rows.scheme}: {facts['rows']} rows, {facts['megabytes_float32']} MB in float32; {usage}")

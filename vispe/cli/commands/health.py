@@ -1,10 +1,10 @@
-"""`vispe health`: the attention heads of a model."""
+"""`vispe health`: statistics of the attention heads of a model."""
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
 LEGEND = """\
-Means over the heads of a layer; distances in patches; position: share of the logits' variance that
-the offset explains."""
+Means over the heads of a layer; distances in patches; position: fraction of the variance of the
+logits explained by the offset."""
 
 
 def health(
@@ -21,25 +21,26 @@ def health(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Report which attention heads of a model collapse, stay local, or look at places instead of things.
+    """Report attention heads that collapse, stay local, or attend by position instead of content.
 
-    Of every head: the share of attention that one token receives (which one, and whether it is the same in all
-    images), entropy, attention to the neighbours, distance that holds 95 % of the attention against that of the
-    position bias alone, share of the logits that the offset explains, massive query and key channels. Images are
-    cropped to the centre square and resized to the model's size. Memory does not grow with their number.
+    For every head: the largest fraction of attention on one token (which token, and whether it is the same in all
+    images), entropy, attention to the neighbours, the distance that contains 95 % of the attention compared with that
+    of the position bias alone, the fraction of the logits explained by the offset, massive query and key channels.
+    Images are centre-cropped to a square and resized to the input size of the model. Memory does not depend on their
+    number.
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
             segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
-        out: folder for report.html, report.json and heads.png; without it only the table is printed.
+        out: folder for report.html, report.json and heads.png; by default only the table is printed.
         pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; the pretrained weights by default.
-        img_size: side of the images in pixels, for models that are built for one size.
-        noise: number of images of uniform noise to look at in place of images.
-        batch: images at once.
-        device: where the model runs: auto, cpu, cuda, cuda:1 ...; auto takes cuda when there is one.
-        seed: of noise and of random weights.
+        weights: checkpoint file, or random; default the pretrained weights.
+        img_size: side of the images in pixels, for models with a fixed input size.
+        noise: number of images of uniform noise, instead of images.
+        batch: batch size.
+        device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
+        seed: seed of noise and random weights.
         force: overwrite files in the folder.
         json: print the report as JSON.
 
@@ -58,17 +59,18 @@ def health(
     from vispe.evaluate.audit.probe_images import pictures_of
 
     if bool(images) == (noise > 0):
-        raise OptionError("health needs something to look at: give either images or --noise N.")
+        inputs = f"{len(images or ())} image arguments and --noise {noise}"
+        raise OptionError(f"health: needs either images or --noise, got {inputs}. Pass one of them.")
     paths = find(images)
     output = Output(out, ["report.html", "heads.png", "report.json"], force, paths)
     files = [str(path) for path in paths]
     subject, entries = load(model, pos_embed, weights, img_size, device, seed, inputs=files, noise=noise)
     name, host = subject.title, host_of(subject)
     if host.model is None or "attention" not in host.can:
-        raise UnsupportedHost(f"{name} shows health no attention: {host.why['attention']}.")
-    pictures, _, remarks = pictures_of(subject, paths, noise=noise, seed=seed)
+        raise UnsupportedHost(f"health: cannot read the attention of {name}: {host.why['attention']}.")
+    inputs, _, remarks = pictures_of(subject, paths, noise=noise, seed=seed)
     with progress() as bar:
-        result = head_health(host.model, bar.track(pictures, description="looking at heads"), batch=batch)
+        result = head_health(host.model, bar.track(inputs, description="measuring heads"), batch=batch)
     for remark in remarks:
         warnings.warn(remark, stacklevel=1)
     title = f"{name}, {result.images} {'noise ' * (not paths)}image{'s' * (result.images > 1)}"

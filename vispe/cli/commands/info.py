@@ -1,4 +1,4 @@
-"""`vispe info`: the facts of one encoding or position scheme, or which encoding works in which host."""
+"""`vispe info`: properties of an encoding or position scheme, or the table of encodings and hosts."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ def info(name: str = "", json: bool = False) -> None:
     """Show an encoding or a position scheme, its options and hosts; without a name, the hosts of all encodings.
 
     Args:
-        name: name of an encoding, of one of its presets, or of a position scheme; all encodings without one.
+        name: name of an encoding, a preset, or a position scheme; default all encodings.
         json: print JSON.
 
     Examples:
@@ -43,14 +43,14 @@ def info(name: str = "", json: bool = False) -> None:
         print(dumps(facts | {"presets": presets, "hosts": hosts}, indent=2, default=str))
         return
     print(f"{facts['name']}: {facts['summary']}\n")
-    rows = {
+    properties = {
         "kind": ", ".join(facts["kinds"]) or "none",
         "axes": ", ".join(map(str, facts["ndim"])),
         "new resolution": "no resampling needed" if facts["extrapolates"] else "resampled",
         "structured form": "yes" if facts["fused"] else "no",
         "paper": f"{facts['paper']} ({facts['year']})" if facts["paper"] else "none",
     }
-    for key, value in rows.items():
+    for key, value in properties.items():
         print(f"{key:<18} {value}")
     for title, entries in (("options", facts["options"]), ("presets", presets)):
         if entries:
@@ -65,7 +65,7 @@ def info(name: str = "", json: bool = False) -> None:
 
 
 def _scheme(name: str) -> dict[str, Any]:
-    """Return the facts of a position scheme, and the model types that take it."""
+    """Return the properties of a position scheme and the supported model types."""
     from vispe.hosts.transformers.language.families import FAMILIES
     from vispe.multimodal import scheme_info
 
@@ -73,20 +73,20 @@ def _scheme(name: str) -> dict[str, Any]:
 
 
 def _scheme_text(facts: dict[str, Any]) -> str:
-    """Return the facts of a position scheme as text."""
-    rows = {
+    """Return the properties of a position scheme as text."""
+    properties = {
         "kind": "position scheme, for the language model of a vision-language model",
         "axes": str(facts["axes"]),
-        "text": "exactly as with one position" if facts["text_exact"] else "changed: needs training",
+        "text": "identical to 1D positions" if facts["text_exact"] else "changed: needs training",
         "paper": facts["paper"] or "none",
     }
     options = facts["options"]
     width = max(map(len, options), default=0)
-    limit = "\n  not those with sliding windows: the axes depend on the head" if facts["by_head"] else ""
+    limit = "\n  not for sliding-window attention: the axes depend on the head" if facts["by_head"] else ""
     return "\n".join(
         [
             f"{facts['name']}: {facts['summary']}\n",
-            *(f"{key:<18} {value}" for key, value in rows.items()),
+            *(f"{key:<18} {value}" for key, value in properties.items()),
             *(["\noptions"] if options else []),
             *(f"  {key:<{width}}  {value!r}" for key, value in options.items()),
             f"\nmodel types of transformers\n  {', '.join(facts['families'])}{limit}",
@@ -96,7 +96,7 @@ def _scheme_text(facts: dict[str, Any]) -> str:
 
 
 def _print_table(table: list[tuple[str, dict[str, str | None]]], hosts: dict[str, str]) -> None:
-    """Print a row for each encoding, the hosts below, and the reasons once each."""
+    """Print one row per encoding, then the hosts, then each reason once."""
     width = max(len(name) for name, _ in table)
     reasons: dict[str, int] = {}
     print(f"{'':<{width}}  {'  '.join(f'{host:<5}' for host in hosts)}")

@@ -1,4 +1,4 @@
-"""`vispe list`: the encodings and position schemes by name."""
+"""`vispe list`: names of encodings and position schemes."""
 
 from typing import Any, Literal
 
@@ -16,15 +16,15 @@ def list(
 ) -> None:
     """List the positional encodings and the position schemes.
 
-    Schemes are listed below the encodings, unless an option selects among encodings only.
+    Schemes are listed below the encodings, unless an option applies to encodings only.
 
     Args:
         filter: wildcard for the names; one with a dot lists presets.
         kind: only encodings of this kind; scheme for position schemes of vision-language models.
         ndim: only encodings that accept this number of axes.
-        exclude: wildcard for names to leave out.
-        knows: only encodings that tell tokens apart by this.
-        invariant: only encodings and presets whose part of attention stays the same under this.
+        exclude: wildcard for names to exclude.
+        knows: only encodings that carry this information.
+        invariant: only encodings and presets whose contribution to attention is invariant under this.
         json: print JSON.
 
     Examples:
@@ -39,12 +39,12 @@ def list(
     only = {"ndim": ndim, "knows": knows, "invariant": invariant}
     schemes = [] if kind not in (None, "scheme") or any(only.values()) else _schemes(filter, exclude)
     if kind == "scheme":
-        _refuse(only)
+        _check_no_filters(only)
         names = []
     else:
         names = vispe.list_encodings(filter, kind=kind, exclude=exclude or (), **only)
     infos = [vispe.encoding_info(name) for name in names]
-    rows: Any = [
+    encodings: Any = [
         {
             "name": name,
             "kinds": i.kinds,
@@ -59,19 +59,19 @@ def list(
     if json:
         from json import dumps
 
-        print(dumps([*rows, *schemes], indent=2))
+        print(dumps([*encodings, *schemes], indent=2))
         return
-    width = max((len(row["name"]) for row in (*rows, *schemes)), default=0)
-    for row in rows:
+    width = max((len(row["name"]) for row in (*encodings, *schemes)), default=0)
+    for row in encodings:
         print(f"{row['name']:<{width}}  {'+'.join(row['kinds']):<8}  {row['summary']}")
-    if rows and schemes:
+    if encodings and schemes:
         print("\nposition schemes, for the language model of vision-language models")
     for row in schemes:
         print(f"{row['name']:<{width}}  {'scheme':<8}  {row['summary']}")
 
 
 def _schemes(filter: str, exclude: str | None) -> Any:
-    """Return the rows of the position schemes with these names."""
+    """Return the records of the position schemes that match `filter` and not `exclude`."""
     from fnmatch import fnmatch
 
     from vispe.multimodal import list_schemes, scheme_info
@@ -81,7 +81,7 @@ def _schemes(filter: str, exclude: str | None) -> Any:
         {
             "name": name,
             "kinds": ["scheme"],
-            "ndim": None,  # the keys of an encoding, then those that only a scheme has
+            "ndim": None,  # the keys of an encoding first, then those of schemes alone
             "summary": i.summary,
             "year": None,
             "knows": None,
@@ -93,12 +93,12 @@ def _schemes(filter: str, exclude: str | None) -> Any:
     ]
 
 
-def _refuse(only: Any) -> None:
-    """Raise where options that select encodings come with schemes."""
+def _check_no_filters(only: Any) -> None:
+    """Raise if options that apply to encodings are combined with `--kind scheme`."""
     from vispe.errors import OptionError
 
-    given = [f"--{name}" for name, value in only.items() if value is not None]
-    if given:
+    filters = [f"--{name}" for name, value in only.items() if value is not None]
+    if filters:
         raise OptionError(
-            f"vispe list: {', '.join(given)} selects encodings, got --kind scheme. Leave out one of them."
+            f"list: {', '.join(filters)} selects encodings, got --kind scheme. Omit one of them."
         )

@@ -1,4 +1,4 @@
-"""The command `vispe paint`."""
+"""`vispe paint`: interactive segmentation in the browser."""
 
 from typing import Literal
 
@@ -24,30 +24,30 @@ def paint(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Paint strokes in a browser window and see the segmentation follow.
+    """Draw scribbles in a browser window and watch the segmentation update.
 
-    The window is served on this machine only (127.0.0.1), at an address with a token, and fetches nothing from
-    elsewhere. Save writes into OUT: NAME_strokes.json for `vispe segment --labels`, model.vispe for `vispe apply`
-    and NAME_seg.png. It ends with Ctrl-C.
+    The page is served on this machine only (127.0.0.1), at a URL with a token, and loads nothing from other hosts.
+    Saving writes into OUT: NAME_strokes.json for `vispe segment --labels`, model.vispe for `vispe apply` and
+    NAME_seg.png. Press Ctrl-C to stop.
 
     Args:
         image: an image file.
-        out: folder for what is saved; default NAME_paint beside the image.
+        out: output folder; default NAME_paint next to the image.
         classes: names of the classes 1, 2, ..., separated by commas; default background,object. More can be added in
             the window.
-        classifier: as for vispe segment; logistic is the one that is quick to follow.
+        classifier: as for vispe segment; logistic updates fastest.
         features: filters, tokens of vispe_micro, or both (default).
         page: page (from 0) of a stack; default the middle one.
         channel: channels to use, by number (from 0) or name, separated by commas.
-        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        axes: order of the stored axes, such as ZYX; overrides the metadata of the file.
         crop: rows and columns of the sample, such as 0:884,0:1024; other pixels are not segmented.
         mask: image file with 0 for pixels that are not segmented.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         device: auto, cpu, cuda, ...
-        port: of the server; 0 is any that is free.
-        browser: open the browser; --no-browser only prints the address.
-        force: replace files in OUT that exist.
-        json: print the address and OUT as JSON.
+        port: port of the server; 0 selects a free one.
+        browser: open the browser; --no-browser only prints the URL.
+        force: overwrite existing files in OUT.
+        json: print the URL and OUT as JSON.
 
     Examples:
         vispe paint steel.png --classes matrix,carbide
@@ -68,14 +68,14 @@ def paint(
     with Server(session, port) as server:
         facts = {"address": server.address, "out": str(session.out)}
         print(dumps(facts) if json else f"vispe paint: {server.address}", flush=True)
-        print("ends with Ctrl-C.", file=sys.stderr, flush=True)
+        print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
         if browser:
             webbrowser.open(server.address)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             if not session.saved:
-                where = one_line(str(session.out))
+                folder = one_line(str(session.out))
                 print(
-                    f"\nvispe: {len(session.strokes)} stroke(s) were not saved to {where}.", file=sys.stderr
+                    f"\nvispe: {len(session.strokes)} stroke(s) were not saved to {folder}.", file=sys.stderr
                 )

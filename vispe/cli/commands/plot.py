@@ -1,4 +1,4 @@
-"""`vispe plot`: a picture of an encoding. `vispe plot positions` is in plot_positions.py."""
+"""`vispe plot`: figure of an encoding. `vispe plot positions` is in plot_positions.py."""
 
 POSITIONALS = ("spec",)
 SHORT = {"out": "-o"}
@@ -15,19 +15,19 @@ def plot(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Draw what an encoding adds to attention around a query patch.
+    """Plot the attention bias or similarity that an encoding produces around a query patch.
 
-    `vispe plot positions --help` is about the positions of text, images and videos.
+    See `vispe plot positions --help` for the positions of text, images and videos.
 
     Args:
         spec: name, preset, or name(option=value, ...) of the encoding.
-        out: picture to write, for example bias.png; the ending decides the format.
-        grid: patches, rows x columns.
-        query: row and column of the query patch; the centre by default.
-        head: one head; the mean over heads by default.
-        num_heads: heads of the imagined model.
-        layer: block of the imagined model.
-        force: overwrite the picture.
+        out: figure file, for example bias.png; the suffix selects the format.
+        grid: grid of patches, rows x columns.
+        query: row and column of the query patch; default the centre.
+        head: index of the head; default the mean over heads.
+        num_heads: number of heads of the hypothetical model.
+        layer: block of the hypothetical model.
+        force: overwrite the figure.
         json: print JSON.
 
     Examples:
@@ -46,19 +46,19 @@ def plot(
 
     sides = re.fullmatch(r"(\d+)x(\d+)", grid)
     if sides is None:
-        raise OptionError(f"The grid is written rows x columns, such as 14x20, got {grid!r}.")
+        raise OptionError(f"plot: --grid is rows x columns, such as 14x20, got {grid!r}.")
     if query is not None and len(query) != 2:
-        raise OptionError(f"The query is a row and a column, such as 3,4, got {query}.")
+        raise OptionError(f"plot: --query is a row and a column, such as 3,4, got {query}.")
     path = Path(out)
     check_writable([path], force)
     try:
-        size, place = (int(sides[1]), int(sides[2])), None if query is None else (query[0], query[1])
-        axes = plot_bias(spec, size, place, head=head, num_heads=num_heads, layer=layer)
+        size, position = (int(sides[1]), int(sides[2])), None if query is None else (query[0], query[1])
+        axes = plot_bias(spec, size, position, head=head, num_heads=num_heads, layer=layer)
     except UnknownEncoding:
         if spec.partition("(")[0] not in list_schemes():
             raise
         raise UnknownName(
-            f"{spec} is a scheme for text, images and videos; draw it by vispe plot positions {spec!r}."
+            f"plot: {spec} is a position scheme for text, images and videos. Use vispe plot positions {spec!r}."
         ) from None
     write(path, axes.figure, force)
     print(dumps({"spec": spec, "out": str(path)}) if json else f"{path}")

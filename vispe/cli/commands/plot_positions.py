@@ -1,4 +1,4 @@
-"""`vispe plot positions`: pictures of where schemes put the tokens of a stream."""
+"""`vispe plot positions`: figure of the coordinates that schemes assign to the tokens of a stream."""
 
 from vispe.evaluate.plots.positions import EXAMPLE
 
@@ -9,19 +9,19 @@ SHORT = {"out": "-o"}
 def plot_positions(
     schemes: list[str], out: str, stream: str = EXAMPLE, force: bool = False, json: bool = False
 ) -> None:
-    """Draw the coordinates that position schemes give text, images and videos.
+    """Plot the coordinates that position schemes assign to text, images and videos.
 
-    Above, time, row and column of every token in order; below, the tokens in space, where text is the diagonal. The
-    diamond is the next text token. Schemes stand side by side and share their scales.
+    Top: time, row and column of every token in order. Bottom: the tokens in space, where text is the diagonal. The
+    diamond is the next text token. Schemes are drawn side by side with common scales.
 
     Args:
         schemes: one or more position schemes, such as mrope_i or 'mrope_i(spatial_reset=true)'.
-        out: picture to write, for example positions.png; the ending decides the format.
-        stream: parts in order: text:6, image:4x6 (rows x columns of tokens), image:4x4*2x3+last (tiles and a
-            thumbnail), video:3x4x4@0.5 (frames x rows x columns, seconds from frame to frame), shared:3 (one of
-            several answers), text:6. (ends a segment), text:2@1,3 (names row 1, column 3 of the picture),
-            text:2@0,0,2,3 (a box of it).
-        force: overwrite the picture.
+        out: figure file, for example positions.png; the suffix selects the format.
+        stream: segments in order: text:6, image:4x6 (rows x columns of tokens), image:4x4*2x3+last (tiles and a
+            thumbnail), video:3x4x4@0.5 (frames x rows x columns, seconds between frames), shared:3 (one of
+            several answers), text:6. (ends a segment), text:2@1,3 (refers to row 1, column 3 of the image),
+            text:2@0,0,2,3 (to a box of it).
+        force: overwrite the figure.
         json: print JSON.
 
     Examples:

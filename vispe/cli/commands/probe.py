@@ -1,4 +1,4 @@
-"""`vispe probe`: the positional linear probe of a model."""
+"""`vispe probe`: linear probe for position in the features of a model."""
 
 from typing import Literal
 
@@ -29,39 +29,39 @@ def probe(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Measure how much position a model's features reveal.
+    """Measure how much position can be decoded from a model's features.
 
-    A linear model is fitted on few patches of each image to read where a patch is, and scored (R²) on the
-    other patches. 1: the features tell the position whatever the image shows; 0 or less: they do not.
-    Homogeneous images, textures or noise show the bias best. Images are cropped to the centre square and resized to
-    the model's size.
+    A linear model is fitted on a few patches of each image to predict the position of a patch, and scored (R²) on the
+    other patches. 1: position can be decoded regardless of the image content; 0 or less: it cannot. Homogeneous
+    images, textures or noise show the bias best. Images are centre-cropped to a square and resized to the input size
+    of the model.
 
-    Asked of the final features, then after every block and of every channel, and, with --baselines, after remedies:
-    channels set to 0, SVD debias, and features averaged over mirrored, turned and shifted images. Controls are
-    positions in random order and random numbers, which must not be readable.
+    Probes the final features, then every block and every channel, and, with --baselines, features after remedies:
+    channels set to 0, SVD debiasing, and averages over mirrored, rotated and shifted images. The controls, shuffled
+    positions and random numbers, must not be decodable.
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
             segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
-        out: folder for report.html, report.json and probe.png; without it only the tables are printed.
+        out: folder for report.html, report.json and probe.png; by default only the tables are printed.
         pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; the pretrained weights by default.
-        img_size: side of the images in pixels, for models that are built for one size.
-        target: what the verdict and the picture are about; lr is the column of a patch, ud its row.
+        weights: checkpoint file, or random; default the pretrained weights.
+        img_size: side of the images in pixels, for models with a fixed input size.
+        target: position target of the verdict and the figure; lr is the column of a patch, ud its row.
         noise: number of images of uniform noise to probe; needs no images.
-        textures: number of generated homogeneous textures to probe; needs no images.
-        layers: also after every block; one more forward pass for each image.
-        baselines: also after remedies; 130 forward passes for each image with 4 shifts, 10 with 1.
-        blank: channels that a remedy sets to 0; by default the 4 most telling ones, chosen on other images than
-            those scored.
-        shifts: shifts along each side that are averaged over, 1 for none; passes grow with their square.
-        step: one patch in step² is fitted.
-        masks: random choices of these patches per image.
-        regressor: ridge, or linear for least squares of least norm.
-        alpha: penalty of ridge.
-        device: where the model runs: auto, cpu, cuda, cuda:1 ...; auto takes cuda when there is one.
-        seed: of noise, textures, the choice of patches and of random weights.
+        textures: number of synthetic homogeneous textures to probe; needs no images.
+        layers: probe every block too; one additional forward pass per image.
+        baselines: probe the remedies too; 130 forward passes per image with 4 shifts, 10 with 1.
+        blank: channels that a remedy sets to 0; default the 4 most informative ones, selected on images that are not
+            scored.
+        shifts: number of shifts along each axis to average over, 1 for none; the cost grows with the square.
+        step: one patch in step² is used for fitting.
+        masks: random selections of these patches per image.
+        regressor: ridge, or linear for minimum-norm least squares.
+        alpha: ridge penalty.
+        device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
+        seed: seed of noise, textures, the selection of patches and random weights.
         force: overwrite files in the folder.
         json: print the report as JSON.
 
@@ -78,17 +78,17 @@ def probe(
     question = Question(target, step, masks, regressor, alpha, layers, baselines, blank, shifts, seed)
     paths = find(images)
     sources = asked_sources(paths, noise, textures)
-    pictures = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
-    output = Output(out, [*pictures.values(), "report.json", "report.html"], force, paths)
+    figures = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
+    output = Output(out, [*figures.values(), "report.json", "report.html"], force, paths)
     files = [str(path) for path in paths]
     subject, entries = load(model, pos_embed, weights, img_size, device, seed, images=files)
     name = subject.title
     with progress() as bar:
         results = {
             source: probe_source(
-                subject, source, what, question, lambda rows, words: bar.track(rows, description=words)
+                subject, source, images, question, lambda items, text: bar.track(items, description=text)
             )
-            for source, what in sources.items()
+            for source, images in sources.items()
         }
     report = entries | {"results": {source: result.to_dict() for source, result in results.items()}}
     titles = {s: f"{name}, {heading(s, result.probe)}" for s, result in results.items()}
@@ -96,12 +96,12 @@ def probe(
         json,
         report,
         lambda: "\n".join(
-            section(words, part)
+            section(title, part)
             for s, result in results.items()
-            for words, part in ((titles[s], result.probe), *result.parts())
+            for title, part in ((titles[s], result.probe), *result.parts())
         ),
         lambda: (
-            {pictures[s]: plot_probe(result.probe, titles[s]) for s, result in results.items()}
+            {figures[s]: plot_probe(result.probe, titles[s]) for s, result in results.items()}
             | {"report.json": report, "report.html": probe_page(name, results)}
         ),
     )

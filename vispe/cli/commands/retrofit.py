@@ -39,51 +39,51 @@ def retrofit(
 ) -> None:
     """Remove positional bias from a pretrained vision transformer by distillation.
 
-    The student has the weights of the teacher and another positional encoding. It learns the teacher's patch features,
-    of which the channels that tell position most can be set to 0 (target.blank), and, if asked, features that turn with
-    the image (loss.d4) and stay the same wherever it stands (loss.place). Then the readable position is measured on
+    The student has the weights of the teacher and another positional encoding. It is trained on the teacher's patch
+    features, whose most position-dependent channels can be set to 0 (target.blank), and optionally to be equivariant
+    to rotations and reflections (loss.d4) and to translations (loss.place). Finally, decodable position is measured on
     noise and textures, before and after.
 
-    Settings are best written in a file, and single ones changed behind it. A run that was stopped, or killed, goes on
-    where its last state was written; the folder holds student.safetensors and card.json when it is finished. With
-    several GPUs or machines, put `torchrun --nproc-per-node N -m` before it; batch is that of all processes together.
+    Write the settings to a file, and override single ones after it. An interrupted run resumes from its last
+    checkpoint; a finished run contains student.safetensors and card.json. For several GPUs or machines, prefix the
+    command with `torchrun --nproc-per-node N -m`; batch is the total over all processes.
 
     Args:
-        teacher: the pretrained model, kept as it is; name, weights, img_size, options, mean, std
-        stages: parts of the training, one after another, each with size (pixels), steps or epochs, batch (of all
-            processes together), rate, schedule (constant or cosine) and warmup.
-        data: sources of pictures, such as [{folder: pictures}, {synthetic: 1000}]; tar and hub (data sets of Hugging
-            Face) beside them; with weight, in these proportions.
-        out: folder for the student, its card, the log and the state.
-        student: what it becomes; pos_embed, init, symmetric patch kernel, what is trainable, rank of lora
-        target: what is taken out of the teacher's features; blank (none, auto or channels), with auto share or count
-        loss: weights of its parts; distill, centred, class_token, d4 (turned images) and place (images on a canvas), a
-            pass of the student more for each of the last two
-        probe: pictures on which the readable position is measured
-        window: how pictures become images of the size of a stage; resize, crop, small
-        augment: changes of the images at random; pose, roll, brightness, contrast, noise; for loss.place: place (canvas
+        teacher: the pretrained model, which is not changed; name, weights, img_size, options, mean, std
+        stages: consecutive training stages, each with size (pixels), steps or epochs, batch (total over all processes),
+            rate, schedule (constant or cosine) and warmup.
+        data: image sources, such as [{folder: images}, {synthetic: 1000}]; also tar and hub (Hugging Face datasets);
+            weight sets the proportions of the sources.
+        out: folder for the student, its model card, the log and the checkpoint.
+        student: student configuration; pos_embed, init, symmetric patch kernel, trainable parameters, rank of LoRA
+        target: channels to remove from the teacher's features; blank (none, auto or channels), with auto share or count
+        loss: weights of the loss terms; distill, centred, class_token, d4 (rotated images) and place (images on a
+            canvas); the last two each need one additional pass of the student
+        probe: images on which decodable position is measured
+        window: resizing and cropping of the images to the size of a stage; resize, crop, small
+        augment: random augmentation; pose, roll, brightness, contrast, noise; for loss.place: place (canvas
             in patches), curriculum, place_teacher
-        ema: decay of the moving average of the weights, such as 0.999; 0 for none.
-        amp: precision of the models' arithmetic; fp16 needs a GPU.
-        grad_checkpointing: compute activations twice, for less memory.
-        clip: largest norm of the gradient; none by default.
-        weight_decay: of AdamW.
-        chunk: images at once in one process, for less memory; the result is that of the whole batch.
-        seed: of everything drawn.
+        ema: decay of the exponential moving average of the weights, such as 0.999; 0 disables it.
+        amp: automatic mixed precision; fp16 needs a GPU.
+        grad_checkpointing: recompute activations in the backward pass to save memory.
+        clip: maximum gradient norm; default no clipping.
+        weight_decay: weight decay of AdamW.
+        chunk: images per forward pass and process (gradient accumulation); the result is that of the complete batch.
+        seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:1 ...
-        workers: processes that read pictures, for each process that trains.
-        log_every: updates for each line of the log.
-        checkpoint_every: updates between two states.
-        tensorboard: write its events too, where it is installed.
-        force: replace a finished run, or begin a stopped one anew.
-        json: print the card as JSON in place of the verdict.
+        workers: data-loading processes per training process.
+        log_every: training steps between two lines of the log.
+        checkpoint_every: training steps between two checkpoints.
+        tensorboard: write TensorBoard events if tensorboard is installed.
+        force: overwrite a finished run, or restart an interrupted one.
+        json: print the model card as JSON instead of the verdict.
 
     Examples:
-        vispe retrofit --config configs/dinov2_vits14_reg4_alibi2d.yaml --data '[{folder: pictures}]' -o out
+        vispe retrofit --config configs/dinov2_vits14_reg4_alibi2d.yaml --data '[{folder: images}]' -o out
         vispe retrofit --config recipe.yaml --student.pos_embed rope_mixed --loss.d4 0.5 -o out
         torchrun --nproc-per-node 4 -m vispe retrofit --config recipe.yaml -o out
     """
-    given = {name: value for name, value in locals().items() if name != "json"}
+    settings = {name: value for name, value in locals().items() if name != "json"}
     from json import dumps
 
     import torch
@@ -91,8 +91,8 @@ def retrofit(
     from vispe.train.retrofit.config import Retrofit
     from vispe.train.retrofit.distillation import retrofit as run
 
-    with _Shown() as shown:
-        result = run(Retrofit(**given), on_step=shown.step, say=shown.say)
+    with _Display() as display:
+        result = run(Retrofit(**settings), on_step=display.step, say=display.say)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
     if result.card:
@@ -100,8 +100,8 @@ def retrofit(
         print(f"written: {out}", file=sys.stderr)
 
 
-class _Shown:
-    """Shows on stderr how far a training is: a bar on a terminal, else a line for each line of the log."""
+class _Display:
+    """Training progress on stderr: a progress bar on a terminal, otherwise one line per line of the log."""
 
     def __init__(self) -> None:
         from rich.progress import MofNCompleteColumn
@@ -121,22 +121,22 @@ class _Shown:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def say(self, words: str) -> None:
-        """Show what is done beside training."""
-        self.console.print(words, style="dim", soft_wrap=True)
+    def say(self, text: str) -> None:
+        """Print a status line outside of the training loop."""
+        self.console.print(text, style="dim", soft_wrap=True)
 
     def step(self, step: int, total: int, line: Mapping[str, Any] | None) -> None:
-        """Show how far the training is, and a line of the log where there is one."""
+        """Update the progress bar, and print a line of the log if there is one."""
         if self.task is None:
             self.task = self.bar.add_task("training", total=total)
             self.first = (step, time.perf_counter())
         if line is None:
             self.bar.update(self.task, completed=step)
             return
-        words = f"loss {line['loss']:.4f}, cosine {line['cosine']:.3f}, {line['images_per_s']:.3g} images/s"
+        text = f"loss {line['loss']:.4f}, cosine {line['cosine']:.3f}, {line['images_per_s']:.3g} images/s"
         if self.lines and self.first is not None:
-            began, when = self.first
-            left = (total - step) * (time.perf_counter() - when) / max(1, step - began)
-            clock = timedelta(seconds=round(left))
-            self.console.print(f"step {step} of {total}: {words}, {clock} left", soft_wrap=True)
-        self.bar.update(self.task, completed=step, description=words)
+            first_step, start_time = self.first
+            seconds_per_step = (time.perf_counter() - start_time) / max(1, step - first_step)
+            remaining = timedelta(seconds=round((total - step) * seconds_per_step))
+            self.console.print(f"step {step} of {total}: {text}, {remaining} left", soft_wrap=True)
+        self.bar.update(self.task, completed=step, description=text)

@@ -1,4 +1,4 @@
-"""`vispe retrofit evaluate`: what a retrofit took and what it left, before and after, on one page."""
+"""`vispe retrofit evaluate`: evaluation of a retrofit, before and after, in one report."""
 
 from typing import Literal
 
@@ -25,30 +25,30 @@ def retrofit_evaluate(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Measure what a retrofit took and what it left: before and after, on one page.
+    """Evaluate a retrofit: the model before and after, in one report.
 
-    Readable position, the pattern that is tied to the frame, the response to turned images, likeness to the teacher,
-    effective rank and, with masks, linear segmentation beside classical filters. Noise and textures are made, so no
-    images are needed; yours tell what the retrofit means for your samples. OUT then holds report.html, to be read, and
-    report.json with the number of every image.
+    Measures decodable position, the fixed pattern of the image frame, the response to rotated images, similarity to the
+    teacher, effective rank and, with masks, linear segmentation compared with classical filters. Noise and textures are
+    generated, so images are optional; pass your own to evaluate the retrofit on your samples. Writes report.html and
+    report.json, which contains the values of every image, into OUT.
 
     Args:
-        checkpoint: folder that vispe retrofit wrote.
-        images: images, folders or wildcards, separated by commas; the middle of each is used, nothing is resized.
-        masks: files with the true classes, matched to the images by name (a.png with a.png or a_mask.png) or else by
+        checkpoint: output folder of vispe retrofit.
+        images: images, folders or wildcards, separated by commas; centre-cropped, not resized.
+        masks: ground-truth label files, matched to the images by name (a.png with a.png or a_mask.png), otherwise by
             order.
-        out: folder for report.html and report.json; without it only the table is printed.
-        zero: whether the value 0 in a mask is the first class, or is left out.
+        out: folder for report.html and report.json; by default only the table is printed.
+        zero: whether the value 0 in a mask is the first class, or is ignored.
         classes: names of the classes, separated by commas.
-        size: side of the windows in pixels; the largest of the training by default.
-        noise: noise images.
-        textures: synthetic textures.
-        step: the probe fits one patch in step²; 6 where the grid is large enough for that, by default.
-        rotation: turn and mirror images too.
-        budget: scribbled pixels of each class.
-        batch_size: images that a model sees at once.
+        size: side of the windows in pixels; default the largest of the training.
+        noise: number of noise images.
+        textures: number of synthetic textures.
+        step: the probe is fitted on one patch in step²; default 6 if the grid is large enough.
+        rotation: rotate and mirror images too.
+        budget: number of labelled pixels per class.
+        batch_size: images per forward pass.
         device: auto, cpu, cuda, ...
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         force: overwrite files in the folder.
         json: print the report as JSON.
 
@@ -56,13 +56,13 @@ def retrofit_evaluate(
         vispe retrofit evaluate out -o out/report
         vispe retrofit evaluate out --images micrographs --masks masks -o out/report
     """
-    given = {name: value for name, value in locals().items() if name != "json"}
-    given |= {"images": images or (), "masks": masks or ()}
-    from vispe.cli.common import Output, share_done
+    settings = {name: value for name, value in locals().items() if name != "json"}
+    settings |= {"images": images or (), "masks": masks or ()}
+    from vispe.cli.common import Output, progress_bar
     from vispe.train.evaluate.html_report import to_text
     from vispe.train.evaluate.retrofit_folder import evaluate_checkpoint
 
     output = Output(out, ["report.html", "report.json"], force)
-    with share_done("reading") as progress:
-        report = evaluate_checkpoint(**given, progress=progress)
+    with progress_bar("reading") as progress:
+        report = evaluate_checkpoint(**settings, progress=progress)
     output.finish(json, report.to_dict(), lambda: to_text(report))

@@ -1,4 +1,4 @@
-"""`vispe rotate`: what a model or a segmentation makes of a sample that is turned, mirrored or shifted."""
+"""`vispe rotate`: response of a model or a segmentation to rotations, reflections and shifts."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -37,45 +37,44 @@ def rotate(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Measure what turning, mirroring and shifting a sample changes in a model's features or a segmentation.
+    """Measure how rotating, mirroring and shifting a sample changes a model's features or a segmentation.
 
-    A sample under a microscope mostly has no up, so a model should see the same in it however it lies. Here each
-    image is turned, mirrored and shifted, what the model makes of it is moved back, and both are compared: 0 means
-    that nothing changed, about 1.41 is what unrelated features give, and there is no upper limit. With masks it is
-    also measured how accurate a segmentation is in each orientation, and how much the area of each phase depends
-    on it. OUT then holds report.html, to be read, and report.json with the number of every image. Images are not
-    resized; 5 or more of them give error bars. The same command under torchrun spreads images over processes and
-    finds the same numbers.
+    Most samples under a microscope have no canonical orientation, so the features should not depend on it. Each image
+    is rotated, mirrored and shifted, the output of the model is transformed back, and both are compared: 0 means no
+    change, unrelated features give about 1.41, and there is no upper limit. With masks, the accuracy of a segmentation
+    in each orientation and the dependence of each phase's area on it are measured too. Writes report.html and
+    report.json, which contains the values of every image, into OUT. Images are not resized; error bars need 5 or more.
+    Under torchrun, images are distributed over processes and the numbers are the same.
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
             segmenter (.vispe), or a Python callable, package.module:name or file.py:name.
         images: images, folders or wildcards; every page of a stack counts as an image.
-        out: folder for report.html and report.json; without it only the table is printed.
-        masks: files with the true classes, matched to the images by name (a.png with a.png or a_mask.png) or else by
+        out: folder for report.html and report.json; by default only the table is printed.
+        masks: ground-truth label files, matched to the images by name (a.png with a.png or a_mask.png), otherwise by
             order.
-        zero: whether the value 0 in a mask is the first class, or is left out.
+        zero: whether the value 0 in a mask is the first class, or is ignored.
         classes: names of the classes, separated by commas.
-        textures: number of synthetic micrographs, with exact masks, that are measured too; alone they need no images.
-        metrics: only these, separated by commas, of d4, angles, shift, lie, position, layers, fingerprint, clusters,
-            quadrant, segmentation, poses; default all that can be measured.
-        quick: a first look, with few angles and a window of 14 patches from the middle of each image.
+        textures: number of additional synthetic micrographs with exact masks; no images are needed with them.
+        metrics: groups to measure, separated by commas, from d4, angles, shift, lie, position, layers, fingerprint,
+            clusters, quadrant, segmentation, poses; default all that apply.
+        quick: fast preview with few angles and a central window of 14 patches of each image.
         angles: degrees, separated by commas; default every 15.
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
-        weights: checkpoint file, or random; the pretrained weights by default.
-        img_size: side of the images in pixels that the model is built for.
-        symmetrize: average the patch kernel of the model over the eight poses of a square.
-        d4: average the features (or the probabilities of a saved segmentation model) over the eight poses, which
-            makes quarter turns exact for eight times the work.
-        layer: block whose features are measured, from 0, or negative from the end; default the last.
-        kind: what a Python function gives, features of a batch of images or labels of one image; default features.
-        patch: side of a patch in pixels, where a Python function does not say it.
-        crop: side in pixels of the window from the middle of each image that is measured; default the whole image.
+        weights: checkpoint file, or random; default the pretrained weights.
+        img_size: input size of the model in pixels.
+        symmetrize: average the patch kernel of the model over the eight poses (rotations and reflections) of a square.
+        d4: average the features (or the probabilities of a saved segmentation model) over the eight poses, which makes
+            the model exactly equivariant to rotations by 90 degrees at eight times the cost.
+        layer: index of the block whose features are measured; negative indices count from the end; default the last.
+        kind: output of a Python callable, features of a batch of images or labels of one image; default features.
+        patch: side of a patch in pixels, for Python callables that do not define it.
+        crop: side in pixels of the central window of each image that is measured; default the complete image.
         clusters: number of clusters of the features.
-        budget: pixels of each class of a mask that a classifier learns from.
-        batch_size: images that the model sees at once; more is faster on a GPU and needs more memory.
+        budget: number of training pixels per class of a mask.
+        batch_size: images per forward pass; larger is faster on a GPU and needs more memory.
         device: auto, cpu, cuda, ...
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         force: overwrite files in the folder.
         json: print the report as JSON.
 
@@ -88,7 +87,7 @@ def rotate(
         torchrun --nproc-per-node 4 -m vispe rotate vit_base_patch16_224 images/ -o out
     """
     from vispe.backbones.distributed import Processes
-    from vispe.cli.common import Output, find, share_done, versions
+    from vispe.cli.common import Output, find, progress_bar, versions
     from vispe.errors import OptionError
     from vispe.evaluate.evaluated import load_subject
     from vispe.evaluate.image_sources import load_sources
@@ -97,22 +96,20 @@ def rotate(
 
     paths, mask_paths = find(images), find(masks)
     if not paths and textures < 1:
-        raise OptionError("rotate needs something to look at: give images, or --textures N.")
+        raise OptionError("rotate: needs images, got none. Pass image files, or --textures N.")
     if mask_paths and not paths:
-        raise OptionError(
-            "--masks were given without images; textures bring their own, so leave --masks out."
-        )
+        raise OptionError("rotate: --masks needs images, got none. Textures have exact masks; omit --masks.")
     check_metrics(metrics)
     output = Output(out, ["report.html", "report.json"], force, [*paths, *mask_paths])
     processes = Processes.started()
-    built = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "symmetric": symmetrize}
-    taken = {"d4": d4, "layer": layer, "patch": patch, "kind": kind}
-    subject = load_subject(model, **built, **taken, seed=seed, device=processes.device(device))
+    build = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "symmetric": symmetrize}
+    features = {"d4": d4, "layer": layer, "patch": patch, "kind": kind}
+    subject = load_subject(model, **build, **features, seed=seed, device=processes.device(device))
     sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
     settings = {"model": model, "pos_embed": pos_embed, "weights": weights, "img_size": img_size}
     settings |= {"symmetrize": symmetrize, "d4": d4, "layer": layer, "inputs": [str(path) for path in paths]}
     settings |= {"masks": [str(path) for path in mask_paths], "textures": textures, "versions": versions()}
-    with share_done("measuring", show=processes.rank == 0) as progress:
+    with progress_bar("measuring", show=processes.rank == 0) as progress:
         report = measure(
             subject.features,
             sources.images,
@@ -149,14 +146,14 @@ def rotate(
 
 
 def as_text(report: "Report") -> str:
-    """Return what is printed of a report."""
+    """Return the printed summary of a report."""
     result, pattern = report.result, report.fingerprint
     lines = [f"{report.subject}, {len(result.images)} image(s)", report.verdict]
     lines += [result.remedy] if result.remedy else []
     lines += ["", report.to_markdown(), ""]
     if pattern is not None:
         lines.append(
-            f"Fixed pattern: {pattern.snr:.3g} times what chance leaves in the mean of {pattern.n_images} windows "
-            "(1 = no pattern, much more = one that is tied to the frame)."
+            f"Fixed pattern: {pattern.snr:.3g} times the chance level of the mean of {pattern.n_images} windows "
+            "(1 = no pattern, much larger = a pattern tied to the image frame)."
         )
     return "\n".join([*lines, *(f"note: {note}" for note in result.notes)])

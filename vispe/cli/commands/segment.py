@@ -1,14 +1,15 @@
-"""The command `vispe segment`."""
+"""`vispe segment`: segmentation of micrographs, and the console output of segmentation runs."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from vispe.cli.arguments import name_options
 from vispe.cli.terminal import one_line
 
 POSITIONALS = ("images",)
 SHORT = {"out": "-o"}
-BARE = {"cluster": "auto"}
-SEVERAL = ("text",)
+OPTIONAL_VALUE = {"cluster": "auto"}
+MULTI_WORD = ("text",)
 
 
 def segment(
@@ -68,98 +69,101 @@ def segment(
     force: bool = False,
     json: bool = False,
 ) -> int:
-    """Segment micrographs from a few scribbles, from no labels, or from words.
+    """Segment micrographs from a few scribbles, without labels, or from text.
 
-    Give scribbles (--labels) and a classifier learns to tell the classes apart, or ask for clusters
-    (--cluster), or name the classes in words (--text), which needs the weights of a CLIP model and is
-    unreliable on micrographs, since such models have seen few. The folder OUT then holds, for each image, a
-    label map, class probabilities, a map of uncertainty and a picture; and report.html to look at, report.json,
-    report.csv, and model.vispe for `vispe apply`.
+    Pass scribbles (--labels) to train a classifier, request clusters (--cluster), or describe the classes in words
+    (--text), which needs the weights of a CLIP model and is unreliable on micrographs, since they are rare in the
+    training data of such models. Writes a label map, class probabilities, an uncertainty map and an overlay for each
+    image into OUT, and report.html, report.json, report.csv, and model.vispe for `vispe apply`.
 
     Args:
         images: image files, folders or globs: PNG, TIFF (OME, ImageJ, stacks), JPEG, BMP, GIF, WebP, NPY, and with the
             extra vendors CZI, LIF, ND2, MRC, DM3 and DM4; or OME-Zarr stores, which may be larger than memory. In
-            folders, labels, masks and results (a_labels.png, a_seg.png) are passed over.
+            folders, labels, masks and results (a_labels.png, a_seg.png) are skipped.
         out: folder for the results.
-        labels: label files, 0 or black = unlabelled: label images, colour drawings, JSON strokes, GeoJSON of QuPath,
+        labels: label files, 0 or black = unlabelled: label images, colour drawings, JSON scribbles, GeoJSON of QuPath,
             .roi or RoiSet.zip of ImageJ, COCO JSON; several are matched to the images by name (a.png with a.png,
-            a_labels.png or a.geojson). They are separated by commas; several whose names hold commas are written as
+            a_labels.png or a.geojson). Separate files by commas; write names that contain commas as
             '["a,1.png", "b,1.png"]'.
-        cluster: number of clusters, in place of labels; without a number, 3 to 8 by the peaks of the grey levels; with
-            fewer peaks, 2 to 8 by the silhouette. clusters.png shows both. They are numbered from dark to bright.
-        cluster_method: kmeans, or spectral, which finds clusters of any shape and takes longer.
-        text: the classes in words, in place of labels, such as --text matrix precipitate; 'pore/hole' are two words for
-            one class, and a single class is compared with a background. Words are unreliable on micrographs: compare
-            with a few scribbles before using a number.
-        readout: how a CLIP model is read patch by patch: naclip (default), clearclip, sclip, maskclip or vanilla, with
-            options such as 'naclip(sigma=3,residual=true,mlp=true)'.
-        templates: sentences around each text, with {} for it, separated by commas, or a file with one in each line.
-        background: words of a further class, background, for everything else; 'none' for no such class.
-        classifier: logistic is the fastest and goes best with vispe_micro; forest is better on thin and rare classes
-            where there are filters alone; boosting is the slowest.
+        cluster: number of clusters, instead of labels; without a number, 3 to 8 by the peaks of the grey-level
+            histogram, or, with fewer peaks, 2 to 8 by the silhouette score. clusters.png shows both. Clusters are
+            numbered from dark to bright.
+        cluster_method: kmeans, or spectral for clusters of any shape, which is slower.
+        text: text prompts of the classes, instead of labels, such as --text matrix precipitate; 'pore/hole' are two
+            prompts of one class, and a single class is compared with a background. Text is unreliable on micrographs:
+            compare with a few scribbles before using a number.
+        readout: method for patch features of a CLIP model: naclip (default), clearclip, sclip, maskclip or vanilla,
+            with options such as 'naclip(sigma=3,residual=true,mlp=true)'.
+        templates: prompt templates, with {} for the text, separated by commas, or a file with one per line.
+        background: text prompt of an additional background class; 'none' disables it.
+        classifier: logistic is the fastest and works best with vispe_micro; forest is better on thin and rare classes
+            with filters alone; boosting is the slowest.
         features: filters (26 multi-scale filters), tokens (of --model) or both (default).
-        filters_3d: for Z stacks, filters of the volume too: they see the slices above and below.
-        model: vispe_micro, a small ViT that comes with vispe and does not care how the sample lies (default), or
-            a timm model whose patch tokens are features, such as vit_small_patch14_dinov2, or open_clip:NAME/TAG;
-            for --text a model of open_clip (default ViT-B-16).
+        filters_3d: for Z stacks, additional 3D filters, which include the adjacent slices.
+        model: vispe_micro, a small rotation-equivariant ViT shipped with vispe (default), or a timm model whose patch
+            tokens are the features, such as vit_small_patch14_dinov2, or open_clip:NAME/TAG; for --text an open_clip
+            model (default ViT-B-16).
         pos_embed: positional encoding that replaces the model's own, such as alibi2d.
         weights: checkpoint file of the model, or for --text also a tag of open_clip (default laion2b_s34b_b88k);
-            default timm's pretrained weights; 'random' only for trials.
-        token_stride: pixels between the tokens of a timm model, a divisor of its patch, so that patches overlap;
-            default the patch. Finer textures are told apart, but tokens grow with (patch/stride)^2, and attention with
-            the square of that: half the patch is 4 times the tokens and up to 16 times the time.
-        token_shifts: look this many times along each axis, moved by a part of the stride each time, and put the tokens
-            between each other; a divisor of the stride. K costs K^2 passes and no memory for attention. Default 2 for
-            a ViT with an even stride, else 1.
-        layers: blocks of the timm model whose outputs are joined, from 0, such as 5,8,11; negative numbers count from
-            the end; default the last.
+            default timm's pretrained weights; 'random' for tests only.
+        token_stride: stride of the patch embedding of a timm model in pixels, a divisor of the patch size, so that
+            patches overlap; default the patch size. Resolves finer textures, but the number of tokens grows with
+            (patch/stride)^2 and attention with its square: half the patch size is 4 times the tokens and up to 16 times
+            the time.
+        token_shifts: number of sub-stride shifts per axis whose features are interleaved; a divisor of the stride. K
+            needs K^2 passes but no additional memory for attention. Default 2 for a ViT with an even stride, otherwise
+            1.
+        layers: indices of the blocks of the timm model whose outputs are concatenated, such as 5,8,11; negative indices
+            count from the end; default the last.
         classes: names of the classes 1, 2, ..., separated by commas.
         legend: JSON file with class names by number, grey level or colour.
-        dense: every pixel is labelled; 0 is a class too.
-        max_classes: more different labels than this are taken for a mistake.
-        label_page: page (from 0) that labels of one page belong to, in a stack.
+        dense: every pixel is labelled, and 0 is a class.
+        max_classes: largest number of distinct label values; more are reported as an error.
+        label_page: page of the stack (from 0) that single-page labels belong to.
         truth: ground-truth masks, or shapes as for labels, to score against, matched like labels.
-        truth_zero: whether the value 0 in a mask is the first class, or is left out of the score.
-        truth_page: page (from 0) that a mask of one page belongs to, in a stack.
+        truth_zero: whether the value 0 in a mask is the first class, or is excluded from the score.
+        truth_page: page of the stack (from 0) that a single-page mask belongs to.
         score_labelled: score the labelled pixels too.
         channel: channels to use, by number (from 0) or name, separated by commas.
         z: page (from 0) or range a:b of a stack.
-        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
-        scene: which of several scenes of CZI, LIF, ND2, DM3 and DM4 files, by name or number (from 0).
-        orientation: stored (default) reads the pixels as Fiji, napari and ilastik show them; tag applies the
-            orientation tag of the file, as web browsers and labelme do.
-        crop: rows and columns of the sample, such as 0:884,0:1024, or :-64,: without an information bar at the bottom;
-            other pixels count in no number and are 0 in label maps.
-        mask: image file with 0 for pixels that count in no number; one for all images, or several matched by name.
-        normalize: one pair of grey limits for the whole file, one for each page, or none.
-        clip: the two percentiles that become black and white; default 0.5,99.5.
-        prior: what classes are weighed by: how frequent they are is estimated on each page, without labels. sqrt takes
-            the root of it (default, safe), em all of it, uniform nothing, so that rare classes come out too large.
-            Fractions in the report are estimated with all of it, unless prior is uniform.
-        clean: let class probabilities follow the edges of the picture (guided filter, radius 4 px): specks go, and
-            boundaries move to edges. Helps where classes differ in grey, and harms what is smaller than the radius.
+        axes: order of the stored axes, such as ZYX; overrides the metadata of the file.
+        scene: scene to read from CZI, LIF, ND2, DM3 and DM4 files, by name or number (from 0).
+        orientation: stored (default) reads the pixels as Fiji, napari and ilastik do; tag applies the orientation tag
+            of the file, as web browsers and labelme do.
+        crop: rows and columns of the sample, such as 0:884,0:1024, or :-64,: to exclude an information bar at the
+            bottom; other pixels are excluded from all numbers and are 0 in label maps.
+        mask: image file with 0 for pixels to exclude from all numbers; one for all images, or several matched by name.
+        normalize: grey limits per file (stack), per page (image), or none.
+        clip: the two percentiles that are mapped to black and white; default 0.5,99.5.
+        prior: class prior, estimated on each page without labels. sqrt uses its square root (default, safe), em the
+            full estimate, uniform no prior, which overestimates rare classes. Fractions in the report use the full
+            estimate unless prior is uniform.
+        clean: smooth class probabilities along the edges of the image (guided filter, radius 4 px): removes specks and
+            moves boundaries to edges. Helps if classes differ in grey level; removes structures smaller than the
+            radius.
         smooth: average probabilities over squares of this radius, in pixels.
-        min_area: patches with fewer pixels take the class of their surroundings.
-        objects: classes, by name or number, whose connected patches are objects: adds a map and a table of them for
-            each image, and objects.csv for all; counts and sizes are in report.json. A Z stack has objects in three
-            dimensions.
-        touching: split (default) cuts patches at their necks, for grains or nuclei that touch; keep takes what is
-            connected for one object, for networks and branches.
-        object_min_area: objects with fewer pixels are left out, and counted in the report; default 10.
-        fill_holes: holes belong to the object around them; the label map stays as it is.
-        exclude_border: leave out objects at the border of the image.
-        objects_as: files of objects for other programs: geojson (QuPath), rois (ImageJ), coco, separated by commas.
-        materials: measure each page as materials science does: mean intercepts and their direction, ASTM E112 grain
-            size number, interfaces, two-point correlation, with intervals; curves go to a table for each image.
-        trust: tell how far the result depends on how the sample lies: segment the picture turned, mirrored and shifted
-            as well, and report what changes; takes about 13 times as long (of a stack only the middle page).
-        tile: side of the pieces in which an image is worked on, in pixels.
-        seed: of all random numbers.
+        min_area: connected regions with fewer pixels are assigned the class of their surroundings.
+        objects: classes, by name or number, whose connected regions are objects: writes an object map and a table for
+            each image, and objects.csv for all; counts and sizes are in report.json. Objects of Z stacks are 3D.
+        touching: split (default) separates touching objects at their necks, for grains or nuclei; keep treats each
+            connected region as one object, for networks and branches.
+        object_min_area: objects with fewer pixels are excluded; their number is in the report; default 10.
+        fill_holes: count holes as part of the object around them; the label map is unchanged.
+        exclude_border: exclude objects that touch the border of the image.
+        objects_as: object files for other programs: geojson (QuPath), rois (ImageJ), coco, separated by commas.
+        materials: measure quantities of materials science on each page: mean intercepts and their direction, ASTM E112
+            grain size number, interfaces, two-point correlation, with intervals; curves are written to a table per
+            image.
+        trust: report how much the result depends on the pose of the sample: segments the image rotated, mirrored and
+            shifted as well; takes about 13 times as long (for stacks, only the middle page is tested).
+        tile: side of the tiles in which an image is processed, in pixels.
+        seed: seed of all random numbers.
         device: auto, cpu, cuda, ...
-        memory: what the work on an OME-Zarr store, or a large TIFF file, may take besides the libraries; default 2 GiB.
+        memory: memory limit for OME-Zarr stores and large TIFF files, in addition to the libraries; default 2 GiB.
         scheduler: address of a dask scheduler, such as tcp://host:8786, whose workers segment the blocks of a store.
-        force: overwrite existing results, and begin a run anew that did not end (without it the same command goes on).
-        json: print the report as JSON instead of one line for each image.
+        force: overwrite existing results, and restart an interrupted run (without it, the same command resumes the
+            run).
+        json: print the report as JSON instead of one line per image.
 
     Examples:
         vispe segment steel.png --labels scribbles.png --classes matrix,carbide -o out
@@ -210,7 +214,7 @@ def segment(
             token_shifts=token_shifts,
             layers=None if layers is None else tuple(layers),
         )
-    counted = options_or_none(
+    object_options = options_or_none(
         objects,
         touching=touching,
         min_area=object_min_area,
@@ -218,7 +222,7 @@ def segment(
         exclude_border=exclude_border,
         kinds=None if objects_as is None else tuple(objects_as),
     )
-    with Console(json) as console:
+    with Console(json, segment, POSITIONALS) as console:
         report = pipeline.segment(
             images,
             out,
@@ -242,7 +246,7 @@ def segment(
             labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
             scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
             post=Post(smooth, min_area, prior, clean),
-            objects=counted,
+            objects=object_options,
             materials=materials,
             trust=trust,
             seed=seed,
@@ -256,23 +260,28 @@ def segment(
 
 
 class Console:
-    """Shows a run to a person: results on stdout, progress with the time left and notes on stderr.
+    """Console output of a segmentation run: results on stdout, progress and notes on stderr.
 
     Args:
-        json: print the whole report as JSON at the end instead of one line for each image.
+        json: print the complete report as JSON at the end instead of one line per image.
+        command: function of the command, whose options replace parameters in messages.
+        positionals: positional parameters of the command.
     """
 
-    def __init__(self, json: bool) -> None:
+    def __init__(self, json: bool, command: Callable[..., int], positionals: Sequence[str]) -> None:
         from rich.progress import TextColumn
 
         from vispe.cli.common import progress
         from vispe.segment.run.run_report import Watcher
 
+        def message(text: str) -> str:
+            return one_line(name_options(text, command, positionals))
+
         bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
         stderr = bar.console
 
-        class Shown(Watcher):
-            """Shows the run on the terminal."""
+        class Display(Watcher):
+            """Watcher that prints to the terminal."""
 
             task = None
 
@@ -285,16 +294,17 @@ class Console:
                 bar.advance(self.task, share)
 
             def note(self, text: str) -> None:
-                stderr.print(f"vispe: note: {one_line(text)}")
+                stderr.print(f"vispe: note: {message(text)}")
 
             def failed(self, path: str, reason: str) -> None:
-                stderr.print(f"vispe: {one_line(path)} was left out: {one_line(reason)}")
+                stderr.print(f"vispe: {one_line(path)} was skipped: {message(reason)}")
 
             def done(self, record: Mapping[str, Any]) -> None:
                 if not json:
                     print(one_line(describe(record)), flush=True)
 
-        self.json, self.bar, self.stderr, self.watcher = json, bar, stderr, Shown()
+        self.json, self.bar, self.stderr, self.watcher = json, bar, stderr, Display()
+        self._message = message
 
     def __enter__(self) -> "Console":
         self.bar.start()
@@ -304,30 +314,33 @@ class Console:
         self.bar.stop()
 
     def finish(self, report: Any, out: str) -> int:
-        """Print the report or what was left out, and return the exit code."""
+        """Print the report (with `json`) or the skipped images, and return the exit code."""
         import json
 
         if self.json:
             print(json.dumps(report.as_dict(), indent=2))
         if report.failures:
             count = len(report.failures)
-            self.stderr.print(f"vispe: {len(report.images)} image(s) done in {out}, {count} left out:")
+            self.stderr.print(f"vispe: {len(report.images)} image(s) done in {out}, {count} skipped:")
             for failure in report.failures:
-                self.stderr.print(one_line(f"  {failure['image']}: {failure['reason']}"))
+                self.stderr.print(f"  {one_line(failure['image'])}: {self._message(failure['reason'])}")
         return report.exit_code
 
 
 def describe(record: Mapping[str, Any]) -> str:
-    """Say in one line what was found in an image."""
+    """Return the results of an image as one line."""
     from vispe.segment.classify.fractions import estimate_words, map_words
 
     line = f"{record['image']}: {map_words(record['map_fractions'])}"
     if record["fraction_kind"] == "estimate" and None not in record["map_fractions"].values():
-        ends = record["fractions_ci95"] or {}
-        shares = (f"{name} {estimate_words(v, ends.get(name))}" for name, v in record["fractions"].items())
-        line += f"; estimated true fractions (95 %): {', '.join(shares)}"
+        bounds = record["fractions_ci95"] or {}
+        fractions = (
+            f"{name} {estimate_words(v, bounds.get(name))}" for name, v in record["fractions"].items()
+        )
+        line += f"; estimated true fractions (95 %): {', '.join(fractions)}"
     if "objects" in record:
-        counts = ", ".join(f"{found['count']} {name}" for name, found in record["objects"]["classes"].items())
+        classes = record["objects"]["classes"].items()
+        counts = ", ".join(f"{objects['count']} {name}" for name, objects in classes)
         line += f"; objects: {counts}"
     if "scores" in record:
         line += f"; mIoU {record['scores']['miou']:.3f}"

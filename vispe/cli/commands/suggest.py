@@ -1,4 +1,4 @@
-"""The command `vispe suggest`."""
+"""`vispe suggest`: regions of an image to label next (active learning)."""
 
 from typing import Literal
 
@@ -30,35 +30,35 @@ def suggest(
     force: bool = False,
     json: bool = False,
 ) -> None:
-    """Show where the next strokes on an image would teach most.
+    """Suggest where further scribbles on an image would help the classifier most.
 
-    Give the strokes so far (--labels), or a model of an earlier run (--model). Places count for how unsure the model is
-    there, and for how unlike what is labelled they look. OUT then holds the picture with numbered rings,
-    NAME_suggest.png, and NAME_suggest.json: for each place x, y and radius in pixels, uncertainty, and the reason.
+    Pass the existing scribbles (--labels), or a model of an earlier run (--model). Regions are ranked by the
+    uncertainty of the model and by their dissimilarity to the labelled pixels. Writes the image with numbered rings,
+    NAME_suggest.png, and NAME_suggest.json with x, y and radius in pixels, uncertainty and reason of each region.
 
     Args:
         image: an image file.
         out: folder for the results.
         model: a model.vispe file.
-        labels: a file of strokes on this image, as for vispe segment.
-        count: places at most.
+        labels: scribbles on this image, as for vispe segment.
+        count: largest number of regions.
         page: page (from 0) of a stack; default the middle one.
         classifier: with labels, as for vispe segment; default logistic.
         features: with labels, filters, tokens of vispe_micro, or both (default).
         classes: names of the classes 1, 2, ..., separated by commas.
         legend: JSON file with class names by number, grey level or colour.
-        max_classes: more different labels than this are taken for a mistake; default 20.
-        label_page: page (from 0) that labels of one page belong to, in a stack.
+        max_classes: largest number of distinct label values; more are reported as an error; default 20.
+        label_page: page of the stack (from 0) that single-page labels belong to.
         channel: channels to use, by number (from 0) or name, separated by commas.
         z: page (from 0) or range a:b of a stack.
-        axes: meaning of the stored axes, such as ZYX, where the file is wrong.
+        axes: order of the stored axes, such as ZYX; overrides the metadata of the file.
         orientation: as for vispe segment.
         crop: rows and columns of the sample, such as 0:884,0:1024; nothing is suggested elsewhere.
         mask: image file with 0 for pixels where nothing is suggested.
-        seed: with labels, of all random numbers; default 0.
+        seed: with labels, seed of all random numbers; default 0.
         device: auto, cpu, cuda, ...
         force: overwrite existing results.
-        json: print what the JSON file holds instead of one line for each place.
+        json: print the contents of the JSON file instead of one line per region.
 
     Examples:
         vispe suggest steel.png --labels scribbles.png --classes matrix,carbide -o out
@@ -74,12 +74,17 @@ def suggest(
     from vispe.segment.run.inputs import Reading
     from vispe.segment.run.request import Labelling
 
-    named = {"classes": classes, "legend": legend, "max_classes": max_classes, "label_page": label_page}
-    named = {key: value for key, value in named.items() if value is not None}
+    label_options = {
+        "classes": classes,
+        "legend": legend,
+        "max_classes": max_classes,
+        "label_page": label_page,
+    }
+    label_options = {key: value for key, value in label_options.items() if value is not None}
     config = (
         None if features is None else FeatureConfig(features, model=None if features == "filters" else NAME)
     )
-    found = suggest_file(
+    suggestion = suggest_file(
         image,
         out,
         model=model,
@@ -91,17 +96,17 @@ def suggest(
         reading=Reading(
             channel, z, axes, orientation=orientation, crop=crop, mask=() if mask is None else (mask,)
         ),
-        labelling=Labelling(**named) if named else None,
+        labelling=Labelling(**label_options) if label_options else None,
         seed=seed,
         device=device,
         force=force,
         watch=lambda text: print(f"vispe: note: {one_line(text)}", file=sys.stderr),
     )
     if json:
-        print(dumps(found, indent=2))
+        print(dumps(suggestion, indent=2))
         return
-    for place in found["places"]:
-        where = f"x={place['x']} y={place['y']} radius={place['radius']} px"
-        why = f"{one_line(place['reason'])} (uncertainty {place['uncertainty']:.2f})"
-        print(f"{place['number']}: {where}, {why}")
-    print(one_line(f"-> {found['files']['png']}"))
+    for region in suggestion["places"]:
+        location = f"x={region['x']} y={region['y']} radius={region['radius']} px"
+        reason = f"{one_line(region['reason'])} (uncertainty {region['uncertainty']:.2f})"
+        print(f"{region['number']}: {location}, {reason}")
+    print(one_line(f"-> {suggestion['files']['png']}"))

@@ -1,4 +1,4 @@
-"""`vispe threecell`: small models trained on the three-cell benchmark."""
+"""`vispe threecell`: the three-cell benchmark, small models trained from scratch."""
 
 POSITIONALS = ("encodings",)
 SHORT = {"out": "-o"}
@@ -12,43 +12,43 @@ def threecell(
     workers: int = 0,
     json: bool = False,
 ) -> None:
-    """Train small models on the three-cell benchmark and score what their encodings can tell.
+    """Train small models on the three-cell benchmark and score which positional tasks they solve.
 
-    A black image holds one red, one green and one blue cell; six bits ask which of two is nearer to red, how the
-    three are turned, which of two areas is larger and where their sum lies. A small ViT is trained from scratch with
-    each encoding. Scores are percent right on unseen images; the last line is the best constant answer, which is all
-    that a model without position can give. Distance exact, area exact: both bits right; balanced: mean over the bits
-    of the accuracy on ones and on zeros.
+    A black image contains one red, one green and one blue cell; the labels are six bits: which of two cells is nearer
+    to red, the orientation of the three, which of two areas is larger and the location of their sum. A small ViT is
+    trained from scratch with each encoding. Scores are the accuracy in percent on held-out images; the last line is the
+    best constant prediction, the upper limit of a model without position. Distance exact, area exact: both bits
+    correct; balanced: mean over the bits of the accuracy on ones and on zeros.
 
     Args:
         encodings: names or specs of two-axis encodings.
-        out: folder for three_cell.json, three_cell.png and report.html; runs that are in it already are kept, and one
-            that was stopped goes on.
-        seeds: runs per encoding.
-        steps: updates; more give better scores and take longer.
-        workers: runs at once, one core each; 0 is one after the other with all cores.
-        json: print all rows as JSON.
+        out: folder for three_cell.json, three_cell.png and report.html; finished runs in it are reused, and an
+            interrupted one resumes.
+        seeds: number of runs per encoding.
+        steps: training steps; more give better scores and take longer.
+        workers: runs in parallel, one core each; 0 runs them sequentially with all cores.
+        json: print all records as JSON.
 
     Examples:
         vispe threecell sincos2d rope_axial alibi2d none -o out
         vispe threecell 'alibi2d(wrap=false)' --seeds 1 --json
     """
-    from vispe.cli.common import Output, share_done, versions
+    from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
     from vispe.evaluate.three_cell.results import compare, plot_table, read_rows, report, to_markdown
     from vispe.evaluate.three_cell.trainer import Recipe
 
     if seeds < 1:
-        raise OptionError(f"threecell needs at least one run per encoding, got --seeds {seeds}.")
+        raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")
     recipe = Recipe() if steps is None else Recipe(steps=steps)
     output = Output(out, ["three_cell.json", "three_cell.png", "report.html"], force=True)
     file = output.files[0] if output.files else None
-    with share_done("training") as progress:
-        also = {"versions": versions()}
-        rows = compare(encodings, seeds, recipe, file=file, workers=workers, also=also, progress=progress)
+    with progress_bar("training") as progress:
+        extra = {"versions": versions()}
+        records = compare(encodings, seeds, recipe, file=file, workers=workers, also=extra, progress=progress)
 
     def contents() -> dict[str, object]:
-        kept = read_rows(file, recipe)
-        return {"three_cell.png": plot_table(kept), "report.html": report(kept)}
+        all_records = read_rows(file, recipe)
+        return {"three_cell.png": plot_table(all_records), "report.html": report(all_records)}
 
-    output.finish(json, rows, lambda: to_markdown(rows), contents, indent=1)
+    output.finish(json, records, lambda: to_markdown(records), contents, indent=1)

@@ -1,1 +1,1 @@
-"""Files of other programs: annotations of QuPath, ImageJ and COCO in, objects out."""
+"""Import of annotations from, and export of objects to, QuPath, ImageJ and COCO."""

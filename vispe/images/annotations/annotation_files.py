@@ -1,4 +1,4 @@
-"""Annotation files of other programs, whichever they are: one list of shapes."""
+"""Reading of annotation files of other programs (GeoJSON, ImageJ, COCO) as shapes."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -12,11 +12,11 @@ from vispe.images.labels.class_values import load_json
 from vispe.images.orientation import Frame
 
 ENDINGS = (".geojson", ".roi", "roiset.zip")
-"""Endings of names, in lower case, that are looked for in folders of labels; other files are named by themselves."""
+"""Lower-case suffixes that are searched for in label folders; other annotation files must be named individually."""
 
 
 def holds_shapes(path: Path) -> bool:
-    """Tell whether a file is one of annotations: by its ending, and a `.json` file by its content."""
+    """Return whether a file contains annotations, by its suffix, or for `.json` by its contents."""
     ending = path.suffix.lower()
     if path.is_dir():
         return False
@@ -27,7 +27,7 @@ def holds_shapes(path: Path) -> bool:
 
 
 def images_in(path: Path) -> tuple[str, ...]:
-    """Return the names of the images that a file has annotations of; () where it names none."""
+    """Return the names of the images with annotations in a file; () if it does not name images."""
     if path.suffix.lower() != ".json":
         return ()
     content = _parsed(path)
@@ -42,11 +42,11 @@ def read_shapes(
     Args:
         path: GeoJSON, regions of ImageJ (`.roi`, `.zip`) or COCO JSON.
         size: height and width of the image.
-        image: the image, for files that hold annotations of several.
-        frame: of the image, for files that give its size.
+        image: the image file, for annotation files of several images.
+        frame: frame of the image, for annotation files that contain its size.
 
     Raises:
-        InputError: not such a file, or damaged.
+        InputError: not an annotation file, or damaged.
         MissingExtra: a library is not installed.
     """
     if path.suffix.lower() in (".roi", ".zip"):
@@ -57,20 +57,20 @@ def read_shapes(
     features = features_of(content)
     if features is None:
         raise InputError(
-            f"{path} holds no GeoJSON features; export the annotations again (File > Export objects)."
+            f"{path} has no GeoJSON features. Export the annotations again (File > Export objects)."
         )
     return read_features(path, features)
 
 
 def _parsed(path: Path) -> object:
     try:
-        found = path.stat()
+        stat = path.stat()
     except (OSError, ValueError):
-        return load_json(path)  # which says what is wrong
-    return _kept(path, found.st_mtime_ns, found.st_size)
+        return load_json(path)  # raises an error with the reason
+    return _cached(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=2)
-def _kept(path: Path, changed: int, size: int) -> object:
-    """Parse a file; kept for the next question about it, while it has not changed."""
+def _cached(path: Path, changed: int, size: int) -> object:
+    """Parse a file; the cache key includes its modification time and size."""
     return load_json(path)

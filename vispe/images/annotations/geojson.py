@@ -1,4 +1,4 @@
-"""GeoJSON as QuPath reads and writes it: features with a classification, coordinates in pixels."""
+"""GeoJSON in the dialect of QuPath: features with a classification, coordinates in pixels."""
 
 import json
 import uuid
@@ -25,16 +25,16 @@ def features_of(content: object) -> list[object] | None:
 
 
 def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
-    """Turn the features of a file into shapes.
+    """Convert the features of a file to shapes.
 
-    The class is ``properties.classification.name`` (or the ``names`` of a derived class, joined as QuPath shows
-    them), the colour ``color`` or ``colorRGB``.  ``geometry.plane`` gives the page.
+    The class is ``properties.classification.name`` (or the ``names`` of a derived class, joined as in QuPath), the
+    colour is ``color`` or ``colorRGB``, and the page is ``geometry.plane``.
 
-    A null geometry, which GeoJSON allows, and one without coordinates give a shape that is empty; empty parts of a
-    geometry are skipped.
+    A null geometry, which GeoJSON allows, and one without coordinates become empty shapes; empty parts of a geometry
+    are skipped.
 
     Raises:
-        InputError: no geometry, or one of a kind that marks no pixels; the feature (from 0) is named.
+        InputError: a feature has no geometry, or an unsupported type; the message includes its index (from 0).
     """
     shapes = []
     for number, feature in enumerate(features):
@@ -44,7 +44,7 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
             shapes.append(Shape(where))
             continue
         if not isinstance(geometry, dict):
-            raise InputError(f"{where} has no geometry; export the annotations again.")
+            raise InputError(f"{where} has no geometry. Export the annotations again.")
         areas, lines = [], []
         for kind, value in _parts(where, geometry):
             if kind == "LineString":
@@ -59,7 +59,7 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
 
 
 def _parts(where: str, geometry: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield ('Polygon', rings) and ('LineString', points) of which a geometry is made, without empty ones."""
+    """Yield the non-empty parts of a geometry as ('Polygon', rings) or ('LineString', points)."""
     kind, value = geometry.get("type"), geometry.get("coordinates")
     match kind:
         case "Polygon" | "LineString" | "Point":
@@ -74,7 +74,7 @@ def _parts(where: str, geometry: Mapping[str, object]) -> Iterator[tuple[str, ob
                     yield from _parts(where, part if isinstance(part, dict) else {})
         case _:
             raise InputError(
-                f"{where} has a geometry of the type {kind!r}; polygons, lines and points can be read."
+                f"{where}: the geometry must be polygons, lines or points, got the type {kind!r}."
             )
 
 
@@ -82,39 +82,39 @@ def _listed(where: str, value: object) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise InputError(f"{where} has the coordinates {str(value)[:60]}, which is no list of parts.")
+        raise InputError(f"{where}: coordinates must be a list of parts, got {str(value)[:60]}.")
     return value
 
 
 def _class(where: str, properties: Mapping[str, object]) -> tuple[str | None, Color | None]:
-    found = properties.get("classification")
-    if isinstance(found, str):
-        return found.strip() or None, None
-    if found is None:
+    classification = properties.get("classification")
+    if isinstance(classification, str):
+        return classification.strip() or None, None
+    if classification is None:
         return None, None
-    names = found.get("names") if isinstance(found, dict) else None
+    names = classification.get("names") if isinstance(classification, dict) else None
     name = (
         ": ".join(map(str, names))
         if isinstance(names, list)
-        else found.get("name")
-        if isinstance(found, dict)
+        else classification.get("name")
+        if isinstance(classification, dict)
         else 0
     )
     if name is not None and not isinstance(name, str):
-        raise InputError(f"{where} has the classification {str(found)[:60]}, which has no name.")
-    return (name or "").strip() or None, _color(found)
+        raise InputError(f"{where}: the classification has no name, got {str(classification)[:60]}.")
+    return (name or "").strip() or None, _color(classification)
 
 
-def _color(found: Mapping[str, object]) -> Color | None:
-    color, packed = found.get("color"), found.get("colorRGB")
-    if isinstance(packed, int):  # QuPath before 0.4: a signed number of 32 bits, alpha first
+def _color(classification: Mapping[str, object]) -> Color | None:
+    color, packed = classification.get("color"), classification.get("colorRGB")
+    if isinstance(packed, int):  # QuPath before 0.4: signed 32-bit ARGB
         color = [packed >> 16 & 255, packed >> 8 & 255, packed & 255]
-    good = (
+    valid = (
         isinstance(color, list)
         and len(color) >= 3
         and all(isinstance(c, int) and 0 <= c <= 255 for c in color)
     )
-    return (color[0], color[1], color[2]) if good else None
+    return (color[0], color[1], color[2]) if valid else None
 
 
 def _page(where: str, plane: object) -> int | None:
@@ -122,9 +122,9 @@ def _page(where: str, plane: object) -> int | None:
         return None
     z, t = (plane.get(k, 0) for k in "zt") if isinstance(plane, dict) else (None, None)
     if not isinstance(z, int) or not isinstance(t, int) or min(z, t) < 0:
-        raise InputError(f"{where} has the plane {str(plane)[:60]}, which gives no z and t.")
+        raise InputError(f"{where}: the plane must have integers z and t, got {str(plane)[:60]}.")
     if z and t:
-        raise InputError(f"{where} is in slice {z} of time {t}; pages are counted along one axis only.")
+        raise InputError(f"{where}: pages are numbered along one axis only, got slice {z} of time {t}.")
     return z or t
 
 
@@ -135,14 +135,14 @@ def geojson_text(
     colors: Sequence[Color],
     stem: str,
 ) -> str:
-    """Write objects as a FeatureCollection that QuPath imports as detections.
+    """Return objects as a FeatureCollection that QuPath imports as detections.
 
     Args:
-        polygons: of each object, as `vispe.images.annotations.vectorize.outlines` gives them.
-        class_of: the class (1..K) of each object.
-        names: of the K classes.
-        colors: of the K classes.
-        stem: the name of the image, from which the identifiers are made.
+        polygons: polygons of each object, from `vispe.images.annotations.vectorize.outlines`.
+        class_of: class (1..K) of each object.
+        names: names of the K classes.
+        colors: colours of the K classes.
+        stem: name of the image, from which the identifiers are derived.
     """
     features = []
     for number, parts in polygons.items():

@@ -15,7 +15,7 @@ import numpy as np
 from skimage.draw import ellipse
 
 from vispe.errors import InputError, require
-from vispe.images.annotations.shapes import FARTHEST, Color, Shape, checked_points
+from vispe.images.annotations.shapes import MAX_COORDINATE, Color, Shape, checked_points
 from vispe.images.annotations.vectorize import Polygon
 from vispe.images.formats.decoded_image import BROKEN, damaged
 from vispe.images.formats.size_limits import amount
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LARGEST = 200_000_000  # bytes of regions in one file
 _AUTOMATIC = re.compile(
     r"\d{4,}(-\d{4,}){1,2}(-\d+)?"
-)  # ImageJ's own names, of places: 0012-0345, 0001-0012-0345-1
+)  # default names of ImageJ, from coordinates: 0012-0345, 0001-0012-0345-1
 _COUNTED = re.compile(r"(.*\S)\s*[-_]\d+")
 _LINES = ("LINE", "FREELINE", "POLYLINE")
 _UNMARKED = ("NOROI", "ANGLE", "UNKNOWN")
@@ -36,12 +36,12 @@ _UNMARKED = ("NOROI", "ANGLE", "UNKNOWN")
 def read_rois(path: Path) -> list[Shape]:
     """Read a `.roi` file, or all of them in a `.zip` file.
 
-    The class is the group of a region (Edit > Properties), if it has one, else its name without a number at the end
-    (``pore-12`` and ``pore_12`` are of the class ``pore``).  Names that ImageJ gives by itself are none.
-    Regions without points give shapes that are empty.
+    The class is the group of a region (Edit > Properties), if it has one, otherwise its name without a trailing number
+    (``pore-12`` and ``pore_12`` belong to the class ``pore``). Default names of ImageJ are not classes. Regions
+    without points become empty shapes.
 
     Raises:
-        InputError: damaged, not of ImageJ, too large, or a region that marks no pixels (angle, text, picture).
+        InputError: damaged, not from ImageJ, too large, or a region that defines no pixels (angle, text, image).
         MissingExtra: roifile is not installed.
     """
     require("roifile", "cli", f"reading {path.name} (regions of ImageJ)")
@@ -57,26 +57,30 @@ def read_rois(path: Path) -> list[Shape]:
 def _entries(path: Path) -> list[tuple[str, bytes]]:
     if not zipfile.is_zipfile(path):
         if path.stat().st_size > _LARGEST:
-            raise InputError(f"{path} has {amount(path.stat().st_size)}: no region of ImageJ.")
+            raise InputError(
+                f"{path} is not a region of ImageJ, got a file of {amount(path.stat().st_size)}."
+            )
         return [("", path.read_bytes())]
     with zipfile.ZipFile(path) as archive:
         entries = [e for e in archive.infolist() if e.filename.lower().endswith(".roi")]
         if not entries:
-            raise InputError(f"{path} holds no .roi file; save the regions with ROI Manager > More > Save.")
+            raise InputError(
+                f"{path} contains no .roi file. Save the regions with ROI Manager > More > Save."
+            )
         size = sum(e.file_size for e in entries)
         if size > _LARGEST:
             raise InputError(
-                f"{path} was refused: it unpacks to {amount(size)}, more than {amount(_LARGEST)}."
+                f"{path}: the unpacked size must be at most {amount(_LARGEST)}, got {amount(size)}."
             )
         return [(e.filename, archive.read(e)) for e in entries]
 
 
 @contextmanager
 def _refusing_warnings(where: str) -> Iterator[None]:
-    """Raise what roifile only logs, such as properties that end beyond the file: the file is damaged.
+    """Raise warnings that roifile only logs, such as properties beyond the end of a damaged file.
 
     Raises:
-        InputError: something was logged.
+        InputError: roifile logged a warning.
     """
     logged: list[str] = []
 
@@ -85,13 +89,13 @@ def _refusing_warnings(where: str) -> Iterator[None]:
             logged.append(" ".join(record.getMessage().split()))
 
     logger, handler = logging.getLogger("roifile"), Collect(logging.WARNING)
-    passed_on, logger.propagate = logger.propagate, False
+    propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.propagate = passed_on
+        logger.propagate = propagate
     if logged:
         raise InputError(f"{where} is damaged: {logged[0]}. Save it again with the ROI Manager.")
 
@@ -102,29 +106,27 @@ def _shape(where: str, data: bytes) -> Shape:
     if not data:
         return Shape(where)
     if data[:4] != b"Iout":
-        raise InputError(f"{where} is no region of ImageJ; save it again with the ROI Manager.")
+        raise InputError(f"{where} is not a region of ImageJ. Save it again with the ROI Manager.")
     with _refusing_warnings(where):
         roi = ImagejRoi.frombytes(data)
     kind, subtype = roi.roitype.name, roi.subtype.name
-    # the file's name is what ImageJ shows where the region has none inside
+    # ImageJ shows the file name of regions without a name
     name = roi.name or Path(where.rpartition(": ")[2]).stem
     group = int(roi.group)
     facts = {"name": None if group else roi_class(name), "group": group, "page": _page(where, roi)}
     width = float(roi.float_stroke_width or roi.stroke_width)
     if kind in _UNMARKED or subtype in ("TEXT", "IMAGE", "ARROW"):
         shown = kind if subtype == "UNDEFINED" else subtype
-        raise InputError(
-            f"{where} is a region of the kind {shown.lower()}, which marks no pixels; delete it."
-        )
+        raise InputError(f"{where}: regions of the kind {shown.lower()} define no pixels. Delete it.")
     if ROI_OPTIONS.SPLINE_FIT in roi.options or (
         kind == "RECT" and roi.rounded_rect_arc_size and not roi.composite
     ):
         raise InputError(
-            f"{where} has rounded corners or is fitted by a spline, which the file does not spell out; make it a "
-            "plain area in ImageJ (Edit > Selection > Create Mask, then Create Selection)."
+            f"{where}: rounded corners and spline fits are not supported. Convert it to a plain area in ImageJ "
+            "(Edit > Selection > Create Mask, then Create Selection)."
         )
     if subtype in ("ELLIPSE", "ROTATED_RECT"):
-        return Shape(where, **facts, areas=((_turned(where, roi, subtype),),))
+        return Shape(where, **facts, areas=((_rotated(where, roi, subtype),),))
     if kind == "OVAL":
         return Shape(where, **facts, mask=_oval(where, *_box(roi)))
     if kind == "RECT" and not roi.composite:
@@ -134,19 +136,19 @@ def _shape(where: str, data: bytes) -> Shape:
     parts = [checked_points(where, part, 1) for part in roi.coordinates(multi=True) if len(part)]
     if not parts:
         return Shape(where, **facts)
-    # ImageJ counts corners of areas from the corner of a pixel, points and lines from its centre
+    # in ImageJ the origin is the corner of the first pixel for areas, and its centre for points and lines
     if kind == "POINT":
         return Shape(where, **facts, lines=tuple((point[None] + 0.5, 1.0) for point in parts[0]))
     if kind in _LINES:
         return Shape(where, **facts, lines=((parts[0] + 0.5, width),))
     rings = tuple(part for part in parts if len(part) > 2)
     if not rings:
-        raise InputError(f"{where} has {len(parts[0])} points, too few for an area; delete it.")
+        raise InputError(f"{where}: an area needs 3 points, got {len(parts[0])}. Delete it.")
     return Shape(where, **facts, areas=(rings,))
 
 
 def roi_class(name: str) -> str | None:
-    """Return the class that a name of a region stands for, None for a name that ImageJ gives by itself.
+    """Return the class that a region name denotes, None for default names of ImageJ.
 
     Example:
         >>> roi_class("pore-12"), roi_class("grain boundary"), roi_class("0012-0345")
@@ -160,10 +162,10 @@ def roi_class(name: str) -> str | None:
 
 
 def _page(where: str, roi: ImagejRoi) -> int | None:
-    """Return the page, from 0, of a position that ImageJ counts from 1; 0 there is no position."""
+    """Return the page (from 0) of a region; ImageJ numbers positions from 1, and 0 means no position."""
     z, t = max(roi.z_position, 0), max(roi.t_position, 0)
     if z > 1 and t > 1:
-        raise InputError(f"{where} is in slice {z} of frame {t}; pages are counted along one axis only.")
+        raise InputError(f"{where}: pages are numbered along one axis only, got slice {z} of frame {t}.")
     position = max(z, t) or max(roi.position, 0)
     return position - 1 if position else None
 
@@ -179,20 +181,20 @@ def _oval(where: str, left: float, top: float, right: float, bottom: float) -> t
     checked_points(where, [[left, top], [right, bottom]], 2)
     row, column = int(np.floor(top)), int(np.floor(left))
     shape = int(np.ceil(bottom)) - row, int(np.ceil(right)) - column
-    if min(shape) < 1 or shape[0] * shape[1] > 50 * FARTHEST:
-        raise InputError(f"{where} is an oval of {right - left:g} x {bottom - top:g} pixels; delete it.")
+    if min(shape) < 1 or shape[0] * shape[1] > 50 * MAX_COORDINATE:
+        raise InputError(f"{where}: invalid oval of {right - left:g} x {bottom - top:g} pixels. Delete it.")
     mask = np.zeros(shape, bool)
-    # the frame of draw.ellipse has the centre of the first pixel at 0
+    # in skimage.draw.ellipse the centre of the first pixel is at 0
     middle = (top + bottom) / 2 - row - 0.5, (left + right) / 2 - column - 0.5
     mask[ellipse(*middle, (bottom - top) / 2, (right - left) / 2, shape=shape)] = True
     return row, column, mask
 
 
-def _turned(where: str, roi: ImagejRoi, subtype: str) -> np.ndarray:
-    """Return corners (n, 2) of an ellipse by the ends of its long axis, or of a rectangle by the ends of its middle.
+def _rotated(where: str, roi: ImagejRoi, subtype: str) -> np.ndarray:
+    """Return the corners (n, 2) of a rotated ellipse or rectangle.
 
-    The file holds these two points and, where other shapes keep an arrow, a 32-bit number: the short axis by the long
-    one, or the width of the rectangle.
+    The file contains the end points of the long axis (ellipse) or of the centre line (rectangle) and, in the bytes
+    of the arrow style, a float32: the aspect ratio of the ellipse, or the width of the rectangle.
     """
     ends = checked_points(where, [[roi.x1, roi.y1], [roi.x2, roi.y2]], 2)
     raw = bytes([roi.arrow_style_or_aspect_ratio, roi.arrow_head_size]) + roi.rounded_rect_arc_size.to_bytes(
@@ -201,7 +203,7 @@ def _turned(where: str, roi: ImagejRoi, subtype: str) -> np.ndarray:
     value = float(np.frombuffer(raw, ">f4")[0])
     along = (ends[1] - ends[0]) / 2
     if not np.isfinite(value) or value <= 0 or not along.any():
-        raise InputError(f"{where} is a turned {subtype.lower()} without a size; delete it.")
+        raise InputError(f"{where}: rotated {subtype.lower()} without a size. Delete it.")
     across = np.array([-along[1], along[0]])
     if subtype == "ROTATED_RECT":
         across *= value / 2 / np.hypot(*along)
@@ -216,10 +218,13 @@ def roiset_bytes(
     names: Sequence[str],
     colors: Sequence[Color],
 ) -> bytes:
-    """Write objects as a RoiSet.zip of ImageJ, named by class and number as in ``pore-12``; arguments: `geojson_text`.
+    """Return objects as a RoiSet.zip of ImageJ, named by class and number as in ``pore-12``; see `geojson_text`.
 
-    An object in one piece without holes is a traced region, any other one a composite.  Characters beyond U+FFFF
-    become `_` in names, since roifile cuts such names.
+    Simply connected objects are traced regions, others composites. Characters above U+FFFF are replaced by `_` in
+    names, since roifile truncates such names.
+
+    Raises:
+        MissingExtra: roifile is not installed.
     """
     require("roifile", "cli", "writing regions of ImageJ")
     out = io.BytesIO()
@@ -241,13 +246,13 @@ def _roi(parts: Sequence[Polygon], name: str, color: Color) -> ImagejRoi:
     if len(rings) == 1 and len(corners) < 1 << 16 and corners.max() < 32768:
         roi = ImagejRoi.frompoints(rings[0].astype(np.int32), name=name)
         roi.roitype = ROI_TYPE.TRACED
-        # frompoints leaves room for the last pixel, but these are corners of pixels already
+        # frompoints adds the extent of the last pixel, but these are pixel corners already
         roi.right, roi.bottom = roi.right - 1, roi.bottom - 1
     else:
         roi = ImagejRoi()
         roi.name, roi.roitype = name, ROI_TYPE.RECT
         (roi.left, roi.top), (roi.right, roi.bottom) = corners.min(0).tolist(), corners.max(0).tolist()
-        # a path of move (0), line (1) and close (4)
+        # path segments: move (0), line (1), close (4)
         steps = [np.column_stack([np.r_[0, np.ones(len(r) - 1)], r]).ravel() for r in rings]
         roi.multi_coordinates = np.concatenate([part for s in steps for part in (s, [4.0])]).astype(
             np.float32

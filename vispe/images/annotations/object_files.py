@@ -1,4 +1,4 @@
-"""Objects out: an instance map as files that QuPath, ImageJ and programs for COCO open."""
+"""Export of instance maps for QuPath (GeoJSON), ImageJ (RoiSet.zip) and COCO."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from vispe.images.annotations.vectorize import checked_instances, outlines
 ObjectKind = Literal["geojson", "rois", "coco"]
 
 ENDINGS: dict[str, str] = {"geojson": "_objects.geojson", "rois": "_RoiSet.zip", "coco": "_coco.json"}
-"""What follows the name of the image in the name of the file, by the kind of file."""
+"""Suffix of the file name, after the stem of the image, for each kind of file."""
 
 
 def write_objects(
@@ -32,26 +32,26 @@ def write_objects(
     *,
     image: str | None = None,
 ) -> dict[str, Path]:
-    """Write the objects of an image for other programs; read back, each file gives the same map.
+    """Write the objects of an image for other programs; the round trip through each format is exact.
 
     Args:
-        folder: of the results.
-        stem: the name of the image without ending, with which the names of the files begin.
-        instances: (h, w) whole numbers, 0 = no object; numbers may be missing.
-        classes: the class (1..K) of each object by its number, or a list in which the first is that of object 1.
-        names: of the K classes.
+        folder: output folder.
+        stem: stem of the image, the first part of the file names.
+        instances: (h, w) integers, 0 = no object; object numbers need not be consecutive.
+        classes: class (1..K) of each object by its number, or a list that starts with object 1.
+        names: names of the K classes.
         colors: (r, g, b) in 0..255 of the K classes.
         kinds: `'geojson'` (QuPath), `'rois'` (ImageJ) and `'coco'`.
-        force: replace files that exist.
-        image: the name of the image's file, which COCO files name; if None, `stem`.
+        force: overwrite existing files.
+        image: file name of the image, which is stored in COCO files; default `stem`.
 
     Returns:
-        The file of each kind.
+        The path of each kind.
 
     Raises:
-        ShapeError: an instance map that has not two axes.
-        InputError: fractions or negative numbers, an object without a class, files that exist.
-        OptionError: an unknown kind, or one given twice; names and colours that differ in number.
+        ShapeError: the instance map is not two-dimensional.
+        InputError: non-integer or negative values, an object without a class, or existing files.
+        OptionError: an unknown or repeated kind; different numbers of names and colours.
         MissingExtra: `'rois'` without roifile.
 
     Example:
@@ -65,7 +65,7 @@ def write_objects(
     checked_kinds(kinds)
     if len(names) != len(colors):
         raise OptionError(
-            f"{len(names)} names and {len(colors)} colours of classes were given; give as many."
+            f"write_objects: names and colors must have equal length, got {len(names)} and {len(colors)}."
         )
     checked = checked_instances(instances)
     class_of = _classes(checked, classes, len(names))
@@ -73,38 +73,36 @@ def write_objects(
     check_writable(list(targets.values()), force)
     polygons = outlines(checked)
     plain = [(int(r), int(g), int(b)) for r, g, b in np.asarray(colors).tolist()]
-    make: dict[str, Callable[[], bytes]] = {
+    encoders: dict[str, Callable[[], bytes]] = {
         "geojson": lambda: geojson_text(polygons, class_of, names, plain, stem).encode(),
         "rois": lambda: roiset_bytes(polygons, class_of, names, plain),
         "coco": lambda: coco_text(checked, polygons, class_of, names, image or stem).encode(),
     }
     for kind, path in targets.items():
-        content = make[kind]()
+        content = encoders[kind]()
         with atomic_path(path, force) as temporary:
             temporary.write_bytes(content)
     return targets
 
 
 def checked_kinds(kinds: Sequence[str]) -> None:
-    """Raise OptionError for a kind of file that is not known, or given twice."""
+    """Raise OptionError for an unknown or repeated kind of file."""
     for kind in kinds:
         if kind not in ENDINGS:
             raise OptionError(
-                f"objects_as={kind!r} is not one of {', '.join(ENDINGS)}.{did_you_mean(kind, ENDINGS)}"
+                f"objects_as must be one of {', '.join(ENDINGS)}, got {kind!r}.{did_you_mean(kind, ENDINGS)}"
             )
     if len(set(kinds)) < len(kinds):
-        raise OptionError(f"objects_as={','.join(kinds)} names one kind twice; name each once.")
+        raise OptionError(f"objects_as has repeated kinds, got {','.join(kinds)}. Write each kind once.")
 
 
 def _classes(
     instances: np.ndarray, classes: Mapping[int, int] | Sequence[int] | np.ndarray, count: int
 ) -> dict[int, int]:
-    """Return the class of each object that is there."""
-    given = classes if isinstance(classes, Mapping) else dict(enumerate(classes, 1))
-    found = {int(n): int(given.get(int(n), 0)) for n in np.unique(instances) if n}
-    for number, k in found.items():
+    """Return the class of each object of the instance map."""
+    by_number = classes if isinstance(classes, Mapping) else dict(enumerate(classes, 1))
+    class_of = {int(n): int(by_number.get(int(n), 0)) for n in np.unique(instances) if n}
+    for number, k in class_of.items():
         if not 1 <= k <= count:
-            raise InputError(
-                f"object {number} has {f'the class {k}' if k else 'no class'}; classes are 1 to {count}."
-            )
-    return found
+            raise InputError(f"object {number}: the class must be 1 to {count}, got {k or 'no class'}.")
+    return class_of

@@ -1,7 +1,7 @@
-"""Shapes that people draw in other programs, and the pixels that they cover.
+"""Annotation shapes of other programs, and the pixels that they cover.
 
-One frame for all of them: (x, y) in pixels from the corner of the image, so that the first pixel reaches from 0 to 1
-and has its centre at 0.5.  The readers bring what a file holds into it.
+Coordinates are (x, y) in pixels from the corner of the image: the first pixel spans 0 to 1, with its centre at 0.5.
+The readers convert the coordinates of each file format.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ from vispe.images.orientation import oriented
 
 Color = tuple[int, int, int]
 
-MOST_COVERED = 1 << 28
-"""Pixels that all shapes of a file may cover, each as often as it is covered; more only for larger images."""
+MAX_COVERED_PIXELS = 1 << 28
+"""Upper bound of the summed area of the shapes of a file in pixels; higher for larger images."""
 
-FARTHEST = 10_000_000
-"""Pixels from the corner of the image to a point at most."""
+MAX_COORDINATE = 10_000_000
+"""Largest coordinate of a point in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +29,14 @@ class Shape:
     """One annotation or object.
 
     Attributes:
-        where: the file and which of its shapes this is, for messages.
-        name: the class; None where it has none.
-        group: the number of the class where the file numbers them (groups of ImageJ), else 0.
+        where: file and index of the shape, for messages.
+        name: class name, or None.
+        group: class number if the file numbers classes (groups of ImageJ), otherwise 0.
         color: (r, g, b) in 0..255, or None.
-        page: from 0; None where the file does not say.
-        areas: polygons, each a ring (n, 2) and its holes.
-        lines: polylines (n, 2) with their width in pixels; one point is a dot.
-        mask: first row, first column and (h, w) bool of pixels, or None.
+        page: page from 0, or None if the file does not contain it.
+        areas: polygons, each an outer ring (n, 2) and its holes.
+        lines: polylines (n, 2) with their width in pixels; a single point is a dot.
+        mask: first row, first column and (h, w) bool mask, or None.
     """
 
     where: str
@@ -50,14 +50,14 @@ class Shape:
 
     @property
     def empty(self) -> bool:
-        """Whether the shape has no points and no mask, so that it marks nothing."""
+        """Whether the shape has neither points nor mask pixels."""
         return not self.areas and not self.lines and (self.mask is None or not self.mask[2].any())
 
     def oriented(self, size: tuple[int, int], tag: int) -> "Shape":
-        """Return the shape in the frame that an orientation tag makes of an image of `size` (height, width)."""
+        """Return the shape after an orientation tag is applied to an image of `size` (height, width)."""
 
-        def points(found: np.ndarray) -> np.ndarray:
-            x, y = found.T
+        def points(xy: np.ndarray) -> np.ndarray:
+            x, y = xy.T
             h, w = size
             if tag >= 5:
                 x, y, h, w = y, x, w, h
@@ -68,15 +68,15 @@ class Shape:
         mask = None
         if self.mask is not None:
             top, left, part = self.mask
-            whole = np.zeros(size, bool)
-            whole[top : top + part.shape[0], left : left + part.shape[1]] = part
-            mask = (0, 0, oriented(whole[None], tag)[0])
+            full = np.zeros(size, bool)
+            full[top : top + part.shape[0], left : left + part.shape[1]] = part
+            mask = (0, 0, oriented(full[None], tag)[0])
         areas = tuple(tuple(points(ring) for ring in rings) for rings in self.areas)
         lines = tuple((points(line), width) for line, width in self.lines)
         return replace(self, areas=areas, lines=lines, mask=mask)
 
     def box(self) -> tuple[float, float, float, float]:
-        """Return left, top, right and bottom of the points of the shape."""
+        """Return the bounding box of the points: left, top, right, bottom."""
         points = [ring for rings in self.areas for ring in rings] + [points for points, _ in self.lines]
         if self.mask is not None:
             top, left, mask = self.mask
@@ -89,24 +89,24 @@ class Shape:
         return [_pen(points, width) for points, width in self.lines]
 
     def places(self, h: int, w: int) -> np.ndarray:
-        """Return the pixels of an image of h x w that the shape covers, as y * w + x, ascending (n,) int64."""
-        found = [fill(rings, h, w) for rings in self.areas]
+        """Return the pixels that the shape covers in an image (h, w), as indices y * w + x, ascending (n,) int64."""
+        pixels = [fill(rings, h, w) for rings in self.areas]
         for points, width in self.lines:
-            found.append(stroke_pixels(_pen(points, width), h, w))
+            pixels.append(stroke_pixels(_pen(points, width), h, w))
         if self.mask is not None:
             top, left, mask = self.mask
             y, x = np.nonzero(mask)
             y, x = y + top, x + left
             inside = (y >= 0) & (y < h) & (x >= 0) & (x < w)
-            found.append((y[inside], x[inside]))
-        if len(found) == 1 and self.areas:
-            return found[0][0] * w + found[0][1]  # in order, each once
-        rows, columns = (np.concatenate(p) for p in zip(*found, strict=True))
+            pixels.append((y[inside], x[inside]))
+        if len(pixels) == 1 and self.areas:
+            return pixels[0][0] * w + pixels[0][1]  # sorted and unique already
+        rows, columns = (np.concatenate(p) for p in zip(*pixels, strict=True))
         return np.unique(rows.astype(np.int64) * w + columns)
 
 
 def _pen(points: np.ndarray, width: float) -> Stroke:
-    """Return a line as a stroke, which counts from the centre of the first pixel."""
+    """Return a line as a stroke, whose origin is the centre of the first pixel."""
     return Stroke((0,), min(max(round(width), 1), WIDEST), points - 0.5, 0)
 
 
@@ -114,100 +114,100 @@ def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
     """Return points as (n, 2) float64.
 
     Raises:
-        InputError: not pairs of finite numbers, fewer than `fewest`, or farther away than `FARTHEST`.
+        InputError: not pairs of finite numbers, fewer than `fewest`, or larger than `MAX_COORDINATE`.
     """
     try:
-        found = np.asarray(points)
+        array = np.asarray(points)
     except (TypeError, ValueError, OverflowError):
-        found = np.zeros(0)
-    if found.dtype.kind not in "iuf" or found.ndim != 2 or found.shape[1] < 2 or len(found) < fewest:
+        array = np.zeros(0)
+    if array.dtype.kind not in "iuf" or array.ndim != 2 or array.shape[1] < 2 or len(array) < fewest:
         raise InputError(
-            f"{where} has the points {str(points)[:60]}; they must be at least {fewest} pairs of numbers (x, y)."
+            f"{where}: points must be {fewest} or more pairs of numbers (x, y), got {str(points)[:60]}."
         )
-    found = found[:, :2].astype(np.float64)
-    if not (np.abs(found) <= FARTHEST).all():  # NaN is refused too
+    array = array[:, :2].astype(np.float64)
+    if not (np.abs(array) <= MAX_COORDINATE).all():  # also false for NaN
         raise InputError(
-            f"{where} has a point that is no number or farther than {FARTHEST} pixels away; export it again."
+            f"{where}: coordinates must be finite and at most {MAX_COORDINATE} pixels. Export the file again."
         )
-    return found
+    return array
 
 
 def painted(
     path: Path, shapes: Sequence[Shape], shape: tuple[int, int, int], default_page: int | None, hint: str = ""
 ) -> tuple[list[tuple[Shape, np.ndarray]], list[str]]:
-    """Find the pixels of every shape, the largest first: where shapes overlap, the smaller one counts.
+    """Return the pixels of every shape, largest first: where shapes overlap, the smaller one wins.
 
     Args:
         path: the file, for notes.
-        shapes: in any order; of two that are equally large the later one counts.
+        shapes: shapes in any order; of two of equal size the later one wins.
         shape: (pages, h, w) of the image.
-        default_page: the page of shapes that name none.
-        hint: a clause about the image, for messages.
+        default_page: page of shapes without one.
+        hint: clause about the image, for messages.
 
     Returns:
-        Each shape with the places that it covers, (page * h + y) * w + x, ascending; and notes.
+        Each shape with the indices of its pixels, (page * h + y) * w + x, ascending; and notes.
 
     Raises:
-        InputError: a shape that lies wholly outside the image, or on a page that the image does not have.
+        InputError: a shape lies completely outside the image, or on a page that does not exist.
     """
     z, h, w = shape
-    found, cut, empty, covered = [], 0, 0, 0
-    most = max(MOST_COVERED, 4 * z * h * w)
+    covered_pixels, cut, empty, n_covered = [], 0, 0, 0
+    most = max(MAX_COVERED_PIXELS, 4 * z * h * w)
     check_work(str(path), [pen for each in shapes for pen in each.pens()], h, w)
     for each in shapes:
         page = default_page if each.page is None else each.page
         if page is None:
-            raise InputError(f"{each.where} names no page, but the image has {z}; give label_page.")
+            raise InputError(f"{each.where} has no page, but the image has {z}. Set `label_page`.")
         if not 0 <= page < z:
-            raise InputError(f"{each.where} is on page {page}, but the image has {z} (0 to {z - 1}).")
+            raise InputError(f"{each.where}: the page must be 0 to {z - 1}, got {page}.")
         left, top, right, bottom = each.box()
         if right < 0 or bottom < 0 or left > w or top > h:
             raise InputError(
-                f"{each.where} lies outside the image of {w} x {h} pixels (x {left:g} to {right:g}, y {top:g} to "
-                f"{bottom:g}){hint}; coordinates are pixels of the whole image at full size: check that it is the "
-                "right one."
+                f"{each.where} is outside the image of {w} x {h} pixels, got x {left:g} to {right:g}, y {top:g} to "
+                f"{bottom:g}{hint}. Coordinates are pixels of the complete image at full resolution; check that the "
+                "annotations belong to this image."
             )
         cut += left < 0 or top < 0 or right > w or bottom > h
-        places = each.places(h, w)
-        empty += not len(places)
-        covered += len(places)
-        if covered > most:
+        pixels = each.places(h, w)
+        empty += not len(pixels)
+        n_covered += len(pixels)
+        if n_covered > most:
             raise InputError(
-                f"{path}: its {len(shapes)} shapes cover more than {most / 1e6:.0f} million pixels, each counted as "
-                "often as it is covered; remove shapes that lie on others."
+                f"{path}: the total area of its {len(shapes)} shapes exceeds {most / 1e6:.0f} million pixels. Remove "
+                "overlapping shapes."
             )
-        found.append((each, places + page * h * w))
+        covered_pixels.append((each, pixels + page * h * w))
     notes = []
     if cut:
-        notes.append(f"{cut} shape(s) of {path.name} reach beyond the image; only what lies inside is used.")
+        notes.append(f"{cut} shape(s) of {path.name} extend beyond the image and are clipped.")
     if empty:
-        notes.append(f"{empty} shape(s) of {path.name} cover the centre of no pixel and label nothing.")
-    return sorted(found, key=lambda item: -len(item[1])), notes
+        notes.append(f"{empty} shape(s) of {path.name} contain no pixel centre and label nothing.")
+    return sorted(covered_pixels, key=lambda item: -len(item[1])), notes
 
 
 def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator[str]:
-    """Say how many pixels lie under shapes of two classes, where there are any.
+    """Yield a note on the number of pixels under shapes of different classes, if there are any.
 
     Args:
         path: the file.
-        drawn: class and places of each shape.
+        drawn: class and pixel indices of each shape.
     """
     classes = sorted({c for c, _ in drawn})
     size = 1 + max((int(p[-1]) for _, p in drawn if len(p)), default=-1)
     if len(classes) < 2:
-        several = 0
+        n_overlapping = 0
     elif (
         sum(len(p) for _, p in drawn) > size // 16
-    ):  # many pixels: a map of the image is smaller than their list
-        times = np.zeros(size, np.uint8)
+    ):  # for many pixels a map of the image needs less memory than the list of indices
+        count = np.zeros(size, np.uint8)
         for k in classes:
             mask = np.zeros(size, bool)
             for _, p in ((c, p) for c, p in drawn if c == k):
                 mask[p] = True
-            times += mask
-        several = int((times > 1).sum())
+            count += mask
+        n_overlapping = int((count > 1).sum())
     else:
-        own = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in classes]
-        several = int((np.unique(np.concatenate(own), return_counts=True)[1] > 1).sum())
-    if several:
-        yield f"{several} pixels of {path.name} lie under shapes of two classes; the smaller shape counts."
+        by_class = [np.unique(np.concatenate([p for c, p in drawn if c == k])) for k in classes]
+        n_overlapping = int((np.unique(np.concatenate(by_class), return_counts=True)[1] > 1).sum())
+    if n_overlapping:
+        yield f"{n_overlapping} pixels of {path.name} are covered by shapes of different classes; the smaller wins."

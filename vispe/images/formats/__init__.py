@@ -1,1 +1,1 @@
-"""What files hold: decoders, claims that are checked before memory is asked for, and damage."""
+"""File formats: decoders, checks of headers before memory is allocated, and damage detection."""

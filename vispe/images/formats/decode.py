@@ -1,4 +1,4 @@
-"""Decode a file: the fitting decoder, one result."""
+"""Dispatch of image files to the decoder of their format, and decoding by Pillow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vispe.images.formats.integrity import PNG_CHANNELS, jpeg_damage, png_damage
 from vispe.images.formats.metadata import png_scale
 from vispe.images.formats.numpy_files import decode_npy
 from vispe.images.formats.size_limits import LARGE, check_size
-from vispe.images.formats.unsupported import foreign_format
+from vispe.images.formats.unsupported import unsupported_format
 from vispe.images.formats.vendors import decode_vendor, vendor_of
 from vispe.images.orientation import known_tag
 from vispe.images.paths import check_file
@@ -41,20 +41,19 @@ def decode(
     size: tuple[int, int] | None = None,
     scene: str | None = None,
 ) -> Decoded:
-    """Read one image file without changing any value.
+    """Read an image file without changing any value.
 
     Args:
-        path: a TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4 file, judged by its content, not
-            by its name.
-        axes: the meaning of each dimension of the stored array, such as 'ZYX' or 'YXC'; None believes the
-            file.
-        size: the height and width that are expected, if any: a file of this size may compress better than a
-            picture does.
-        scene: which of the scenes of a CZI, LIF, ND2, DM3 or DM4 file, by its name or number (from 0).
+        path: TIFF, PNG, JPEG, BMP, GIF, WebP, NPY, CZI, LIF, ND2, MRC, DM3 or DM4 file; the format is detected from
+            its contents, not its name.
+        axes: axis of each dimension of the stored array, such as 'ZYX' or 'YXC'; None uses the metadata of the file.
+        size: expected height and width, if any; files of this size may have any compression ratio.
+        scene: scene of a CZI, LIF, ND2, DM3 or DM4 file, by its name or number (from 0).
 
     Raises:
-        InputError: no such file, not an image, truncated, no pixels, more than memory holds or than the file
-            can, or `axes` does not fit; the file is named.
+        InputError: file not found, not an image, truncated, no pixels, too large for the memory or for the file size,
+            or `axes` does not match.
+        MissingExtra: the library for the format is not installed.
     """
     path = Path(path)
     check_file(path)
@@ -64,13 +63,11 @@ def decode(
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     if not magic:
-        raise InputError(f"{path} is empty (0 bytes); export the image again.")
+        raise InputError(f"{path} is empty (0 bytes). Export the image again.")
     if vendor := vendor_of(magic):
         return decode_vendor(path, vendor, axes, scene)
     if scene is not None:
-        raise InputError(
-            f"scene={scene!r} was given, but {path} is of a format without scenes; leave it out."
-        )
+        raise InputError(f"{path}: `scene` has no effect for this format, got {scene!r}. Omit it.")
     if magic.startswith(b"\x93NUMPY"):
         return decode_npy(path, axes, size)
     if magic[:4] in TIFF_MAGIC:
@@ -98,12 +95,12 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
             image.load()
             if image.format in ("JPEG", "MPO"):
                 notes += jpeg_damage(path)
-            found = _from_pillow(path, image, axes, magic)
-        return replace(found, notes=(*notes, *found.notes))
+            decoded = _from_pillow(path, image, axes, magic)
+        return replace(decoded, notes=(*notes, *decoded.notes))
     except UnidentifiedImageError as error:
-        found = foreign_format(path) or "convert it to one of these"
+        remedy = unsupported_format(path) or "convert it to one of these"
         raise InputError(
-            f"{path} is not a readable PNG, JPEG, TIFF, BMP, GIF or WebP image; {found}."
+            f"{path} is not a readable PNG, JPEG, TIFF, BMP, GIF or WebP image; {remedy}."
         ) from error
     except InputError:
         raise
@@ -116,14 +113,14 @@ def _check_claim(path: Path, image: Image.Image, magic: bytes, size: tuple[int, 
     bits, samples = 8, len(image.getbands())
     if image.format == "PNG":
         bits, samples = magic[24], PNG_CHANNELS.get(magic[25], 1)
-    # runs of equal pixels in a BMP file are decoded by Pillow one by one
+    # Pillow decodes run-length encoded BMP files pixel by pixel, so the limit is lower
     free = 1 << 24 if image.info.get("compression") in (1, 2) and image.format == "BMP" else LARGE
     check_size(path, (h, w, samples) if samples > 1 else (h, w), bits, free=free, trusted=size == (h, w))
 
 
 @contextmanager
 def _warned(path: Path) -> Iterator[list[str]]:
-    """Collect what Pillow warns of, which is all that it says about some damage."""
+    """Collect the warnings of Pillow, which reports some damage only as warnings."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -146,7 +143,7 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
     elif "transparency" in image.info and image.mode in ("1", "L", "RGB") and not deep:
         image = image.convert("RGBA" if image.mode == "RGB" else "LA")
     if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):
-        raise InputError(f"{path} has the colour mode {image.mode}, which is not supported; save it as RGB.")
+        raise InputError(f"{path}: unsupported colour mode, got {image.mode}. Save it as RGB.")
     array = decode_png16(path, magic) if deep else np.asarray(image)
     if file_format == "PNG" and image.mode == "I":
         array = array.astype(np.uint16)
@@ -171,7 +168,7 @@ def _from_pillow(path: Path, image: Image.Image, axes: str | None, magic: bytes)
 
 
 def _lossless(path: Path) -> bool:
-    """Tell whether the picture of a WebP file is compressed without loss, as its chunks say."""
+    """Return whether a WebP file has lossless compression, from its chunks."""
     with path.open("rb") as stream:
         stream.seek(12)
         while len(head := stream.read(8)) == 8:
@@ -179,28 +176,31 @@ def _lossless(path: Path) -> bool:
                 return False
             if head[:4] == b"VP8L":
                 return True
-            # chunks are filled up to an even number of bytes
+            # chunks are padded to an even number of bytes
             size = int.from_bytes(head[4:], "little")
             stream.seek(size + size % 2, 1)
     return False
 
 
 def decode_png16(path: Path, header: bytes) -> np.ndarray:
-    """Decode a PNG of 16-bit colours, which Pillow would cut to 8 bits -> (h, w, c) uint16.
+    """Decode a PNG of 16-bit colours, which Pillow would truncate to 8 bits -> (h, w, c) uint16.
 
     Args:
         path: the file.
-        header: its first 29 bytes.
+        header: first 29 bytes of the file.
 
     Raises:
         InputError: interlaced.
+        MissingExtra: imagecodecs is not installed.
     """
     if header[28]:
-        raise InputError(f"{path} is an interlaced 16-bit colour PNG; save it without interlacing.")
+        raise InputError(
+            f"{path}: interlaced 16-bit colour PNG is not supported. Save it without interlacing."
+        )
     require("imagecodecs", "cli", f"reading {path.name} (PNG of 16-bit colours)")
     import imagecodecs
 
-    # a colour that is declared transparent stays a colour, as it is stored
+    # a colour declared transparent (tRNS) remains a colour: only the stored channels are used
     return imagecodecs.png_decode(path.read_bytes())[..., : PNG_CHANNELS[header[25]]]
 
 

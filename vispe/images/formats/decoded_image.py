@@ -1,8 +1,8 @@
-"""Files to arrays: every pixel as stored, in one layout, with what the file says about itself.
+"""Decoded image files: pixels as stored in one layout, with metadata.
 
-`decode` reads TIFF with tifffile and PNG, JPEG, BMP, GIF and WebP with Pillow, and never loses depth: 16-bit colour
-PNG, which Pillow cuts to 8 bits, is decoded by imagecodecs.  Palettes, alpha and inverted greys are left as they
-are stored and only described, because images and labels treat them differently (`read.py`, `labels/read.py`).
+`decode` reads TIFF with tifffile and PNG, JPEG, BMP, GIF and WebP with Pillow at full bit depth: 16-bit colour PNG,
+which Pillow truncates to 8 bits, is decoded by imagecodecs. Palettes, alpha and inverted grey levels are described
+but not applied, because images and labels treat them differently (`read.py`, `labels/read.py`).
 """
 
 import struct
@@ -19,54 +19,53 @@ from vispe.errors import InputError
 from vispe.images.orientation import oriented, oriented_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
-"""File name endings that are looked for in folders; a file named outright is judged by its content."""
+"""File suffixes that are searched for in folders; the format of files named individually is detected from contents."""
 
 GIGAPIXEL = 1_000_000_000
-"""Above this many pixels a note says that the image is very large."""
+"""Number of pixels above which a note about the size is written."""
 
 PRINT_PIXEL = 5.0
-"""Resolution tags that make a pixel this many microns or larger are meant for printers (72 to 2400 dpi)."""
+"""Pixel size in microns from which resolution tags are interpreted as printing resolution (72 to 2400 dpi)."""
 
 PICTURES = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
-"""Formats that Pillow reads here."""
+"""Formats that are read by Pillow."""
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 BROKEN = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RuntimeError),
     *(OSError, EOFError, SyntaxError, MemoryError, AssertionError, struct.error, zlib.error),
 )
-"""What decoders raise on damaged files; MemoryError when a damaged header asks for an absurd size."""
+"""Exceptions of decoders on damaged files; MemoryError if a damaged header declares an absurd size."""
 
 Resolution = tuple[float, float, str]
 """Pixels per unit along x and y, and the unit: 'none', 'inch' or 'cm'."""
 
 PageAxes = tuple[tuple[str, int], ...]
-"""The axes that count pages, slowest first, with their lengths, such as (('T', 2), ('Z', 5)); none for one page."""
+"""Page axes, slowest first, with their lengths, such as (('T', 2), ('Z', 5)); empty for one page."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """A file as stored, in the layout (z, h, w, c).
+    """Decoded file as stored, in the layout (z, h, w, c).
 
     Attributes:
-        pages: (z, h, w, c) array of the file's own type in native byte order; bool for 1-bit files.
+        pages: (z, h, w, c) array in the dtype of the file, native byte order; bool for 1-bit files.
         format: 'PNG', 'JPEG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'NPY' or the name of one of `vendors.VENDORS`.
-        palette: (n, 3) uint8 or uint16 colours when the values are palette indices, else None.
+        palette: (n, 3) uint8 or uint16 colours if the values are palette indices, otherwise None.
         transparent: palette indices that are fully transparent.
         alpha: whether the last channel is an alpha channel.
-        min_is_white: bits per sample when stored values count from white to black, else 0.
-        step: what values were multiplied by on reading, as is usual for 2-bit (85) and 4-bit (17) greys in
-            PNG.
+        min_is_white: bits per sample if 0 is white (MinIsWhite), otherwise 0.
+        step: factor by which the decoder scaled the values, for 2-bit (85) and 4-bit (17) grey levels in PNG.
         lossy: whether the compression changed values.
         pixel_size: microns per pixel (y, x), or None.
-        resolution: the file's resolution tags, or None.
-        channel_names: names of the channels where the file gives them.
-        notes: what was noticed, one sentence each.
-        page_axes: the axes that count pages.
-        z_step: microns from one page to the next along Z, or None.
-        orientation: the orientation tag, 1 to 8, which is not applied to `pages`.
-        frame_interval: seconds from one page to the next along T, or None.
-        planes: number of colours, 3 or 4, that are stored plane by plane and may be slices of a stack; 0 for none.
+        resolution: resolution tags of the file, or None.
+        channel_names: names of the channels, or ().
+        notes: notes for the user, one sentence each.
+        page_axes: page axes.
+        z_step: microns between pages along Z, or None.
+        orientation: orientation tag, 1 to 8, which is not applied to `pages`.
+        frame_interval: seconds between pages along T, or None.
+        planes: number of separately stored colour planes, 3 or 4, that may be slices of a stack; otherwise 0.
     """
 
     pages: np.ndarray
@@ -99,7 +98,7 @@ class Decoded:
         )
 
     def as_pages(self, count: int, page: int | None = None) -> "Decoded":
-        """Return colour planes as pages, where an image has `count` of them and no page was named for the file."""
+        """Return colour planes as pages if the image has `count` pages and no page was specified for the file."""
         if page is not None or not self.planes or self.planes != count or len(self.pages) != 1:
             return self
         notes = tuple(note for note in self.notes if "colour image" not in note)
@@ -107,14 +106,16 @@ class Decoded:
         return replace(self, pages=pages, alpha=False, planes=0, notes=notes)
 
 
-def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None) -> np.ndarray:
-    """Bring an array to (z, h, w, c) in native byte order.
+def to_pages(path: Path, array: np.ndarray, axes: str, requested: str | None) -> np.ndarray:
+    """Transpose and reshape an array to (z, h, w, c) in native byte order.
 
-    C and S become channels, Y and X the picture, and every other letter (Z, T, I, Q, ...) pages, in stored
-    order.
+    C and S become channels, and every letter other than Y and X (Z, T, I, Q, ...) pages, in stored order.
+
+    Raises:
+        InputError: `requested` does not match, no pixels, or values that are not real numbers.
     """
-    if asked is not None:
-        axes = checked_axes(path, asked, array.shape)
+    if requested is not None:
+        axes = checked_axes(path, requested, array.shape)
     check_pixels(path, array.shape)
     pages = [i for i, letter in enumerate(axes) if letter not in "YXCS"]
     rest = [axes.index(letter) for letter in "YXCS" if letter in axes]
@@ -123,18 +124,18 @@ def to_pages(path: Path, array: np.ndarray, axes: str, asked: str | None) -> np.
     n = int(np.prod(array.shape[: len(pages)], dtype=np.int64))
     array = array.reshape(n, h, w, -1)
     if array.dtype.kind not in "buif":
-        raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
+        raise InputError(f"{path}: values must be real numbers, got {array.dtype}. Export the magnitude.")
     return np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
-def count_axes(axes: str, asked: str | None, shape: tuple[int, ...]) -> PageAxes:
-    """Give the axes that count pages, of an array with `axes`, or with those that the user `asked` for."""
-    letters = axes if asked is None else asked.upper()
+def count_axes(axes: str, requested: str | None, shape: tuple[int, ...]) -> PageAxes:
+    """Return the page axes of an array with `axes`, or with the axes `requested` by the user."""
+    letters = axes if requested is None else requested.upper()
     return tuple((a, n) for a, n in zip(letters, shape, strict=True) if a not in "YXCS" and n > 1)
 
 
 def physical(resolution: Resolution | None) -> tuple[float, float] | None:
-    """Microns per pixel (y, x) by resolution tags; None without a unit or when meant for printing."""
+    """Return microns per pixel (y, x) from resolution tags; None without a unit or for printing resolution."""
     if resolution is None or resolution[2] not in ("inch", "cm"):
         return None
     x, y, unit = resolution
@@ -146,29 +147,33 @@ def physical(resolution: Resolution | None) -> tuple[float, float] | None:
 
 
 def checked_axes(path: Path, axes: str, shape: tuple[int, ...]) -> str:
-    """Return axes in capitals, or say why they do not fit an array of this shape."""
+    """Return axes in capitals.
+
+    Raises:
+        InputError: invalid axes, or a different number of dimensions than `shape`.
+    """
     axes = axes.upper()
-    legal = set(axes) <= set("TZCYXSIQ") and len(set(axes)) == len(axes) and {"Y", "X"} <= set(axes)
-    if not legal:
+    valid = set(axes) <= set("TZCYXSIQ") and len(set(axes)) == len(axes) and {"Y", "X"} <= set(axes)
+    if not valid:
         raise InputError(
-            f"axes={axes!r} cannot describe an image; give each of Y and X once and any of T, Z, C, S, such as 'ZYX'."
+            f"axes must contain Y and X once and any of T, Z, C, S, such as 'ZYX', got {axes!r}."
         )
     if len(axes) != len(shape):
         raise InputError(
-            f"axes={axes!r} names {len(axes)} dimensions, but {path} holds {len(shape)}: {times(shape)}."
+            f"{path}: axes must have {len(shape)} letters for the shape {times(shape)}, got {axes!r}."
         )
     return axes
 
 
 def largest_frame(image: Image.Image) -> int:
-    """Go to the frame with the most pixels of a file of several images (MPO), and return its number."""
+    """Seek the frame with the most pixels of a multi-image file (MPO), and return its index."""
     count = getattr(image, "n_frames", 1) if image.format == "MPO" else 1
     sizes = []
     for number in range(count):
         try:
             image.seek(number)
             sizes.append(image.width * image.height)
-        except BROKEN:  # of the other images; the first is open already
+        except BROKEN:  # damage of further images; the first is open already
             sizes.append(0)
     number = sizes.index(max(sizes))
     if count > 1:
@@ -178,7 +183,7 @@ def largest_frame(image: Image.Image) -> int:
 
 @contextmanager
 def no_size_limit() -> Iterator[None]:
-    """Lift Pillow's limit on image size: large mosaics are normal here, and the user named the file."""
+    """Disable Pillow's limit on image size, since large mosaics are common; see `guards.check_size`."""
     limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None
     try:
@@ -188,25 +193,25 @@ def no_size_limit() -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what a decoder said about damage; in words where it said no more than the value that it stumbled over."""
+    """Return the message of a decoder about damage; a generic one if the message is only a value."""
     text = " ".join(str(error).split()).rstrip(".")
     if len(text.split()) > 1:
         return text
     value = f", {text.strip(chr(39))}," if text and isinstance(error, KeyError) else ""
-    return f"an entry of its header{value} is missing or impossible"
+    return f"a header entry{value} is missing or invalid"
 
 
 def damaged(path: Path, error: BaseException) -> InputError:
-    """Return what to raise for what a decoder says about damage."""
-    return InputError(f"{path} is truncated or damaged ({reason_of(error)}); copy or export it again.")
+    """Return the InputError for an exception of a decoder."""
+    return InputError(f"{path} is truncated or damaged ({reason_of(error)}). Copy or export it again.")
 
 
 def check_pixels(path: Path, shape: tuple[int, ...]) -> None:
     """Raise InputError for an array without pixels."""
     if 0 in shape:
-        raise InputError(f"{path} has no pixels (its array is {times(shape)}); export the image again.")
+        raise InputError(f"{path} has no pixels, got the shape {times(shape)}. Export the image again.")
 
 
 def times(shape: Iterable[int]) -> str:
-    """Write a shape for a message, such as '3 x 40 x 50'."""
+    """Format a shape for a message, such as '3 x 40 x 50'."""
     return " x ".join(map(str, shape))

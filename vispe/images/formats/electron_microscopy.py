@@ -1,4 +1,4 @@
-"""Files of electron microscopes: MRC, Gatan DM3 and DM4."""
+"""Decoders of electron microscopy formats: MRC, Gatan DM3 and DM4."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -10,11 +10,11 @@ from vispe.images.formats.size_limits import check_size
 from vispe.images.formats.units import microns
 
 
-def read_mrc(path: Path, asked: str | None) -> Planes:
-    """Read an MRC file with mrcfile; rows are in the order of the file."""
+def read_mrc(path: Path, scene: str | None) -> Planes:
+    """Read an MRC file with mrcfile; rows are in file order."""
     import mrcfile
 
-    choose_scene(path, [path.stem], asked)
+    choose_scene(path, [path.stem], scene)
     with mrcfile.open(path) as file:
         header = file.header
         bits = {0: 8, 1: 16, 2: 32, 4: 64, 6: 16, 12: 16}.get(int(header.mode), 8)
@@ -24,23 +24,23 @@ def read_mrc(path: Path, asked: str | None) -> Planes:
         stack = file.is_image_stack()
     notes: tuple[str, ...] = ()
     if size == (1.0, 1.0, 1.0):
-        # programs write this when they know nothing (IMOD calls it not set)
-        notes = (f"{path.name} says that every voxel is exactly 1 Angstrom wide, taken for not known.",)
+        # many programs write 1 Angstrom for unknown sizes (in IMOD: not set)
+        notes = (f"{path.name} has a voxel size of exactly 1 Angstrom, which is interpreted as unknown.",)
         size = (0.0, 0.0, 0.0)
     z, y, x = (microns(s, "angstrom") for s in size)
     letters = {2: "YX", 3: "IYX" if stack else "ZYX"}.get(array.ndim, "QZYX")
     return Planes(array, letters, both(y, x), z if letters == "ZYX" else None, notes=notes)
 
 
-def read_dm(path: Path, asked: str | None) -> Planes:
+def read_dm(path: Path, scene: str | None) -> Planes:
     """Read an image of a Gatan DM3 or DM4 file with RosettaSciIO."""
     from rsciio.digitalmicrograph import file_reader
 
     images = file_reader(str(path))
     names = [str(i["metadata"].get("General", {}).get("title") or f"image {n}") for n, i in enumerate(images)]
-    image = images[choose_scene(path, names, asked)]
+    image = images[choose_scene(path, names, scene)]
     array = np.asarray(image["data"])
-    if array.dtype.names:  # colours come as records
+    if array.dtype.names:  # colours are stored as structured arrays
         array = np.stack([array[n] for n in array.dtype.names if n.upper() in "RGB"], -1)
         letters = "ZYXS"[-array.ndim :]
     else:

@@ -1,4 +1,4 @@
-"""The size of an image by its header alone, for checks before any work."""
+"""Size, orientation and planes of an image from its header, for checks before a run."""
 
 from pathlib import Path
 
@@ -21,16 +21,16 @@ from vispe.images.read import pick_pages
 def stored_shape(
     path: Path, z: int | str | None = None, axes: str | None = None, orientation: Orientation = "tag"
 ) -> tuple[int, int, int] | None:
-    """Return (pages, height, width) of what `read_image` will give; no pixel is decoded.
+    """Return (pages, height, width) of the result of `read_image` without decoding pixels.
 
     Args:
         path: an image file.
-        z: the pages that are kept, as in `read_image`.
-        axes: of the stored array, as in `read_image`.
+        z: pages to read, as in `read_image`.
+        axes: axes of the stored array, as in `read_image`.
         orientation: as in `read_image`.
 
     Returns:
-        None where the header cannot be read; reading the file will say why.
+        None if the header cannot be read; `read_image` raises the error.
     """
     try:
         with path.open("rb") as stream:
@@ -43,7 +43,7 @@ def stored_shape(
 
 
 def stored_tag(path: Path) -> int:
-    """Return the orientation tag of a file, 1 where it has none or cannot be read."""
+    """Return the orientation tag of a file, 1 if it has none or cannot be read."""
     try:
         with path.open("rb") as stream:
             magic = stream.read(4)
@@ -53,7 +53,7 @@ def stored_tag(path: Path) -> int:
 
 
 def stored_planes(path: Path) -> int:
-    """Return the number of colours, 3 or 4, that a TIFF file stores plane by plane as in `Decoded.planes`; else 0."""
+    """Return the number of separately stored colour planes of a TIFF file (see `Decoded.planes`), otherwise 0."""
     try:
         with path.open("rb") as stream:
             if stream.read(4) not in TIFF_MAGIC:
@@ -93,9 +93,9 @@ def _tiff(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
         return _sizes(path, series.shape, series.axes, axes), tag
 
 
-def _sizes(path: Path, shape: tuple[int, ...], letters: str, asked: str | None) -> tuple[int, int, int]:
-    """Return (pages, height, width) of an array with these axes, or with those that the user `asked` for."""
-    letters = letters if asked is None else checked_axes(path, asked, shape)
+def _sizes(path: Path, shape: tuple[int, ...], letters: str, requested: str | None) -> tuple[int, int, int]:
+    """Return (pages, height, width) of an array with these axes, or with the axes `requested` by the user."""
+    letters = letters if requested is None else checked_axes(path, requested, shape)
     sizes = dict(zip(letters, shape, strict=True))
     pages = int(np.prod([n for letter, n in sizes.items() if letter not in "YXCS"], dtype=np.int64))
     return pages, sizes["Y"], sizes["X"]

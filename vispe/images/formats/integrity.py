@@ -1,4 +1,4 @@
-"""Where a PNG or JPEG file is damaged, which decoders do not report."""
+"""Detection of damage in PNG and JPEG files that decoders do not report."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from vispe.errors import InputError
 
 PNG_CHANNELS = {2: 3, 4: 2, 6: 4}
-"""Channels by PNG colour type: RGB, grey and alpha, RGB and alpha; all other types have one."""
+"""Channels by PNG colour type: RGB, grey with alpha, RGB with alpha; all other types have one."""
 
-# passes of an interlaced PNG: first column and row, steps between columns and rows
+# passes of Adam7 interlacing: first column and row, steps between columns and rows
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 
 
 def png_damage(path: Path) -> list[str]:
-    """Compare the checksum of every chunk of a PNG file, and the length of its pixels, which its decoder does not do.
+    """Check the CRC of every chunk of a PNG file, and the length of its pixel data, which the decoder does not do.
 
     Returns:
-        One sentence for a file that is cut short, or has a damaged chunk that is no part of the picture.
+        A note if the file is truncated, or an ancillary chunk is damaged.
 
     Raises:
-        InputError: a chunk that decides the pixels is damaged, or there are fewer or more pixels than it says.
+        InputError: a critical chunk is damaged, or there are fewer or more pixels than in the header.
     """
     header, inflate, pixels, end = b"", zlib.decompressobj(), 0, None
     limit = 0
@@ -32,9 +32,9 @@ def png_damage(path: Path) -> list[str]:
         stream.seek(8)
         while end is None:
             length, kind = struct.unpack(">I4s", stream.read(8).ljust(8, b"\0"))
-            found, left = zlib.crc32(kind), length
-            while left and (block := stream.read(min(left, 1 << 16))):
-                found, left = zlib.crc32(block, found), left - len(block)
+            checksum, remaining = zlib.crc32(kind), length
+            while remaining and (block := stream.read(min(remaining, 1 << 16))):
+                checksum, remaining = zlib.crc32(block, checksum), remaining - len(block)
                 if kind == b"IHDR":
                     header, limit = block, _png_bytes(block)
                 while kind == b"IDAT" and block and pixels <= limit and not inflate.eof:
@@ -42,24 +42,24 @@ def png_damage(path: Path) -> list[str]:
                     block = inflate.unconsumed_tail
             stored = stream.read(4)
             name = kind.decode("latin-1") if kind.isalpha() else kind.hex()
-            if left or len(stored) < 4:
-                end = "is cut short: it ends without its end mark"
-            elif stored != struct.pack(">I", found):
-                end = f"is damaged: its part {name} does not match its checksum"
-                if not kind[0] & 32 or kind == b"tRNS":  # upper case: needed for the picture
-                    raise InputError(f"{path} {end}; copy or export it again.")
+            if remaining or len(stored) < 4:
+                end = "is truncated: the end chunk is missing"
+            elif stored != struct.pack(">I", checksum):
+                end = f"is damaged: the chunk {name} does not match its checksum"
+                if not kind[0] & 32 or kind == b"tRNS":  # upper case: a critical chunk
+                    raise InputError(f"{path} {end}. Copy or export it again.")
             elif kind == b"IEND":
                 end = ""
     if pixels <= limit and not inflate.eof:
-        pixels += len(inflate.flush())  # the few bytes that are left where the input ended
+        pixels += len(inflate.flush())  # bytes that remain in the decompressor
     if header and pixels != limit and not (end and pixels < limit):
         what = "fewer" if pixels < limit else "more"
-        raise InputError(f"{path} is truncated or damaged: it holds {what} pixels than its header says.")
-    return [f"{path.name} {end}; copy it again."] if end else []
+        raise InputError(f"{path} is truncated or damaged: it has {what} pixels than its header declares.")
+    return [f"{path.name} {end}. Copy it again."] if end else []
 
 
 def _png_bytes(header: bytes) -> int:
-    """Return the bytes of all rows, each with its filter byte, of a PNG file with this IHDR."""
+    """Return the number of bytes of all rows, each with its filter byte, of a PNG file with this IHDR."""
     w, h, bits, colour, _, _, interlaced = struct.unpack(">IIBBBBB", header[:13].ljust(13, b"\0"))
     passes = _ADAM7 if interlaced else ((0, 0, 1, 1),)
     total = 0
@@ -71,16 +71,16 @@ def _png_bytes(header: bytes) -> int:
 
 
 def jpeg_damage(path: Path) -> list[str]:
-    """Look for breaks in the structure of a JPEG file, which has no checksums and over which decoders pass silently.
+    """Detect damage of the marker structure of a JPEG file, which has no checksums and which decoders ignore.
 
-    Damage inside the compressed data that keeps its structure cannot be found.
+    Damage inside the compressed data that preserves the structure is not detected.
 
     Returns:
-        One sentence for a file with such a break.
+        A note if the structure is damaged.
     """
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         broken = _jpeg_break(data)
-    return [f"{path.name} is damaged ({broken}): parts of the picture may be wrong."] if broken else []
+    return [f"{path.name} is damaged ({broken}): parts of the image may be wrong."] if broken else []
 
 
 _MARK = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
@@ -93,19 +93,19 @@ def _jpeg_break(data: mmap.mmap) -> str | None:
     while True:
         mark = _MARK.match(data, at)
         if mark is None:
-            return "it has no end mark" if at >= len(data) else f"byte {at} belongs to nothing"
+            return "the end marker is missing" if at >= len(data) else f"unexpected byte {at}"
         kind, at = mark[1][0], mark.end()
         if kind == 0xD9:
             return None
         known = kind == 0xFE or kind >= 0xC0
         if not known or kind in _RESTARTS or 0xF0 <= kind <= 0xFD:
-            return f"byte {at - 1} is no part of a picture"
+            return f"invalid marker at byte {at - 1}"
         length = int.from_bytes(data[at : at + 2], "big")
         if length < 2 or at + length > len(data):
-            return f"the part at byte {at} is cut short"
+            return f"the segment at byte {at} is truncated"
         frames += 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC)
         if frames > 1:
-            return "it holds two headers"
+            return "two frame headers"
         if kind == 0xDD:
             interval = int.from_bytes(data[at + 2 : at + 4], "big")
         at += length
@@ -116,7 +116,7 @@ def _jpeg_break(data: mmap.mmap) -> str | None:
                 if mark[1][0] not in _RESTARTS:
                     break
                 if not interval or mark[1][0] != order:
-                    return "its restart marks are out of order"
+                    return "restart markers are out of order"
                 order = 0xD0 + (order + 1) % 8
             else:
-                return "it has no end mark"
+                return "the end marker is missing"

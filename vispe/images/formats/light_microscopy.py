@@ -1,4 +1,4 @@
-"""Files of light microscopes: Zeiss CZI, Leica LIF, Nikon ND2."""
+"""Decoders of light microscopy formats: Zeiss CZI, Leica LIF, Nikon ND2."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,24 +12,26 @@ from vispe.images.formats.size_limits import check_size
 from vispe.images.formats.units import microns
 
 
-def read_czi(path: Path, asked: str | None) -> Planes:
-    """Read a scene of a Zeiss CZI file with pylibCZIrw, which is built on Zeiss' own libCZI; tiles are put together."""
+def read_czi(path: Path, requested: str | None) -> Planes:
+    """Read a scene of a Zeiss CZI file with pylibCZIrw (Zeiss' libCZI), which stitches tiles."""
     from pylibCZIrw import czi
 
     with czi.open_czi(str(path)) as document:
         boxes = document.total_bounding_box
-        others = {d: end - start for d, (start, end) in boxes.items() if d not in "TZCXY" and end - start > 1}
-        if others:
-            sizes = " x ".join(f"{d}={n}" for d, n in others.items())
+        other_dimensions = {
+            d: end - start for d, (start, end) in boxes.items() if d not in "TZCXY" and end - start > 1
+        }
+        if other_dimensions:
+            sizes = " x ".join(f"{d}={n}" for d, n in other_dimensions.items())
             raise InputError(
-                f"{path} has the dimensions {sizes}; export one of each as CZI or OME-TIFF with ZEN."
+                f"{path}: unsupported dimensions, got {sizes}. Export one of each as CZI or OME-TIFF with ZEN."
             )
         root = ElementTree.fromstring(document.raw_metadata)
         rectangles = document.scenes_bounding_rectangle
-        named = {int(s.get("Index", "-1")): s.get("Name", "") for s in root.iter("Scene")}
+        scene_names = {int(s.get("Index", "-1")): s.get("Name", "") for s in root.iter("Scene")}
         numbers = sorted(rectangles)
-        names = [named.get(i) or f"scene {i}" for i in numbers]
-        scene = numbers[choose_scene(path, names, asked)] if numbers else None
+        names = [scene_names.get(i) or f"scene {i}" for i in numbers]
+        scene = numbers[choose_scene(path, names, requested)] if numbers else None
         area = document.total_bounding_rectangle if scene is None else rectangles[scene]
         spans = [range(*boxes.get(d, (0, 1))) for d in "TZC"]
         counts = tuple(len(s) for s in spans)
@@ -42,10 +44,10 @@ def read_czi(path: Path, asked: str | None) -> Planes:
         ]
     if len({(p.shape, p.dtype) for p in planes}) > 1:
         raise InputError(
-            f"{path} has channels of different kinds; export one of them (ZEN: Create Image Subset)."
+            f"{path}: channels differ in size or dtype. Export one of them (ZEN: Create Image Subset)."
         )
     array = np.stack(planes).reshape(*counts, *planes[0].shape)
-    # the file stores blue before red
+    # colours are stored as BGR
     array = array[..., ::-1]
     letters = "TZCYXS"
     if array.shape[-1] == 1:
@@ -58,39 +60,39 @@ def read_czi(path: Path, asked: str | None) -> Planes:
     }
     channels = root.iterfind("./Metadata/Information/Image/Dimensions/Channels/Channel")
     titles = tuple(c.get("Name") or "" for c in channels)
-    known = titles if "S" not in letters and all(titles) and len(titles) == counts[2] else ()
-    return Planes(array, letters, both(length.get("Y"), length.get("X")), length.get("Z"), known)
+    channel_names = titles if "S" not in letters and all(titles) and len(titles) == counts[2] else ()
+    return Planes(array, letters, both(length.get("Y"), length.get("X")), length.get("Z"), channel_names)
 
 
-def read_lif(path: Path, asked: str | None) -> Planes:
+def read_lif(path: Path, requested: str | None) -> Planes:
     """Read an image of a Leica LIF file with liffile."""
     import liffile
 
     with liffile.LifFile(path) as file:
         images = list(file.images)
-        image = images[choose_scene(path, [i.path for i in images], asked)]
+        image = images[choose_scene(path, [i.path for i in images], requested)]
         check_size(path, tuple(image.shape), 8 * image.dtype.itemsize)
         array, labels = image.asarray(), tuple(image.dims)
         length = {}
-        for found in image.xml_element.iterfind(
+        for dimension in image.xml_element.iterfind(
             "./Data/Image/ImageDescription/Dimensions/DimensionDescription"
         ):
-            count = int(found.get("NumberOfElements", "1"))
-            # the length goes from the centre of the first to that of the last
-            step = abs(float(found.get("Length", "0"))) / max(count - 1, 1)
-            length[found.get("DimID")] = microns(step, found.get("Unit", ""))
+            count = int(dimension.get("NumberOfElements", "1"))
+            # the length is the distance between the centres of the first and the last element
+            step = abs(float(dimension.get("Length", "0"))) / max(count - 1, 1)
+            length[dimension.get("DimID")] = microns(step, dimension.get("Unit", ""))
         titles = tuple(
             e.get("LUTName", "")
             for e in image.xml_element.iterfind("./Data/Image/ImageDescription/Channels/ChannelDescription")
         )
     letters = _letters(labels)
     channels = array.shape[letters.index("C")] if "C" in letters else 0
-    known = titles if len(titles) == channels and all(titles) and len(set(titles)) == channels else ()
-    return Planes(array, letters, both(length.get("2"), length.get("1")), length.get("3"), known)
+    channel_names = titles if len(titles) == channels and all(titles) and len(set(titles)) == channels else ()
+    return Planes(array, letters, both(length.get("2"), length.get("1")), length.get("3"), channel_names)
 
 
 def _letters(labels: Sequence[str]) -> str:
-    """Write names of dimensions as letters; what is none that is known counts pages, under a letter that is free."""
+    """Return dimension names as letters; unknown names become page axes with an unused letter."""
     free = iter("QIABDEFGHJKLNOPRUVW")
     out = []
     for label in labels:
@@ -99,7 +101,7 @@ def _letters(labels: Sequence[str]) -> str:
     return "".join(out)
 
 
-def read_nd2(path: Path, asked: str | None) -> Planes:
+def read_nd2(path: Path, requested: str | None) -> Planes:
     """Read a position of a Nikon ND2 file with nd2."""
     import nd2
 
@@ -109,17 +111,18 @@ def read_nd2(path: Path, asked: str | None) -> Planes:
         points = next((loop.parameters.points for loop in file.experiment if loop.type == "XYPosLoop"), [])
         titles = [point.name or f"position {i}" for i, point in enumerate(points)]
         names = titles if len(titles) == count else [f"position {i}" for i in range(count)]
-        number = choose_scene(path, names, asked)
+        number = choose_scene(path, names, requested)
         check_size(path, tuple(sizes.values()), 8 * file.dtype.itemsize)
         array = np.asarray(file.asarray(position=number)).reshape(tuple(sizes.values()))
         channels = list(file.metadata.channels or ())
         voxel = file.voxel_size()
-        # where nothing was calibrated the file says 1
-        known = channels[0].volume.axesCalibrated if channels else (False, False, False)
+        # uncalibrated axes have the size 1
+        calibrated = channels[0].volume.axesCalibrated if channels else (False, False, False)
         x, y, z = (
-            microns(v, "um") if ok else None for v, ok in zip((voxel.x, voxel.y, voxel.z), known, strict=True)
+            microns(v, "um") if ok else None
+            for v, ok in zip((voxel.x, voxel.y, voxel.z), calibrated, strict=True)
         )
-        named = tuple(str(c.channel.name) for c in channels)
+        channel_names = tuple(str(c.channel.name) for c in channels)
     letters = _letters(tuple(sizes))
-    whole = sizes.get("C") == len(named) and all(named) and "S" not in letters
-    return Planes(array, letters, both(y, x), z if "Z" in sizes else None, named if whole else ())
+    all_named = sizes.get("C") == len(channel_names) and all(channel_names) and "S" not in letters
+    return Planes(array, letters, both(y, x), z if "Z" in sizes else None, channel_names if all_named else ())

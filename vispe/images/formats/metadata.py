@@ -1,4 +1,4 @@
-"""What the metadata of a file claims, checked before memory is asked for; and the scale of PNG files."""
+"""Checks of file metadata before memory is allocated, and the pixel size of PNG files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vispe.errors import InputError
 from vispe.images.formats.units import microns
 
 PLANES = 1_000_000
-"""Planes that OME metadata may speak of."""
+"""Largest number of planes in OME metadata."""
 
 _SIGNS = {"Image", "Pixels", "TiffData", "ModuloAlongZ", "ModuloAlongT", "ModuloAlongC"}
 
 
 def check_page_list(path: Path) -> list[str]:
-    """Follow the list of pages of a TIFF file once, since readers may follow a circle for ever.
+    """Traverse the page list (IFD chain) of a TIFF file once, since readers may loop forever on a cyclic one.
 
     Returns:
-        One sentence when entries of the pages point beyond the end of the file.
+        A note if entries of the pages point beyond the end of the file.
 
     Raises:
-        InputError: the list leads back to a page that it has passed.
+        InputError: the list is cyclic.
     """
     length, lost = path.stat().st_size, 0
     with path.open("rb") as stream:
@@ -34,20 +34,20 @@ def check_page_list(path: Path) -> list[str]:
         stream.seek(8 if big else 4)
         count, entry, offset = (order + kind for kind in (("Q", "HHQQ", "Q") if big else ("H", "HHII", "I")))
         size = struct.calcsize(entry)
-        seen: set[int] = set()
-        while at := _number(stream.read(struct.calcsize(offset)), offset):
-            if at in seen:
-                raise InputError(f"{path} is damaged: its page list is cyclic after {len(seen)} pages.")
-            seen.add(at)
-            stream.seek(at)
+        visited: set[int] = set()
+        while page_offset := _number(stream.read(struct.calcsize(offset)), offset):
+            if page_offset in visited:
+                raise InputError(f"{path} is damaged: its page list is cyclic after {len(visited)} pages.")
+            visited.add(page_offset)
+            stream.seek(page_offset)
             entries = _number(stream.read(struct.calcsize(count)), count)
             if not 0 < entries < 1 << 16:
-                break  # the reader says what is wrong
+                break  # tifffile reports the error
             body = stream.read(entries * size)
             for _, kind, n, value in struct.iter_unpack(entry, body[: len(body) // size * size]):
-                held = n * _VALUE_BYTES.get(kind, 0)
-                lost += held > (8 if big else 4) and value + held > length
-    note = f"{path.name} is cut short: {lost} of its entries lie beyond its end; copy it again."
+                n_bytes = n * _VALUE_BYTES.get(kind, 0)
+                lost += n_bytes > (8 if big else 4) and value + n_bytes > length
+    note = f"{path.name} is truncated: {lost} of its entries are beyond its end. Copy it again."
     return [note] if lost else []
 
 
@@ -60,7 +60,7 @@ def _number(data: bytes, kind: str) -> int:
 
 
 def scale_chunk(size: tuple[float, float]) -> bytes:
-    """Return a chunk sCAL of PNG, the size of a pixel in metres, for microns (y, x)."""
+    """Return the PNG chunk sCAL (pixel size in metres) for microns (y, x)."""
     y, x = (f"{1e-6 * length:.9g}".encode() for length in size)
     content = b"\1" + x + b"\0" + y
     return (
@@ -69,7 +69,7 @@ def scale_chunk(size: tuple[float, float]) -> bytes:
 
 
 def png_scale(path: Path) -> tuple[float, float] | None:
-    """Return microns per pixel (y, x) by the chunk sCAL of a PNG file; None where it has none in metres."""
+    """Return microns per pixel (y, x) from the chunk sCAL of a PNG file; None if there is none in metres."""
     with path.open("rb") as stream:
         stream.seek(8)
         while len(head := stream.read(8)) == 8:
@@ -87,7 +87,7 @@ def png_scale(path: Path) -> tuple[float, float] | None:
 
 
 def check_metadata(path: Path, text: str) -> None:
-    """Refuse XML metadata of a TIFF file that would cost memory or lead to other places.
+    """Reject XML metadata of a TIFF file that would exhaust memory or refer to other folders.
 
     Raises:
         InputError: XML entities, more than `PLANES` planes, or planes in files outside the folder.
@@ -95,35 +95,38 @@ def check_metadata(path: Path, text: str) -> None:
     if not text.lstrip("\ufeff \t\r\n").startswith("<"):
         return
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise InputError(f"{path} was refused: its metadata defines XML entities, which no microscope needs.")
+        raise InputError(f"{path}: XML entities in the metadata are not allowed. Export it again.")
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError:
-        return  # the reader says so and does without
+        return  # tifffile ignores invalid XML with a warning
     for element in root.iter():
         tag = str(element.tag).rpartition("}")[2]
         if tag in _SIGNS:
             planes = max(_planes(element.attrib), default=0)
             if planes > PLANES:
                 raise InputError(
-                    f"{path} was refused: its OME metadata speaks of {planes:.4g} planes, more than {PLANES}; export "
-                    "it again."
+                    f"{path}: the OME metadata may declare at most {PLANES} planes, got {planes:.4g}. Export it again."
                 )
         name = element.attrib.get("FileName") if tag == "UUID" else None
         if name is not None and not _beside(path, name):
             raise InputError(
-                f"{path} was refused: its OME metadata names the file {name!r}, which does not lie in the folder of "
-                "the image; put all files of the data set into one folder."
+                f"{path}: files in the OME metadata must be in the folder of the image, got {name!r}. Copy all files "
+                "of the dataset into one folder."
             )
 
 
-def _planes(given: dict[str, str]) -> Iterator[float]:
-    """Give the numbers of planes that the attributes of an OME element speak of."""
-    yield _float(given.get("SizeZ", "0")) * _float(given.get("SizeC", "1")) * _float(given.get("SizeT", "1"))
+def _planes(attributes: dict[str, str]) -> Iterator[float]:
+    """Yield the numbers of planes in the attributes of an OME element."""
+    yield (
+        _float(attributes.get("SizeZ", "0"))
+        * _float(attributes.get("SizeC", "1"))
+        * _float(attributes.get("SizeT", "1"))
+    )
     for key in ("IFD", "PlaneCount", "NumPlanes", "FirstZ", "FirstC", "FirstT"):
-        yield _float(given.get(key, "0"))
-    step = _float(given.get("Step", "1")) or 1.0
-    yield abs((_float(given.get("End", "0")) - _float(given.get("Start", "0"))) / step)
+        yield _float(attributes.get(key, "0"))
+    step = _float(attributes.get("Step", "1")) or 1.0
+    yield abs((_float(attributes.get("End", "0")) - _float(attributes.get("Start", "0"))) / step)
 
 
 def _float(text: str) -> float:
@@ -134,6 +137,6 @@ def _float(text: str) -> float:
 
 
 def _beside(path: Path, name: str) -> bool:
-    plain = name and not re.search(r"[/\\:\0]", name) and name not in (".", "..")
-    other = path.parent / name if plain else None
+    is_plain = name and not re.search(r"[/\\:\0]", name) and name not in (".", "..")
+    other = path.parent / name if is_plain else None
     return other is not None and (other.is_file() or not other.exists())

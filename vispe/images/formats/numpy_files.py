@@ -1,4 +1,4 @@
-"""NumPy files, which say nothing about what their dimensions are."""
+"""Decoder of NumPy files, which have no metadata about their axes."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from vispe.images.formats.decoded_image import BROKEN, Decoded, count_axes, dama
 
 
 def decode_npy(path: Path, axes: str | None, size: tuple[int, int] | None = None) -> Decoded:
-    """Read an array that `numpy.save` wrote; objects, which may run code, are refused.
+    """Read an array written by `numpy.save`; object arrays, which can run code, are rejected.
 
     Args:
         path: the file.
-        axes: the meaning of each dimension; for two dimensions YX where it is None.
-        size: the height and width that are expected, by which three dimensions are known apart from each other.
+        axes: axis of each dimension; None is YX for two dimensions.
+        size: expected height and width, from which the axes of three dimensions are inferred.
 
     Raises:
-        InputError: damaged, objects, or three dimensions and more whose meaning nobody says.
+        InputError: damaged, object dtype, or three or more dimensions with unknown axes.
     """
     try:
         array = np.load(path, allow_pickle=False)
@@ -28,8 +28,8 @@ def decode_npy(path: Path, axes: str | None, size: tuple[int, int] | None = None
         letters = "ZYX" if array.shape[1:] == size else "YXS" if array.shape[:2] == size else ""
     if not letters:
         raise InputError(
-            f"{path} holds an array of {times(array.shape) or 'one number'} and does not say what its dimensions are; "
-            "say it with axes, such as ZYX (pages) or YXC (channels), or save it as TIFF."
+            f"{path}: the axes of the array are unknown, got the shape {times(array.shape) or '()'}. Set `axes`, such "
+            "as ZYX (pages) or YXC (channels), or save it as TIFF."
         )
     return Decoded(
         pages=to_pages(path, array, letters, axes),

@@ -1,4 +1,4 @@
-"""What libraries of others give of a file: one scene of it, with its axes and sizes."""
+"""One scene of a microscope file as read by a vendor library, with axes and pixel sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from vispe.errors import InputError, did_you_mean
 
 @dataclass(frozen=True)
 class Planes:
-    """What a library gives of one scene.
+    """Scene read by a vendor library.
 
     Attributes:
-        array: the values.
-        letters: what each dimension means.
+        array: pixel values.
+        letters: axis of each dimension.
         pixel_size: microns per pixel (y, x), or None.
-        z_step: microns from slice to slice, or None.
-        channel_names: one for each channel, or ().
-        notes: what was noticed.
+        z_step: microns between slices, or None.
+        channel_names: one name per channel, or ().
+        notes: notes for the user.
     """
 
     array: np.ndarray
@@ -30,28 +30,30 @@ class Planes:
     notes: tuple[str, ...] = ()
 
 
-def choose_scene(path: Path, names: Sequence[str], asked: str | None) -> int:
-    """Return the number of the scene that is asked for, or of the only one.
+def choose_scene(path: Path, names: Sequence[str], requested: str | None) -> int:
+    """Return the index of the scene with the name or number `requested`, or of the only one.
 
     Raises:
-        InputError: none is asked for among several, or one that is not there; the scenes are named.
+        InputError: several scenes and `requested` is None, or the scene does not exist.
     """
     if not names:
-        raise InputError(f"{path} holds no image; export it again.")
-    shown = ", ".join(f"{i} {name!r}" for i, name in enumerate(names[:12])) + (
+        raise InputError(f"{path} contains no image. Export it again.")
+    listing = ", ".join(f"{i} {name!r}" for i, name in enumerate(names[:12])) + (
         ", ..." if len(names) > 12 else ""
     )
-    if asked is None and len(names) > 1:
-        raise InputError(f"{path} holds {len(names)} scenes; say with scene (--scene) which one: {shown}.")
-    if asked is None:
+    if requested is None and len(names) > 1:
+        raise InputError(f"{path} contains {len(names)} scenes. Set `scene` to one of {listing}.")
+    if requested is None:
         return 0
-    if names.count(asked) == 1:
-        return names.index(asked)
-    if asked.isdecimal() and int(asked) < len(names):
-        return int(asked)
-    raise InputError(f"scene={asked!r} is not in {path}; it has {shown}.{did_you_mean(asked, names)}")
+    if names.count(requested) == 1:
+        return names.index(requested)
+    if requested.isdecimal() and int(requested) < len(names):
+        return int(requested)
+    raise InputError(
+        f"{path}: scene must be one of {listing}, got {requested!r}.{did_you_mean(requested, names)}"
+    )
 
 
 def both(y: float | None, x: float | None) -> tuple[float, float] | None:
-    """Return a size of pixels (y, x) where both are known."""
+    """Return the pixel size (y, x) if both are known, otherwise None."""
     return (y, x) if y and x else None

@@ -1,7 +1,7 @@
-"""What a file claims, checked before it is believed: its size, its list of pages, its checksums.
+"""Checks of the declared size of a file against its length and the available memory.
 
-Decoders trust headers. A few bytes can claim terabytes, or a cyclic page list; and some damage
-changes pixels without a word from the decoder. These checks read the structure only, never the pixels.
+Decoders trust headers: a few bytes can declare terabytes (decompression bombs). The checks read the structure only,
+never the pixels.
 """
 
 import sys
@@ -12,10 +12,10 @@ from pathlib import Path
 from vispe.errors import InputError
 
 LARGE = 1 << 30
-"""Bytes of pixels that any file may hold, however small it is."""
+"""Bytes of pixels that are allowed regardless of the file size."""
 
 RATIO = 200
-"""Above `LARGE`, bytes of pixels per byte of the file at most; micrographs compress 2 to 50 times."""
+"""Largest compression ratio above `LARGE`; micrographs compress 2 to 50 times."""
 
 
 def check_size(
@@ -27,16 +27,16 @@ def check_size(
     free: int = LARGE,
     trusted: bool = False,
 ) -> None:
-    """Refuse pixels that cannot be meant, or that do not fit into memory.
+    """Reject decompression bombs and images that do not fit into memory.
 
     Args:
         path: the file.
-        shape: of the array that it claims to hold, samples included.
-        bits: of each sample.
-        stored: bytes on disk, of all files together; None asks `path`.
-        free: bytes of pixels up to which the size of the file does not matter.
-        trusted: the size is one that is asked for anyway, such as labels of the size of their image, which may
-            compress far better than a picture.
+        shape: shape of the declared array, including samples.
+        bits: bits per sample.
+        stored: bytes on disk, of all files in total; None uses the size of `path`.
+        free: bytes of pixels that are allowed regardless of the file size.
+        trusted: skip the ratio check, for an expected size such as labels of the size of their image, which may
+            compress much better than images.
 
     Raises:
         InputError: more than `free` bytes of pixels and more than `RATIO` times the size of the file; or more than
@@ -45,56 +45,55 @@ def check_size(
     count = 1
     for n in shape:
         count *= int(n)
-    raw, held = count * bits // 8, count * max(bits, 8) // 8
+    raw, in_memory = count * bits // 8, count * max(bits, 8) // 8
     stored = path.stat().st_size if stored is None else stored
     size = " x ".join(map(str, shape))
     if raw > max(free, RATIO * stored) and not trusted:
         raise InputError(
-            f"{path} was refused: it claims {size} values, {amount(raw)}, in a file of {amount(stored)}, which looks "
-            f"like a decompression bomb (limit {RATIO} to 1 above {amount(free)}); if it is genuine, save it "
-            "uncompressed or in parts."
+            f"{path}: suspected decompression bomb, got {size} values ({amount(raw)}) in a file of {amount(stored)} "
+            f"(limit {RATIO} to 1 above {amount(free)}). If it is genuine, save it uncompressed or in parts."
         )
     memory = machine_memory()
-    if memory is not None and held > memory // 2:
+    if memory is not None and in_memory > memory // 2:
         raise InputError(
-            f"{path} holds {size} values, {amount(held)}, but only half of the {amount(memory)} of memory here can "
-            "be used for an image; cut it into parts, or convert it to OME-Zarr, which is read piece by piece."
+            f"{path}: an image may use at most half of the memory of {amount(memory)}, got {size} values "
+            f"({amount(in_memory)}). Split it, or convert it to OME-Zarr, which is read in chunks."
         )
 
 
 @contextmanager
 def enough_memory(path: Path) -> Iterator[None]:
-    """Turn a lack of memory inside into an InputError that names the file."""
+    """Convert a MemoryError within the context to an InputError that names the file."""
     try:
         yield
     except MemoryError as error:
         raise InputError(
-            f"{path} needs more memory than there is ({' '.join(str(error).split()) or 'no size given'}); cut it into "
-            "parts, or convert it to OME-Zarr, which is read piece by piece."
+            f"{path}: out of memory ({' '.join(str(error).split()) or 'unknown size'}). Split it, or convert it to "
+            "OME-Zarr, which is read in chunks."
         ) from error
 
 
 def machine_memory() -> int | None:
-    """Return the bytes of memory that this process may use, by the machine and its limits; None if unknown."""
-    found = []
+    """Return the memory limit of this process in bytes (physical memory, rlimit, cgroup); None if unknown."""
+    limits = []
     if sys.platform == "win32":
-        found += _windows_memory()
+        limits += _windows_memory()
     else:
         import os
         import resource
 
         names = getattr(os, "sysconf_names", {})
         if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+            limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [limit] if limit != resource.RLIM_INFINITY else []
+        limits += [limit] if limit != resource.RLIM_INFINITY else []
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             text = Path(name).read_text().strip()
         except OSError:
             continue
-        found += [int(text)] if text.isdecimal() else []  # 'max' is no limit
-    return min((n for n in found if n > 0), default=None)
+        limits += [int(text)] if text.isdecimal() else []  # 'max' means unlimited
+    return min((n for n in limits if n > 0), default=None)
 
 
 def _windows_memory() -> list[int]:
@@ -104,12 +103,12 @@ def _windows_memory() -> list[int]:
         _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong), ("sizes", ctypes.c_ulonglong * 7)]
 
     status = Status(ctypes.sizeof(Status))
-    known = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-    return [int(status.sizes[0])] if known else []
+    ok = ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+    return [int(status.sizes[0])] if ok else []
 
 
 def amount(size: int) -> str:
-    """Write a number of bytes for a message."""
+    """Format a number of bytes for a message."""
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
             return f"{size:.4g} {unit}"

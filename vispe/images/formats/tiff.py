@@ -1,4 +1,4 @@
-"""TIFF files to arrays with tifffile: OME and ImageJ stacks, planar colour, any depth and byte order."""
+"""TIFF decoder based on tifffile: OME and ImageJ stacks, planar colour, any bit depth and byte order."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -34,17 +34,17 @@ UNITS = {1: "none", 2: "inch", 3: "cm"}
 
 
 def decode_tiff(path: Path, axes: str | None, size: tuple[int, int] | None = None) -> Decoded:
-    """Read the largest image series of a TIFF file, which `decode` has recognised.
+    """Read the largest image series of a TIFF file.
 
     Raises:
-        InputError: damaged, truncated, planes missing, no pixels, or a compression that cannot be read here.
+        InputError: damaged, truncated, missing planes, no pixels, or an unsupported compression.
     """
     try:
         notes = check_page_list(path)
         with quiet() as messages, tifffile.TiffFile(path) as tif:
             check_metadata(path, tif.pages.first.description)
-            found = _read(path, tif, axes, messages, size)
-        return replace(found, notes=(*notes, *found.notes)) if notes else found
+            decoded = _read(path, tif, axes, messages, size)
+        return replace(decoded, notes=(*notes, *decoded.notes)) if notes else decoded
     except InputError:
         raise
     except BROKEN as error:
@@ -56,7 +56,9 @@ def _read(
 ) -> Decoded:
     series = tif.series
     if not series:
-        raise InputError(f"{path} is truncated or has no pixels: it lists no image; copy or export it again.")
+        raise InputError(
+            f"{path} is truncated or has no pixels: it contains no image. Copy or export it again."
+        )
     number = largest_series(series)
     first = series[number]
     notes = []
@@ -64,11 +66,11 @@ def _read(
         shapes = ", ".join(times(s.shape) for s in series)
         chosen = "first" if number == 0 else f"largest ({times(first.shape)})"
         notes.append(
-            f"{path.name} holds {len(series)} separate images ({shapes}); only the {chosen} is used."
+            f"{path.name} contains {len(series)} separate images ({shapes}); only the {chosen} is used."
         )
     check_pixels(path, first.shape)
     if len(first.levels) > 1:
-        notes.append(f"{path.name} holds {len(first.levels)} sizes of the image; only the largest is used.")
+        notes.append(f"{path.name} contains {len(first.levels)} pyramid levels; only the largest is used.")
     _check_complete(path, tif, first, messages)
     page = first.keyframe
     _check_claim(path, first, size)
@@ -84,18 +86,20 @@ def _read(
         array, letters = _through_pillow(path, first, error, orientation)
         if isinstance(error, _NeedsPillow):
             notes.append("CMYK colours were converted to RGB.")
-    messages = [text for text in messages if "invalid value offset" not in text]  # said by check_page_list
+    messages = [
+        text for text in messages if "invalid value offset" not in text
+    ]  # reported by check_page_list
     if messages:
-        said = "; ".join(dict.fromkeys(text.rstrip("')") for text in messages[:5]))
-        notes.append(f"{path.name} is damaged or unusual: {said}.")
+        problems = "; ".join(dict.fromkeys(text.rstrip("')") for text in messages[:5]))
+        notes.append(f"{path.name} is damaged or unusual: {problems}.")
     pages = to_pages(path, array, letters, axes)
     planes = separate_colours(tif, first)
     if planes and axes is None:
         alpha = " with alpha" if has_alpha(page) else ""
         stack = letters.replace("S", "Z").replace("Q", "T")
         notes.append(
-            f"{path.name}: its {planes} planes are read as one colour image{alpha}; if they are slices of a stack, use "
-            f"--axes {stack}."
+            f"{path.name}: its {planes} planes are read as one colour image{alpha}; if they are slices of a stack, set "
+            f"`axes={stack}`."
         )
     page_axes = count_axes(letters, axes, array.shape)
     if len(page_axes) > 1 and axes is None:
@@ -123,7 +127,7 @@ def _read(
 
 
 class _NeedsPillow(Exception):
-    """A colour space that tifffile does not convert."""
+    """Raised for a colour space that tifffile does not convert."""
 
 
 def _check_complete(
@@ -131,25 +135,25 @@ def _check_complete(
 ) -> None:
     size = tif.filehandle.size
     if any("invalid page offset" in text or "corrupted" in text for text in messages):
-        raise InputError(f"{path} is truncated: its list of pages breaks off; copy or export it again.")
+        raise InputError(f"{path} is truncated: its page list is incomplete. Copy or export it again.")
     pages = list(series.pages)
     missing = sum(p is None for p in pages)
     if missing:
         raise InputError(
-            f"{path} lists {len(pages)} planes in its OME metadata, but {missing} are not in the file (a "
-            "data set spread over several files must be complete); put the other files beside it or export one file."
+            f"{path}: {missing} of {len(pages)} planes of the OME metadata are missing. Copy the other files of a "
+            "multi-file dataset into the same folder, or export a single file."
         )
     if series.dataoffset is not None:
         end = series.dataoffset + series.nbytes
     else:
-        own = [p for p in pages if getattr(p.parent, "filehandle", None) is tif.filehandle]
-        ends = [o + n for p in own for o, n in zip(p.dataoffsets, p.databytecounts, strict=False)]
+        own_pages = [p for p in pages if getattr(p.parent, "filehandle", None) is tif.filehandle]
+        ends = [o + n for p in own_pages for o, n in zip(p.dataoffsets, p.databytecounts, strict=False)]
         end = max(ends, default=0)
     keyframe = series.keyframe
     if len(keyframe.dataoffsets) < np.prod(keyframe.chunked, dtype=np.int64):
-        raise InputError(f"{path} is damaged: it lists too few strips or tiles for its size; copy it again.")
+        raise InputError(f"{path} is damaged: too few strips or tiles for its size. Copy it again.")
     if end > size:
-        raise InputError(f"{path} is truncated: it should hold {end} bytes, but has {size}; copy it again.")
+        raise InputError(f"{path} is truncated: expected {end} bytes, got {size}. Copy it again.")
 
 
 def _check_claim(path: Path, series: tifffile.TiffPageSeries, size: tuple[int, int] | None) -> None:
@@ -166,9 +170,13 @@ def _check_claim(path: Path, series: tifffile.TiffPageSeries, size: tuple[int, i
 def _through_pillow(
     path: Path, series: tifffile.TiffPageSeries, reason: Exception, orientation: int
 ) -> tuple[np.ndarray, str]:
-    """Decode by libtiff what tifffile leaves to imagecodecs; refuses where Pillow would cut the depth."""
+    """Decode with Pillow (libtiff) compressions that need imagecodecs in tifffile.
+
+    Raises:
+        InputError: Pillow would truncate the bit depth.
+    """
     page = series.keyframe
-    # Elsewhere Pillow cuts the depth, or forgets the byte order, the sign or the inversion (measured, Pillow 13).
+    # for other formats Pillow truncates the depth, or ignores byte order, sign or inversion (measured with Pillow 13)
     deep = page.bitspersample == 16 and page.samplesperpixel == 1
     exact = page.bitspersample <= 8 or (deep and page.photometric == tifffile.PHOTOMETRIC.MINISBLACK)
     if not exact or page.dtype is None or page.dtype.kind not in "bu":
@@ -181,8 +189,8 @@ def _through_pillow(
         for each in series.pages:
             index = each.index[0] if isinstance(each.index, tuple) else each.index
             image.seek(index)
-            loaded = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB") else image
-            planes.append(np.array(loaded))
+            converted = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB") else image
+            planes.append(np.array(converted))
     # Pillow applies the orientation tag
     planes = [as_stored(plane[None], orientation)[0] for plane in planes]
     planes = [_original_greys(plane, page) for plane in planes]
@@ -193,7 +201,7 @@ def _through_pillow(
 
 
 def _original_greys(plane: np.ndarray, page: tifffile.TiffPage) -> np.ndarray:
-    """Undo what Pillow does to greys: it spreads 2 and 4 bits over 0..255 and turns MinIsWhite round."""
+    """Invert Pillow's conversion of grey levels: 2 and 4 bits are scaled to 0..255, and MinIsWhite is inverted."""
     grey = page.photometric in (tifffile.PHOTOMETRIC.MINISWHITE, tifffile.PHOTOMETRIC.MINISBLACK)
     if grey and page.bitspersample in (2, 4):
         plane = plane // np.uint8(255 // ((1 << page.bitspersample) - 1))
@@ -215,12 +223,12 @@ def _palette(page: tifffile.TiffPage) -> np.ndarray | None:
 
 
 def has_alpha(page: tifffile.TiffPage) -> bool:
-    """Tell whether the last sample of a page is alpha."""
+    """Return whether the last sample of a page is alpha."""
     return page.samplesperpixel in (2, 4) and page.extrasamples[-1:] in ((1,), (2,))
 
 
 def tiff_resolution(page: tifffile.TiffPage) -> Resolution | None:
-    """Return the resolution tags (x, y, unit) of a page; None where there are none."""
+    """Return the resolution tags (x, y, unit) of a page; None if there are none."""
     x, y = (tag_value(page, name, None) for name in ("XResolution", "YResolution"))
     if x is None or y is None or 0 in (*x, *y):
         return None
@@ -229,7 +237,7 @@ def tiff_resolution(page: tifffile.TiffPage) -> Resolution | None:
 
 
 def largest_series(series: Sequence[tifffile.TiffPageSeries]) -> int:
-    """Return the number of the series with the most pixels, the first of equals; others are thumbnails and previews."""
+    """Return the index of the first series with the most pixels; others are thumbnails and previews."""
     pixels = [
         np.prod([n for a, n in zip(s.axes, s.shape, strict=True) if a not in "CS"], dtype=object)
         for s in series
@@ -238,29 +246,29 @@ def largest_series(series: Sequence[tifffile.TiffPageSeries]) -> int:
 
 
 def separate_colours(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> int:
-    """Return the number of colour planes, 3 or 4, of a series that may as well be a stack; 0 for any other.
+    """Return the number of colour planes, 3 or 4, of a series that may also be a stack; otherwise 0.
 
-    tifffile writes arrays of 3 or 4 slices without metadata as one image of so many colours, plane after plane.
+    tifffile writes arrays of 3 or 4 slices without metadata as one image with that many separate colour planes.
     """
     axes, shape = series.axes, series.shape
-    own = tif.is_ome or tif.is_imagej or "S" not in axes or not axes.endswith("SYX")
-    return 0 if own or shape[axes.index("S")] not in (3, 4) else shape[axes.index("S")]
+    declared = tif.is_ome or tif.is_imagej or "S" not in axes or not axes.endswith("SYX")
+    return 0 if declared or shape[axes.index("S")] not in (3, 4) else shape[axes.index("S")]
 
 
 def tiff_pixel_size(
     tif: tifffile.TiffFile, resolution: Resolution | None, number: int = 0
 ) -> tuple[float, float] | None:
-    """Microns per pixel (y, x) of a series, from the most specific source that the file has."""
+    """Return microns per pixel (y, x) of a series, from the most specific metadata of the file; None if unknown."""
     if tif.is_ome:
-        found = _ome_pixels(tif, number)
-        y, x = (_ome_size(found, axis) for axis in "YX")
+        metadata = _ome_pixels(tif, number)
+        y, x = (_ome_size(metadata, axis) for axis in "YX")
         return (y or x, x or y) if y or x else None
     if tif.is_imagej:
-        found = tif.imagej_metadata or {}
+        metadata = tif.imagej_metadata or {}
         if resolution is None:
             return None
-        # ImageJ writes units of y and z where they differ from that of x
-        units = (found.get("yunit", found.get("unit", "")), found.get("unit", ""))
+        # ImageJ stores units of y and z only if they differ from that of x
+        units = (metadata.get("yunit", metadata.get("unit", "")), metadata.get("unit", ""))
         sizes = [
             microns(1 / r if r else None, unit)
             for r, unit in zip((resolution[1], resolution[0]), units, strict=True)
@@ -278,31 +286,31 @@ def tiff_pixel_size(
 
 
 def tiff_z_step(tif: tifffile.TiffFile, number: int = 0) -> float | None:
-    """Microns between pages along Z, where OME or ImageJ metadata say so."""
+    """Return microns between pages along Z from OME or ImageJ metadata; None if unknown."""
     if tif.is_ome:
         return _ome_size(_ome_pixels(tif, number), "Z")
     if tif.is_imagej:
-        found = tif.imagej_metadata or {}
-        return microns(found.get("spacing"), found.get("zunit", found.get("unit", "")))
+        metadata = tif.imagej_metadata or {}
+        return microns(metadata.get("spacing"), metadata.get("zunit", metadata.get("unit", "")))
     return None
 
 
 def tiff_frame_interval(tif: tifffile.TiffFile, number: int = 0) -> float | None:
-    """Seconds between pages along T, where OME or ImageJ metadata say so."""
+    """Return seconds between pages along T from OME or ImageJ metadata; None if unknown."""
     if tif.is_ome:
         pixels = _ome_pixels(tif, number)
         return seconds(pixels.get("TimeIncrement"), pixels.get("TimeIncrementUnit", "s"))
     if tif.is_imagej:
-        found = tif.imagej_metadata or {}
-        return seconds(found.get("finterval"), found.get("tunit", "s"))
+        metadata = tif.imagej_metadata or {}
+        return seconds(metadata.get("finterval"), metadata.get("tunit", "s"))
     return None
 
 
 def _ome_pixels(tif: tifffile.TiffFile, number: int) -> ElementTree.Element:
-    """Return the element of a series; the first where there are fewer, as in files of several series without OME."""
+    """Return the Pixels element of a series, or the first one if there are fewer elements than series."""
     root = ElementTree.fromstring(tif.ome_metadata or "<OME/>")
-    found = [e for e in root.iter() if _tag(e) == "Pixels"]
-    return found[number] if number < len(found) else (found or [ElementTree.Element("Pixels")])[0]
+    elements = [e for e in root.iter() if _tag(e) == "Pixels"]
+    return elements[number] if number < len(elements) else (elements or [ElementTree.Element("Pixels")])[0]
 
 
 def _ome_size(pixels: ElementTree.Element, axis: str) -> float | None:
@@ -315,7 +323,7 @@ def _tag(element: ElementTree.Element) -> str:
 
 
 def tiff_channel_names(tif: tifffile.TiffFile, number: int = 0) -> tuple[str, ...]:
-    """Return the channel names of OME metadata; () unless each has one."""
+    """Return the channel names of OME metadata; () unless every channel has one."""
     if not tif.is_ome:
         return ()
     names = tuple(e.get("Name", "") for e in _ome_pixels(tif, number) if _tag(e) == "Channel")
@@ -330,7 +338,7 @@ def tag_value(page: tifffile.TiffPage, name: str, default: object) -> object:
 
 @contextmanager
 def quiet() -> Iterator[list[str]]:
-    """Collect what tifffile logs, which is all that it says about some damage."""
+    """Collect the log messages of tifffile, which reports some damage only in the log."""
     messages: list[str] = []
 
     class Collector(logging.Handler):

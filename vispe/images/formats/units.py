@@ -1,4 +1,4 @@
-"""Lengths and times as files write them, in microns and in seconds."""
+"""Conversion of lengths and times in file metadata to microns and seconds."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ MICRONS = {
         '"': 25_400.0,
     },
 }
-"""Microns in one unit of length, by its name in lower case and the singular, with the Greek letter mu (U+03BC)."""
+"""Microns per unit of length; keys are lower-case singular names with the Greek letter mu (U+03BC)."""
 
 SECONDS = {
     **dict.fromkeys(("s", "sec", "second"), 1.0),
@@ -49,14 +49,14 @@ SECONDS = {
     **dict.fromkeys(("h", "hr", "hour"), 3600.0),
     **dict.fromkeys(("d", "day"), 86_400.0),
 }
-"""Seconds in one unit of time, by its name in lower case and the singular."""
+"""Seconds per unit of time; keys are lower-case singular names."""
 
-# the micro sign as ImageJ escapes it, and as UTF-8 that was read as Latin-1
+# the micro sign as escaped by ImageJ, and as UTF-8 that was decoded as Latin-1
 _SPELLINGS = {"\\u00b5": "μ", "\\u03bc": "μ", "âμ": "μ", "î¼": "μ"}
 
 
 def microns(value: object, unit: object) -> float | None:
-    """Return a length in microns; None for what is not a positive number or not a unit of length.
+    """Return a length in microns; None unless it is a positive number with a unit of length.
 
     Example:
         >>> microns("5", "nm"), microns(2, "1/nm"), microns(0, "m")
@@ -66,7 +66,7 @@ def microns(value: object, unit: object) -> float | None:
 
 
 def seconds(value: object, unit: object) -> float | None:
-    """Return a time in seconds; None for what is not a positive number or not a unit of time.
+    """Return a time in seconds; None unless it is a positive number with a unit of time.
 
     Example:
         >>> seconds("250", "ms"), seconds(2, "um")
@@ -76,7 +76,7 @@ def seconds(value: object, unit: object) -> float | None:
 
 
 def micron_factor(unit: object) -> float | None:
-    """Return the microns in a unit of length; None where it is not known."""
+    """Return the microns per unit of length; None if the unit is unknown."""
     return _factor(unit, MICRONS)
 
 
@@ -90,7 +90,7 @@ def _scaled(value: object, unit: object, table: Mapping[str, float]) -> float | 
 
 
 def _factor(unit: object, table: Mapping[str, float]) -> float | None:
-    # composed, and the micro sign as mu, the angstrom sign as a letter
+    # NFKC composes accents and maps the micro sign to mu and the angstrom sign to a letter
     text = unicodedata.normalize("NFKC", str(unit).strip()).lower().rstrip(". ")
     for spelling, plain in _SPELLINGS.items():
         text = text.replace(spelling, plain)

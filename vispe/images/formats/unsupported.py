@@ -1,4 +1,4 @@
-"""Files that are not read, recognised by their first bytes or their name, and how to make images of them."""
+"""Unsupported file formats, detected by their first bytes or suffix, and how to convert them."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ _BEGINS = (
     (b"\xd0\xcf\x11\xe0", "OLE (Olympus OIB, Zeiss ZVI)", _BIOFORMATS),
     (b"8BPS", "Photoshop", "save a flat copy as TIFF or PNG"),
     (b"gimp xcf", "GIMP", "export it as TIFF or PNG"),
-    (b"%PDF", "PDF", "export its pictures as TIFF or PNG"),
-    (b"PK\x03\x04", "ZIP", "unpack it, or give a RoiSet.zip of ImageJ as labels (--labels)"),
+    (b"%PDF", "PDF", "export its images as TIFF or PNG"),
+    (b"PK\x03\x04", "ZIP", "unpack it, or pass a RoiSet.zip of ImageJ as `labels`"),
     (b"\x1f\x8b", "gzip", "unpack it with gunzip"),
-    (b"Iout", "ImageJ ROI", "give it as labels (--labels)"),
+    (b"Iout", "ImageJ ROI", "pass it as `labels`"),
     (b"<svg", "SVG", "export it as PNG"),
 )  # fmt: skip
 _INSIDE = (
@@ -25,15 +25,15 @@ _INSIDE = (
     (344, b"n+1\0", "NIfTI", "convert it to TIFF, for example with Fiji"),
 )
 _NAMES = {
-    **dict.fromkeys((".vsi", ".mrxs", ".oif", ".lof", ".xlef"), ("a file of a microscope", _BIOFORMATS)),
-    **dict.fromkeys((".spm", ".sxm", ".ibw", ".gwy", ".nid"), ("a probe microscope's", "export TIFF with Gwyddion")),
-    **dict.fromkeys((".raw", ".dat", ".bin"), ("raw numbers", "import it in Fiji (File, Import, Raw), save TIFF")),
-    ".geojson": ("QuPath GeoJSON", "give it as labels (--labels)"),
+    **dict.fromkeys((".vsi", ".mrxs", ".oif", ".lof", ".xlef"), ("a microscope file", _BIOFORMATS)),
+    **dict.fromkeys((".spm", ".sxm", ".ibw", ".gwy", ".nid"), ("a scanning probe file", "export TIFF with Gwyddion")),
+    **dict.fromkeys((".raw", ".dat", ".bin"), ("raw data", "import it in Fiji (File, Import, Raw), save TIFF")),
+    ".geojson": ("QuPath GeoJSON", "pass it as `labels`"),
 }  # fmt: skip
 
 
-def foreign_format(path: Path) -> str | None:
-    """Say what a file that is no image for vispe holds, and how to convert it; None where it is not known.
+def unsupported_format(path: Path) -> str | None:
+    """Return the format of an unsupported file and how to convert it; None if the format is unknown.
 
     Args:
         path: a file.

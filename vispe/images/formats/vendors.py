@@ -1,6 +1,6 @@
-"""Files of microscopes and their programs: CZI, LIF, ND2, MRC and DM3/4, each through a library of its own.
+"""Dispatch of microscope formats (CZI, LIF, ND2, MRC, DM3 and DM4) to their libraries.
 
-The libraries come with the extra `vendors` and are imported when a file needs them.
+The libraries are in the extra `vendors` and imported on first use.
 """
 
 import importlib.util
@@ -20,14 +20,14 @@ from vispe.images.formats.scenes import Planes
 
 @dataclass(frozen=True)
 class Vendor:
-    """A format that a library reads.
+    """Microscope format and the library that reads it.
 
     Attributes:
-        name: of the format.
-        at: place of `mark` in the file.
-        mark: bytes by which the format is recognised.
-        module: that reads it.
-        read: path and scene that is asked for -> planes.
+        name: name of the format.
+        at: offset of `mark` in the file.
+        mark: magic bytes of the format.
+        module: import name of the library.
+        read: function (path, requested scene) -> planes.
     """
 
     name: str
@@ -38,56 +38,58 @@ class Vendor:
 
 
 def vendor_of(head: bytes) -> Vendor | None:
-    """Return the format of a file by its first 212 bytes; None for other files."""
+    """Return the microscope format of a file from its first 212 bytes; None for other files."""
     return next((v for v in VENDORS if head[v.at : v.at + len(v.mark)] == v.mark), None)
 
 
 def decode_vendor(path: Path, vendor: Vendor, axes: str | None, scene: str | None) -> Decoded:
-    """Read a file of a microscope.
+    """Read a microscope file.
 
     Args:
         path: the file.
         vendor: its format.
-        axes: the meaning of each stored dimension; None believes the file.
-        scene: the name or the number (from 0) of one of several scenes.
+        axes: axis of each stored dimension; None uses the metadata of the file.
+        scene: name or number (from 0) of a scene.
 
     Raises:
         MissingExtra: the library is not installed.
-        InputError: damaged, several scenes and none chosen, or no picture in it.
+        InputError: damaged, several scenes and `scene` is None, or no image.
     """
     if importlib.util.find_spec(vendor.module.partition(".")[0]) is None:
-        raise MissingExtra(f"{path} is a {vendor.name} file: pip install 'vispe[vendors]'")
+        raise MissingExtra(
+            f"{path} is a {vendor.name} file, which needs {vendor.module}: pip install 'vispe[vendors]'"
+        )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = vendor.read(path, scene)
+            planes = vendor.read(path, scene)
         except InputError:
             raise
-        except Exception as error:  # whatever the libraries of others raise on damaged files
+        except Exception as error:  # vendor libraries raise arbitrary exceptions on damaged files
             raise damaged(path, error) from error
-    letters = found.letters
+    letters = planes.letters
     if axes is None and not {"Y", "X"} <= set(letters):
         raise InputError(
-            f"{path} holds an array of {times(found.array.shape)} along {' x '.join(letters)}, which is no picture; "
-            "if it is one, say with axes what the dimensions mean, such as YX."
+            f"{path}: no axes Y and X, got an array of {times(planes.array.shape)} along {' x '.join(letters)}. If it "
+            "is an image, set `axes`, such as YX."
         )
-    said = [
+    notes = [
         f"{path.name}: {' '.join(str(w.message).split())}"
         for w in caught
         if w.category is not DeprecationWarning
     ]
-    counted = count_axes(letters, axes, found.array.shape)
-    if len(counted) > 1 and axes is None:
-        sizes = " x ".join(f"{a}={n}" for a, n in counted)
-        said.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in counted])} pages.")
+    page_axes = count_axes(letters, axes, planes.array.shape)
+    if len(page_axes) > 1 and axes is None:
+        sizes = " x ".join(f"{a}={n}" for a, n in page_axes)
+        notes.append(f"{path.name}: the axes {sizes} are read as {np.prod([n for _, n in page_axes])} pages.")
     return Decoded(
-        pages=to_pages(path, found.array, letters, axes),
+        pages=to_pages(path, planes.array, letters, axes),
         format=vendor.name,
-        pixel_size=found.pixel_size,
-        channel_names=found.channel_names,
-        notes=(*found.notes, *said),
-        page_axes=counted,
-        z_step=found.z_step,
+        pixel_size=planes.pixel_size,
+        channel_names=planes.channel_names,
+        notes=(*planes.notes, *notes),
+        page_axes=page_axes,
+        z_step=planes.z_step,
     )
 
 
@@ -99,7 +101,7 @@ VENDORS = (
     Vendor("Gatan DM3", 0, b"\0\0\0\x03\0\0", "rsciio", read_dm),
     Vendor("Gatan DM4", 0, b"\0\0\0\x04\0\0", "rsciio", read_dm),
 )
-"""The formats that the extra `vendors` brings."""
+"""Formats of the extra `vendors`."""
 
 ENDINGS = (".czi", ".lif", ".nd2", ".mrc", ".dm3", ".dm4")
-"""Of names of such files, which are looked for in folders."""
+"""Suffixes of microscope files that are searched for in folders."""

@@ -1,1 +1,1 @@
-"""Labels that people draw: read from images, layers and shapes, as strokes."""
+"""Annotations as class labels, from label images, scribbles and shapes."""

@@ -1,4 +1,4 @@
-"""Strokes and points from a JSON file, drawn as label pixels."""
+"""Scribbles (pen strokes and dots) of a JSON file, rasterised as label pixels."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from vispe.images.labels.class_values import Level, Naming, class_number, load_j
 
 KEYS = ("class", "width", "points", "page")
 WIDEST = 1024
-"""Pixels across the widest pen."""
+"""Largest pen width in pixels."""
 
 MOST_WORK = 500_000_000
-"""Pixels that the pen of all strokes passes over, each as often as it is passed."""
+"""Upper bound of the drawing cost of a file: pixels covered by the pen, summed over the path of all strokes."""
 
-_NARROW = 16  # pixels; the tip of a wider pen is drawn as intervals of its rows
-_RUN = 4096  # pixels of a path that are drawn at once with a wide pen
+_NARROW = 16  # pixels; wider pens are drawn as row intervals
+_RUN = 4096  # path pixels per chunk for wide pens
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Stroke:
     """One pen stroke.
 
     Attributes:
-        level: the class, as a level (a number, or a colour of the legend).
-        width: pixels.
-        points: (n, 2) float64, (x, y), pixel centres at whole numbers.
-        page: from 0.
+        level: class as a level (a number, or a colour of the legend).
+        width: pen width in pixels.
+        points: (n, 2) float64, (x, y); pixel centres are at integers.
+        page: page from 0.
     """
 
     level: Level
@@ -41,33 +41,34 @@ class Stroke:
 
 
 def read_strokes(path: Path, naming: Naming, default_page: int | None) -> list[Stroke]:
-    """Read ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; width is 1 when left out.
+    """Read ``[{"class": 1, "width": 3, "points": [[x, y], ...], "page": 0}, ...]``; the default width is 1.
 
     Args:
         path: the JSON file.
-        naming: class names, so that ``"class"`` may be one of them.
-        default_page: the page of strokes that name none; None makes that an error.
+        naming: class names, which are valid values of ``"class"``.
+        default_page: page of strokes without one; None makes that an error.
 
     Raises:
-        InputError: not such a list; the stroke (counted from 0) and what is wrong with it are named.
+        InputError: invalid list; the message includes the index of the stroke (from 0).
     """
     content = load_json(path)
     if not isinstance(content, list):
-        raise InputError(f'{path} must hold a list of strokes such as [{{"class": 1, "points": [[5, 9]]}}].')
+        raise InputError(
+            f'{path} must contain a list of strokes such as [{{"class": 1, "points": [[5, 9]]}}].'
+        )
     return [_stroke(f"{path}: stroke {i}", entry, naming, default_page) for i, entry in enumerate(content)]
 
 
 def draw_strokes(
     path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> tuple[np.ndarray, list[Level], list[str]]:
-    """Draw strokes in their order, later ones over earlier ones; `hint` is a clause about the image for messages.
+    """Draw strokes in order, later ones over earlier ones; `hint` is a clause about the image for messages.
 
     Returns:
-        (z, h, w) indices into the sorted list of levels, from 1, 0 where nothing is drawn; that list; and
-        notes.
+        (z, h, w) indices from 1 into the sorted list of levels, 0 = unlabelled; that list; and notes.
 
     Raises:
-        InputError: a point outside the image or a page that it does not have.
+        InputError: a point outside the image or a page that does not exist.
     """
     levels = sorted({s.level for s in strokes})
     index = np.zeros(shape, np.int64)
@@ -83,61 +84,65 @@ def draw_strokes(
 def placed(
     path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
-    """Yield each stroke with the rows and columns of its pixels; raises as `draw_strokes`."""
+    """Yield each stroke with the rows and columns of its pixels.
+
+    Raises:
+        InputError: a point outside the image or a page that does not exist.
+    """
     z, h, w = shape
     check_work(str(path), strokes, h, w)
     for number, stroke in enumerate(strokes):
         if stroke.page >= z:
-            raise InputError(
-                f"{path}: stroke {number} is on page {stroke.page}, but the image has {z} (0 to {z - 1})."
-            )
+            raise InputError(f"{path}: stroke {number}: the page must be 0 to {z - 1}, got {stroke.page}.")
         outside = ((stroke.points < -0.5) | (stroke.points >= (w - 0.5, h - 0.5))).any(1)
         if outside.any():
             x, y = stroke.points[outside][0]
             raise InputError(
-                f"{path}: stroke {number} has the point ({x:g}, {y:g}) outside the image of {w} x {h} pixels (x, y)"
-                f"{hint}."
+                f"{path}: stroke {number}: points must be inside the image of {w} x {h} pixels (x, y){hint}, got "
+                f"({x:g}, {y:g})."
             )
         yield stroke, *stroke_pixels(stroke, h, w)
 
 
 def overdrawn(path: Path, pixels: int) -> list[str]:
-    """Say how many pixels lie under strokes of two classes, where there are any."""
-    note = f"{pixels} pixels of {path.name} lie under strokes of two classes; the later counts."
+    """Return a note on the number of pixels under strokes of different classes; [] if there are none."""
+    note = (
+        f"{pixels} pixels of {path.name} are covered by strokes of different classes; the later stroke wins."
+    )
     return [note] if pixels else []
 
 
 def check_work(where: str, strokes: Iterable[Stroke], h: int, w: int) -> None:
-    """Check that strokes can be drawn in seconds, before any is drawn.
+    """Check the drawing cost of strokes before any is drawn.
 
     Args:
         where: owner of the strokes, for the message.
-        strokes: in an image of h x w pixels.
+        strokes: strokes in an image of h x w pixels.
         h: height in pixels.
         w: width in pixels.
 
     Raises:
-        InputError: the pen covers more than `MOST_WORK` pixels in total, each as often as it is passed.
+        InputError: the cost exceeds `MOST_WORK` pixels.
     """
     work = 0
     for stroke in strokes:
-        ends = np.clip(stroke.points, -stroke.width, np.array([w, h]) + stroke.width)
-        length = np.abs(np.diff(ends, axis=0)).max(1).sum() + 1
+        points = np.clip(stroke.points, -stroke.width, np.array([w, h]) + stroke.width)
+        length = np.abs(np.diff(points, axis=0)).max(1).sum() + 1
         work += int(length) * min(stroke.width, h) * (min(stroke.width, w) if stroke.width <= _NARROW else 1)
     if work > MOST_WORK:
         raise InputError(
-            f"{where}: the strokes pass over {work / 1e9:.1f} billion pixels, more than {MOST_WORK / 1e9:g}; use fewer "
-            "strokes, or a narrower pen."
+            f"{where}: strokes must cover at most {MOST_WORK / 1e9:g} billion pixels in total, got {work / 1e9:.1f}. "
+            "Use fewer strokes, or a narrower pen."
         )
 
 
 def stroke_pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the pixels of a stroke that lie in an image of h x w; some may come twice."""
-    ends = np.floor(stroke.points + 0.5).astype(int)
-    if len(ends) == 1:
-        ends = np.repeat(ends, 2, axis=0)
-    reach = stroke.width // 2 + 1  # a line farther away than the pen reaches leaves no mark
-    parts = [_line(a, b, (-reach, h + reach), (-reach, w + reach)) for a, b in pairwise(ends)]
+    """Return rows and columns of the pixels of a stroke within an image (h, w); may contain duplicates."""
+    vertices = np.floor(stroke.points + 0.5).astype(int)
+    if len(vertices) == 1:
+        vertices = np.repeat(vertices, 2, axis=0)
+    reach = stroke.width // 2 + 1  # lines farther outside the image than this do not mark any pixel
+    parts = [_line(a, b, (-reach, h + reach), (-reach, w + reach)) for a, b in pairwise(vertices)]
     rows, columns = (np.concatenate(p) for p in zip(*parts, strict=True))
     tip = _tip(stroke.width)
     if stroke.width > _NARROW:
@@ -150,9 +155,9 @@ def stroke_pixels(stroke: Stroke, h: int, w: int) -> tuple[np.ndarray, np.ndarra
 def _line(
     start: np.ndarray, end: np.ndarray, row_range: tuple[int, int], column_range: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of a line, as `skimage.draw.line`, without the pixels outside the ranges.
+    """Return rows and columns of a line, as `skimage.draw.line`, clipped to the ranges.
 
-    The cost follows the part inside, so a point that is far away costs nothing.
+    The cost is proportional to the part within the ranges, so far-away points are cheap.
     """
     (x0, y0), (x1, y1) = start.tolist(), end.tolist()
     steep = abs(y1 - y0) > abs(x1 - x0)
@@ -160,7 +165,7 @@ def _line(
     low, high = row_range if steep else column_range
     length, rise = abs(a1 - a0), abs(b1 - b0)
     sign = 1 if a1 >= a0 else -1
-    # steps along the longer side that stay in the range
+    # steps along the major axis within the range
     first, last = sorted((sign * (low - a0), sign * (high - 1 - a0)))
     step = np.arange(max(first, 0), min(last, length) + 1)
     a = a0 + sign * step
@@ -173,24 +178,24 @@ def _line(
 
 @lru_cache(maxsize=4)
 def _tip(width: int) -> tuple[np.ndarray, np.ndarray]:
-    middle = 0.0 if width % 2 else 0.5  # an even pen is centred between pixels
+    middle = 0.0 if width % 2 else 0.5  # pens of even width are centred between pixels
     return disk((middle, middle), width / 2)
 
 
 def _swept(
     rows: np.ndarray, columns: np.ndarray, tip_rows: np.ndarray, tip_columns: np.ndarray, h: int, w: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels in an image of h x w under a wide tip at every pixel of a path.
+    """Return the pixels of an image (h, w) under a wide tip moved along a path.
 
-    Each row of the tip is an interval of columns. Counting where intervals begin and end, and summing up along the
-    row, costs the number of rows of the tip for a pixel of the path, not its area.
+    Each row of the tip is an interval of columns. Accumulating interval starts and ends, followed by a cumulative sum
+    along the row, costs the number of tip rows per path pixel, not the area of the tip.
     """
-    steps, first = np.unique(tip_rows, return_index=True)  # the tip lists its pixels row by row
+    steps, first = np.unique(tip_rows, return_index=True)  # tip pixels are sorted by row
     left = tip_columns[first]
     right = tip_columns[np.append(first[1:], len(tip_rows)) - 1] + 1
     if not len(rows):
         return rows, columns
-    rows, columns = np.unique(np.stack([rows, columns]), axis=1)  # a path that comes back costs nothing more
+    rows, columns = np.unique(np.stack([rows, columns]), axis=1)  # each path pixel once
     top, bottom = max(rows.min() + steps[0], 0), min(rows.max() + steps[-1] + 1, h)
     start, end = max(columns.min() + left.min(), 0), min(columns.max() + right.max(), w)
     if top >= bottom or start >= end:
@@ -209,22 +214,22 @@ def _swept(
 
 def _stroke(where: str, entry: object, naming: Naming, default_page: int | None) -> Stroke:
     if not isinstance(entry, dict):
-        raise InputError(f"{where} is {entry!r}; each stroke is an object with 'class' and 'points'.")
+        raise InputError(f"{where}: strokes must be objects with 'class' and 'points', got {entry!r}.")
     for key in entry:
         if key not in KEYS:
             hint = did_you_mean(str(key), KEYS)
-            raise InputError(f"{where} has the unknown key {key!r}; known are {', '.join(KEYS)}.{hint}")
+            raise InputError(f"{where}: keys must be {', '.join(KEYS)}, got the unknown key {key!r}.{hint}")
     for key in ("class", "points"):
         if key not in entry:
-            raise InputError(f"{where} has no {key!r}; each stroke needs 'class' and 'points'.")
+            raise InputError(f"{where} has no {key!r}. Strokes need 'class' and 'points'.")
     width = entry.get("width", 1)
     if not is_whole(width) or not 1 <= width <= WIDEST:
-        raise InputError(f"{where} has width={width!r}; the width is a whole number from 1 to {WIDEST} px.")
+        raise InputError(f"{where}: width must be an integer from 1 to {WIDEST} px, got width={width!r}.")
     page = entry.get("page", default_page)
     if page is None:
-        raise InputError(f'{where} names no page, but the image has several; add "page" or give label_page.')
+        raise InputError(f'{where} has no page, but the image has several. Add "page" or set `label_page`.')
     if not is_whole(page) or page < 0:
-        raise InputError(f"{where} has page={page!r}; pages are whole numbers from 0.")
+        raise InputError(f"{where}: page must be an integer from 0, got page={page!r}.")
     level, points = _class(where, entry["class"], naming), _points(where, entry["points"])
     return Stroke(level, int(width), points, int(page))
 
@@ -235,27 +240,29 @@ def _class(where: str, value: object, naming: Naming) -> Level:
             return _class(where, int(value[:18]), naming)
         if not naming.names:
             raise InputError(
-                f"{where} names the class {value!r}, but no class names were given; give classes or legend."
+                f"{where}: class names need `classes` or `legend`, got {value!r}. Set one of them."
             )
         number = class_number(value, naming.names)
         if number is None:
             hint = did_you_mean(value, naming.names)
-            raise InputError(f"{where} names the class {value!r}; known are {', '.join(naming.names)}.{hint}")
+            raise InputError(
+                f"{where}: the class must be one of {', '.join(naming.names)}, got {value!r}.{hint}"
+            )
         return naming.levels[number - 1] if naming.levels else (number,)
     if not is_whole(value) or value < 1:
-        raise InputError(f"{where} has class={value!r}; classes are whole numbers from 1, or names.")
+        raise InputError(f"{where}: class must be an integer from 1 or a name, got class={value!r}.")
     return (int(value),)
 
 
 def _points(where: str, value: object) -> np.ndarray:
     message = (
-        f"{where} has points={str(value)[:60]}; points are a list of [x, y] pairs of numbers, at least one."
+        f"{where}: points must be a non-empty list of [x, y] pairs of numbers, got points={str(value)[:60]}."
     )
     try:
         points = np.array(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(message) from error
-    if points.dtype.kind not in "iuf":  # texts and true are no numbers
+    if points.dtype.kind not in "iuf":  # excludes texts and booleans
         raise InputError(message)
     points = points.astype(np.float64)
     if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():

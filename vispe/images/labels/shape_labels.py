@@ -1,4 +1,4 @@
-"""Annotations of other programs as labels: which class each shape is of, and which pixels it gets."""
+"""Annotation shapes of other programs as labels: class and pixels of each shape."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ from vispe.images.orientation import Frame
 
 @dataclass(frozen=True)
 class ShapeSet:
-    """The shapes of several label files, with one naming of their classes.
+    """Shapes of several label files with a common class naming.
 
     Attributes:
-        of: shapes that have a class, by the number of the file; files of other kinds are not in it.
-        naming: the names of the classes: those that the user gave, or all that the files have, in natural order.
-        colors: of the classes, where every one has its own, else None.
-        notes: by the number of the file.
+        of: shapes with a class, by the index of the file; files of other kinds are excluded.
+        naming: class names: those specified by the user, or those of all files in natural order.
+        colors: colours of the classes if all are distinct, otherwise None.
+        notes: notes by the index of the file.
     """
 
     of: Mapping[int, Sequence[Shape]]
@@ -38,77 +38,77 @@ def shape_set(
     naming: Naming,
     frames: Sequence[Frame] | None = None,
 ) -> ShapeSet:
-    """Read all files of shapes among label files.
+    """Read the shape files among label files.
 
     Args:
         paths: label files of any kind.
-        sizes: height and width of the image of each.
-        images: the image of each, where it is known.
-        naming: what the user said about the classes.
-        frames: the frame of each image, for files that give its size; None for images without orientation tags.
+        sizes: height and width of the image of each file.
+        images: image file of each label file, if known.
+        naming: class names and levels specified by the user.
+        frames: frame of each image, for files that contain its size; None for images without orientation tags.
 
     Raises:
-        InputError: a file that cannot be read, or in which no shape has a class; files of shapes beside those of
-            numbers, where nobody says which number is which name.
+        InputError: an unreadable file, a file without classes, or shape files mixed with label images without
+            specified class names.
     """
-    found, notes = {}, {}
-    placed = frames or [Frame()] * len(paths)
-    for number, (path, size, image, frame) in enumerate(zip(paths, sizes, images, placed, strict=True)):
+    by_file, notes = {}, {}
+    image_frames = frames or [Frame()] * len(paths)
+    for number, (path, size, image, frame) in enumerate(zip(paths, sizes, images, image_frames, strict=True)):
         if holds_shapes(path):
-            found[number], notes[number] = _classed(path, read_shapes(path, size, image, frame))
-    if not found:
+            by_file[number], notes[number] = _classed(path, read_shapes(path, size, image, frame))
+    if not by_file:
         return ShapeSet({}, naming, None, {})
     if not naming.names:
-        others = [path for number, path in enumerate(paths) if number not in found]
+        others = [path for number, path in enumerate(paths) if number not in by_file]
         if others:
             raise InputError(
-                f"{paths[next(iter(found))]} names its classes and {others[0]} numbers them; say with classes which "
-                "names the numbers 1, 2, ... stand for."
+                f"{paths[next(iter(by_file))]} has class names and {others[0]} has class numbers. Set `classes` to the "
+                "names of the classes 1, 2, ..."
             )
-        labels = {label_of(shape) for shapes in found.values() for shape in shapes}
+        labels = {label_of(shape) for shapes in by_file.values() for shape in shapes}
         names = checked_names(str(paths[0]), sorted(labels, key=natural))
         naming = replace(naming, names=names)
     colors = {}
-    for shapes in found.values():
+    for shapes in by_file.values():
         for shape in shapes:
             if shape.color is not None:
                 colors.setdefault(class_of(shape, naming), shape.color)
-    listed = [colors.get(k) for k in range(1, len(naming.names) + 1)]
-    own = tuple(c for c in listed if c is not None)
-    distinct = len(own) == len(listed) == len(set(own))
-    return ShapeSet(found, naming, own if distinct else None, notes)
+    class_colors = [colors.get(k) for k in range(1, len(naming.names) + 1)]
+    distinct_colors = tuple(c for c in class_colors if c is not None)
+    all_distinct = len(distinct_colors) == len(class_colors) == len(set(distinct_colors))
+    return ShapeSet(by_file, naming, distinct_colors if all_distinct else None, notes)
 
 
 def _classed(path: Path, shapes: Sequence[Shape]) -> tuple[list[Shape], list[str]]:
-    """Skip empty shapes, and those without a class, with a note."""
+    """Return the shapes that are not empty and have a class, and notes on the skipped ones."""
     count, notes = len(shapes), []
     shapes = [shape for shape in shapes if not shape.empty]
     if empty := count - len(shapes):
         notes.append(f"{empty} shape(s) of {path.name} have an empty geometry and are not used.")
     if count and not shapes:
         raise InputError(
-            f"{path} holds {count} shape(s), but all of them are empty: their coordinates are no list of parts and no "
-            "pairs of numbers (x, y); export them again."
+            f"{path} has {count} shape(s), all of them empty: coordinates are neither lists of parts nor pairs of "
+            "numbers (x, y). Export them again."
         )
-    region = [s for s in shapes if s.name is not None and s.name.endswith("*")]
-    named = [s for s in shapes if (s.name or s.group) and s not in region]
-    if region:
-        kinds = ", ".join(sorted({str(s.name) for s in region}))
+    ignored = [s for s in shapes if s.name is not None and s.name.endswith("*")]
+    with_class = [s for s in shapes if (s.name or s.group) and s not in ignored]
+    if ignored:
+        kinds = ", ".join(sorted({str(s.name) for s in ignored}))
         notes.append(
-            f"{len(region)} shape(s) of {path.name} of the class {kinds}, which QuPath ignores, are not used."
+            f"{len(ignored)} shape(s) of {path.name} of the class {kinds}, which QuPath ignores, are not used."
         )
-    if without := len(shapes) - len(named) - len(region):
-        notes.append(f"{without} shape(s) of {path.name} have no class and are not used.")
-    if not named:
+    if n_without_class := len(shapes) - len(with_class) - len(ignored):
+        notes.append(f"{n_without_class} shape(s) of {path.name} have no class and are not used.")
+    if not with_class:
         raise InputError(
-            f"{path} holds {len(shapes)} shape(s), but none with a class; give them one: a classification in QuPath, a "
-            "group or a name such as pore-1 in ImageJ, a category in COCO."
+            f"{path} has {len(shapes)} shape(s), none with a class. Assign a classification in QuPath, a group or a "
+            "name such as pore-1 in ImageJ, or a category in COCO."
         )
-    return named, notes
+    return with_class, notes
 
 
 def label_of(shape: Shape) -> str:
-    """Return the name of the class of a shape by itself: 'class 2' where the file only numbers it."""
+    """Return the class name of a shape, 'class 2' if the file contains only a number."""
     return shape.name or f"class {shape.group}"
 
 
@@ -116,7 +116,7 @@ def class_of(shape: Shape, naming: Naming) -> int:
     """Return the class (1..K) of a shape.
 
     Raises:
-        InputError: a name or number that is not among the names.
+        InputError: unknown class name or number.
     """
     names = naming.names
     if (number := class_number(label_of(shape), names)) is not None:
@@ -125,7 +125,7 @@ def class_of(shape: Shape, naming: Naming) -> int:
         return shape.group
     hint = did_you_mean(label_of(shape), names)
     raise InputError(
-        f"{shape.where} is of the class {label_of(shape)!r}; known are {', '.join(names)}.{hint}"
+        f"{shape.where}: the class must be one of {', '.join(names)}, got {label_of(shape)!r}.{hint}"
     )
 
 
@@ -137,14 +137,14 @@ def shape_places(
     page: int | None,
     hint: str = "",
 ) -> tuple[list[tuple[int, np.ndarray]], list[str]]:
-    """Return the class and the places of each shape, the largest first so that a later one counts, and notes.
+    """Return the class and pixel indices of each shape, largest first (smaller ones overwrite), and notes.
 
     Raises:
         InputError: as `vispe.images.annotations.shapes.painted`.
     """
     default = 0 if page is None and shape[0] == 1 else page
-    found, notes = painted(path, shapes, shape, default, hint)
-    drawn = [(class_of(each, naming), places) for each, places in found]
+    covered, notes = painted(path, shapes, shape, default, hint)
+    drawn = [(class_of(each, naming), pixels) for each, pixels in covered]
     return drawn, notes + list(overlapping(path, drawn))
 
 
@@ -156,17 +156,21 @@ def draw_shapes(
     page: int | None,
     hint: str = "",
 ) -> tuple[np.ndarray, list[Level], list[str]]:
-    """Draw shapes as `vispe.images.labels.scribbles.draw_strokes` draws strokes, the smaller over the larger."""
+    """Draw shapes, smaller ones over larger ones; returns as `vispe.images.labels.scribbles.draw_strokes`.
+
+    Raises:
+        InputError: as `vispe.images.annotations.shapes.painted`.
+    """
     drawn, notes = shape_places(path, shapes, naming, shape, page, hint)
     classes = sorted({k for k, _ in drawn})
     index = np.zeros(shape, np.int64)
-    for k, places in drawn:
-        index.ravel()[places] = classes.index(k) + 1
+    for k, pixels in drawn:
+        index.ravel()[pixels] = classes.index(k) + 1
     return index, [level_of(k, naming) for k in classes], notes
 
 
 def level_of(k: int, naming: Naming) -> Level:
-    """Return the level that stands for class k, as strokes that name it have it."""
+    """Return the level of class k, as in scribbles that name the class."""
     return naming.levels[k - 1] if naming.levels else (k,)
 
 
@@ -179,32 +183,32 @@ def draw_truth(
     note: Callable[[str], None] | None,
     frame: Frame | None = None,
 ) -> np.ndarray:
-    """Return the true classes (pages, h, w) int32 that shapes give, 0 where there is none.
+    """Return the ground-truth classes (pages, h, w) int32 of annotation shapes, 0 outside of all shapes.
 
     Args:
-        path: a file of shapes.
-        image: its image, where it is known.
-        shape: of the image.
-        names: of the classes 1..K; None numbers those of the file in natural order.
-        page: of shapes that name none.
-        note: called with what the user should know.
-        frame: of the image.
+        path: shape file.
+        image: its image file, if known.
+        shape: (pages, h, w) of the image.
+        names: names of the classes 1..K; None numbers those of the file in natural order.
+        page: page of shapes without one.
+        note: called with notes for the user.
+        frame: frame of the image.
 
     Raises:
-        InputError: a shape of another class, or what cannot be read.
+        InputError: a shape of an unknown class, or an unreadable file.
     """
     frame = frame or Frame()
-    found = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())), [frame])
-    drawn, notes = shape_places(path, found.of[0], found.naming, shape, page, frame.hint())
+    shapes = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())), [frame])
+    drawn, notes = shape_places(path, shapes.of[0], shapes.naming, shape, page, frame.hint())
     out = np.zeros(shape, np.int32)
-    for k, places in drawn:
-        out.ravel()[places] = k
-    left_out = 100 * float((out == 0).mean())
-    if left_out:
+    for k, pixels in drawn:
+        out.ravel()[pixels] = k
+    unlabelled = 100 * float((out == 0).mean())
+    if unlabelled:
         notes.append(
-            f"{left_out:.3g} % of the pixels lie under no shape of {path.name} and are left out of the score."
+            f"{unlabelled:.3g} % of the pixels are outside of all shapes of {path.name} and are ignored in the score."
         )
-    for text in (*found.notes[0], *notes):
+    for text in (*shapes.notes[0], *notes):
         if note is not None:
             note(text)
     return out

@@ -2,8 +2,8 @@
 
 >>> image, classes = random_field(0, wavelength=24).render((224, 224), angle=30, mirror=True)
 
-Isotropic ones show no "up", so whatever changes when they are turned is due to the model; `layered` and stretched
-ones do, as negative controls.
+Isotropic textures have no preferred orientation, so any change under rotation is due to the model; `layered` and
+stretched textures are negative controls.
 """
 
 from vispe.images.textures.discs import DiscPacking, disc_packing

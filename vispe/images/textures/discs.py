@@ -1,4 +1,4 @@
-"""Discs that do not overlap, in a matrix; the packing repeats after a period."""
+"""Periodic packing of non-overlapping discs in a matrix."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, fine
 from vispe.options import Limits, NotNegative, Number, Positive, checked
 
-_FEWEST = 16  # discs, so that scaling them to meet the coverage changes them little
+_FEWEST = 16  # discs; with fewer, scaling them to the exact coverage would change the radii noticeably
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DiscPacking(Texture):
-    """Discs that do not overlap, class 1, in a matrix, class 0; made by `disc_packing`.
+    """Non-overlapping discs, class 1, in a matrix, class 0; see `disc_packing`.
 
     Attributes:
         centres: (n, 2) as (y, x), within the period.
         radii: (n,), pixels.
         levels: grey levels of matrix and discs.
-        edge: width over which the grey level changes, and smallest gap between discs, pixels.
+        edge: width of the grey-level transition, and smallest gap between discs, pixels.
     """
 
     centres: np.ndarray = field(repr=False)
@@ -36,26 +36,26 @@ class DiscPacking(Texture):
 
     def __post_init__(self) -> None:
         frozen(self.centres, self.radii)
-        # discs with half of the edge around them are still apart: a place within one of them is nearest to that one
+        # discs dilated by half of the edge are still disjoint, so a point within one of them is nearest to it
         grown = self.radii + self.edge / 2
-        # nearest in squared distance less squared radius, as if the centres had a height over the plane
+        # power distance (squared distance minus squared radius) as a Euclidean distance with a third coordinate
         height = np.sqrt(grown.max() ** 2 - grown**2)
         tree = neighbours(np.column_stack([self.centres, height]), (*self.period, 0))
         object.__setattr__(self, "_tree", tree)
 
     @property
     def coverage(self) -> float:
-        """Share of the area that is covered by discs, exactly, over one period."""
+        """Exact area fraction of the discs over one period."""
         return float(np.pi * np.square(self.radii).sum() / (self.period[0] * self.period[1]))
 
     def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
         points = places.points()
         _, nearest = self._tree.query(np.concatenate([points, np.zeros_like(points[..., :1])], -1))
-        away = shortest(points - self.centres[nearest], self.period)
-        inside = self.radii[nearest] - np.hypot(away[..., 0], away[..., 1])
-        share = smooth(inside / self.edge + 0.5) if self.edge else (inside >= 0).astype(np.float64)
+        offset = shortest(points - self.centres[nearest], self.period)
+        inside = self.radii[nearest] - np.hypot(offset[..., 0], offset[..., 1])
+        blend = smooth(inside / self.edge + 0.5) if self.edge else (inside >= 0).astype(np.float64)
         low, high = self.levels
-        return low + (high - low) * share, (inside >= 0).astype(np.int64)
+        return low + (high - low) * blend, (inside >= 0).astype(np.int64)
 
 
 @checked
@@ -73,37 +73,42 @@ def disc_packing(
     direction: Number = 0.0,
     spacing: Positive = 1.0,
 ) -> DiscPacking:
-    """Return discs at random places that do not overlap: particles, precipitates, pores.
+    """Return discs at random positions that do not overlap: particles, precipitates, pores.
 
-    Radii are log-normal; the largest discs are placed first, each where it first fits (random sequential addition).
+    Radii are log-normal; discs are added in descending order of radius by random sequential addition.
 
     Args:
-        seed: whole number, or a numpy Generator, which is advanced.
-        radius: mean radius in pixels; radii are then scaled together, by a little, to meet the coverage.
-        spread: standard deviation of the radii as a share of their mean; 0 for equal discs.
-        coverage: share of the area that discs cover, exact over one period; about 0.5 can be reached.
-        period: pixels after which the packing repeats, (y, x) or one for both.
+        seed: integer, or a numpy Generator, which is advanced.
+        radius: mean radius in pixels; radii are then scaled slightly to the exact coverage.
+        spread: standard deviation of the radii as a fraction of their mean; 0 for equal discs.
+        coverage: area fraction of the discs, exact over one period; the upper limit is about 0.5.
+        period: period of the packing in pixels, (y, x) or one number for both.
         levels: grey levels of matrix and discs.
-        edge: width over which the grey level changes, and smallest gap between discs, pixels; 0 for steps.
+        edge: width of the grey-level transition, and smallest gap between discs, pixels; 0 for steps.
         detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level.
-        stretch: elongation; above 1 for a control that is not isotropic.
-        direction: of the elongation, degrees counter-clockwise from the horizontal.
+        stretch: elongation; above 1 for an anisotropic control.
+        direction: direction of the elongation, degrees counter-clockwise from the horizontal.
         spacing: length of a pixel, in any unit.
 
     Raises:
-        OptionError: an option is out of its range, there are fewer than 16 discs in a period, or they do not fit.
+        OptionError: an option is out of range, there are fewer than 16 discs in a period, or they do not fit.
         MissingExtra: scipy is not installed.
+
+    Example:
+        >>> image, classes = disc_packing(0, coverage=0.3).render((64, 64))
+        >>> tuple(image.shape), classes.unique().tolist()
+        ((3, 64, 64), [0, 1])
     """
     rng, shape = np.random.default_rng(seed), both(period)
-    wanted, sigma = coverage * shape[0] * shape[1], np.sqrt(np.log1p(spread**2))
-    count = round(wanted / (np.pi * radius**2 * (1 + spread**2)))
+    area, sigma = coverage * shape[0] * shape[1], np.sqrt(np.log1p(spread**2))
+    count = round(area / (np.pi * radius**2 * (1 + spread**2)))
     if count < _FEWEST:
         raise OptionError(
-            f"A period of {shape} pixels is covered to {coverage:g} by {count} discs of radius {radius:g}; enlarge it, "
-            f"so that there are {_FEWEST}."
+            f"disc_packing: needs {_FEWEST} or more discs per period, got {count} with period={shape}, "
+            f"coverage={coverage:g} and radius={radius:g}. Increase `period`."
         )
     radii = np.sort(radius * np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2))[::-1]
-    radii = radii * np.sqrt(wanted / (np.pi * np.square(radii).sum()))
+    radii = radii * np.sqrt(area / (np.pi * np.square(radii).sum()))
     shared = {"period": shape, "stretch": stretch, "direction": direction, "spacing": spacing}
     discs = {"centres": packed(rng, radii, shape, edge), "radii": radii, "levels": levels, "edge": edge}
     return DiscPacking(classes=("matrix", "disc"), detail=fine(rng, detail, shape), **discs, **shared)

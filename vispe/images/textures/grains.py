@@ -1,4 +1,4 @@
-"""Polycrystals: Voronoi cells of random seeds; the grains repeat after a period."""
+"""Periodic polycrystals: Voronoi cells of random seeds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DARK = 0.1  # grey level of grain boundaries
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Voronoi(Texture):
-    """Grains: all places that are nearer to one seed than to any other; made by `voronoi`.
+    """Voronoi cells (grains) of random seeds; see `voronoi`.
 
     Attributes:
         seeds: (n, 2) as (y, x), within the period.
         phases: (n,), phase of every grain.
         levels: (n,), grey level of every grain.
-        width: of the boundaries, pixels.
-        labels: what the classes are.
+        width: width of the boundaries, pixels.
+        labels: kind of classes: 'phases', 'grains' or 'boundaries'.
     """
 
     seeds: np.ndarray = field(repr=False)
@@ -54,17 +54,19 @@ class Voronoi(Texture):
         return grey, self.phases[grain]
 
     def _nearest(self, points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the grain (n,) of points (n, 2) and their distance to its boundary, exact up to `width`."""
+        """Return the grain (n,) of points (n, 2) and the distance (n,) to its boundary, exact up to `width`."""
         k = min(k, len(self.seeds))
         distances, order = self._tree.query(points, k)
-        away = shortest(self.seeds[order] - points[:, None], self.period)  # from the point to each seed
-        between = away[:, 1:] - away[:, :1]
+        offsets = shortest(
+            self.seeds[order] - points[:, None], self.period
+        )  # (n, k, 2), from each point to its nearest seeds
+        between = offsets[:, 1:] - offsets[:, :1]
         gap = np.square(distances[:, 1:]) - np.square(distances[:, :1])
         boundary = (gap / (2 * np.hypot(between[..., 0], between[..., 1]))).min(1)
-        # a seed further than those k is at least this far from the point, counted to its bisector
-        unsure = (distances[:, -1] - distances[:, 0]) / 2 < np.minimum(boundary, self.width)
-        if k < len(self.seeds) and unsure.any():
-            boundary[unsure] = self._nearest(points[unsure], 2 * k)[1]
+        # lower bound of the distance to the bisector of any seed beyond the k nearest
+        uncertain = (distances[:, -1] - distances[:, 0]) / 2 < np.minimum(boundary, self.width)
+        if k < len(self.seeds) and uncertain.any():
+            boundary[uncertain] = self._nearest(points[uncertain], 2 * k)[1]
         return order[:, 0], boundary
 
 
@@ -87,30 +89,37 @@ def voronoi(
     """Return a polycrystal: Voronoi cells of random seeds, in phases of different grey levels, with dark boundaries.
 
     Args:
-        seed: whole number, or a numpy Generator, which is advanced.
-        grain: mean size in pixels, the side of a square with the mean area of the grains.
-        regularity: smallest distance of seeds as a share of `grain`, 0 (a Poisson process) to 0.75.
-        labels: classes are the phases, the numbers of the grains, or 1 on boundaries and 0 inside grains.
-        fractions: shares of the number of grains that have each phase, from dark to bright; they sum to 1.
+        seed: integer, or a numpy Generator, which is advanced.
+        grain: mean grain size in pixels, the square root of the mean grain area.
+        regularity: smallest distance of seeds as a fraction of `grain`, 0 (a Poisson process) to 0.75.
+        labels: classes are the phases, the indices of the grains, or 1 on boundaries and 0 inside grains.
+        fractions: fractions of the grains in each phase, from dark to bright; they sum to 1.
         variation: standard deviation of the grey level between grains of one phase.
-        width: of the boundaries in pixels, where the class is 'boundaries'; grey levels darken over the same
+        width: width of the boundaries in pixels for labels='boundaries'; the grey level darkens over the same
             distance on either side. 0 for steps.
-        period: pixels after which the grains repeat, (y, x) or one for both; at least 4 grains.
+        period: period of the grains in pixels, (y, x) or one number for both; at least 4 grains.
         detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level.
-        stretch: elongation; above 1 for a control that is not isotropic.
-        direction: of the elongation, degrees counter-clockwise from the horizontal.
+        stretch: elongation; above 1 for an anisotropic control.
+        direction: direction of the elongation, degrees counter-clockwise from the horizontal.
         spacing: length of a pixel, in any unit.
 
     Raises:
-        OptionError: an option is out of its range.
+        OptionError: an option is out of range.
         MissingExtra: scipy is not installed.
+
+    Example:
+        >>> image, classes = voronoi(0, fractions=(0.2, 0.3, 0.5)).render((128, 128))
+        >>> tuple(image.shape), classes.unique().tolist()
+        ((3, 128, 128), [0, 1, 2])
     """
     rng, shape, cuts = np.random.default_rng(seed), both(period), cumulated(fractions)
     if labels == "boundaries" and not width:
-        raise OptionError("Boundaries as a class need a width; give width in pixels.")
+        raise OptionError(
+            "voronoi: width must be above 0 for labels='boundaries', got 0. Set `width` in pixels."
+        )
     if min(shape) < 4 * grain:
         raise OptionError(
-            f"A period of {shape} pixels holds less than 4 grains of {grain:g} in a row; enlarge it."
+            f"voronoi: period must be at least 4 grains, got period={shape} and grain={grain:g}. Increase `period`."
         )
     n = round(shape[0] * shape[1] / grain**2)
     seeds = packed(rng, np.full(n, regularity * grain / 2), shape, 0.0)

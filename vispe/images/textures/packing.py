@@ -1,4 +1,4 @@
-"""Places at random that keep apart, on a plane that repeats, and which of them is nearest."""
+"""Random sequential addition of discs, and nearest neighbours, on a periodic plane."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from vispe.errors import OptionError, require
 
-_TRIES = 1 << 14  # places that are tried for a disc
+_TRIES = 1 << 14  # candidate positions per disc
 
 
 def shortest(away: np.ndarray, period: tuple[int, int]) -> np.ndarray:
-    """Return the shortest of the vectors that differ by whole periods.
+    """Return vectors under the minimum image convention: the shortest ones modulo the period.
 
     Args:
         away: (..., 2) as (y, x).
@@ -22,11 +22,11 @@ def shortest(away: np.ndarray, period: tuple[int, int]) -> np.ndarray:
 
 
 def neighbours(points: np.ndarray, period: tuple[int, ...]) -> Any:
-    """Return scipy's tree for nearest neighbours on a plane that repeats.
+    """Return a scipy k-d tree for nearest neighbours on a periodic plane.
 
     Args:
         points: (n, axes), from 0 to the period.
-        period: of every axis; 0 for one that does not repeat.
+        period: period of every axis; 0 for an axis that is not periodic.
 
     Raises:
         MissingExtra: scipy is not installed.
@@ -38,35 +38,35 @@ def neighbours(points: np.ndarray, period: tuple[int, ...]) -> Any:
 
 
 def packed(rng: np.random.Generator, radii: np.ndarray, period: tuple[int, int], gap: float) -> np.ndarray:
-    """Return centres (n, 2) of discs that do not overlap, each put where it first fits, in their order.
+    """Return centres (n, 2) of non-overlapping discs by random sequential addition, in the order of `radii`.
 
     Args:
-        rng: draws the places.
-        radii: (n,), best in descending order.
-        period: (y, x) after which the packing repeats.
-        gap: least distance between two discs.
+        rng: random generator of the positions.
+        radii: (n,), preferably in descending order.
+        period: (y, x) period of the packing.
+        gap: smallest distance between two discs.
 
     Raises:
         OptionError: the discs do not fit.
     """
     if 2 * radii.max() + gap > min(period):
         raise OptionError(
-            f"A disc of radius {radii.max():.3g} does not fit into the period {period}; enlarge it."
+            f"the period must exceed a disc and its gap, got {period} for radius {radii.max():.3g}. Increase `period`."
         )
     centres = np.empty((len(radii), 2))
     for i, radius in enumerate(radii):
-        room, tries, free = radii[:i] + radius + gap, 0, np.zeros(0, bool)
+        min_distance, tries, free = radii[:i] + radius + gap, 0, np.zeros(0, bool)
         while not free.any() and tries < _TRIES:
             count = min(max(8, tries), 1024)
-            tried = rng.random((count, 2)) * period
-            away = shortest(tried[:, None] - centres[:i], period)
-            free = (np.square(away).sum(-1) >= np.square(room)).all(1)
+            candidates = rng.random((count, 2)) * period
+            offsets = shortest(candidates[:, None] - centres[:i], period)
+            free = (np.square(offsets).sum(-1) >= np.square(min_distance)).all(1)
             tries += count
         if not free.any():
             area = np.square(radii).cumsum() * np.pi / (period[0] * period[1])
             raise OptionError(
-                f"Discs that cover {area[-1]:.3g} were asked with gaps of {gap:g} pixels, and no room was found beyond "
-                f"{area[i - 1]:.3g}; ask for less coverage or smaller gaps."
+                f"the discs do not fit: coverage {area[-1]:.3g} with gaps of {gap:g} pixels was requested, "
+                f"{area[i - 1]:.3g} was reached. Reduce the coverage or the gaps."
             )
-        centres[i] = tried[free.argmax()]
+        centres[i] = candidates[free.argmax()]
     return centres

@@ -1,4 +1,4 @@
-"""Textures made of waves: thresholded Gaussian random fields, and layers with wavy interfaces."""
+"""Wave-based textures: thresholded Gaussian random fields, and layers with wavy interfaces."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Wavelength = Positive | Annotated[tuple[Positive, ...], Limits(least=1)]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RandomField(Texture):
-    """A Gaussian random field, cut into classes at thresholds; made by `random_field`.
+    """Gaussian random field with classes separated by thresholds; see `random_field`.
 
     Attributes:
-        waves: the field, of unit variance.
-        thresholds: between the classes (classes - 1,), ascending.
-        contrast: grey levels for one standard deviation of the field, around 0.5.
+        waves: the field, with unit variance.
+        thresholds: thresholds between the classes (classes - 1,), ascending.
+        contrast: grey levels per standard deviation of the field, around 0.5.
     """
 
     waves: Waves = field(repr=False)
@@ -53,57 +53,67 @@ def random_field(
 ) -> RandomField:
     """Return a Gaussian random field as a finite sum of cosines, with thresholded phases: worms, blobs, foams.
 
-    The picture shows the field itself, so a threshold of the grey level is the perfect segmentation.
+    The image shows the field itself, so thresholding the grey level is the perfect segmentation.
 
     Args:
-        seed: whole number, or a numpy Generator, which is advanced.
-        wavelength: pixels; several make several rings of wave vectors.
-        waves: cosines on each ring; even, at least 8. Time grows with it.
-        bandwidth: half width of each ring, as a share of its radius.
-        fractions: shares of area of the classes, from dark to bright; they sum to 1.
-        exact_over: size of the centred, unturned picture on whose pixels the shares hold to the pixel. By default
-            they hold so over one period, or else, without a period, on the infinite plane, around which every picture
-            varies. Takes 32 bytes for each of these pixels while the texture is made.
-        period: pixels after which the field repeats; by default it never does.
-        contrast: standard deviation of the grey level; nearly all levels are in [0, 1] up to 0.125.
-        detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level alone.
-        stretch: elongation; above 1 for a control that is not isotropic.
-        direction: of the elongation, degrees counter-clockwise from the horizontal.
+        seed: integer, or a numpy Generator, which is advanced.
+        wavelength: pixels; several values define several rings of wave vectors.
+        waves: number of cosines per ring; even, at least 8. The cost is proportional to it.
+        bandwidth: half width of each ring, as a fraction of its radius.
+        fractions: area fractions of the classes, from dark to bright; they sum to 1.
+        exact_over: size of the centred, unrotated image in which the fractions are exact to the pixel. By default
+            they are exact over one period, or, without a period, in expectation over the infinite plane. Needs 32
+            bytes per pixel during construction.
+        period: period of the field in pixels; default not periodic.
+        contrast: standard deviation of the grey level; up to 0.125 nearly all levels are in [0, 1].
+        detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level only.
+        stretch: elongation; above 1 for an anisotropic control.
+        direction: direction of the elongation, degrees counter-clockwise from the horizontal.
         spacing: length of a pixel, in any unit.
 
     Raises:
-        OptionError: an option is out of its range.
+        OptionError: an option is out of range.
+
+    Example:
+        >>> _, classes = random_field(0, fractions=(0.25, 0.75), period=64).render((64, 64))
+        >>> (classes == 0).sum().item() / classes.numel()
+        0.25
     """
     rng = np.random.default_rng(seed)
     cuts = cumulated(fractions)
     shape = None if period is None else both(period)
-    made = ring_waves(rng, wavelength, waves, bandwidth, period=shape)
-    over = shape if exact_over is None else both(exact_over)
+    ring_field = ring_waves(rng, wavelength, waves, bandwidth, period=shape)
+    reference_size = shape if exact_over is None else both(exact_over)
     shared = {"period": shape, "stretch": stretch, "direction": direction, "spacing": spacing}
-    field_ = {"waves": made, "thresholds": np.zeros(len(cuts)), "contrast": contrast}
+    field_ = {"waves": ring_field, "thresholds": np.zeros(len(cuts)), "contrast": contrast}
     names = tuple(f"phase {i}" for i in range(len(cuts) + 1))
     texture = RandomField(classes=names, detail=fine(rng, detail, shape), **field_, **shared)
-    if over is None:
-        thresholds = plane_quantiles(made.amplitudes[0], len(made.phases), cuts)
+    if reference_size is None:
+        # the marginal distribution over the plane is known in closed form
+        thresholds = plane_quantiles(ring_field.amplitudes[0], len(ring_field.phases), cuts)
     else:
-        rows, cols = (np.arange(n) - (n - 1) / 2 for n in over)
-        values = np.sort(made.on(Raster(rows, cols, texture.unstretched(), np.zeros(2), shape)), axis=None)
-        at = np.clip(np.rint(cuts * values.size).astype(int), 1, values.size - 1)
-        thresholds = (values[at - 1] + values[at]) / 2
+        rows, cols = (np.arange(n) - (n - 1) / 2 for n in reference_size)
+        values = np.sort(
+            ring_field.on(Raster(rows, cols, texture.unstretched(), np.zeros(2), shape)), axis=None
+        )
+        # midway between neighbouring order statistics, so that no pixel equals a threshold
+        index = np.clip(np.rint(cuts * values.size).astype(int), 1, values.size - 1)
+        thresholds = (values[index - 1] + values[index]) / 2
     frozen(thresholds)
+    # the dataclass is frozen, and the thresholds need the transform of the texture
     object.__setattr__(texture, "thresholds", thresholds)
     return texture
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layered(Texture):
-    """Layers one below the other; made by `layered`.
+    """Horizontal layers; see `layered`.
 
     Attributes:
-        waves: height of every interface about its mean, pixels; None for flat ones.
-        interfaces: mean heights (layers - 1,), pixels below the centre, ascending.
+        waves: deviation of every interface from its mean, pixels; None for flat interfaces.
+        interfaces: mean positions (layers - 1,), pixels below the centre, ascending.
         levels: grey levels (layers,).
-        edge: width over which the grey level changes, pixels.
+        edge: width of the grey-level transition, pixels.
     """
 
     waves: Waves | None = field(repr=False)
@@ -113,10 +123,12 @@ class Layered(Texture):
 
     def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
         depth = places.points()[..., 0]
+        # interfaces are parallel: one deviation for all of them
         if self.waves is not None:
             depth = depth - self.waves.on(places)
         grey = np.full(depth.shape, self.levels[0])
         for y, step in zip(self.interfaces, np.diff(self.levels), strict=True):
+            # 0 above and 1 below the interface, with a transition of `edge` pixels
             below = (depth - y) / self.edge + 0.5 if self.edge else depth >= y
             grey += step * smooth(below)
         return grey, np.searchsorted(self.interfaces, depth, side="right")
@@ -134,34 +146,39 @@ def layered(
     detail: NotNegative = 0.03,
     spacing: Positive = 1.0,
 ) -> Layered:
-    """Return horizontal layers with wavy interfaces: a control where the place does tell the class.
+    """Return horizontal layers with wavy interfaces: a control in which position determines the class.
 
     Args:
-        seed: whole number, or a numpy Generator, which is advanced.
-        interfaces: mean heights, pixels below the centre of the picture, ascending.
-        levels: grey level of every layer from the top; equal steps from 0.25 to 0.75 by default.
-        waviness: standard deviation of the height of the interfaces, which are parallel; 0 for flat ones.
-        wavelength: of the interfaces, pixels.
-        edge: width over which the grey level changes, pixels; 0 for steps.
+        seed: integer, or a numpy Generator, which is advanced.
+        interfaces: mean positions, pixels below the centre of the image, ascending.
+        levels: grey level of every layer from the top; default equal steps from 0.25 to 0.75.
+        waviness: standard deviation of the interfaces, which are parallel; 0 for flat ones.
+        wavelength: wavelength of the interfaces, pixels.
+        edge: width of the grey-level transition, pixels; 0 for steps.
         detail: standard deviation of a fine field (wavelength 4 pixels) that is added to the grey level.
         spacing: length of a pixel, in any unit.
 
     Raises:
-        OptionError: an option is out of its range.
+        OptionError: an option is out of range.
+
+    Example:
+        >>> layered(0, interfaces=(0,)).render((64, 64))[1].unique().tolist()
+        [0, 1]
     """
     rng = np.random.default_rng(seed)
     heights = np.array(interfaces, dtype=np.float64)
     if (np.diff(heights) <= 0).any():
-        raise OptionError(f"interfaces must be ascending heights, got {interfaces}.")
+        raise OptionError(f"layered: interfaces must be ascending, got {interfaces}.")
     greys = np.linspace(0.25, 0.75, len(heights) + 1)
     if levels is not None:
         greys = np.array(levels, dtype=np.float64)
     if len(greys) != len(heights) + 1:
         raise OptionError(
-            f"{len(heights)} interfaces separate {len(heights) + 1} layers, got {len(greys)} levels."
+            f"layered: levels must have {len(heights) + 1} entries for {len(heights)} interfaces, got {len(greys)}."
         )
     waves = None
     if waviness:
+        # a function of the column only: wave vectors of the same length, with zero vertical component
         waves = ring_waves(rng, wavelength, 32, 0.3, waviness)
         waves = Waves(
             np.stack([0 * waves.vectors[:, 0], np.hypot(*waves.vectors.T)], -1),

@@ -1,7 +1,7 @@
-"""A sample without pixels: what is at any place of the plane, and how it is rendered in any pose.
+"""Base class of synthetic samples, which are defined at any position of the plane and rendered in any pose.
 
-The synthetic samples of `vispe.images.textures` are functions of the place, so a rotated picture is computed anew
-and never interpolated. Lengths are in pixels of the unscaled picture, and the origin is the centre of the picture.
+The samples of `vispe.images.textures` are functions of position, so rotated images are evaluated, never interpolated.
+Lengths are in pixels of the unscaled image, and the origin is the centre of the image.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from vispe.images.textures.checks import Size, both
 from vispe.images.textures.waves import Places, Raster, Waves
 from vispe.options import Number, Positive, checked, read_option
 
-SIDE = 256  # pixels; pictures are computed in tiles of this side
-_CHUNK = 1 << 13  # scattered places that are computed at a time
+SIDE = 256  # pixels; images are rendered in tiles of this side
+_CHUNK = 1 << 13  # scattered points per chunk
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Texture(ABC):
-    """A synthetic sample: grey level and class at any place, without noise of sampling. Immutable.
+    """Synthetic sample: grey level and class at any position, without sampling noise. Immutable.
 
     Attributes:
         classes: names of the classes in the order of their numbers.
-        period: (y, x) in pixels after which the texture repeats, before it is stretched; None if it does not.
-        spacing: length of a pixel of the unscaled picture, in any unit; see `pixel`.
-        stretch: factor by which the texture is elongated; 1 for isotropic ones. It does not change shares of area.
-        direction: along which, in degrees counter-clockwise from the horizontal.
+        period: (y, x) in pixels after which the texture repeats, before stretching; None if it is not periodic.
+        spacing: length of a pixel of the unscaled image, in any unit; see `pixel`.
+        stretch: elongation factor; 1 for isotropic textures. Area fractions do not depend on it.
+        direction: direction of the elongation in degrees, counter-clockwise from the horizontal.
         detail: fine isotropic field that is added to the grey level, or None.
     """
 
@@ -46,25 +46,28 @@ class Texture(ABC):
 
     @abstractmethod
     def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
-        """Return grey level, without detail, and class at places."""
+        """Return grey level (without detail) and class at positions."""
 
     def at(self, points: np.ndarray | Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-        """Return grey levels (n,) float64 and classes (n,) int64 at places of the sample.
+        """Return grey levels (n,) float64 and classes (n,) int64 at points of the sample.
 
         Args:
-            points: (n, 2) as (y, x) in pixels from the centre of the unshifted picture.
+            points: (n, 2) as (y, x) in pixels from the centre of the unshifted image.
+
+        Raises:
+            ShapeError: not (n, 2).
         """
-        where = np.asarray(points, dtype=np.float64)
-        if where.ndim != 2 or where.shape[1] != 2:
-            raise ShapeError(f"Points (n, 2) are needed, got {where.shape}.")
-        where = where @ self.unstretched().T
-        parts = [where[i : i + _CHUNK] for i in range(0, max(1, len(where)), _CHUNK)]
+        positions = np.asarray(points, dtype=np.float64)
+        if positions.ndim != 2 or positions.shape[1] != 2:
+            raise ShapeError(f"points must have the shape (n, 2), got {positions.shape}.")
+        positions = positions @ self.unstretched().T
+        parts = [positions[i : i + _CHUNK] for i in range(0, max(1, len(positions)), _CHUNK)]
         grey, label = zip(*(self._shown(Places(part, self.period)) for part in parts), strict=True)
         return np.concatenate(grey), np.concatenate(label)
 
     @checked
     def pixel(self, scale: Positive = 1.0) -> float:
-        """Return the length of a pixel of a picture rendered at `scale`, in the unit of `spacing`."""
+        """Return the length of a pixel of an image rendered at `scale`, in the unit of `spacing`."""
         return self.spacing / scale
 
     @checked
@@ -77,21 +80,21 @@ class Texture(ABC):
         shift: tuple[Number, Number] = (0.0, 0.0),
         scale: Positive = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return a picture and its classes, computed at the centre of every pixel; nothing is interpolated.
+        """Return an image and its classes, evaluated at the centre of every pixel without interpolation.
 
-        The sample is magnified about its origin, shifted, mirrored left to right and turned, in this order, and what
-        then lies within the frame is returned. A multiple of 90 degrees equals `torch.rot90` of the picture at 0 with
-        the sides of its size swapped, and a mirror image its flip, bit for bit. A whole-pixel shift of a periodic
-        texture of the size of the picture equals `torch.roll`.
+        The sample is scaled about its origin, shifted, mirrored left to right and rotated, in this order, and cropped
+        to the frame. Rotation by a multiple of 90 degrees equals `torch.rot90` of the image at 0 degrees with height
+        and width swapped, and mirroring equals a flip, bit for bit. An integer shift of a periodic texture whose
+        period is the size of the image equals `torch.roll`.
 
-        Takes 20 bytes per pixel for the results and, with up to a thousand waves, at most 32 MB beside them,
-        whatever the size.
+        Needs 20 bytes per pixel for the results and, with up to a thousand waves, at most 32 MB in addition,
+        regardless of the size.
 
         Args:
-            size: (h, w) in pixels, or one side of a square.
+            size: (h, w) in pixels, or the side of a square.
             angle: degrees, counter-clockwise.
-            mirror: whether to mirror left to right, before turning.
-            shift: (down, right) in pixels of the picture, before mirroring.
+            mirror: whether to mirror left to right, before rotation.
+            shift: (down, right) in pixels of the image, before mirroring.
             scale: magnification.
 
         Returns:
@@ -100,13 +103,21 @@ class Texture(ABC):
 
         Raises:
             ShapeError: a size without pixels.
-            OptionError: an angle, shift or scale that is not a finite number, or a scale that is not positive.
+            OptionError: an angle, shift or scale that is not finite, or a scale that is not positive.
+
+        Example:
+            >>> from vispe.images.textures import voronoi
+            >>> image, classes = voronoi(0).render((64, 96), angle=90)
+            >>> tuple(image.shape), tuple(classes.shape)
+            ((3, 64, 96), (64, 96))
         """
         h, w = _size(size)
         grey, label = np.empty((3, h, w), np.float32), np.empty((h, w), np.int64)
-        turned = -angle if mirror else angle
-        quarters = math.floor((turned + 45.0) / 90.0)
-        rest = math.radians(turned - 90.0 * quarters)  # rendered; quarters and mirrors move pixels
+        rotation = -angle if mirror else angle
+        quarters = math.floor((rotation + 45.0) / 90.0)
+        rest = math.radians(
+            rotation - 90.0 * quarters
+        )  # evaluated; quarter turns and mirroring permute pixels
         image, classes = (np.rot90(a[..., ::-1] if mirror else a, -quarters, (-2, -1)) for a in (grey, label))
         cos, sin = math.cos(rest), math.sin(rest)
         matrix = self.unstretched() @ np.array([[cos, sin], [-sin, cos]]) / scale
@@ -114,9 +125,9 @@ class Texture(ABC):
         rows, cols = (np.arange(n) - (n - 1) / 2 for n in classes.shape)
         for top in range(0, len(rows), SIDE):
             for left in range(0, len(cols), SIDE):
-                here = (slice(top, top + SIDE), slice(left, left + SIDE))
-                raster = Raster(rows[here[0]], cols[here[1]], matrix, offset, self.period)
-                image[:, *here], classes[here] = self._shown(raster)
+                tile = (slice(top, top + SIDE), slice(left, left + SIDE))
+                raster = Raster(rows[tile[0]], cols[tile[1]], matrix, offset, self.period)
+                image[:, *tile], classes[tile] = self._shown(raster)
         return torch.from_numpy(grey), torch.from_numpy(label)
 
     def _shown(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
@@ -124,7 +135,7 @@ class Texture(ABC):
         return grey if self.detail is None else grey + self.detail.on(places), label
 
     def unstretched(self) -> np.ndarray:
-        """Return the matrix (2, 2) from places of the sample to places before it was stretched."""
+        """Return the matrix (2, 2) from positions in the sample to positions before stretching."""
         if self.stretch == 1.0:
             return np.eye(2)
         angle = math.radians(self.direction)

@@ -1,4 +1,4 @@
-"""From features of pixels to classes: classifiers, clusters, priors, smoothing."""
+"""Classification of pixel features: classifiers, clusters, priors, smoothing."""
 
 from vispe._lazy import face
 

@@ -1,4 +1,4 @@
-"""Smoothing of class probabilities, with the same numbers wherever an image is cut."""
+"""Smoothing of class probabilities, bitwise independent of how an image is cut into pieces."""
 
 import numpy as np
 
@@ -6,13 +6,13 @@ import numpy as np
 def smooth(prob: np.ndarray, valid: np.ndarray, radius: int) -> np.ndarray:
     """Average probabilities over squares of 2 radius + 1 px, over the pixels with data only.
 
-    Each sum is taken afresh and in the same order, not carried from pixel to pixel: a piece of a page with a margin
-    of `radius` gets the bits of the whole page, and no rest of a neighbour's 1 is left where all are 0.
+    Each sum is computed from scratch in a fixed order, without a running sum: a piece of a page with a margin
+    of `radius` has exactly the values of the complete page, and no rounding residue remains where all values are 0.
 
     Args:
         prob: (K, h, w) float32, 0 where there is no data; overwritten.
         valid: (h, w) bool, pixels with data.
-        radius: in pixels; beyond the border the image is reflected.
+        radius: in pixels; borders are reflected.
 
     Returns:
         `prob`.
@@ -24,6 +24,7 @@ def smooth(prob: np.ndarray, valid: np.ndarray, radius: int) -> np.ndarray:
     def total(plane: np.ndarray) -> np.ndarray:
         return correlate1d(correlate1d(plane, ones, axis=0, mode="reflect"), ones, axis=1, mode="reflect")
 
+    # number of valid pixels in the window, at least 1
     weight = np.maximum(total(valid.astype(np.float32)), 1)
     for k in range(len(prob)):
         prob[k] = np.where(valid, total(prob[k]) / weight, 0)

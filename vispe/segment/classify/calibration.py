@@ -1,10 +1,11 @@
-"""Whether probabilities mean what they say: cross-validation over strokes, and a temperature.
+"""Calibration of class probabilities: cross-validation over scribbles, and temperature scaling.
 
-Pixels of one stroke are alike. A classifier that has seen some of them is sure of the others, so strokes are left out
-as a whole: connected labelled pixels of one class, on one page. Probabilities of strokes that a classifier has not seen
-tell how sure it may be. They are flattened by one number, the temperature T, to p^(1/T) (Guo, Pleiss, Sun and
-Weinberger, "On calibration of modern neural networks", ICML 2017). There are few strokes, so T stays near 1 unless they
-speak clearly; and it is never below 1, since strokes are drawn where a class is plain to see and say little of borders.
+Pixels of one scribble are correlated: a classifier trained on some of them is overconfident on the others. So complete
+scribbles are held out: connected labelled pixels of one class, on one page. The probabilities of held-out scribbles
+show how confident the classifier may be. One parameter, the temperature T, flattens them to p^(1/T) (Guo, Pleiss, Sun
+and Weinberger, "On calibration of modern neural networks", ICML 2017). Scribbles are few, so a prior holds T near 1
+unless the evidence is strong; and T is never below 1, since scribbles are drawn where classes are obvious and carry
+little information about boundaries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,29 +15,29 @@ import numpy as np
 
 from vispe.segment.classify.class_prior import tempered
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.model.file_checks import HOTTEST
+from vispe.segment.model.file_checks import MAX_TEMPERATURE
 
 FOLDS = 5
-"""Parts that the strokes are divided into, or as many as the class with the fewest strokes has."""
+"""Number of cross-validation folds, or the number of scribbles of the class with the fewest."""
 
 PIXELS = 4096
-"""Labelled pixels that take part; of more, every n-th."""
+"""Upper bound of the labelled pixels used; of more, every n-th is taken."""
 
-_WIDTH = 0.2  # standard deviation of log T before any stroke has been seen
-_BINS = 15  # of the expected calibration error
-_TINY = 1e-6  # probabilities below count as this
+_WIDTH = 0.2  # standard deviation of the prior of log T
+_BINS = 15  # confidence bins of the expected calibration error
+_TINY = 1e-6  # lower bound of probabilities, before the logarithm
 
 
-def strokes(places: np.ndarray, classes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Number the strokes of labelled pixels: those of one class that touch, corners included.
+def strokes(indices: np.ndarray, classes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Number the scribbles of labelled pixels: 8-connected components of one class.
 
     Args:
-        places: (n,) whole numbers, ascending: (page * h + y) * w + x.
-        classes: (n,) of each.
+        indices: (n,) integers, ascending: (page * h + y) * w + x.
+        classes: (n,) class of each pixel.
         shape: (h, w) of a page.
 
     Returns:
-        (n,) numbers from 0.
+        (n,) scribble numbers from 0.
 
     Example:
         >>> strokes(np.array([0, 1, 4, 8]), np.array([1, 1, 1, 1]), (2, 5)).tolist()  # 11..1 above ...1.
@@ -46,22 +47,24 @@ def strokes(places: np.ndarray, classes: np.ndarray, shape: tuple[int, int]) -> 
     from scipy.sparse.csgraph import connected_components
 
     height, width = shape
-    row, column = np.divmod(places, width)
+    row, column = np.divmod(indices, width)
     pairs = []
+    # edges of the pixel graph: each pixel and its right, lower left, lower and lower right neighbours
     for down, right in ((0, 1), (1, -1), (1, 0), (1, 1)):
         inside = (column + right >= 0) & (column + right < width) & (row % height + down < height)
-        own = np.flatnonzero(inside)
-        wanted = places[own] + down * width + right
-        at = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
-        same = (places[at] == wanted) & (classes[at] == classes[own])
-        pairs.append((own[same], at[same]))
+        subset = np.flatnonzero(inside)
+        neighbours = indices[subset] + down * width + right
+        match = np.minimum(np.searchsorted(indices, neighbours), len(indices) - 1)
+        linked = (indices[match] == neighbours) & (classes[match] == classes[subset])
+        pairs.append((subset[linked], match[linked]))
+    # connected components of the pixel graph are the scribbles
     first, second = (np.concatenate([pair[i] for pair in pairs]) for i in (0, 1))
-    graph = coo_matrix((np.ones(len(first), bool), (first, second)), shape=(len(places), len(places)))
+    graph = coo_matrix((np.ones(len(first), bool), (first, second)), shape=(len(indices), len(indices)))
     return connected_components(graph, directed=False)[1]
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Number the strokes of several images, or pages, one after the other."""
+    """Concatenate the scribble numbers of several images or pages, with offsets that keep them distinct."""
     starts = np.cumsum([0, *(part.max(initial=-1) + 1 for part in parts)])
     return np.concatenate([part + start for part, start in zip(parts, starts, strict=False)])
 
@@ -74,42 +77,51 @@ def calibrate(
     seed: int = 0,
     names: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Set the temperature of a fitted classifier, and say what was found.
+    """Fit the temperature of a fitted classifier by cross-validation over scribbles.
 
     Args:
-        classifier: fitted to the labelled pixels.
+        classifier: fitted to the labelled pixels; its `temperature` is set.
         features: (n, f) of these.
         classes: (n,) 1..K.
-        of: (n,) number of the stroke of each.
-        seed: of forests and boosting.
+        of: (n,) scribble number of each pixel.
+        seed: seed of forests and boosting.
         names: class names.
 
     Returns:
-        JSON-able: 'temperature', 'strokes' by class name, 'folds', 'expected_calibration_error' and the same 'before'
-        the temperature, of strokes left out, each class counting alike; 'left_out', the share of their pixels that is
-        recognised, as 'recall' by class name and its mean, 'balanced_accuracy'. With fewer than two strokes of a class
-        the temperature is 1, the errors are None, and 'reason' says so.
+        JSON-able: 'temperature', 'strokes' (scribbles by class name), 'folds', 'expected_calibration_error' and the
+        same 'before' the scaling, on held-out scribbles, with equal weight for each class; 'left_out', the 'recall' of
+        held-out pixels by class name and its mean, 'balanced_accuracy'. With fewer than two scribbles of a class
+        the temperature is 1, the errors are None, and 'reason' explains why.
     """
-    drawn = np.unique(classes)
-    counts = {int(k): len(np.unique(of[classes == k])) for k in drawn}
-    named = {str(names[k - 1]) if names else str(k): n for k, n in counts.items()}
-    facts: dict[str, Any] = {"temperature": 1.0, "strokes": named, "folds": min(FOLDS, *counts.values())}
+    labelled_classes = np.unique(classes)
+    counts = {int(k): len(np.unique(of[classes == k])) for k in labelled_classes}
+    counts_by_name = {str(names[k - 1]) if names else str(k): n for k, n in counts.items()}
+    facts: dict[str, Any] = {
+        "temperature": 1.0,
+        "strokes": counts_by_name,
+        "folds": min(FOLDS, *counts.values()),
+    }
     if facts["folds"] < 2:
-        few = next(name for name, n in named.items() if n < 2)
-        reason = f"class {few!r} has one stroke only, and two are needed to leave one out"
+        lacking = next(name for name, n in counts_by_name.items() if n < 2)
+        reason = f"class {lacking!r} has one scribble, but cross-validation needs at least two"
         return {**facts, "folds": 0, "expected_calibration_error": None, "before": None, "reason": reason}
     step = -(-len(classes) // PIXELS)
     fold = _folds(classes, of, facts["folds"])
-    kept = _thinned(classes, of, step)
-    features, classes, fold = features[kept], classes[kept], fold[kept]
+    subset = _thinned(classes, of, step)
+    features, classes, fold = features[subset], classes[subset], fold[subset]
     prob = np.zeros((len(classes), classifier.n_classes), np.float32)
     for number in range(facts["folds"]):
-        rest, own = fold != number, fold == number
-        one = PixelClassifier(classifier.kind, classifier.n_classes, seed=seed)
-        prob[own] = one.fit(features[rest], classes[rest]).probabilities(features[own])
-    weight = 1 / np.bincount(classes)[classes] / len(drawn)
+        training, held_out = fold != number, fold == number
+        fold_classifier = PixelClassifier(classifier.kind, classifier.n_classes, seed=seed)
+        prob[held_out] = fold_classifier.fit(features[training], classes[training]).probabilities(
+            features[held_out]
+        )
+    # equal total weight for each labelled class
+    weight = 1 / np.bincount(classes)[classes] / len(labelled_classes)
     right = prob.argmax(1) + 1 == classes
-    recall = {str(names[k - 1]) if names else str(k): float(right[classes == k].mean()) for k in drawn}
+    recall = {
+        str(names[k - 1]) if names else str(k): float(right[classes == k].mean()) for k in labelled_classes
+    }
     temperature = _temperature(prob, classes, weight, sum(counts.values()))
     classifier.temperature = temperature
     return {
@@ -121,64 +133,67 @@ def calibrate(
     }
 
 
-def advice(facts: Mapping[str, Any]) -> str | None:
-    """Say in a sentence that there were too few strokes; None where there were enough."""
+def calibration_note(facts: Mapping[str, Any]) -> str | None:
+    """Return a note if there are too few scribbles for calibration, else None."""
     if "reason" not in facts:
         return None
-    return f"probabilities were not calibrated: {facts['reason']}; draw at least two apart from each other."
+    return f"probabilities were not calibrated: {facts['reason']}; Draw at least two separate ones."
 
 
 def calibration_error(prob: np.ndarray, classes: np.ndarray, weight: np.ndarray) -> float:
-    """Return the expected calibration error: how far the share of right answers is from what was said.
+    """Return the expected calibration error: mean difference between confidence and accuracy over confidence bins.
 
     Args:
         prob: (n, K).
-        classes: (n,) 1..K, the truth.
-        weight: (n,) of each, summing to 1.
+        classes: (n,) 1..K, the true classes.
+        weight: (n,) weight of each pixel, summing to 1.
 
     Example:
         >>> half = np.full((2, 2), 0.5)
         >>> calibration_error(half, np.array([1, 2]), np.array([0.5, 0.5]))
         0.0
     """
-    said, right = prob.max(1).astype(np.float64), prob.argmax(1) + 1 == classes
-    place = np.minimum((said * _BINS).astype(int), _BINS - 1)
-    return float(np.abs(np.bincount(place, weight * (said - right), minlength=_BINS)).sum())
+    confidence, right = prob.max(1).astype(np.float64), prob.argmax(1) + 1 == classes
+    # equally wide bins of confidence: absolute value of the weighted sum of (confidence - accuracy) per bin
+    bin_index = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    return float(np.abs(np.bincount(bin_index, weight * (confidence - right), minlength=_BINS)).sum())
 
 
 def _thinned(classes: np.ndarray, of: np.ndarray, step: int) -> np.ndarray:
-    """Choose every n-th labelled pixel, and one of each stroke at least -> (m,) ascending."""
+    """Return the indices (m,), ascending, of every n-th labelled pixel and of at least one pixel per scribble."""
     first = np.unique(of, return_index=True)[1]
     return np.unique(np.concatenate([np.arange(0, len(classes), step), first]))
 
 
 def _folds(classes: np.ndarray, of: np.ndarray, count: int) -> np.ndarray:
-    """Deal the strokes of each class, the largest first, to the fold that has the fewest pixels of it -> (n,)."""
+    """Assign the scribbles of each class, the largest first, to the fold with the fewest pixels of it; return (n,)."""
     sizes = np.bincount(of)
     first = np.unique(of, return_index=True)[1]
     fold = np.zeros(len(sizes), np.int64)
     for k in np.unique(classes):
-        own = np.flatnonzero(classes[first] == k)
+        scribbles_of_class = np.flatnonzero(classes[first] == k)
         load = np.zeros(count, np.int64)
-        for stroke in own[np.argsort(-sizes[own], kind="stable")]:
-            fold[stroke] = load.argmin()
-            load[fold[stroke]] += sizes[stroke]
+        for scribble in scribbles_of_class[np.argsort(-sizes[scribbles_of_class], kind="stable")]:
+            fold[scribble] = load.argmin()
+            load[fold[scribble]] += sizes[scribble]
     return fold[of]
 
 
 def _temperature(prob: np.ndarray, classes: np.ndarray, weight: np.ndarray, count: int) -> float:
-    """Find the temperature with which left-out strokes are most probable, each stroke counting once."""
+    """Return the maximum a posteriori temperature of held-out scribbles, each scribble counted once."""
     from scipy.optimize import minimize_scalar
 
     log = np.log(np.maximum(prob.astype(np.float64), _TINY))
-    rows = np.arange(len(log))
+    pixel_index = np.arange(len(log))
 
-    def cost(heat: float) -> float:
-        scores = log * np.exp(-heat)
+    def cost(log_temperature: float) -> float:
+        scores = log * np.exp(-log_temperature)
         scores -= scores.max(1, keepdims=True)
-        own = scores[rows, classes - 1] - np.log(np.exp(scores).sum(1))
-        # pixels of a stroke are no independent witnesses: all of them together weigh like as many as there are strokes
-        return -count * float((weight * own).sum()) + heat**2 / (2 * _WIDTH**2)
+        log_likelihood = scores[pixel_index, classes - 1] - np.log(np.exp(scores).sum(1))
+        # pixels of a scribble are dependent observations: the log likelihood counts as many as there are scribbles
+        return -count * float((weight * log_likelihood).sum()) + log_temperature**2 / (2 * _WIDTH**2)
 
-    found = minimize_scalar(cost, bounds=(0, np.log(HOTTEST)), method="bounded", options={"xatol": 1e-4})
-    return round(float(np.exp(found.x)), 3)
+    optimum = minimize_scalar(
+        cost, bounds=(0, np.log(MAX_TEMPERATURE)), method="bounded", options={"xatol": 1e-4}
+    )
+    return round(float(np.exp(optimum.x)), 3)

@@ -1,4 +1,4 @@
-"""From labelled pixels to a calibrated classifier, in a run on files, on stores and while labels are drawn."""
+"""Training of a calibrated classifier from labelled pixels, for runs on files, on stores and for live sessions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +16,15 @@ def learn(
     """Fit a classifier and calibrate its probabilities.
 
     Args:
-        kind: of the classifier.
-        names: of the K classes.
+        kind: kind of classifier.
+        names: names of the K classes.
         features: (n, f) float32 of the labelled pixels.
         classes: (n,) int, 1..K.
-        of: (n,) the stroke that each pixel belongs to.
-        seed: of all random numbers.
+        of: (n,) scribble number of each pixel.
+        seed: seed of all random numbers.
 
     Returns:
-        The classifier, and facts for the model: 'labelled_pixels' by class, and the 'calibration'.
+        The classifier, and metadata for the model: 'labelled_pixels' by class, and the 'calibration'.
     """
     with one_thread_each():
         classifier = PixelClassifier(kind, len(names), seed=seed).fit(features, classes, names)

@@ -1,9 +1,9 @@
-"""How many clusters there are: peaks of the grey levels beside the silhouette of the features.
+"""Choice of the number of clusters: grey-level peaks and the silhouette of the features.
 
-In features of many scales the pixels near a boundary lie between the phases, and the silhouette nearly always asks for
-two clusters. Phases that differ in grey show as peaks of the histogram, however many there are. So three peaks or more
-decide; with fewer, phases are not distinguished by grey alone, and the silhouette decides.
-`eval/segment/cluster_count.py` sets this beside the gap statistic and stability; neither is better than the silhouette.
+In multi-scale features the pixels near a boundary are intermediate between the phases, and the silhouette nearly
+always favours two clusters. Phases that differ in grey appear as peaks of the histogram, however many there are. So
+three or more peaks decide; with fewer, phases are not distinguished by grey alone, and the silhouette decides.
+`eval/segment/cluster_count.py` compares this with the gap statistic and stability; neither beats the silhouette.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 
 CHOICES = range(2, 9)
-"""Numbers of clusters that are tried when none is given."""
+"""Numbers of clusters considered by `'auto'`."""
 
 _BINS = 256
-_WIDTH = 0.05  # standard deviation of the kernel, as a share of the grey levels that there are
-_DEPTH = 0.1  # a peak stands out by this share of its height, at least
-_LEAST = 0.02  # and by this share of the highest one
-_RARE = 0.5  # percent of the pixels at either end that do not stretch the grey levels
+_WIDTH = 0.05  # standard deviation of the kernel, as a fraction of the range of grey levels
+_DEPTH = 0.1  # minimal prominence of a peak, as a fraction of its height
+_LEAST = 0.02  # and as a fraction of the highest peak
+_RARE = 0.5  # percent of the pixels ignored at either end of the range
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Why a number of clusters was chosen.
+    """A chosen number of clusters, with its evidence.
 
     Attributes:
         silhouette: mean silhouette by K.
-        peaks: grey levels (m,) of the peaks, rising.
+        peaks: grey levels (m,) of the peaks, ascending.
         levels: (256,) grey levels.
         density: (256,) smoothed frequency of these levels; the largest is 1.
         n_classes: K.
@@ -42,11 +42,11 @@ class Choice:
 
     @property
     def by(self) -> str:
-        """What decided: 'grey peaks' or 'silhouette'."""
+        """Criterion that decided: 'grey peaks' or 'silhouette'."""
         return "grey peaks" if _decides(len(self.peaks), self.silhouette) else "silhouette"
 
     def facts(self) -> dict[str, Any]:
-        """Return what a report says."""
+        """Return the entries of the report."""
         return {
             "silhouette": {str(k): v for k, v in self.silhouette.items()},
             "grey_peaks": [float(p) for p in self.peaks],
@@ -54,26 +54,27 @@ class Choice:
         }
 
     def note(self) -> str:
-        """Say in a sentence which K was chosen and why."""
+        """Return a sentence on the chosen K."""
         scores = ", ".join(f"{k}: {value:.3f}" for k, value in self.silhouette.items())
         best, peaks = _largest(self.silhouette), len(self.peaks)
         if self.by == "silhouette":
             why = f"it has the largest silhouette ({scores}); grey levels have {peaks} peak(s)"
         else:
             why = f"grey levels have {peaks} peaks; the silhouette is largest for {best} ({scores})"
-        return f"K = {self.n_classes} chosen: {why}; --cluster K takes another."
+        return f"K = {self.n_classes} chosen: {why}; use cluster=K for another number."
 
 
 def choose(silhouette: Mapping[int, float], grey: np.ndarray) -> Choice:
     """Choose a number of clusters.
 
     Args:
-        silhouette: mean silhouette by K, for each K that can be chosen.
+        silhouette: mean silhouette by K, for each candidate K.
         grey: (n,) grey levels of the pixels.
 
-    >>> rng = np.random.default_rng(0)
-    >>> choose({2: 0.4, 3: 0.3, 4: 0.2}, rng.normal(np.repeat([0.2, 0.5, 0.9], 500), 0.03)).n_classes
-    3
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> choose({2: 0.4, 3: 0.3, 4: 0.2}, rng.normal(np.repeat([0.2, 0.5, 0.9], 500), 0.03)).n_classes
+        3
     """
     peaks, levels, density = grey_peaks(grey)
     count = len(peaks) if _decides(len(peaks), silhouette) else _largest(silhouette)
@@ -81,10 +82,10 @@ def choose(silhouette: Mapping[int, float], grey: np.ndarray) -> Choice:
 
 
 def grey_peaks(grey: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the peaks of the distribution of grey levels (n,).
+    """Return the peaks of the distribution of grey levels (n,).
 
-    A Gaussian kernel whose width is 5 % of the range of the levels; a peak counts where the valleys beside it are 10 %
-    lower than it is.
+    Kernel density estimate with a Gaussian of 5 % of the range of levels; a peak counts if its prominence is at least
+    10 % of its height.
 
     Returns:
         Levels of the peaks (m,), all levels (256,) and their smoothed frequency (256,).
@@ -96,18 +97,18 @@ def grey_peaks(grey: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     span = float(high - low)
     if span <= 0:
         return np.array([float(low)]), np.full(_BINS, float(low)), np.ones(_BINS)
-    # room for the kernel on either side
-    ends = (float(low) - 0.2 * span, float(high) + 0.2 * span)
-    counts, edges = np.histogram(grey, _BINS, ends)
+    # margin for the kernel on either side
+    bounds = (float(low) - 0.2 * span, float(high) + 0.2 * span)
+    counts, edges = np.histogram(grey, _BINS, bounds)
     density = gaussian_filter1d(counts.astype(float), _WIDTH * span / (edges[1] - edges[0]), mode="constant")
     density /= density.max()
     levels = (edges[1:] + edges[:-1]) / 2
-    # a plateau has one peak, at its left end
+    # a plateau counts as one peak, at its left end
     inner = np.r_[0.0, density, 0.0]
     tops = np.flatnonzero((inner[1:-1] > inner[:-2]) & (inner[1:-1] >= inner[2:]))
     prominence = peak_prominences(inner, tops + 1)[0]
-    kept = tops[(prominence >= _DEPTH * density[tops]) & (prominence >= _LEAST)]
-    return levels[kept], levels, density
+    peaks = tops[(prominence >= _DEPTH * density[tops]) & (prominence >= _LEAST)]
+    return levels[peaks], levels, density
 
 
 def _decides(peaks: int, silhouette: Mapping[int, float]) -> bool:

@@ -1,15 +1,15 @@
-"""The choice of the number of clusters as a small picture."""
+"""Figure of the choice of the number of clusters."""
 
 import numpy as np
 
 from vispe.segment.classify.cluster_count import Choice
 
 NAME = "clusters.png"
-"""Name of the picture in the folder of results."""
+"""File name of the figure in the results folder."""
 
 
 def draw_choice(choice: Choice) -> np.ndarray:
-    """Draw the silhouette by K and the grey levels with their peaks -> (h, w, 3) uint8."""
+    """Plot the silhouette by K and the grey-level histogram with its peaks; return (h, w, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
-"""Segmentation without labels: clusters of pixels, with numbers that stay the same.
+"""Unsupervised segmentation: pixel clusters with stable numbering.
 
 Two methods, both on standardised features of a sample of pixels from all images together: k-means, and spectral
 clustering, which finds clusters of any shape (`vispe.segment.classify.spectral`). Clusters are ordered by mean grey
-level, from dark to bright, so that a repeated run, or a run on a similar image, gives a phase the same number.
+level, from dark to bright, so that a repeated run, or a run on a similar image, assigns a phase the same number.
 """
 
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
 SAMPLE = 50_000
-"""Pixels that clusters are found on, drawn at random from all images together."""
+"""Number of pixels used for clustering, drawn at random from all images together."""
 
 METHODS = ("kmeans", "spectral")
-"""The methods that `PixelClusters` knows, the default first."""
+"""Methods of `PixelClusters`, the default first."""
 
 SCORED = 5000
-"""Pixels of the sample that the silhouette is measured on."""
+"""Number of pixels of the sample used for the silhouette."""
 
 
 class PixelClusters:
     """K clusters of pixels on standardised features.
 
     Args:
-        n_classes: K, 2 to 255; `'auto'` takes as many of `CHOICES` as the grey levels have peaks, if these are 3 or
-            more, else the one whose mean silhouette is the largest, of equal ones the smallest. Known after `fit`.
+        n_classes: K, 2 to 255; `'auto'` uses the number of grey-level peaks if it is in `CHOICES` and at least 3, else
+            the K with the largest mean silhouette (the smallest of equal ones). Set by `fit`.
         method: one of `METHODS`.
-        seed: of the sample and the starting points; k-means++ is restarted 10 times and the best result is kept.
-        estimator: a fitted pipeline, when it comes from a model file.
-        state: the tensors that belong to it.
+        seed: seed of the sample and the initialisation; the best of 10 runs of k-means++ is used.
+        estimator: a fitted pipeline, when loaded from a model file.
+        state: the tensors of the model file.
 
     Raises:
         OptionError: K outside 2..255, or an unknown method.
@@ -56,7 +56,7 @@ class PixelClusters:
             hint = did_you_mean(method, METHODS)
             raise OptionError(f"cluster_method={method!r} is not one of {', '.join(METHODS)}.{hint}")
         if n_classes != "auto" and (isinstance(n_classes, str) or not 2 <= n_classes <= 255):
-            raise OptionError(f"cluster={n_classes} must lie between 2 and 255; give the number of phases.")
+            raise OptionError(f"cluster={n_classes} must be between 2 and 255. Pass the number of phases.")
         require("sklearn", "cli", "segmentation")
         self.kind, self.seed = method, seed
         self.choice: Choice | None = None
@@ -67,67 +67,78 @@ class PixelClusters:
         if state is not None:
             self._order, self._width = state["cluster.order"], float(state["cluster.width"][0])
             if method == "spectral":
-                points, of = state["cluster.points"], state["cluster.of"]
-                self._near = spectral.NearestPoint(points, of, self.n_classes, self._width)
+                points, clusters = state["cluster.points"], state["cluster.of"]
+                self._near = spectral.NearestPoint(points, clusters, self.n_classes, self._width)
 
     def fit(self, features: np.ndarray, grey: np.ndarray) -> "PixelClusters":
         """Fit to a sample of pixels.
 
         Args:
             features: (n, f) float32, finite.
-            grey: (n,) grey levels, for the order of the clusters.
+            grey: (n,) grey levels, which define the order of the clusters.
 
         Raises:
-            InputError: fewer different pixels than clusters.
+            InputError: fewer distinct pixels than clusters.
         """
-        different, first = np.unique(features, axis=0, return_index=True)
-        least = 2 if self._asked == "auto" else self._asked
-        if len(different) < least:
+        # duplicate pixels carry no information: they only count against the number of clusters
+        distinct, first = np.unique(features, axis=0, return_index=True)
+        minimum = 2 if self._asked == "auto" else self._asked
+        if len(distinct) < minimum:
             raise InputError(
-                f"cluster={self._asked} asks for more clusters than there are different pixels ({len(different)}); "
-                "ask for fewer."
+                f"cluster={self._asked} exceeds the number of distinct pixels ({len(distinct)}). "
+                "Use fewer clusters."
             )
-        random, everything = np.random.default_rng(self.seed), grey
+        rng, all_grey = np.random.default_rng(self.seed), grey
+        # the graph needs distinct points: equal ones have distance 0 and would be linked to each other only
         if self.kind == "spectral":
-            chosen = random.permutation(np.sort(first))[: spectral.POINTS]
+            chosen = rng.permutation(np.sort(first))[: spectral.POINTS]
             features, grey = features[chosen], grey[chosen]
         fits = {}
         if self._asked == "auto":
-            part = features[random.permutation(len(features))[:SCORED]] if self.kind == "kmeans" else features
-            part = part if len(np.unique(part, axis=0)) > 1 else different[:SCORED]
-            counts = [k for k in CHOICES if k <= len(np.unique(part, axis=0))]
-            fits = self._fits(part, counts)
-            scores = _silhouettes(part, {k: found for k, (_, found) in fits.items()})
-            self.choice = choose(scores, everything)
+            # silhouettes are quadratic in the number of pixels: score a subset
+            subset = features[rng.permutation(len(features))[:SCORED]] if self.kind == "kmeans" else features
+            subset = subset if len(np.unique(subset, axis=0)) > 1 else distinct[:SCORED]
+            counts = [k for k in CHOICES if k <= len(np.unique(subset, axis=0))]
+            fits = self._fits(subset, counts)
+            scores = _silhouettes(subset, {k: clusters for k, (_, clusters) in fits.items()})
+            self.choice = choose(scores, all_grey)
             self.n_classes = self.choice.n_classes
         if self.kind == "kmeans" or not fits:
             fits = self._fits(features, [self.n_classes])
-        self.estimator, found = fits[self.n_classes]
-        count = np.bincount(found, minlength=self.n_classes)
-        mean = np.bincount(found, grey, minlength=self.n_classes) / np.maximum(count, 1)
+        self.estimator, clusters = fits[self.n_classes]
+        count = np.bincount(clusters, minlength=self.n_classes)
+        mean = np.bincount(clusters, grey, minlength=self.n_classes) / np.maximum(count, 1)
+        # stable numbering: by mean grey level, dark to bright
         self._order = np.argsort(mean, kind="stable")
         if self.kind == "spectral":
-            self._near = spectral.NearestPoint.fit(self.estimator.transform(features), found, self.n_classes)
+            self._near = spectral.NearestPoint.fit(
+                self.estimator.transform(features), clusters, self.n_classes
+            )
             self._width = self._near.width
         else:
+            # inertia: sum of squared distances to the nearest centre, over all pixels
             inertia = float(self.estimator[-1].inertia_) / len(features)
             self._width = max(inertia, float(np.finfo(np.float32).tiny))
         return self
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """Give (n, f) features -> (n, K) float32 memberships that sum to 1.
+        """Return memberships (n, K) float32 of features (n, f); rows sum to 1.
 
-        Membership falls with the squared distance to the cluster: for k-means to its centre, in units of the mean
+        Membership decreases with the squared distance to the cluster: for k-means to its centre, in units of the mean
         squared distance in the sample; for spectral clusters to their nearest pixel of the graph, in units of the mean
-        squared distance between such neighbours. The largest one is the nearest cluster.
+        squared distance between such neighbours. The largest membership belongs to the nearest cluster.
+
+        Raises:
+            InputError: not fitted.
         """
         if self.estimator is None:
-            raise InputError("the clusters were not fitted; call fit first.")
+            raise InputError("the clusters are not fitted. Call fit first.")
         if self._near is not None:
             squared = self._near.squared(self.estimator.transform(features))
         else:
             squared = self.estimator.transform(features).astype(np.float64) ** 2
         squared = squared[:, self._order]
+        # subtract the minimum before exp, so that at least one weight is 1: (n, K)
         squared -= squared.min(axis=1, keepdims=True)
         weight = np.exp(-squared / self._width)
         return (weight / weight.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -136,21 +147,24 @@ class PixelClusters:
         return (_kmeans if self.kind == "kmeans" else _spectral)(features, counts, self.seed)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return what a model file must keep beside the estimator."""
-        own = {"cluster.order": np.asarray(self._order, np.int64), "cluster.width": np.array([self._width])}
-        return own | (self._near.tensors() if self._near is not None else {})
+        """Return the arrays that a model file stores in addition to the estimator."""
+        arrays = {
+            "cluster.order": np.asarray(self._order, np.int64),
+            "cluster.width": np.array([self._width]),
+        }
+        return arrays | (self._near.tensors() if self._near is not None else {})
 
     def facts(self) -> dict[str, Any]:
-        """Return what a report says about the choice of K; empty where K was given."""
+        """Return the choice of K for the report; empty if K was specified."""
         return {} if self.choice is None else self.choice.facts()
 
     def note(self) -> str | None:
-        """Say in a sentence which K was chosen and why; None where it was given."""
+        """Return a sentence on the choice of K; None if K was specified."""
         return None if self.choice is None else self.choice.note()
 
 
 def _kmeans(features: np.ndarray, counts: list[int], seed: int) -> "dict[int, tuple[Pipeline, np.ndarray]]":
-    """Cluster (n, f) features into each number of clusters -> the fitted pipeline and (n,) clusters from 0."""
+    """Cluster features (n, f) for each number of clusters; return the fitted pipeline and clusters (n,) from 0."""
     from sklearn.cluster import KMeans
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -163,7 +177,7 @@ def _kmeans(features: np.ndarray, counts: list[int], seed: int) -> "dict[int, tu
 
 
 def _spectral(features: np.ndarray, counts: list[int], seed: int) -> "dict[int, tuple[Pipeline, np.ndarray]]":
-    """As `_kmeans` on (n, f) different features; the pipeline only standardises."""
+    """Like `_kmeans`, for distinct features (n, f); the pipeline only standardises."""
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -172,22 +186,22 @@ def _spectral(features: np.ndarray, counts: list[int], seed: int) -> "dict[int, 
     if len(points) < 3:
         return {k: (estimator, np.arange(k)) for k in counts}
     vectors = spectral.eigenvectors(points, max(counts), seed)
-    # as many clusters as points: there is an eigenvector less, and nothing to decide
-    whole = len(points)
-    return {k: (estimator, np.arange(k) if k == whole else spectral.cut(vectors, k, seed)) for k in counts}
+    # with one cluster per point there is one eigenvector too few, and no clustering is needed
+    n_points = len(points)
+    return {k: (estimator, np.arange(k) if k == n_points else spectral.cut(vectors, k, seed)) for k in counts}
 
 
-def _silhouettes(features: np.ndarray, found: Mapping[int, np.ndarray]) -> dict[int, float]:
-    """Give the mean silhouette of each clustering of (n, f) features, standardised, Euclidean.
+def _silhouettes(features: np.ndarray, clusterings: Mapping[int, np.ndarray]) -> dict[int, float]:
+    """Return the mean Euclidean silhouette of each clustering of standardised features (n, f).
 
-    It is -1 where every pixel, or all of them together, is a cluster.
+    It is -1 where undefined: for a single cluster, or one cluster per pixel.
     """
     from sklearn.metrics import silhouette_score
     from sklearn.preprocessing import StandardScaler
 
     points = StandardScaler().fit_transform(features)
     scores = {}
-    for k, clusters in found.items():
+    for k, clusters in clusterings.items():
         defined = 2 <= len(np.unique(clusters)) < len(points)
         scores[k] = float(silhouette_score(points, clusters)) if defined else -1.0
     return scores

@@ -1,34 +1,38 @@
-"""Area fractions in words: those of a label map, and estimates with their intervals."""
+"""Area fractions as text: of a label map, and estimates with their intervals."""
 
 from collections.abc import Mapping, Sequence
 
 
-def map_words(shares: Mapping[str, float | None]) -> str:
-    """Return the fractions of a label map in words.
+def map_words(fractions: Mapping[str, float | None]) -> str:
+    """Return the fractions of a label map as text.
 
-    >>> map_words({"matrix": 0.789, "carbide": 0.211})
-    'matrix 78.9 %, carbide 21.1 % of the map'
+    Example:
+        >>> map_words({"matrix": 0.789, "carbide": 0.211})
+        'matrix 78.9 %, carbide 21.1 % of the map'
     """
-    if None in shares.values():
-        return "no pixel holds data"
+    if None in fractions.values():
+        return "no pixel has data"
     return (
-        ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items() if share is not None)
+        ", ".join(
+            f"{name} {100 * fraction:.1f} %" for name, fraction in fractions.items() if fraction is not None
+        )
         + " of the map"
     )
 
 
-def estimate_words(share: float | None, ends: Sequence[float] | None, unit: str = " %") -> str:
-    """Return an estimated fraction in words, with its 95 % interval.
+def estimate_words(fraction: float | None, bounds: Sequence[float] | None, unit: str = " %") -> str:
+    """Return an estimated fraction with its 95 % interval as text.
 
-    >>> estimate_words(0.185, [0.048, 0.323]), estimate_words(0.01, [0, 0.04]), estimate_words(0.001, None)
-    ('18.5 % (4.8 to 32.3)', '1.0 % (at most 4.0)', '0.1 % (no interval)')
+    Example:
+        >>> estimate_words(0.185, [0.048, 0.323]), estimate_words(0.01, [0, 0.04]), estimate_words(0.001, None)
+        ('18.5 % (4.8 to 32.3)', '1.0 % (at most 4.0)', '0.1 % (no interval)')
     """
-    if share is None:
+    if fraction is None:
         return "no data"
-    if ends is None:
-        between = "no interval"
-    elif ends[0] <= 0 or ends[1] >= 1:
-        between = f"at most {100 * ends[1]:.1f}" if ends[0] <= 0 else f"at least {100 * ends[0]:.1f}"
+    if bounds is None:
+        interval = "no interval"
+    elif bounds[0] <= 0 or bounds[1] >= 1:
+        interval = f"at most {100 * bounds[1]:.1f}" if bounds[0] <= 0 else f"at least {100 * bounds[0]:.1f}"
     else:
-        between = f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f}"
-    return f"{100 * share:.1f}{unit} ({between})"
+        interval = f"{100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}"
+    return f"{100 * fraction:.1f}{unit} ({interval})"

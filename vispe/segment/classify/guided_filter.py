@@ -1,8 +1,8 @@
-"""Clean-up that respects edges: class probabilities follow the picture (guided filter).
+"""Guided filter: class probabilities follow the edges of the image.
 
-He, Sun and Tang, "Guided Image Filtering", IEEE TPAMI 35 (2013): in every window the probability of a class is taken as
-linear in the grey level, by least squares with a penalty. Specks that the picture does not show are averaged away, and
-boundaries move to its edges.
+He, Sun and Tang, "Guided Image Filtering", IEEE TPAMI 35 (2013): in every window the probability of a class is modelled
+as linear in the grey level, by least squares with a penalty. Specks without counterpart in the image are averaged away,
+and boundaries move to image edges.
 """
 
 import numpy as np
@@ -11,13 +11,13 @@ RADIUS = 4
 """Radius of the square windows in pixels."""
 
 PENALTY = 1e-3
-"""Variance of the grey levels, in [0, 1], below which a window counts as flat."""
+"""Regularisation: variance of the grey levels in [0, 1] below which a window is treated as flat."""
 
 
 def clean(prob: np.ndarray, grey: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Filter probabilities with the picture as a guide, over the pixels with data only.
+    """Filter probabilities with the image as guide, over the pixels with data only.
 
-    The result for a turned or mirrored picture is the turned or mirrored result, in every bit.
+    Bitwise equivariant: filtering a rotated or mirrored image gives exactly the rotated or mirrored result.
 
     Args:
         prob: (K, h, w) float32, 0 where there is no data; overwritten.
@@ -25,7 +25,7 @@ def clean(prob: np.ndarray, grey: np.ndarray, valid: np.ndarray) -> np.ndarray:
         valid: (h, w) bool, pixels with data.
 
     Returns:
-        `prob`, which sums to 1 where there is data.
+        `prob`, normalised to sum 1 where there is data.
     """
     guide = np.where(valid, grey, 0).astype(np.float64)
     weight = np.maximum(_sums(valid.astype(np.float64)), 1)
@@ -39,19 +39,19 @@ def clean(prob: np.ndarray, grey: np.ndarray, valid: np.ndarray) -> np.ndarray:
     for k in range(len(prob)):
         plane = prob[k].astype(np.float64)
         average = mean(plane)
-        # the line through the window's pixels: slope and offset
+        # least-squares line of the window: slope a and offset b of the paper, equations 5 and 6
         slope = (mean(guide * plane) - level * average) / spread
         offset = average - slope * level
-        # every pixel lies in many windows, whose lines are averaged
-        found = mean(np.where(valid, slope, 0)) * guide + mean(np.where(valid, offset, 0))
-        prob[k] = np.where(valid, np.maximum(found, 0), 0)
+        # average the lines of all windows that contain the pixel (equation 8)
+        filtered = mean(np.where(valid, slope, 0)) * guide + mean(np.where(valid, offset, 0))
+        prob[k] = np.where(valid, np.maximum(filtered, 0), 0)
         total += prob[k]
     prob /= np.where(total > 0, total, 1).astype(np.float32)
     return prob
 
 
 def _sums(plane: np.ndarray) -> np.ndarray:
-    """Sum over windows, reflected at the border, in an order that turns with the page."""
+    """Sum over windows with reflected borders, in an order that is equivariant to rotations by 90 degrees."""
     from scipy.ndimage import correlate1d
 
     ones = np.ones(2 * RADIUS + 1)

@@ -1,15 +1,14 @@
-"""Whether an image looks like those that a model was trained on, by its features alone.
+"""Out-of-distribution check: distance of an image's features from those of the training images.
 
-A classifier gives every pixel a class, also in a picture of another contrast, magnification or material. So a model
-keeps a summary of the features of its whole training pages, not only of what was labelled: `COMPONENTS` principal
-components z of the features, and how the means of z and |z| over patches of 64 x 64 pixels spread. The distance of a
-picture is that of its own means from those of training, in units of this spread (Mahalanobis, divided by the root of
-the number of means). All means come from sums of whole numbers, so a page has the same distance read at once and block
-by block.
+A classifier gives every pixel a class, also in an image of another contrast, magnification or material. So a model
+stores a summary of the features of its complete training pages, not only of the labelled pixels: `COMPONENTS` principal
+components z of the features, and the covariance of the means of z and |z| over patches of 64 x 64 pixels. The distance
+of an image is the Mahalanobis distance between its means and those of the training pages, divided by the root of the
+number of means. All means are computed from integer sums, so a page has the same distance read at once and in blocks.
 
-The limit is the largest distance of a part that was held out of the summary, times a margin: another page where there
-are several, else a quarter of the only one. Quarters of one page are more alike than pages of a series; how much is
-measured in `eval/results/domain.json`, from which the margins are taken.
+The limit is the largest distance of a held-out part, times a margin: another page if there are several, else a quarter
+of the only page. Quarters of one page are more similar than pages of a series; the margins are calibrated in
+`eval/results/domain.json`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,22 +18,22 @@ from typing import Protocol
 import numpy as np
 
 COMPONENTS = 12
-"""Principal components of the features that are compared."""
+"""Number of principal components compared."""
 
 MARGIN_ONE, MARGIN = 7.5, 1.5
-"""What the largest distance of a held-out part is multiplied by: quarters of one page, and whole pages."""
+"""Factors of the largest distance of a held-out part: for quarters of one page, and for complete pages."""
 
-_UNIT = 1024  # steps of a component in one standard deviation: sums are of whole numbers
-_CLIP = 4.0  # standard deviations from which on a component counts no more
+_UNIT = 1024  # quantisation steps per standard deviation, so that sums are exact integers
+_CLIP = 4.0  # clipping of components, in standard deviations
 _FLOOR = 0.1  # smallest variance of a component of standardised features
-_SHRINK = 0.1  # share of the covariance that is taken from its diagonal
-_RIDGE = 0.02  # share of the mean variance that is added to each
-_FOLDS = 8  # pages that are held out, one after the other
-_PATCHES = 99.0  # percentile of held-out patches that is the limit of a patch
+_SHRINK = 0.1  # shrinkage of the covariance towards its diagonal
+_RIDGE = 0.02  # fraction of the mean variance added to the diagonal
+_FOLDS = 8  # number of held-out pages at most
+_PATCHES = 99.0  # percentile of the distances of held-out patches used as limit of a patch
 
 
 class Sampled(Protocol):
-    """Features of a page at points of its patches, as `vispe.segment.features.sample_grid.Sample`."""
+    """Features sampled at points of a page's patches, as `vispe.segment.features.sample_grid.Sample`."""
 
     features: np.ndarray
     patch: np.ndarray
@@ -43,14 +42,14 @@ class Sampled(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """What the features of the training pages look like.
+    """Summary of the features of the training pages.
 
     Attributes:
         mean: (f,) float32.
         components: (m, f) float32; z = components @ (features - mean).
-        center: (2 m,) float64, the means of z and |z| over all points.
+        center: (2 m,) float64, means of z and |z| over all points.
         whitening: (2 m, 2 m) float64; the distance of means e is |(e - center) @ whitening|.
-        limits: (2,) float64, distances of a page and of a patch from which on they differ.
+        limits: (2,) float64, limits of the distances of a page and of a patch.
         pages: number of training pages.
     """
 
@@ -62,17 +61,17 @@ class Domain:
     pages: int
 
     def codes(self, features: np.ndarray) -> np.ndarray:
-        """Turn features (..., f) into components (..., m) int16, in steps of 1 / 1024, cut at 4."""
+        """Project features (..., f) onto components (..., m), quantised to int16 in steps of 1 / 1024, clipped at 4."""
         flat = (features.reshape(-1, features.shape[-1]) - self.mean) @ self.components.T
-        found = np.rint(np.clip(flat, -_CLIP, _CLIP) * _UNIT).astype(np.int16)
-        return found.reshape(*features.shape[:-1], len(self.components))
+        quantised = np.rint(np.clip(flat, -_CLIP, _CLIP) * _UNIT).astype(np.int16)
+        return quantised.reshape(*features.shape[:-1], len(self.components))
 
     def score(self, sums: np.ndarray) -> float | None:
-        """Return the distance of a page in units of its limit, from the sums of `tally`; None without a point."""
+        """Return the distance of a page in units of its limit, from the sums of `tally`; None without points."""
         return float(self._distances(sums[None])[0] / self.limits[0]) if sums[0] else None
 
     def patches(self, sums: np.ndarray) -> np.ndarray:
-        """Return the distance (n,) of patches in units of their limit, from their sums (n, 1 + 2 m); NaN: no point."""
+        """Return the distances (n,) of patches in units of their limit from sums (n, 1 + 2 m); NaN without points."""
         out = np.full(len(sums), np.nan)
         out[sums[:, 0] > 0] = self._distances(sums[sums[:, 0] > 0]) / self.limits[1]
         return out
@@ -82,77 +81,81 @@ class Domain:
         return np.linalg.norm((means - self.center) @ self.whitening, axis=1)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name, for a model file."""
-        own = {key: getattr(self, key) for key in ("mean", "components", "center", "whitening", "limits")}
-        return {**own, "pages": np.array([self.pages])}
+        """Return the arrays of a model file, by name."""
+        arrays = {key: getattr(self, key) for key in ("mean", "components", "center", "whitening", "limits")}
+        return {**arrays, "pages": np.array([self.pages])}
 
     @classmethod
-    def from_tensors(cls, found: Mapping[str, np.ndarray]) -> "Domain":
-        """Build it from what `tensors` returned."""
-        return cls(**{**found, "pages": int(found["pages"][0])})
+    def from_tensors(cls, arrays: Mapping[str, np.ndarray]) -> "Domain":
+        """Create a `Domain` from the arrays of `tensors`."""
+        return cls(**{**arrays, "pages": int(arrays["pages"][0])})
 
 
-def fits(found: Mapping[str, np.ndarray]) -> bool:
-    """Tell whether the arrays of a model file belong together."""
-    if set(found) != {"mean", "components", "center", "whitening", "limits", "pages"}:
+def is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Return whether the arrays of a model file have the expected names, shapes and signs."""
+    if set(arrays) != {"mean", "components", "center", "whitening", "limits", "pages"}:
         return False
-    width, count = found["components"].shape[-1:], 2 * len(found["components"])
+    width, count = arrays["components"].shape[-1:], 2 * len(arrays["components"])
     shapes = {"mean": width, "center": (count,), "whitening": (count, count), "limits": (2,), "pages": (1,)}
-    right = found["components"].ndim == 2 and all(found[k].shape == shape for k, shape in shapes.items())
-    return right and all(bool((found[k] > 0).all()) for k in ("limits", "pages"))
+    consistent = arrays["components"].ndim == 2 and all(
+        arrays[k].shape == shape for k, shape in shapes.items()
+    )
+    return consistent and all(bool((arrays[k] > 0).all()) for k in ("limits", "pages"))
 
 
 def tally(codes: np.ndarray) -> np.ndarray:
-    """Sum up components (n, m) int16 -> (1 + 2 m,) int64: their number, the sums of z and of |z|."""
+    """Return the number, the sums of z and the sums of |z| of components (n, m) int16, as (1 + 2 m,) int64."""
     wide = codes.astype(np.int64)
     return np.concatenate([[len(wide)], wide.sum(0), np.abs(wide).sum(0)])
 
 
 def learn_domain(pages: Sequence[Sampled]) -> Domain | None:
-    """Summarise training pages, and find the limits.
+    """Summarise training pages and calibrate the limits by holding out parts.
 
     Args:
         pages: each with at least one patch.
 
     Returns:
-        None where there is too little to hold anything out: one page whose patches lie in fewer than two quarters.
+        None if nothing can be held out: a single page whose patches cover fewer than two quarters.
     """
     if len(pages) > 1:
         chosen = np.unique(np.linspace(0, len(pages) - 1, _FOLDS).round().astype(int)).tolist()
         folds = [([p for i, p in enumerate(pages) if i != out], pages[out]) for out in chosen]
     else:
-        named = np.unique(pages[0].part).tolist() if pages else []
-        folds = [([_part(pages[0], pages[0].part != k)], _part(pages[0], pages[0].part == k)) for k in named]
+        quarters = np.unique(pages[0].part).tolist() if pages else []
+        folds = [
+            ([_part(pages[0], pages[0].part != k)], _part(pages[0], pages[0].part == k)) for k in quarters
+        ]
     if len(folds) < 2:
         return None
-    held, patches = list[float](), list[np.ndarray]()
+    distances, patches = list[float](), list[np.ndarray]()
     for rest, out in folds:
-        found = _summary(rest)
-        held.append(float(found._distances(tally(found.codes(out.features))[None])[0]))
-        patches.append(found._distances(_by_patch(found, out)))
-    whole = _summary(pages)
+        summary = _summary(rest)
+        distances.append(float(summary._distances(tally(summary.codes(out.features))[None])[0]))
+        patches.append(summary._distances(_by_patch(summary, out)))
+    full_summary = _summary(pages)
     margin = MARGIN if len(pages) > 1 else MARGIN_ONE
-    # a page whose quarters are all alike would have no room at all
-    limits = np.maximum([margin * max(held), np.percentile(np.concatenate(patches), _PATCHES)], 1e-3)
-    return replace(whole, limits=limits)
+    # lower bound, for pages whose quarters are identical
+    limits = np.maximum([margin * max(distances), np.percentile(np.concatenate(patches), _PATCHES)], 1e-3)
+    return replace(full_summary, limits=limits)
 
 
-def _part(page: Sampled, wanted: np.ndarray) -> Sampled:
-    """Return some patches (n,) bool of a page."""
-    keep = wanted[page.patch]
+def _part(page: Sampled, selected: np.ndarray) -> Sampled:
+    """Return the patches of a page selected by a mask (n,) bool."""
+    keep = selected[page.patch]
     return replace(
         page,  # type: ignore[type-var] - samples are dataclasses
         features=page.features[keep],
-        patch=(np.cumsum(wanted) - 1)[page.patch[keep]],
-        part=page.part[wanted],
+        patch=(np.cumsum(selected) - 1)[page.patch[keep]],
+        part=page.part[selected],
     )
 
 
 def _summary(pages: Sequence[Sampled]) -> Domain:
-    """Summarise pages, without limits."""
+    """Summarise pages, with limits of 1."""
     features = np.concatenate([page.features for page in pages]).astype(np.float64)
     mean, spread = features.mean(0), features.std(0) + 1e-6
-    # principal components of standardised features, the largest loading positive
+    # principal components of standardised features, with the sign that makes the largest loading positive
     values, vectors = np.linalg.eigh(
         (features - mean).T @ (features - mean) / len(features) / np.outer(spread, spread)
     )
@@ -161,7 +164,7 @@ def _summary(pages: Sequence[Sampled]) -> Domain:
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], 0)
     components = (vectors * np.sign(largest) / np.sqrt(np.maximum(values, _FLOOR)) / spread[:, None]).T
     empty = np.zeros(2 * count)
-    found = Domain(
+    summary = Domain(
         mean.astype(np.float32),
         np.ascontiguousarray(components, np.float32),
         empty,
@@ -169,21 +172,24 @@ def _summary(pages: Sequence[Sampled]) -> Domain:
         np.ones(2),
         len(pages),
     )
-    sums = np.concatenate([_by_patch(found, page) for page in pages])
+    sums = np.concatenate([_by_patch(summary, page) for page in pages])
     total, each = sums.sum(0), sums[:, 1:] / (sums[:, :1] * float(_UNIT))
-    # the covariance of few patches is uncertain off the diagonal, and nearly singular
+    # with few patches the covariance is noisy and nearly singular: shrink it towards its diagonal, add a ridge
     deviation = each - each.mean(0)
     covariance = deviation.T @ deviation / max(len(each) - 1, 1)
     covariance += _SHRINK * (np.diag(np.diag(covariance)) - covariance)
     covariance += np.eye(2 * count) * max(_RIDGE * np.trace(covariance) / (2 * count), 1e-9)
+    # whitening: inverse transposed Cholesky factor, scaled so that the expected squared distance is 1
     root = np.linalg.inv(np.linalg.cholesky(covariance)).T / np.sqrt(2 * count)
-    return replace(found, center=total[1:] / (total[0] * float(_UNIT)), whitening=np.ascontiguousarray(root))
+    return replace(
+        summary, center=total[1:] / (total[0] * float(_UNIT)), whitening=np.ascontiguousarray(root)
+    )
 
 
 def _by_patch(domain: Domain, page: Sampled) -> np.ndarray:
-    """Sum up each patch of a page -> (patches, 1 + 2 m) int64."""
+    """Return `tally` of each patch of a page, (patches, 1 + 2 m) int64."""
     wide = domain.codes(page.features).astype(np.int64)
-    own = np.concatenate([np.ones((len(wide), 1), np.int64), wide, np.abs(wide)], 1)
-    out = np.zeros((len(page.part), own.shape[1]), np.int64)
-    np.add.at(out, page.patch, own)
+    terms = np.concatenate([np.ones((len(wide), 1), np.int64), wide, np.abs(wide)], 1)
+    out = np.zeros((len(page.part), terms.shape[1]), np.int64)
+    np.add.at(out, page.patch, terms)
     return out

@@ -1,18 +1,17 @@
-"""Pixel classifiers: features of labelled pixels in, class probabilities of all pixels out.
+"""Pixel classifiers: from features of labelled pixels to class probabilities of all pixels.
 
-Three kinds, all from scikit-learn, seeded, and balanced: each class weighs alike, so none wins by being drawn more.
-Their probabilities are those of a picture in which all classes are equally frequent, and
-`vispe.segment.classify.class_prior` brings them to the frequencies of a picture. For `logistic` this is so however much of
-a class is drawn. Trees that are grown to the end hardly feel the weights, so `forest` and `boosting` come near it
-where classes are drawn about alike.
+Three kinds, all from scikit-learn, seeded, and with balanced class weights, so that the number of labelled pixels of a
+class does not matter. Their probabilities are those of an image with equal class frequencies, and
+`vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For `logistic` this holds for any number of
+labels. Fully grown trees hardly depend on the weights, so `forest` and `boosting` only approximate it, when the classes
+have similar numbers of labels.
 
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
-  the strength of the penalty does not depend on how much was drawn. The default: the features of vispe_micro were
-  learned for a linear classifier: on synthetic tasks that it never saw, a forest is as good where labels are spread
-  over the picture, and worse where they lie in a corner (`vispe/backbones/micro/vispe_micro.json`). The fastest by
-  far, and free of random numbers.
+  the strength of the penalty does not depend on the number of labels. The default: the features of vispe_micro were
+  trained for a linear classifier: on held-out synthetic tasks, a forest is as good with labels spread over the image,
+  and worse with labels in a corner (`vispe/backbones/micro/vispe_micro.json`). By far the fastest, and deterministic.
 - `forest`: 100 trees. With filters alone it is better than `logistic` on five of seven sets of micrographs
-  (`eval/results/segment_filters.json`), above all on thin and rare classes.
+  (`eval/results/segment_filters.json`), especially on thin and rare classes.
 - `boosting`: 100 rounds of histogram gradient boosting. The slowest; the best when labels are spread over the image.
 """
 
@@ -31,13 +30,13 @@ from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.segment.classify.class_prior import tempered
 
 KINDS = ("logistic", "forest", "boosting")
-"""The classifiers that `PixelClassifier` knows, the default first."""
+"""Kinds of `PixelClassifier`, the default first."""
 
 _MODULES = {"logistic": "sklearn.linear_model", "forest": "sklearn.ensemble", "boosting": "sklearn.ensemble"}
-_FEW = 20_000
+_FEW = 20_000  # labelled pixels below which one thread is faster
 _CHUNK = 1 << 17  # pixels per prediction call: bounds the float64 copies that scikit-learn makes
-_CACHED = 1 << 14  # pixels whose standardised features stay in the cache
-_PENALTY = 0.01  # half the squared weights count so much against the mean loss of a pixel
+_CACHED = 1 << 14  # pixels whose standardised features fit into the CPU cache
+_PENALTY = 0.01  # weight of half the squared weights relative to the mean loss of a pixel
 _LINEAR = ("mean", "weight", "bias", "classes")
 
 
@@ -47,9 +46,9 @@ class Linear:
 
     Attributes:
         mean: (f,) float32.
-        weight: (k, f) float32, with the standardisation in it; k is 1 for two classes, else their number.
+        weight: (k, f) float32, including the standardisation; k is 1 for two classes, else their number.
         bias: (k,) float32.
-        classes: (2 or k,) int64, the classes that were labelled, 1..K. Two have the probabilities sigmoid(-score) and
+        classes: (2 or k,) int64, the labelled classes, 1..K. Two have the probabilities sigmoid(-score) and
             sigmoid(score); more have the softmax of their scores.
     """
 
@@ -59,20 +58,24 @@ class Linear:
     classes: Tensor
 
     def scores(self, planes: Tensor) -> Tensor:
-        """Score the first of the features, (f' <= f, n) with pixels last -> (k, n) float32."""
-        own = len(planes)
+        """Return scores (k, n) float32 of the first features, (f' <= f, n) with pixels last."""
+        n_features = len(planes)
         out = torch.empty((len(self.bias), planes.shape[1]))
         for start in range(0, planes.shape[1], _CACHED):
-            part = planes[:, start : start + _CACHED] - self.mean[:own, None]
-            torch.addmm(self.bias[:, None], self.weight[:, :own], part, out=out[:, start : start + _CACHED])
+            # centre first, then (k, f) @ (f, n) + bias per chunk of pixels, in the CPU cache
+            part = planes[:, start : start + _CACHED] - self.mean[:n_features, None]
+            torch.addmm(
+                self.bias[:, None], self.weight[:, :n_features], part, out=out[:, start : start + _CACHED]
+            )
         return out
 
     def probabilities(self, scores: Tensor, n_classes: int) -> Tensor:
-        """Turn scores (k, ...) into probabilities (K, ...); a class without labels has 0."""
+        """Convert scores (k, ...) to probabilities (K, ...); classes without labels have 0."""
         out = scores.new_zeros((n_classes, *scores.shape[1:]))
         columns = (self.classes - 1).tolist()
         if len(scores) == 1:
             torch.sigmoid(scores[0], out=out[columns[1]])
+            # two classes have a single score: complementary probabilities
             torch.sub(1, out[columns[1]], out=out[columns[0]])
         elif columns == list(range(n_classes)):
             torch.softmax(scores, 0, out=out)
@@ -82,9 +85,9 @@ class Linear:
 
 
 def import_early(kind: str) -> Thread:
-    """Begin to import what `PixelClassifier(kind)` is fitted with: over a second, while pictures and features are busy.
+    """Import the dependencies of `PixelClassifier(kind)` in a thread: over a second, hidden behind image reading.
 
-    Nothing is raised here: where scikit-learn is missing or broken, `PixelClassifier` says so.
+    Errors are ignored here: `PixelClassifier` reports a missing or broken scikit-learn.
     """
 
     def load() -> None:
@@ -97,14 +100,14 @@ def import_early(kind: str) -> Thread:
 
 
 class PixelClassifier:
-    """A classifier of pixels with K classes, of which some may have no labels.
+    """Classifier of pixels with K classes, of which some may have no labels.
 
     Args:
         kind: one of `KINDS`.
-        n_classes: K. A class that was never labelled keeps its column, with probability 0.
-        seed: of the random numbers in `forest` and `boosting`.
-        estimator: a fitted scikit-learn estimator, when a forest or boosting comes from a model file.
-        state: the tensors of a fitted `logistic`, when it comes from a model file.
+        n_classes: K. A class without labels has a column with probability 0.
+        seed: seed of the random numbers in `forest` and `boosting`.
+        estimator: a fitted scikit-learn estimator, when a forest or boosting is loaded from a model file.
+        state: the tensors of a fitted `logistic`, when loaded from a model file.
         temperature: T; all probabilities p become p^(1/T).
 
     Attributes:
@@ -149,66 +152,70 @@ class PixelClassifier:
             names: class names, for the error message.
 
         Raises:
-            InputError: fewer than two different classes.
+            InputError: fewer than two classes.
         """
-        drawn = np.unique(classes)
-        if len(drawn) < 2:
-            listed = ", ".join(str(names[c - 1]) if names else str(c) for c in drawn) or "none"
+        labelled = np.unique(classes)
+        if len(labelled) < 2:
+            listed = ", ".join(str(names[c - 1]) if names else str(c) for c in labelled) or "none"
             raise InputError(
-                f"need at least 2 labelled classes, found {len(drawn)} ({listed}); draw the others."
+                f"need at least 2 labelled classes, got {len(labelled)} ({listed}). Label the others."
             )
         with _threads(len(features)):
             if self.estimator is None:
                 self.linear = _fit_linear(features, classes)
             else:
                 self.estimator.fit(features, classes)
-        if self.kind == "forest":  # threads would add up the trees in the order in which they end
+        if self.kind == "forest":  # with threads, trees are summed in completion order: not deterministic
             self.estimator.set_params(n_jobs=1)
         return self
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
-        """Predict (n, f) features -> (n, K) float32 probabilities, with bounded extra memory."""
+        """Return probabilities (n, K) float32 of features (n, f), with bounded extra memory."""
         if self.estimator is None:
             return self.planes(features.T).T
         out = np.zeros((len(features), self.n_classes), np.float32)
         columns = np.asarray(self.estimator.classes_) - 1
         for start in range(0, len(features), _CHUNK):
             part = slice(start, start + _CHUNK)
+            # classes without labels have no column in the estimator
             out[part, columns] = self.estimator.predict_proba(features[part])
         return tempered(out.T, self.temperature).T
 
     def planes(self, features: np.ndarray) -> np.ndarray:
-        """Predict (f, n) features, one row for each -> (K, n) float32 probabilities.
+        """Return probabilities (K, n) float32 of features (f, n): as `probabilities`, with pixels last.
 
-        As `probabilities`, with pixels last. `logistic` is computed here: one matrix product for a few pixels at a
-        time instead of scikit-learn's copies (equal up to rounding).
+        `logistic` is computed here: one matrix product for a few pixels at a time instead of scikit-learn's copies
+        (equal up to rounding).
+
+        Raises:
+            InputError: not fitted.
         """
         if self.estimator is not None:
-            return by_chunks(features, self.n_classes, self.probabilities)
-        return self.of_scores(self._fitted().scores(torch.from_numpy(features)))
+            return predict_in_chunks(features, self.n_classes, self.probabilities)
+        return self.probabilities_from_scores(self._fitted().scores(torch.from_numpy(features)))
 
-    def of_scores(self, scores: Tensor) -> np.ndarray:
-        """Turn the scores (k, ...) of `linear` into probabilities (K, ...) float32."""
+    def probabilities_from_scores(self, scores: Tensor) -> np.ndarray:
+        """Convert scores (k, ...) of `linear` to probabilities (K, ...) float32."""
         if self.temperature != 1:
             scores = scores / self.temperature
         return self._fitted().probabilities(scores, self.n_classes).numpy()
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return what a model file must keep beside the estimator."""
+        """Return the arrays that a model file stores in addition to the estimator."""
         if self.kind != "logistic":
             return {}
         return {f"linear.{name}": getattr(self._fitted(), name).numpy() for name in _LINEAR}
 
     def _fitted(self) -> Linear:
         if self.linear is None:
-            raise InputError("the classifier was not fitted; call fit with labelled pixels first.")
+            raise InputError("the classifier is not fitted. Call fit with labelled pixels first.")
         return self.linear
 
 
-def by_chunks(
+def predict_in_chunks(
     features: np.ndarray, n_classes: int, predict: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Predict (f, n) features with what takes (n, f), a few pixels at a time -> (K, n) float32."""
+    """Apply a function of features (n, f) to features (f, n) in chunks of pixels; return (K, n) float32."""
     out = np.empty((n_classes, features.shape[1]), np.float32)
     for start in range(0, features.shape[1], _CHUNK):
         part = np.ascontiguousarray(features[:, start : start + _CHUNK].T)
@@ -217,37 +224,42 @@ def by_chunks(
 
 
 def _stored(state: Mapping[str, np.ndarray], n_classes: int) -> Linear:
-    """Take a `Linear` from the tensors of a model file."""
+    """Create a `Linear` from the tensors of a model file."""
     missing = [name for name in _LINEAR if f"linear.{name}" not in state]
     if missing:
-        raise InputError(
-            f"a logistic classifier without {', '.join(missing)} cannot be used; train it again."
-        )
+        raise InputError(f"a logistic classifier without {', '.join(missing)} is not usable. Train it again.")
     arrays = [np.array(state[f"linear.{name}"]) for name in _LINEAR]
     mean, weight, bias, classes = arrays
-    rows = 1 if classes.size == 2 else classes.size
-    fits = mean.ndim == 1 and weight.shape == (rows, mean.size) and bias.shape == (rows,) and classes.size > 1
-    drawn = fits and classes.dtype == np.int64 and classes.ndim == 1 and (np.diff(classes) > 0).all()
+    # binary models of scikit-learn have one row of coefficients
+    n_scores = 1 if classes.size == 2 else classes.size
+    shapes_match = (
+        mean.ndim == 1
+        and weight.shape == (n_scores, mean.size)
+        and bias.shape == (n_scores,)
+        and classes.size > 1
+    )
+    classes_valid = (
+        shapes_match and classes.dtype == np.int64 and classes.ndim == 1 and (np.diff(classes) > 0).all()
+    )
     finite = all(np.isfinite(a).all() for a in arrays)
-    if not (drawn and classes[0] >= 1 and classes[-1] <= n_classes and finite):
+    if not (classes_valid and classes[0] >= 1 and classes[-1] <= n_classes and finite):
         shapes = ", ".join(f"{name} {array.shape}" for name, array in zip(_LINEAR, arrays, strict=True))
         raise InputError(
-            f"the numbers of a logistic classifier for {n_classes} classes do not fit together ({shapes}), or are not "
-            "finite; train it again."
+            f"the arrays of a logistic classifier for {n_classes} classes are inconsistent ({shapes}) or not finite. "
+            "Train it again."
         )
     parts = (torch.from_numpy(a.astype(np.float32)) for a in (mean, weight, bias))
     return Linear(*parts, torch.from_numpy(classes))
 
 
 def _threads(count: int) -> AbstractContextManager[Any]:
-    """Keep to one thread for few pixels, where threads wait for each other longer than they work."""
+    """Limit few pixels to one thread, where synchronisation takes longer than the work."""
     from threadpoolctl import threadpool_limits
 
     return threadpool_limits(limits=1 if count < _FEW else None)
 
 
 def _build(kind: str, seed: int) -> Any:
-    """Build an unfitted scikit-learn estimator."""
     if kind == "forest":
         from sklearn.ensemble import RandomForestClassifier
 
@@ -258,13 +270,15 @@ def _build(kind: str, seed: int) -> Any:
 
 
 def _fit_linear(features: np.ndarray, classes: np.ndarray) -> Linear:
-    """Fit `logistic` with scikit-learn and keep its numbers."""
+    """Fit `logistic` with scikit-learn and extract its parameters."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
     scaler = StandardScaler()
+    # C is relative to the sum of the losses: scale by n for a penalty relative to the mean
     model = LogisticRegression(C=1 / (_PENALTY * len(classes)), class_weight="balanced", max_iter=1000)
     model.fit(scaler.fit_transform(features), classes)
+    # fold the standardisation into the weights: coef @ ((x - mean) / scale)
     arrays = scaler.mean_, model.coef_ / scaler.scale_, model.intercept_
     return Linear(
         *(torch.from_numpy(np.ascontiguousarray(a, np.float32)) for a in arrays),

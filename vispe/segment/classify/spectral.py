@@ -1,9 +1,9 @@
-"""Spectral clustering of a sample of pixels, and the exact nearest-neighbour rule that carries it to all others.
+"""Spectral clustering of a sample of pixels, and the exact nearest-neighbour rule that extends it to all others.
 
-The sample becomes a graph: each point is joined to its nearest neighbours, and parts without any link by the shortest
-one there is. The leading eigenvectors of the normalised adjacency put the points of one crowd close together whatever
-its shape, and k-means on their rows of unit length finds the crowds (Ng, Jordan and Weiss 2001). The single links keep
-the graph in one piece, so that the vectors are unique, and a small part that lies apart comes after the large ones.
+The sample becomes a graph: each point is connected to its nearest neighbours, and disconnected components by their
+shortest link. The leading eigenvectors of the normalised adjacency map each cluster close together regardless of
+its shape, and k-means on their normalised rows finds the clusters (Ng, Jordan and Weiss 2001). The single links make
+the graph connected, so that the eigenvectors are unique, and a small separate component ranks after the large ones.
 """
 
 from typing import TYPE_CHECKING
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 POINTS = 4096
-"""Different pixels in the graph, at most."""
+"""Upper bound of distinct pixels in the graph."""
 
 NEIGHBOURS = 10
-"""Nearest neighbours that each of them is joined to."""
+"""Number of nearest neighbours of each pixel."""
 
 LEADING = 8
-"""Eigenvectors that are always computed, so that a number of clusters gives the same result asked for or chosen."""
+"""Minimal number of eigenvectors, so that K clusters are equal whether K is specified or chosen."""
 
-_ROWS = 256  # pixels whose distances to all points are held at once: they stay in the cache
-_DENSE = 600  # fewer points than this: all eigenvectors by the dense solver
+_ROWS = 256  # pixels per block of distances to all points, to fit into the CPU cache
+_DENSE = 600  # below this number of points the dense solver is used
 
 
 def eigenvectors(points: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Embed points by their nearest-neighbour graph.
+    """Embed points by the leading eigenvectors of their nearest-neighbour graph.
 
     Args:
-        points: (n, f) float64, all different, n > 2.
-        count: number of clusters that will be asked for.
-        seed: of the starting vector of the iterative solver.
+        points: (n, f) float64, distinct, n > 2.
+        count: number of clusters.
+        seed: seed of the starting vector of the iterative solver.
 
     Returns:
-        (n, min(max(count, LEADING), n - 1)) float64, eigenvectors of the adjacency that is normalised on both sides,
+        (n, min(max(count, LEADING), n - 1)) float64, eigenvectors of the symmetrically normalised adjacency,
         the largest eigenvalue first; the largest entry of each is positive.
     """
     from scipy.linalg import eigh
@@ -47,21 +47,25 @@ def eigenvectors(points: np.ndarray, count: int, seed: int) -> np.ndarray:
     size = len(points)
     graph = kneighbors_graph(points, min(NEIGHBOURS, size - 1))
     graph = _joined(points, (graph + graph.T) / 2)
+    # D^-1/2 A D^-1/2 with the degrees D
     scale = diags_array(1 / np.sqrt(np.asarray(graph.sum(1)).ravel()))
     normal = (scale @ graph @ scale).tocsr()
-    wanted = min(max(count, LEADING), size - 1)
-    if size < _DENSE or wanted > size // 8:
-        vectors = eigh(normal.toarray(), subset_by_index=(size - wanted, size - 1))[1]
+    n_vectors = min(max(count, LEADING), size - 1)
+    if size < _DENSE or n_vectors > size // 8:
+        vectors = eigh(normal.toarray(), subset_by_index=(size - n_vectors, size - 1))[1]
     else:
         start = np.random.default_rng(seed).random(size) + 0.5
-        vectors = eigsh(normal, wanted, which="LA", v0=start, ncv=6 * wanted, tol=1e-9, maxiter=100 * size)[1]
+        vectors = eigsh(
+            normal, n_vectors, which="LA", v0=start, ncv=6 * n_vectors, tol=1e-9, maxiter=100 * size
+        )[1]
     vectors = vectors[:, ::-1]
+    # eigenvectors are defined up to their sign: fix it by the largest entry
     largest = np.abs(vectors).argmax(0)
-    return vectors * np.sign(vectors[largest, np.arange(wanted)])
+    return vectors * np.sign(vectors[largest, np.arange(n_vectors)])
 
 
 def _joined(points: np.ndarray, graph: "csr_array") -> "csr_array":
-    """Join each part of a graph to the point outside that is nearest to it, until there is one part."""
+    """Connect each component of a graph to its nearest point outside, until the graph is connected."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
     from sklearn.neighbors import NearestNeighbors
@@ -73,22 +77,22 @@ def _joined(points: np.ndarray, graph: "csr_array") -> "csr_array":
         links = np.empty((count, 2), np.int64)
         for number in range(count):
             inside, outside = np.flatnonzero(part == number), np.flatnonzero(part != number)
-            near = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[outside])
-            distance, found = near.kneighbors(points[inside])
+            search = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points[outside])
+            distance, neighbour = search.kneighbors(points[inside])
             closest = distance[:, 0].argmin()
-            links[number] = inside[closest], outside[found[closest, 0]]
+            links[number] = inside[closest], outside[neighbour[closest, 0]]
         links = np.unique(np.sort(links, 1), axis=0)
         link = csr_array((np.ones(len(links)), (links[:, 0], links[:, 1])), shape=graph.shape)
         graph = graph + link + link.T
 
 
 def cut(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Cut embedded points into clusters -> (n,) int64, 0 to count - 1.
+    """Cluster embedded points; return (n,) int64 from 0 to count - 1.
 
     Args:
-        vectors: of `eigenvectors`, at least `count` columns.
+        vectors: from `eigenvectors`, at least `count` columns.
         count: number of clusters.
-        seed: of k-means, restarted 10 times.
+        seed: seed of k-means, restarted 10 times.
     """
     from sklearn.cluster import KMeans
 
@@ -98,13 +102,13 @@ def cut(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 class NearestPoint:
-    """Distance of pixels to the nearest point of each cluster, exactly.
+    """Exact distance of pixels to the nearest point of each cluster.
 
     Args:
         points: (n, f) float32.
         clusters: (n,) int, 0 to K - 1.
-        count: K. A cluster without points is infinitely far.
-        width: mean squared distance between a point and the one next to it.
+        count: K. A cluster without points has infinite distance.
+        width: mean squared distance between a point and its nearest neighbour.
     """
 
     def __init__(self, points: np.ndarray, clusters: np.ndarray, count: int, width: float) -> None:
@@ -112,33 +116,33 @@ class NearestPoint:
         order = np.argsort(self.clusters, kind="stable")
         sorted_points = torch.from_numpy(np.ascontiguousarray(points[order], np.float32))
         norms = sorted_points.square().sum(1, keepdim=True)
-        # times (x, 1) it is the squared distance less |x|^2
+        # (x, 1) @ product = squared distance - |x|^2
         self._product = torch.cat([-2 * sorted_points, norms], 1).T
         self._ends = np.cumsum(np.bincount(self.clusters, minlength=count)).tolist()
 
     @classmethod
     def fit(cls, points: np.ndarray, clusters: np.ndarray, count: int) -> "NearestPoint":
-        """Take the points, and measure how far apart they lie."""
+        """Store the points and compute the mean squared nearest-neighbour distance."""
         from sklearn.neighbors import NearestNeighbors
 
-        near = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points).kneighbors()[0]
-        width = max(float((near.astype(np.float64) ** 2).mean()), float(np.finfo(np.float32).tiny))
+        distances = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points).kneighbors()[0]
+        width = max(float((distances.astype(np.float64) ** 2).mean()), float(np.finfo(np.float32).tiny))
         return cls(points, clusters, count, width)
 
     def squared(self, features: np.ndarray) -> np.ndarray:
-        """Give (n, f) features -> (n, K) float64 squared distances to the nearest point of each cluster."""
+        """Return squared distances (n, K) float64 of features (n, f) to the nearest point of each cluster."""
         out = np.full((len(features), len(self._ends)), np.inf)
         for start in range(0, len(features), _ROWS):
             rows = torch.from_numpy(np.ascontiguousarray(features[start : start + _ROWS], np.float32))
-            found = torch.cat([rows, rows.new_ones(len(rows), 1)], 1) @ self._product
-            own = rows.square().sum(1)
+            products = torch.cat([rows, rows.new_ones(len(rows), 1)], 1) @ self._product
+            norms = rows.square().sum(1)
             for k, (first, last) in enumerate(zip([0, *self._ends], self._ends, strict=False)):
                 if first < last:
-                    out[start : start + _ROWS, k] = (found[:, first:last].amin(1) + own).clamp_min_(0)
+                    out[start : start + _ROWS, k] = (products[:, first:last].amin(1) + norms).clamp_min_(0)
         return out
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return what a model file keeps."""
+        """Return the arrays of a model file."""
         return {
             "cluster.points": self.points.astype(np.float32),
             "cluster.of": self.clusters,

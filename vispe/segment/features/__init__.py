@@ -1,4 +1,4 @@
-"""What a pixel is described by: filters, tokens, and how they are cut, kept and put together."""
+"""Pixel features: filters, tokens, tiling, caching and assembly."""
 
 from vispe._lazy import face
 

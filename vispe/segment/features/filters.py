@@ -1,14 +1,14 @@
-"""Pixel features that turn with the image: 26 multi-scale filters per channel.
+"""Equivariant pixel features: 26 multi-scale filters per channel.
 
 Intensity and, for every Gaussian scale, the smoothed grey level, the gradient magnitude, the two eigenvalues
-of the Hessian and the local standard deviation. All of them commute with the eight rotations by 90° and
-reflections of the image, so a sample lying another way round gets the same features.
+of the Hessian and the local standard deviation. All of them are equivariant to the eight rotations by 90° and
+reflections of the image, so a sample in another orientation has the same features.
 
-Smoothing is written as products with banded matrices, block by block: on a CPU this is several times faster
+Smoothing is computed as products with banded matrices, block by block: on a CPU this is several times faster
 than a loop over taps for the wide kernels, the reflecting border is part of the matrix, and any region of
-the image gets the same numbers as the whole. Sums and the differences between neighbours are taken in float64,
-since a variance, or a second derivative at a wide scale, is a difference of near-equal numbers; what follows
-from them is float32. It is done strip by strip, so that the numbers in between stay in the cache.
+the image gets the same numbers as the complete image. Sums and finite differences are computed in float64,
+since a variance, or a second derivative at a wide scale, is a difference of nearly equal numbers; the results
+are float32. Strips bound the intermediate arrays to the CPU cache.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ SIGMAS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Default Gaussian scales, in pixels."""
 
 _TRUNCATE = 4.0  # kernel radius in units of sigma
-_STRIP = 64  # rows that are smoothed and differentiated at once
-_CHUNK = 1024  # columns likewise
-_RECTANGLE = 4096  # what each rectangle costs beside its size, in pixels
+_STRIP = 64  # rows smoothed and differentiated per step
+_CHUNK = 1024  # columns per step
+_RECTANGLE = 4096  # fixed cost of a rectangle, in pixels
 
 
 class Filters:
-    """Computes the filter features of a page, whole or region by region.
+    """Filter features of a page, or of a region of it.
 
     Args:
         sigmas: Gaussian scales in pixels, each > 0.
@@ -49,27 +49,31 @@ class Filters:
 
     @property
     def reach(self) -> int:
-        """Pixels around a region that its features depend on."""
+        """Margin in pixels around a region that its features depend on."""
         return 1 + max(_radius(s) for s in self.sigmas)
 
     def names(self, channels: int = 1) -> list[str]:
-        """Name every output channel, in order, for an image of `channels` channels."""
+        """Return the name of every output channel, in order, for an image of `channels` channels."""
         kinds = ("gaussian", "gradient", "hessian_large", "hessian_small", "std")
-        one = ["intensity", *(f"{kind}_{sigma:g}" for sigma in self.sigmas for kind in kinds)]
-        return one if channels == 1 else [f"c{c}.{name}" for c in range(channels) for name in one]
+        names_of_channel = ["intensity", *(f"{kind}_{sigma:g}" for sigma in self.sigmas for kind in kinds)]
+        return (
+            names_of_channel
+            if channels == 1
+            else [f"c{c}.{name}" for c in range(channels) for name in names_of_channel]
+        )
 
     def __call__(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
         """Compute the features of `region` (default: all) of a page.
 
         Args:
-            page: (h, w, c) float, grey levels; NaN and infinite pixels are no data. Such a pixel has no
+            page: (h, w, c) float, grey levels; NaN and infinite pixels have no data. Such a pixel has no
                 weight in the features of its neighbours (normalised convolution), and all its own features
                 are 0.
-            region: rectangle inside the page; the pixels around it are used, so the result equals the same
-                rectangle of the whole page's features.
+            region: rectangle inside the page; the surrounding pixels are used, so the result equals the same
+                rectangle of the features of the complete page.
 
         Returns:
-            (rows, columns, c * (1 + 5 * scales)) float32; the channels of the image one after the other.
+            (rows, columns, c * (1 + 5 * scales)) float32; the features of each image channel in turn.
             The array is a view: in memory each feature is one plane.
 
         Raises:
@@ -78,7 +82,7 @@ class Filters:
         return np.moveaxis(self.planes(page, region), 0, -1)
 
     def planes(self, page: np.ndarray, region: Region | None = None) -> np.ndarray:
-        """Compute as `__call__`, with the features first -> (c * (1 + 5 * scales), rows, columns) float32."""
+        """Return the features as `__call__`, with the features first: (c * (1 + 5 * scales), rows, columns) float32."""
         if page.ndim != 3 or 0 in page.shape:
             raise ShapeError(
                 f"filters need a page (h, w, c) with at least one pixel, got shape {page.shape}."
@@ -91,12 +95,12 @@ class Filters:
         return out.cpu().numpy()
 
     def at(self, page: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Compute the features (n, f) of pixels (y, x), each (n,), in rectangles around those that lie together."""
+        """Return the features (n, f) of pixels (y, x), each (n,), computed in rectangles around groups of pixels."""
         out = np.empty((len(y), len(self.names(page.shape[2]))), np.float32)
-        for own in together(y, x, self.reach):
-            rows, columns = y[own], x[own]
-            part = Region(*(int(n) for n in (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1)))
-            out[own] = self.planes(page, part)[:, rows - part.top, columns - part.left].T
+        for index in group_pixels(y, x, self.reach):
+            rows, columns = y[index], x[index]
+            bounds = Region(*(int(n) for n in (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1)))
+            out[index] = self.planes(page, bounds)[:, rows - bounds.top, columns - bounds.left].T
         return out
 
     def _channel(self, grey: np.ndarray, region: Region, out: Tensor) -> None:
@@ -109,10 +113,11 @@ class Filters:
         complete = bool(valid.all())
         grey64 = crop if complete else np.where(valid, crop, 0)
         values = torch.from_numpy(grey64.astype(np.float64)).to(self.device)
+        # first and second moments, for the mean and the standard deviation
         moments = [values, values * values]
         if not complete:
             moments.append(torch.from_numpy(valid.astype(np.float64)).to(self.device))
-        stack = torch.cat(moments)  # one above the other
+        stack = torch.cat(moments)  # stacked along the rows, for one matrix product
         out[0] = values[region.top - top : region.bottom - top, region.left - left : region.right - left]
         rows = Axis(top, height)
         columns = Axis(left, width)
@@ -125,39 +130,39 @@ class Filters:
                 for first in range(region.top, region.bottom, _STRIP):
                     last = min(first + _STRIP, region.bottom)
                     begin, end, matrix = smoothing(first - 1, last + 1, sigma, rows)
-                    found = matrix.to(self.device) @ smooth[:, begin:end]
+                    moment_maps = matrix.to(self.device) @ smooth[:, begin:end]
                     if not complete:
-                        found[:2] /= found[2].clamp_min(torch.finfo(torch.float64).tiny)
-                    _features(found[0], found[1], part[:, first - region.top : last - region.top])
+                        moment_maps[:2] /= moment_maps[2].clamp_min(torch.finfo(torch.float64).tiny)
+                    _features(moment_maps[0], moment_maps[1], part[:, first - region.top : last - region.top])
         if not complete:
-            lost = torch.from_numpy(~np.isfinite(grey[region.slices])).to(self.device)
-            out.masked_fill_(lost, 0)
+            no_data = torch.from_numpy(~np.isfinite(grey[region.slices])).to(self.device)
+            out.masked_fill_(no_data, 0)
 
 
-def together(y: np.ndarray, x: np.ndarray, reach: int) -> list[np.ndarray]:
-    """Share out pixels (y, x), each (n,), among rectangles that take less to filter than one around all.
+def group_pixels(y: np.ndarray, x: np.ndarray, reach: int) -> list[np.ndarray]:
+    """Group pixels (y, x), each (n,), into rectangles that are cheaper to filter than their common bounding box.
 
     Args:
         y: rows.
         x: columns.
-        reach: pixels around a rectangle that are smoothed with it.
+        reach: margin in pixels around a rectangle that is filtered with it.
 
     Returns:
-        The numbers of the pixels of each rectangle.
+        The indices of the pixels of each rectangle.
     """
 
-    def cost(own: np.ndarray) -> int:
-        return (int(np.ptp(y[own])) + 1 + reach) * (int(np.ptp(x[own])) + 1) + _RECTANGLE
+    def cost(index: np.ndarray) -> int:
+        return (int(np.ptp(y[index])) + 1 + reach) * (int(np.ptp(x[index])) + 1) + _RECTANGLE
 
-    def split(own: np.ndarray) -> list[np.ndarray]:
+    def split(index: np.ndarray) -> list[np.ndarray]:
         choices = []
-        for places in (y[own], x[own]):
-            first = places < (int(places.min()) + int(places.max()) + 1) // 2
-            if first.any():
-                choices.append((own[first], own[~first]))
+        for coordinates in (y[index], x[index]):
+            lower = coordinates < (int(coordinates.min()) + int(coordinates.max()) + 1) // 2
+            if lower.any():
+                choices.append((index[lower], index[~lower]))
         best = min(choices, key=lambda halves: sum(map(cost, halves)), default=None)
-        if best is None or sum(map(cost, best)) >= cost(own):
-            return [own]
+        if best is None or sum(map(cost, best)) >= cost(index):
+            return [index]
         return split(best[0]) + split(best[1])
 
     return split(np.arange(len(y)))
@@ -165,7 +170,7 @@ def together(y: np.ndarray, x: np.ndarray, reach: int) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of an image, `length` pixels long, in an array that begins at position `origin`."""
+    """An image axis of `length` pixels, in an array that starts at position `origin`."""
 
     origin: int
     length: int
@@ -176,13 +181,15 @@ def _radius(sigma: float) -> int:
 
 
 def smoothing(start: int, stop: int, sigma: float, axis: Axis) -> tuple[int, int, Tensor]:
-    """Give the matrix that smooths positions `start..stop`, with the range of the array that it reads.
+    """Return the matrix that smooths positions `start..stop`, and the range of the array it reads (first, last).
 
-    A position outside the image stands for the pixel at the edge.
+    Positions outside the image are clamped to the edge.
     """
     radius = _radius(sigma)
     first, last = _reach(start, stop, radius, axis.length)
-    if start >= radius and stop + radius <= axis.length:  # the border is out of reach: one matrix for all
+    if (
+        start >= radius and stop + radius <= axis.length
+    ):  # far from the border all positions share one cached matrix
         matrix = _matrix(radius, radius + stop - start, sigma, 2 * radius + stop - start)
     else:
         matrix = _matrix(start, stop, sigma, axis.length)
@@ -190,15 +197,15 @@ def smoothing(start: int, stop: int, sigma: float, axis: Axis) -> tuple[int, int
 
 
 def _reach(start: int, stop: int, radius: int, length: int) -> tuple[int, int]:
-    """Give the range of pixels that positions `start..stop` are smoothed from."""
+    """Return the range of pixels needed to smooth positions `start..stop`."""
     return max(min(start, length - 1) - radius, 0), min(max(stop, 1) + radius, length)
 
 
 @lru_cache(maxsize=128)
 def _matrix(start: int, stop: int, sigma: float, length: int) -> Tensor:
-    """Give the weights (positions, pixels in reach) of a Gaussian on an axis of `length` pixels.
+    """Return the weights (positions, pixels in reach) of a Gaussian on an axis of `length` pixels.
 
-    The border reflects with the edge pixel repeated (d c b a | a b c d | d c b a), as often as the kernel is
+    The border reflects with the edge pixel repeated (d c b a | a b c d | d c b a), several times if the kernel is
     wider than the axis.
     """
     radius = _radius(sigma)
@@ -225,22 +232,24 @@ def smooth_rows(stack: Tensor, sigma: float, axis: Axis, start: int, stop: int) 
 
 
 def _features(mean: Tensor, square: Tensor, out: Tensor) -> None:
-    """Derive the five features of a scale from its smoothed moments.
+    """Compute the five features of a scale from its smoothed moments.
 
     Args:
-        mean: (rows + 2, columns + 2) float64, one more pixel on every side.
-        square: likewise.
-        out: (5, rows, columns) float32, filled.
+        mean: (rows + 2, columns + 2) float64, with a margin of one pixel.
+        square: (rows + 2, columns + 2) float64, smoothed squares.
+        out: (5, rows, columns) float32, overwritten.
     """
     smooth, gradient, large, small, std = out
     inner = mean[1:-1, 1:-1]
     smooth.copy_(inner)
+    # standard deviation: E[x^2] - E[x]^2
     std.copy_(torch.addcmul(square[1:-1, 1:-1], inner, inner, value=-1)).clamp_min_(0).sqrt_()
     dx = (mean[:, 1:] - mean[:, :-1]).float()
     dy = (mean[1:, 1:-1] - mean[:-1, 1:-1]).float()
     gx, gy = dx[:, 1:] + dx[:, :-1], dy[1:] + dy[:-1]  # twice the central difference
     xx, yy, xy = dx[1:-1, 1:] - dx[1:-1, :-1], dy[1:] - dy[:-1], gx[2:] - gx[:-2]  # xy: four times
     torch.mul(gy, gy, out=gradient).addcmul_(gx[1:-1], gx[1:-1]).sqrt_().mul_(0.5)
+    # eigenvalues of the 2 x 2 Hessian: half the trace plus and minus half the discriminant
     trace, spread = xx + yy, xx.sub_(yy).square_().addcmul_(xy, xy, value=0.25).sqrt_()
     torch.add(trace, spread, out=large).mul_(0.5)
     torch.sub(trace, spread, out=small).mul_(0.5)

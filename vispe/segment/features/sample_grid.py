@@ -1,7 +1,7 @@
-"""A sparse lattice of pixels on a page, where features are compared with those of training.
+"""Sparse sample grid on a page, where features are compared with those of the training images.
 
-Every `STEP`-th pixel along each axis belongs to it, and `PATCH` x `PATCH` pixels make a patch. Both are fixed on the
-page, so that any region of it has the points that the whole page has there.
+The grid contains every `STEP`-th pixel along each axis, and `PATCH` x `PATCH` pixels form a patch. Both are anchored at
+the page origin, so that any region has exactly the grid points of the complete page.
 """
 
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ import numpy as np
 from vispe.segment.classify.out_of_distribution import Domain, tally
 from vispe.segment.features.pixel_features import PreparedPage
 from vispe.segment.features.threads import in_order
-from vispe.segment.features.tiles import STEP, Region, common, lattice
+from vispe.segment.features.tiles import STEP, Region, common, grid_points
 
 PATCH = 64
 """Side of a patch in pixels."""
 
 SIDE = PATCH // STEP
-"""Points along a side of a patch."""
+"""Grid points along a side of a patch."""
 
 PIECES = 16
-"""Pieces of training pages that are looked at, at least one of each page."""
+"""Number of sampled pieces of training pages, at least one of each page."""
 
 PAGES = 64
-"""Training pages that are looked at."""
+"""Upper bound of sampled training pages."""
 
-_LEAST = 16  # points of a patch that counts
-_HALVES = 2  # parts along each axis of a page, of which one is held out at a time
+_LEAST = 16  # minimal number of points of a patch
+_HALVES = 2  # parts per axis of a page, held out one at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Features of a training page on the lattice.
+    """Features of a training page at the grid points.
 
     Attributes:
         features: (n, f) float32.
-        patch: (n,) int, the patch that each point belongs to, 0 to the number of patches - 1.
-        part: the quarter of the page, 0 to 3, that each patch lies in.
+        patch: (n,) int, index of the patch of each point, 0 to the number of patches - 1.
+        part: (patches,) quarter of the page, 0 to 3, that contains each patch.
     """
 
     features: np.ndarray
@@ -45,62 +45,62 @@ class Sample:
 
 
 def sample(prepared: PreparedPage, valid: np.ndarray, most: int = PIECES) -> Sample | None:
-    """Compute the features of a page on the lattice, piece by piece.
+    """Compute the features of a page at the grid points, piece by piece.
 
     Args:
         prepared: the page.
         valid: (h, w) bool, pixels with data; only indexed by regions.
-        most: pieces; of more, so many are taken at even distances.
+        most: upper bound of sampled pieces, which are evenly spaced.
 
     Returns:
-        None for a page without a patch that has data.
+        None for a page without a patch with data.
     """
     height, width = valid.shape
     chosen = np.unique(np.linspace(0, len(prepared.pieces) - 1, most).round().astype(int))
     features, patches = [], []
     sampled = in_order(lambda index: prepared.sampled(int(chosen[index])), len(chosen), prepared.threads)
-    for number, found in zip(chosen.tolist(), sampled, strict=True):
+    for number, block in zip(chosen.tolist(), sampled, strict=True):
         piece = prepared.pieces[number]
-        points = lattice(piece)
-        if not found.size:
+        points = grid_points(piece)
+        if not block.size:
             continue
         rows, columns = (np.arange(a, b) // SIDE for a, b in (points[:2], points[2:]))
-        known = valid[piece.slices][np.ix_(*offsets(piece))]
-        # pieces overlap, and a patch that two of them hold counts in each
-        own = (number * height + rows[:, None]) * width + columns
-        features.append(found[known])
-        patches.append(own[known])
+        has_data = valid[piece.slices][np.ix_(*offsets(piece))]
+        # pieces overlap: a patch covered by two of them counts once in each
+        patch_index = (number * height + rows[:, None]) * width + columns
+        features.append(block[has_data])
+        patches.append(patch_index[has_data])
     if not features:
         return None
-    names, patch, counts = np.unique(np.concatenate(patches), return_inverse=True, return_counts=True)
-    # the rim of a page leaves patches of a few points, whose means vary more than those of others
-    whole = counts >= _LEAST
-    if not whole.any():
+    patch_ids, patch, counts = np.unique(np.concatenate(patches), return_inverse=True, return_counts=True)
+    # drop incomplete patches at the page border: means of few points have a larger variance
+    complete = counts >= _LEAST
+    if not complete.any():
         return None
-    keep = whole[patch]
-    row, column = np.divmod(names[whole] % (height * width), width)
-    # by the middle of the patch
-    across = [(2 * a + 1) * PATCH * _HALVES // (2 * n) for a, n in ((row, height), (column, width))]
-    part = np.minimum(across[0], _HALVES - 1) * _HALVES + np.minimum(across[1], _HALVES - 1)
-    return Sample(np.concatenate(features)[keep], (np.cumsum(whole) - 1)[patch][keep], part)
+    keep = complete[patch]
+    row, column = np.divmod(patch_ids[complete] % (height * width), width)
+    # the quarter of the page is that of the patch centre
+    halves = [(2 * a + 1) * PATCH * _HALVES // (2 * n) for a, n in ((row, height), (column, width))]
+    part = np.minimum(halves[0], _HALVES - 1) * _HALVES + np.minimum(halves[1], _HALVES - 1)
+    return Sample(np.concatenate(features)[keep], (np.cumsum(complete) - 1)[patch][keep], part)
 
 
 def offsets(region: Region) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of the lattice in a region, counted from its first pixel."""
-    top, bottom, left, right = lattice(region)
+    """Return the rows and columns of the grid points in a region, relative to its first pixel."""
+    top, bottom, left, right = grid_points(region)
     rows, columns = (np.arange(a, b) * STEP + STEP // 2 for a, b in ((top, bottom), (left, right)))
     return rows - region.top, columns - region.left
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What the features of a region look like on its lattice.
+class FeatureGrid:
+    """Quantised principal components of the features of a region at its grid points.
 
     Attributes:
-        domain: what they are compared with.
-        region: of the page.
+        domain: the reference.
+        region: region of the page.
         codes: (rows, columns, m) int16, of `Domain.codes`.
-        best: (rows, columns) float32, how far inside its piece each point lies; negative where nothing is known.
+        best: (rows, columns) float32, blending weight of the piece that set each point; negative if unset.
     """
 
     domain: Domain
@@ -109,9 +109,9 @@ class Seen:
     best: np.ndarray
 
     @classmethod
-    def empty(cls, region: Region, domain: Domain) -> "Seen":
-        """Return the lattice of a region before anything was seen."""
-        top, bottom, left, right = lattice(region)
+    def empty(cls, region: Region, domain: Domain) -> "FeatureGrid":
+        """Return the grid of a region without data."""
+        top, bottom, left, right = grid_points(region)
         shape = max(bottom - top, 0), max(right - left, 0)
         return cls(
             domain,
@@ -121,48 +121,48 @@ class Seen:
         )
 
     def add(self, piece: Region, codes: np.ndarray, weight: np.ndarray | None) -> None:
-        """Take over a piece (rows, columns, m) where it has a point nearer to its middle than pieces before.
+        """Merge a piece (rows, columns, m) where its points are nearer to its centre than in earlier pieces.
 
         Args:
-            piece: of the page; pieces come in their order on the page.
-            codes: of all its points.
-            weight: (h, w) its blending weight; None where pieces do not overlap.
+            piece: region of the page; pieces arrive in page order.
+            codes: codes of all its points.
+            weight: (h, w) its blending weight; None if pieces do not overlap.
         """
-        here, own = (Region(*lattice(each)) for each in (self.region, piece))
-        inner, outer = common(own, here)
+        grid, piece_grid = (Region(*grid_points(each)) for each in (self.region, piece))
+        inner, outer = common(piece_grid, grid)
         if min(inner.shape) <= 0:
             return
         rows, columns = offsets(piece)
-        near = np.ones(own.shape, np.float32) if weight is None else weight[np.ix_(rows, columns)]
-        better = near[inner.slices] > self.best[outer.slices]
-        self.best[outer.slices][better] = near[inner.slices][better]
+        weights = np.ones(piece_grid.shape, np.float32) if weight is None else weight[np.ix_(rows, columns)]
+        better = weights[inner.slices] > self.best[outer.slices]
+        self.best[outer.slices][better] = weights[inner.slices][better]
         self.codes[outer.slices][better] = codes[inner.slices][better]
 
     def forget(self, lost: np.ndarray) -> None:
-        """Leave out points without data, lost (h, w) bool of the region."""
+        """Remove points without data; `lost` is (h, w) bool of the region."""
         self.best[lost[np.ix_(*offsets(self.region))]] = -1
 
     def sums(self, part: Region | None = None) -> np.ndarray:
-        """Sum up all points, or those in a part that is counted from the corner of the region, as `tally`."""
-        where = (slice(None), slice(None))
+        """Return the `tally` of all points, or of those in a part given relative to the corner of the region."""
+        index = (slice(None), slice(None))
         if part is not None:
-            moved = Region(
+            shifted = Region(
                 part.top + self.region.top,
                 part.bottom + self.region.top,
                 part.left + self.region.left,
                 part.right + self.region.left,
             )
-            where = common(Region(*lattice(self.region)), Region(*lattice(moved)))[0].slices
-        return tally(self.codes[where][self.best[where] >= 0])
+            index = common(Region(*grid_points(self.region)), Region(*grid_points(shifted)))[0].slices
+        return tally(self.codes[index][self.best[index] >= 0])
 
     def map(self) -> np.ndarray:
-        """Return the distance of each patch of a whole page in units of its limit, (rows, columns); NaN: no data."""
+        """Return the distance of each patch of a complete page in units of its limit, (rows, columns); NaN: no data."""
         rows, columns = (-(-n // SIDE) for n in self.best.shape)
-        found = [
-            tally(codes[known >= 0])
+        tallies = [
+            tally(codes[weights >= 0])
             for row in range(rows)
             for column in range(columns)
-            for where in [(slice(row * SIDE, (row + 1) * SIDE), slice(column * SIDE, (column + 1) * SIDE))]
-            for codes, known in [(self.codes[where], self.best[where])]
+            for index in [(slice(row * SIDE, (row + 1) * SIDE), slice(column * SIDE, (column + 1) * SIDE))]
+            for codes, weights in [(self.codes[index], self.best[index])]
         ]
-        return self.domain.patches(np.array(found)).reshape(rows, columns)
+        return self.domain.patches(np.array(tallies)).reshape(rows, columns)

@@ -1,4 +1,4 @@
-"""Features that will be needed once more, kept in memory and then in a temporary file."""
+"""Feature cache in memory that spills to a temporary file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 MEMORY = 64 << 20
-"""Bytes that are kept in memory."""
+"""Memory limit in bytes."""
 DISK = 4 << 30
-"""Bytes that are kept in a temporary file, which is gone when the shelf is."""
+"""Limit in bytes of the temporary file, which is deleted with the cache."""
 
 
-class Shelf:
-    """Keeps float32 tensors by key until they are taken, as far as there is room. Safe to use from several threads."""
+class SpillCache:
+    """Thread-safe cache of float32 tensors by key, each read once."""
 
     def __init__(self) -> None:
         self._near: dict[bytes, Tensor] = {}
@@ -27,7 +27,7 @@ class Shelf:
         self._lock = threading.Lock()
 
     def put(self, key: bytes, value: Tensor) -> None:
-        """Keep a contiguous float32 tensor of the CPU; nothing is kept when there is no room."""
+        """Store a contiguous float32 CPU tensor; without space it is dropped."""
         with self._lock:
             if key in self._near or key in self._far:
                 return
@@ -36,17 +36,17 @@ class Shelf:
                 return
             try:
                 if self._file is None:
-                    self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the shelf
+                    self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the cache
                     weakref.finalize(self, self._file.close)
                 start = self._file.seek(0, 2)
                 if start + value.nbytes <= DISK:
                     self._file.write(value.numpy().data)
                     self._far[key] = start, value.shape
-            except OSError:  # a full disk: it is computed again when it is needed
+            except OSError:  # a full disk: the tensor is computed again on demand
                 self._far.pop(key, None)
 
     def take(self, key: bytes) -> Tensor | None:
-        """Hand out what was kept, once; None where nothing was."""
+        """Remove and return a tensor; None if it is not cached."""
         with self._lock:
             if key in self._near:
                 return self._near.pop(key)

@@ -1,4 +1,4 @@
-"""Pieces of a page in threads: each piece runs on one core, which wastes less than sharing out every operation."""
+"""Parallel pieces of a page: each piece runs on one core, with less overhead than threading every operation."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,13 +14,13 @@ _T = TypeVar("_T")
 def in_order(work: Callable[[int], _T], count: int, threads: int) -> Iterator[_T]:
     """Run `work(0)`, ..., `work(count - 1)` in threads and yield the results in this order.
 
-    At most one result for each thread waits to be taken, so memory is bounded. While results are taken, torch
-    uses one thread for each operation: the numbers do not depend on how many threads there are.
+    At most one result per thread waits to be consumed, so memory is bounded. Meanwhile torch uses one thread per
+    operation: the numbers do not depend on the number of threads.
 
     Args:
-        work: safe to run in several threads, such as array operations.
+        work: thread-safe, such as array operations.
         count: number of pieces.
-        threads: at most so many run at once; 1 runs them in the calling thread.
+        threads: upper bound of parallel calls; 1 runs them in the calling thread.
     """
     threads = min(threads, count)
     with one_thread_each():
@@ -43,10 +43,10 @@ def in_order(work: Callable[[int], _T], count: int, threads: int) -> Iterator[_T
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Let torch use one thread for each operation, in this thread and in those that are started now.
+    """Limit torch to one thread per operation, in this thread and in those started within.
 
-    Many small operations on several threads cost CPU time on a busy machine: OpenMP threads spin while they wait for
-    one that has no core.
+    Many small operations on several threads waste CPU time on a busy machine: OpenMP threads spin while they wait for
+    one without a core.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,14 +1,14 @@
-"""Pixel features from a frozen transformer: patch tokens of any model of timm or open_clip, tile by tile.
+"""Pixel features from a frozen transformer: patch tokens of any timm or open_clip model, tile by tile.
 
-The page is padded by reflection to whole patches, cut into overlapping tiles, and each tile gives a map of
-final-norm patch tokens (class and register tokens left out). Their first principal components, fitted on the
-training images, are what a classifier sees; bilinear upsampling brings them to pixels.
+The page is padded by reflection to a multiple of the patch size, cut into overlapping tiles, and each tile gives a map
+of final-norm patch tokens (without class and register tokens). Their first principal components, fitted on the
+training images, are the input of the classifier; bilinear upsampling brings them to pixels.
 
-There can be more tokens than patches side by side: patches that overlap (`stride`), or several looks at the page, each
-moved by a part of the stride (`shifts`). Looks are interleaved to one finer map, in which every token stays where it
-was seen. The other way, averaging maps that were brought to pixels, needs a map of the page for every channel, and
-blurs: it weighs each token by a triangle as wide as without the looks. Both give maps of the same geometry, cell i
-centred at i * stride / shifts + patch / 2; but tokens of different looks do not attend to each other.
+The token density can be increased in two ways: overlapping patches (`stride`), or several passes over the page, each
+shifted by a fraction of the stride (`shifts`). The tokens of all passes are interleaved to one finer map, in which
+every token has its own position. The alternative, averaging upsampled maps, needs a full-resolution map for every
+channel, and blurs: each token is weighted by a triangle as wide as without shifts. Both ways give maps of the same
+geometry, cell i centred at i * stride / shifts + patch / 2; but tokens of different passes do not attend to each other.
 """
 
 import math
@@ -27,39 +27,40 @@ from vispe.segment.features.coarse_features import CoarseMaps
 from vispe.segment.features.tiles import Region, fingerprint, padding, tiles
 
 MAX_TOKENS = 4096
-"""A page of at most this many tokens a look is not cut into tiles unless a tile size is given."""
+"""A page of at most this many tokens per pass is not tiled unless a tile size is set."""
 
 TILE = 518
-"""Default tile side in pixels, rounded down to whole patches (518 for patch 14, 512 for patch 16).
+"""Default tile side in pixels, rounded down to a multiple of the patch (518 for patch 14, 512 for patch 16).
 
-Where patches overlap, tiles are as much smaller as a tile of at most `MAX_TOKENS` tokens demands.
+With overlapping patches, tiles are smaller, so that they have at most `MAX_TOKENS` tokens.
 """
 
 _FIT_TOKENS = 50_000
 
 
 class TokenModel:
-    """A frozen model of timm or open_clip that turns images into maps of tokens.
+    """A frozen timm or open_clip model that maps images to maps of tokens.
 
     Args:
         name: timm model name, with or without tag; or `open_clip:MODEL/TAG`.
-        pos_embed: positional encoding spec of vispe; None keeps the model's own.
+        pos_embed: positional encoding spec of vispe; None uses the model's own.
         weights: a checkpoint file; `'random'` for seeded random weights (tests); None for timm's pretrained
             ones.
-        seed: of the random weights.
+        seed: seed of the random weights.
         device: torch device.
-        half: run in bfloat16 (a way out of memory trouble; tokens are float32 anyway).
-        stride: pixels between tokens of one look, a divisor of the patch; the patch by default.
-        shifts: looks along each axis, a divisor of the stride; by default 2 where tokens of one map lie an even number
-            of pixels apart, else 1.
-        layers: blocks whose outputs are joined, negative from the end, each with the final norm; the last by default.
+        half: run in bfloat16, to reduce memory (the returned tokens are float32).
+        stride: distance of the tokens of one pass in pixels, a divisor of the patch size (the default).
+        shifts: passes along each axis, a divisor of the stride; by default 2 for single-map models with an even
+            stride, else 1.
+        layers: blocks whose outputs are concatenated, negative from the end, each with the final norm; the last by
+            default.
 
     Raises:
         UnknownName: no such model.
-        InputError: weights that are not on disk while the hub cannot be reached, or that do not fit.
+        InputError: weights that are not on disk while the hub is unreachable, or that do not match the model.
         UnsupportedHost: a model without intermediate feature maps, or one whose patches cannot overlap.
-        UnsupportedCombination: overlapping patches with an encoding that counts tokens.
-        OptionError: a stride, shifts or layers that the model does not have.
+        UnsupportedCombination: overlapping patches with an encoding that depends on the number of tokens.
+        OptionError: invalid stride, shifts or layers for this model.
     """
 
     def __init__(
@@ -79,74 +80,76 @@ class TokenModel:
         model = load_model(name, pos_embed=pos_embed, weights=weights, any_size=True, seed=seed)
         self._features = VisionModel(model, layer=-1 if layers is None else layers, stride=stride)
         self._model = self._features.model.requires_grad_(False).to(self.device)
-        # a pyramid of maps ends with patches larger than those that were embedded
+        # hierarchical models: the last stage has a larger stride than the patch embedding
         stages = getattr(self._model, "feature_info", None)
         self.patch = int(stages[-1]["reduction"]) if stages else self._features.patch
         self.flexible, self.size = not self._features.exact, image_size(self._model)
         if stride is not None and self._features.patch != self.patch:
             raise UnsupportedHost(
-                f"{name} has maps of several sizes, so token_stride={stride} has no meaning for it; leave it out, or "
-                "take a plain ViT."
+                f"{name} has feature maps of several sizes, so token_stride={stride} does not apply. Omit it, or "
+                "use a plain ViT."
             )
         self.stride = stride or self.patch
-        # what synthetic tasks chose, see docs/explanation/vispe-micro.md
-        several = self._features.patch == self.patch and self.stride % 2 == 0
-        self.shifts = (2 if several else 1) if shifts is None else shifts
+        # chosen on synthetic tasks, see docs/explanation/vispe-micro.md
+        interleaved = self._features.patch == self.patch and self.stride % 2 == 0
+        self.shifts = (2 if interleaved else 1) if shifts is None else shifts
         if self.stride % self.shifts:
             raise OptionError(
-                f"token_shifts={shifts} does not divide the {self.stride} px between tokens; choose a divisor of it."
+                f"token_shifts={shifts} does not divide the token stride of {self.stride} px. Use a divisor of it."
             )
 
     @property
     def pitch(self) -> int:
-        """Pixels between the cells of the finished map."""
+        """Stride in pixels of the interleaved map."""
         return self.stride // self.shifts
 
     @property
     def rim(self) -> float:
-        """Pixels at the border of a tile that lie before the first cell and behind the last one."""
+        """Pixels at the border of a tile before the first cell and after the last one."""
         return (self.patch - self.pitch) / 2
 
     @property
     def tile(self) -> int:
-        """Side of a tile in pixels where none is given, in whole patches; at most `MAX_TOKENS` tokens a look."""
+        """Default side of a tile in pixels, a multiple of the patch; at most `MAX_TOKENS` tokens per pass."""
         most = (math.isqrt(MAX_TOKENS) - 1) * self.stride + self.patch
         return max(min(TILE, most) // self.patch, 1) * self.patch
 
     def tokens(self, height: int, width: int) -> int:
-        """Return how many tokens one look at an image gives; sides in pixels, multiples of the patch."""
+        """Return the number of tokens of one pass; sides in pixels, multiples of the patch."""
+        # a patch starts at every stride, and the last one ends inside the image
         rows, columns = ((side - self.patch) // self.stride + 1 for side in (height, width))
         return rows * columns
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of all weights, to recognise the model later."""
+        """Return the SHA-256 of all weights."""
         return fingerprint(self._model)
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        """Run (b, 3, h, w) grey levels in [0, 1] -> (b, rows, columns, d) float32 tokens on the CPU."""
+        """Return the tokens (b, rows, columns, d) float32 on the CPU of grey levels (b, 3, h, w) in [0, 1]."""
         batch = ((images - self._features.mean) / self._features.std).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
             return self._features(batch).float().permute(0, 2, 3, 1).cpu()
 
-    def looks(self, images: Tensor) -> Tensor:
-        """Look `shifts` x `shifts` times, each a step of `pitch` pixels on -> (b, rows, columns, d), interleaved.
+    def shifted_passes(self, images: Tensor) -> Tensor:
+        """Return the interleaved tokens (b, rows, columns, d) of `shifts` x `shifts` passes, `pitch` pixels apart.
 
         Args:
-            images: (b, 3, h, w), sides whole patches and (shifts - 1) * pitch pixels more.
+            images: (b, 3, h, w), sides a multiple of the patch plus (shifts - 1) * pitch pixels.
         """
         if self.shifts == 1:
             return self(images)
         height, width = (side - (self.shifts - 1) * self.pitch for side in images.shape[-2:])
         out: Tensor | None = None
         for row in range(self.shifts):
+            # out: (b, rows, row shift, columns, column shift, d), flattened to (b, rows * shifts, columns * shifts, d)
             for column in range(self.shifts):
                 top, left = row * self.pitch, column * self.pitch
-                found = self(images[..., top : top + height, left : left + width])
-                b, rows, columns, d = found.shape
+                tokens = self(images[..., top : top + height, left : left + width])
+                b, rows, columns, d = tokens.shape
                 if out is None:
-                    out = found.new_empty(b, rows, self.shifts, columns, self.shifts, d)
-                out[:, :, row, :, column] = found
+                    out = tokens.new_empty(b, rows, self.shifts, columns, self.shifts, d)
+                out[:, :, row, :, column] = tokens
         return out.flatten(1, 2).flatten(2, 3)
 
 
@@ -155,12 +158,12 @@ class TokenMaps(CoarseMaps):
 
     Args:
         maps: for each tile (rows, columns, d) float32.
-        basis: principal components that `coarse` gives; None until they are fitted.
+        basis: principal components applied by `coarse`; None until they are fitted.
         regions: the tiles on the padded page.
-        offset: pixels added at (top, left).
+        offset: padding at (top, left), in pixels.
         frame: height and width of the page without padding.
-        notes: what the user should know.
-        rim: pixels at the borders of a tile that lie outside of all cells.
+        notes: messages for the user.
+        rim: pixels at the borders of a tile outside of all cells.
     """
 
     def __init__(
@@ -178,8 +181,8 @@ class TokenMaps(CoarseMaps):
         self.maps, self.basis, self.width = maps, basis, maps[0].shape[-1]
 
     def coarse(self, number: int, again: bool = False) -> Tensor:
-        """Return the components of a tile, (m, rows, columns) float32; tokens are held as long as this object."""
-        assert self.basis is not None  # fitted, or from a model file, before pixels are asked for
+        """Return the components of a tile, (m, rows, columns) float32; tokens are stored as long as this object."""
+        assert self.basis is not None  # fitted, or loaded from a model file, before prediction
         return torch.from_numpy(self.basis.project(self.maps[number])).permute(2, 0, 1)
 
 
@@ -197,29 +200,34 @@ class TokenBasis:
         from sklearn.decomposition import PCA
 
         flat = [m.reshape(-1, m.shape[-1]) for m in maps]
-        ends = np.cumsum([len(one) for one in flat])
-        if ends[-1] > _FIT_TOKENS:
-            # drawn from each map: all tokens side by side would be a second copy of them
-            drawn = np.sort(np.random.default_rng(seed).permutation(ends[-1])[:_FIT_TOKENS])
-            parts = np.split(drawn, np.searchsorted(drawn, ends[:-1]))
-            starts = ends - [len(one) for one in flat]
-            flat = [one[part - start] for one, part, start in zip(flat, parts, starts, strict=True)]
+        stops = np.cumsum([len(tokens_of_map) for tokens_of_map in flat])
+        if stops[-1] > _FIT_TOKENS:
+            # sample each map separately: concatenating all tokens would copy them
+            sampled = np.sort(np.random.default_rng(seed).permutation(stops[-1])[:_FIT_TOKENS])
+            parts = np.split(sampled, np.searchsorted(sampled, stops[:-1]))
+            starts = stops - [len(tokens_of_map) for tokens_of_map in flat]
+            flat = [
+                tokens_of_map[part - start]
+                for tokens_of_map, part, start in zip(flat, parts, starts, strict=True)
+            ]
         tokens = np.concatenate(flat)
         count = min(components, len(tokens), tokens.shape[1])
-        with np.errstate(invalid="ignore", divide="ignore"):  # equal tokens, or a single one, have no spread
+        with np.errstate(
+            invalid="ignore", divide="ignore"
+        ):  # equal tokens, or a single one, have zero variance
             pca = PCA(count, svd_solver="full").fit(tokens.astype(np.float64))
         largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1)[:, None], 1)
-        turned = pca.components_ * np.where(largest < 0, -1, 1)
+        oriented = pca.components_ * np.where(largest < 0, -1, 1)
         spread = np.sqrt(np.nan_to_num(pca.explained_variance_))
         scale = np.where(spread > 1e-6 * max(spread.max(initial=0), 1e-12), spread, 1)
-        return cls(*(np.ascontiguousarray(a, np.float32) for a in (pca.mean_, turned, scale)))
+        return cls(*(np.ascontiguousarray(a, np.float32) for a in (pca.mean_, oriented, scale)))
 
     def project(self, tokens: np.ndarray) -> np.ndarray:
-        """Project (..., d) -> (..., m) float32."""
+        """Project tokens (..., d) to components (..., m) float32."""
         return ((tokens - self.mean) @ self.components.T / self.scale).astype(np.float32)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name, for a model file."""
+        """Return the arrays of a model file, by name."""
         return {"mean": self.mean, "components": self.components, "scale": self.scale}
 
 
@@ -230,47 +238,47 @@ def token_maps(
 
     Args:
         model: the frozen model.
-        page: (h, w, c) float32 in [0, 1], finite. One channel is shown to the model as grey, three as
-            colour; with 2 or more than 3 each is run alone as grey, and their tokens are put side by side.
-        tile: side of a tile in pixels, rounded down to whole patches. None: the whole page when it has at
-            most `MAX_TOKENS` tokens a look, else `TokenModel.tile`. Models with a fixed input size use that size.
-        basis: principal components, where they are fitted already.
+        page: (h, w, c) float32 in [0, 1], finite. One channel is passed to the model as grey, three as
+            colour; with 2 or more than 3 each channel is passed separately as grey, and the tokens are concatenated.
+        tile: side of a tile in pixels, rounded down to a multiple of the patch. None: the complete page if it has at
+            most `MAX_TOKENS` tokens per pass, else `TokenModel.tile`. Models with a fixed input size use that size.
+        basis: principal components, if already fitted.
     """
     step = model.patch
-    framed, pads, notes = framed_page(page, step, (1, 1) if model.flexible else model.size)
+    framed, pads, notes = padded_page(page, step, (1, 1) if model.flexible else model.size)
     side = model.size
     if model.flexible:
         height, width = framed.shape[:2]
-        whole = tile is None and model.tokens(height, width) <= MAX_TOKENS
-        wanted = max(height, width) if whole else max((tile or model.tile) // step, 1) * step
-        side = (min(wanted, height), min(wanted, width))
+        untiled = tile is None and model.tokens(height, width) <= MAX_TOKENS
+        tile_side = max(height, width) if untiled else max((tile or model.tile) // step, 1) * step
+        side = (min(tile_side, height), min(tile_side, width))
     regions = tiles(*framed.shape[:2], side, step)
-    # looks to the right and below need pixels beyond; half of them are added on each side
-    more = (model.shifts - 1) * model.pitch
-    regions = [replace(r, bottom=r.bottom + more, right=r.right + more) for r in regions]
-    around = (more // 2, more - more // 2)
-    framed = np.pad(framed, (around, around, (0, 0)), mode="symmetric")
+    # shifted passes need extra pixels, half of them on each side
+    extra = (model.shifts - 1) * model.pitch
+    regions = [replace(r, bottom=r.bottom + extra, right=r.right + extra) for r in regions]
+    margins = (extra // 2, extra - extra // 2)
+    framed = np.pad(framed, (margins, margins, (0, 0)), mode="symmetric")
     maps = []
     for region in regions:
-        cut = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
-        tokens = [model.looks(image[None])[0] for image in shown(cut)]
+        crop = torch.from_numpy(np.ascontiguousarray(framed[region.slices])).permute(2, 0, 1)
+        tokens = [model.shifted_passes(image[None])[0] for image in model_inputs(crop)]
         maps.append(torch.cat(tokens, dim=-1).numpy())
-    offset = (pads[0] + around[0], pads[2] + around[0])
+    offset = (pads[0] + margins[0], pads[2] + margins[0])
     return TokenMaps(maps, basis, regions, offset, page.shape[:2], notes, model.rim)
 
 
-def framed_page(
+def padded_page(
     page: np.ndarray, step: int, least: tuple[int, int] = (1, 1)
 ) -> tuple[np.ndarray, tuple[int, int, int, int], tuple[str, ...]]:
-    """Pad a page (h, w, c) by reflection to whole patches.
+    """Pad a page (h, w, c) by reflection to a multiple of the patch size.
 
     Args:
         page: pixels.
         step: side of a patch in pixels.
-        least: height and width that it has at least.
+        least: minimal height and width.
 
     Returns:
-        The padded page, pixels added at its (top, bottom, left, right), and notes.
+        The padded page, the padding at its (top, bottom, left, right), and notes.
     """
     height, width = page.shape[:2]
     pads = padding(height, width, step, least)
@@ -281,6 +289,6 @@ def framed_page(
     return framed, pads, (note,)
 
 
-def shown(image: Tensor) -> list[Tensor]:
-    """Return an image (c, h, w) as a model sees it, (3, h, w) each: three channels as colour, others each as grey."""
+def model_inputs(image: Tensor) -> list[Tensor]:
+    """Return the model inputs (3, h, w) of an image (c, h, w): three channels as colour, others each as grey."""
     return [image] if len(image) == 3 else [channel.expand(3, -1, -1) for channel in image[:, None]]

@@ -1,6 +1,6 @@
-"""Whether the segmentation of one picture depends on how the sample lies: the report that `--trust` adds.
+"""Invariance of the segmentation of one image to the pose of the sample: the report of option `trust`.
 
-`trust_page` needs nothing but a function that segments a page, so it serves every kind of model.
+`trust_page` needs only a function that segments a page, so it works with every kind of model.
 """
 
 from vispe.segment.invariance_report.pose_comparison import RUNS, SHIFTS, trust_page

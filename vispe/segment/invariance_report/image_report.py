@@ -1,4 +1,4 @@
-"""The trust report of one image of a run: measured, drawn and written."""
+"""Trust report of one image in a run: measurement, figure and files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from vispe.segment.run.image_pipeline import Grey
 from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
 from vispe.segment.run.run_report import Clock
 
-__all__ = ["RUNS", "Written", "trust_image"]
+__all__ = ["RUNS", "TrustFiles", "trust_image"]
 
 
 @dataclass(frozen=True)
-class Written:
-    """What there is of a trust report in a run.
+class TrustFiles:
+    """Files and record of a trust report.
 
     Attributes:
         record: for the report of the run.
         files: by kind.
-        notes: what the user should know.
+        notes: messages for the user.
     """
 
     record: dict[str, Any]
@@ -42,40 +42,38 @@ def trust_image(
     step: Callable[[float], None],
     note: Callable[[str], None],
     force: bool,
-) -> Written:
-    """Measure the middle page of an image in every pose, and write the figure and the map of disagreement.
+) -> TrustFiles:
+    """Segment the middle page of an image in every pose, and write the figure and the map of disagreement.
 
     Args:
         path: the image file.
         grey: its contents.
-        still: the prediction of each page as it stands.
-        by: what segments a page.
-        folder: where the files go.
-        step: called with the share of a prediction that each piece is.
-        note: called when memory runs out and less of it is used.
+        still: prediction of each unmodified page.
+        by: model, features and post-processing.
+        folder: destination.
+        step: called with the fraction of a prediction that each piece covers.
+        note: called when memory runs out and the tile is reduced.
         force: overwrite.
     """
     clock, features, names = Clock(), by.features, by.model.names
     middle = len(grey.pages) // 2
     page, valid, tile = grey.pages[middle], grey.image.valid[middle], features.tile
 
-    # where memory runs out this starts again, the picture as it stands included: all poses need the same tiles
+    # restarted with the unmodified image after a reduction of the tile: all poses need equal tiles
     def measure() -> Trust:
         known = still[middle] if features.tile == tile else None
         return trust_page(page, valid, lambda p, v: by.page(p, v, step), names, still=known)
 
     trust = within_memory(features, measure, note)
-    # shifts that do not fit
+    # progress of skipped shifts
     step(RUNS - len(trust.poses) - len(trust.controls))
     title, notes = path.name, []
     if len(grey.pages) > 1:
         title = f"{path.name}, page {middle}"
-        notes = [
-            f"the trust report of {path.name} is that of page {middle} of {len(grey.pages)} (counted from 0)."
-        ]
+        notes = [f"the trust report of {path.name} is that of page {middle} of {len(grey.pages)} (from 0)."]
     files = {kind: folder / f"{path.stem}_{kind}.png" for kind in ("trust", "disagreement")}
-    shown = uncertainty_image(trust.disagreement)
-    write_png(files["disagreement"], shown, force, micrograph=grey.image)
+    disagreement_image = uncertainty_image(trust.disagreement)
+    write_png(files["disagreement"], disagreement_image, force, micrograph=grey.image)
     write_png(files["trust"], rendered(plot_trust(trust, page, by.model.colors, title)), force)
     record = {"page": middle, **trust.to_dict(), "seconds": round(clock(), 3)}
-    return Written(record, files, [*notes, *trust.notes])
+    return TrustFiles(record, files, [*notes, *trust.notes])

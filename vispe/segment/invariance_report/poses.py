@@ -1,7 +1,7 @@
-"""Ways to lay a picture down, by moving pixels alone: turned, mirrored, shifted, and controls beside them.
+"""Pixel-exact poses of an image: rotations, reflections, shifts, and their controls.
 
-A move acts on the last two axes and has the attributes `name` and `family`. `undo` brings labels back into the frame of
-the picture; they are 0 where the moved picture did not show it.
+A pose acts on the last two axes and has the attributes `name` and `family`. `undo` maps labels back to the frame of
+the image; they are 0 where the pose did not show it.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ Shift = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Lay:
-    """A symmetry of the square: turned by quarters, or mirrored.
+class SquareSymmetry:
+    """A symmetry of the square: a rotation by a multiple of 90 degrees, or a reflection.
 
     Attributes:
-        element: of D4.
+        element: element of D4.
     """
 
     element: Element
 
     @property
     def name(self) -> str:
-        """As D4 calls it."""
+        """Name of the element."""
         return self.element.name
 
     @property
@@ -36,19 +36,19 @@ class Lay:
         return "mirrored" if self.element.flip else "turned"
 
     def apply(self, values: np.ndarray) -> np.ndarray:
-        """Return the picture (..., h, w) as the element moves it."""
+        """Return the transformed image (..., h, w)."""
         return self.element.apply(values)
 
     def undo(self, labels: np.ndarray) -> np.ndarray:
-        """Return labels (h, w) in the frame of the picture."""
+        """Return labels (h, w) in the frame of the image."""
         return self.element.undo(labels)
 
 
 @dataclass(frozen=True)
-class Moved:
-    """The picture moved in its frame by `dy` pixels down and `dx` right; the strip that comes in is mirrored.
+class ShiftedFrame:
+    """Shift of the image within its frame by `dy` pixels down and `dx` right; the new strip is filled by reflection.
 
-    The frame keeps its size, so patches and tiles lie where they lay, and the sample lies elsewhere under them.
+    The frame has the same size, so patches and tiles have the same positions, with other parts of the sample in them.
     """
 
     dy: int
@@ -61,14 +61,14 @@ class Moved:
         return f"shift ({self.dy}, {self.dx}) px"
 
     def apply(self, values: np.ndarray) -> np.ndarray:
-        """Return the moved picture (..., h, w)."""
+        """Return the shifted image (..., h, w)."""
         pads = [(0, 0)] * (values.ndim - 2) + [(max(d, 0), max(-d, 0)) for d in (self.dy, self.dx)]
         top, left = max(-self.dy, 0), max(-self.dx, 0)
         h, w = values.shape[-2:]
         return np.pad(values, pads, mode="symmetric")[..., top : top + h, left : left + w].copy()
 
     def undo(self, labels: np.ndarray) -> np.ndarray:
-        """Return labels (h, w) moved back; 0 in the strip that went out of the frame."""
+        """Return labels (h, w) shifted back; 0 in the strip that left the frame."""
         out = np.zeros_like(labels)
         h, w = labels.shape
         rows, columns = (slice(max(-d, 0), n - max(d, 0)) for d, n in ((self.dy, h), (self.dx, w)))
@@ -78,11 +78,11 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Rim:
-    """The picture unmoved, without the strips that shifts take away: the control of the shifts.
+class ShiftMargin:
+    """The unshifted image without the strips that shifts lose: the control of the shifts.
 
     Attributes:
-        top: rows that are replaced by the mirrored ones beside them; the other sides likewise.
+        top: number of rows replaced by their reflected neighbours; likewise for the other sides.
     """
 
     top: int
@@ -93,19 +93,19 @@ class Rim:
     name = "rim cut"
 
     @classmethod
-    def of(cls, shifts: Sequence[Shift]) -> "Rim":
-        """Return the strips that shifts (dy, dx) take away, all of them together."""
+    def of(cls, shifts: Sequence[Shift]) -> "ShiftMargin":
+        """Return the union of the strips that shifts (dy, dx) lose."""
         dy, dx = zip(*shifts, strict=True)
         return cls(-min(*dy, 0), max(*dy, 0), -min(*dx, 0), max(*dx, 0))
 
     def frame(self, h: int, w: int) -> np.ndarray:
-        """Return the pixels (h, w) bool that every shift shows."""
+        """Return the pixels (h, w) bool that are visible in every shift."""
         inside = np.zeros((h, w), bool)
         inside[self.top : h - self.bottom, self.left : w - self.right] = True
         return inside
 
     def apply(self, values: np.ndarray) -> np.ndarray:
-        """Return the picture (..., h, w) with a mirrored rim."""
+        """Return the image (..., h, w) with a reflected margin."""
         h, w = values.shape[-2:]
         pads = [(0, 0)] * (values.ndim - 2) + [(self.top, self.bottom), (self.left, self.right)]
         return np.pad(
@@ -113,24 +113,24 @@ class Rim:
         )
 
     def undo(self, labels: np.ndarray) -> np.ndarray:
-        """Return the labels (h, w) inside the rim; 0 on it."""
+        """Return the labels (h, w) inside the margin; 0 in it."""
         return np.where(self.frame(*labels.shape), labels, 0)
 
 
-Move = Lay | Moved | Rim
+Move = SquareSymmetry | ShiftedFrame | ShiftMargin
 
-REPEAT = Lay(D4[0])
-"""The picture as it stands, once more: the control of turned and mirrored."""
+REPEAT = SquareSymmetry(D4[0])
+"""The unmodified image again: the control of rotations and reflections."""
 
 
-def fitting(shifts: Sequence[Shift], shape: tuple[int, int]) -> list[Shift]:
-    """Return the shifts that leave at least half of either side in common, and are not (0, 0).
+def valid_shifts(shifts: Sequence[Shift], shape: tuple[int, int]) -> list[Shift]:
+    """Return the distinct shifts other than (0, 0) that do not exceed a quarter of either side.
 
     Raises:
-        OptionError: not pairs of whole numbers.
+        OptionError: not pairs of integers.
     """
     for shift in shifts:
         if len(shift) != 2 or not all(isinstance(d, int) for d in shift):
-            raise OptionError(f"A shift is two whole numbers of pixels (down, right), got {shift!r}.")
+            raise OptionError(f"A shift must be two integers, pixels (down, right), got {shift!r}.")
     most = np.array(shape) // 4
     return [s for s in dict.fromkeys(shifts) if s != (0, 0) and (np.abs(s) <= most).all()]

@@ -1,4 +1,4 @@
-"""What the trust report of one picture holds, and its sentence."""
+"""Result of the invariance measurement of one image, and its verdict."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +11,16 @@ from vispe.segment.invariance_report import verdict_text
 from vispe.segment.metrics import shares, without_borders
 
 FAMILIES = ("turned", "mirrored", "shifted")
-"""Kinds of poses that move pixels and make none."""
+"""Kinds of pixel-exact poses."""
 
 MILD, STRONG = 1.0, 5.0
-"""Percentage points beyond the floor from which a fraction depends mildly, and strongly; they are our choice."""
+"""Percentage points beyond the noise floor that define mild and strong dependence; chosen by convention."""
 
 MILD_SHARE, STRONG_SHARE, LEAST = 0.1, 0.5, 0.1
-"""The same as a share of the fraction itself, for rare classes; counted from `LEAST` percentage points up."""
+"""The same relative to the fraction itself, for rare classes; applied from `LEAST` percentage points."""
 
 MILD_PIXELS, STRONG_PIXELS = 0.01, 0.1
-"""Share of all pixels that change away from borders: fractions may stay the same while classes change places."""
+"""Fraction of all pixels that change away from borders: area fractions may be equal while classes swap positions."""
 
 Level = Literal["steady", "mild", "strong"]
 LEVELS: tuple[Level, ...] = ("steady", "mild", "strong")
@@ -28,39 +28,41 @@ LEVELS: tuple[Level, ...] = ("steady", "mild", "strong")
 
 @dataclass(frozen=True, eq=False)
 class Posed:
-    """One pose, compared with the picture as it stands on the pixels that both show.
+    """Comparison of one pose with the unmodified image, on the pixels visible in both.
 
     Attributes:
         name: as in `vispe.evaluate.rotation`: 'rot90', 'hflip' ..., 'shift (8, -7) px', '15°'.
         family: 'turned', 'mirrored', 'shifted' or 'angles'.
-        fractions: (K,) area share of each class in per cent.
-        still: (K,) the same of the picture as it stands, on the same pixels.
-        agreement: share of the pixels that keep their class.
-        pixels: how many are compared.
+        fractions: (K,) area of each class in percent.
+        still: (K,) the same for the unmodified image, on the same pixels.
+        agreement: fraction of the pixels with an unchanged class.
+        pixels: number of compared pixels.
     """
 
     name: str
     family: str
     fractions: np.ndarray
-    still: np.ndarray
+    reference: np.ndarray
     agreement: float
     pixels: int
 
     @classmethod
-    def compare(cls, name: str, family: str, still: np.ndarray, found: np.ndarray, n_classes: int) -> "Posed":
-        """Compare two label maps on the pixels where both have a class."""
-        both = (still > 0) & (found > 0)
-        here, there = still[both], found[both]
-        agreement = float((here == there).mean()) if here.size else float("nan")
-        return cls(name, family, shares(there, n_classes), shares(here, n_classes), agreement, here.size)
+    def compare(
+        cls, name: str, family: str, still: np.ndarray, labels: np.ndarray, n_classes: int
+    ) -> "Posed":
+        """Compare two label maps on the pixels with a class in both."""
+        both = (still > 0) & (labels > 0)
+        before, after = still[both], labels[both]
+        agreement = float((before == after).mean()) if before.size else float("nan")
+        return cls(name, family, shares(after, n_classes), shares(before, n_classes), agreement, before.size)
 
     @property
     def change(self) -> np.ndarray:
         """(K,) change of the fractions in percentage points."""
-        return self.fractions - self.still
+        return self.fractions - self.reference
 
     def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return JSON values; fractions as shares from 0 to 1, as the rest of the report has them."""
+        """Return JSON values; fractions in [0, 1], as in the rest of the report."""
         return {
             "name": self.name,
             "family": self.family,
@@ -73,19 +75,19 @@ class Posed:
 
 @dataclass(frozen=True, eq=False)
 class Trust:
-    """Whether one segmentation depends on how the sample lies.
+    """Invariance of one segmentation to the pose of the sample.
 
     Attributes:
         names: the K classes.
-        labels: (h, w) uint8 as the picture stands: 1..K, 0 = no data.
-        disagreement: (h, w) float32, 1 - share of the most frequent class over the poses that show the pixel; NaN = no
-            data. From 0 (all agree) to 1 - 1/K.
-        poses: all of them but the picture as it stands.
-        controls: what the measurement itself changes: the picture once more, the picture without its rim, and for
-            angles the picture turned there and back, and its labels turned.
+        labels: (h, w) uint8 of the unmodified image: 1..K, 0 = no data.
+        disagreement: (h, w) float32, 1 - fraction of the most frequent class over the poses that show the pixel; NaN =
+            no data. From 0 (all agree) to 1 - 1/K.
+        poses: all poses except the identity.
+        controls: poses that measure the noise floor: the unmodified image again, the image without its margin, and for
+            angles the image rotated forth and back, and its labels rotated.
         changed: for each family the pixels (h, w) bool whose class changes in one of its poses.
-        border: pixels along borders between classes that count as border.
-        notes: what the user should know.
+        border: half width in pixels of the border zone between classes.
+        notes: messages for the user.
     """
 
     names: tuple[str, ...]
@@ -99,57 +101,60 @@ class Trust:
 
     @cached_property
     def fractions(self) -> np.ndarray:
-        """(K,) area share of each class in per cent, as the picture stands."""
+        """(K,) area of each class of the unmodified image, in percent."""
         return shares(self.labels, len(self.names))
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Those that were measured."""
+        """Families that were measured."""
         return tuple(dict.fromkeys(p.family for p in self.poses))
 
     def phase_spread(self, family: str) -> np.ndarray:
-        """Return largest minus smallest fraction over a family and the picture as it stands, (K,), in points.
+        """Return the range of each fraction over a family and the unmodified image, (K,), in percentage points.
 
-        At angles, where each is compared on pixels of its own, it is the largest change.
+        For angles, which are each compared on other pixels, the largest change.
         """
         poses = [p for p in self.poses if p.family == family]
         changes = np.array([np.zeros(len(self.names)), *(p.change for p in poses)])
         return np.abs(changes).max(0) if family == "angles" else np.ptp(changes, axis=0)
 
     def floor(self, family: str) -> np.ndarray:
-        """Return what the measurement itself changes, (K,), in percentage points; at least one pixel."""
-        wanted = "turned" if family == "mirrored" else family
-        controls = [p for p in self.controls if p.family == wanted]
+        """Return the noise floor of each class, (K,), in percentage points; at least one pixel."""
+        control_family = "turned" if family == "mirrored" else family
+        controls = [p for p in self.controls if p.family == control_family]
         pixel = 100 / max(min(p.pixels for p in self.poses if p.family == family), 1)
         return np.array([np.full(len(self.names), pixel), *(np.abs(p.change) for p in controls)]).max(0)
 
     def effect(self, family: str) -> np.ndarray:
-        """Return the spread beyond the floor, (K,), in percentage points; 0 where it does not reach it."""
+        """Return the spread beyond the noise floor, (K,), in percentage points; 0 below it."""
         return np.maximum(self.phase_spread(family) - self.floor(family), 0)
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
-        """How each class depends on the pose, by the largest effect over the families."""
+        """Dependence of each class on the pose, by the largest effect over the families."""
+        # largest effect over the families, absolute and relative to the fraction
         effect = np.max([np.zeros(len(self.names)), *(self.effect(f) for f in self.families)], axis=0)
-        own = np.where(self.fractions > 0, effect / np.maximum(self.fractions, 1e-9), 0) * (effect >= LEAST)
+        relative_effect = np.where(self.fractions > 0, effect / np.maximum(self.fractions, 1e-9), 0) * (
+            effect >= LEAST
+        )
         return tuple(
             LEVELS[max(_rank(e, MILD, STRONG), _rank(s, MILD_SHARE, STRONG_SHARE))]
-            for e, s in zip(effect, own, strict=True)
+            for e, s in zip(effect, relative_effect, strict=True)
         )
 
     @property
     def pixel_level(self) -> Level:
-        """How the map depends on the pose, by the pixels that change away from borders."""
-        share = _share((self.disagreement > 0) & self.inner, self.labels > 0)
-        return LEVELS[_rank(share, MILD_PIXELS, STRONG_PIXELS)]
+        """Dependence of the map on the pose, by the pixels that change away from borders."""
+        fraction = _fraction_of((self.disagreement > 0) & self.inner, self.labels > 0)
+        return LEVELS[_rank(fraction, MILD_PIXELS, STRONG_PIXELS)]
 
     @property
     def level(self) -> Level:
-        """That of the class that depends most, or of the pixels."""
+        """Level of the class that depends most, or of the pixels."""
         return max((*self.levels, self.pixel_level), key=LEVELS.index)
 
     def _largest(self, of: Callable[[str], np.ndarray]) -> np.ndarray:
-        """Return the value of each class in the family in which its fraction spreads most beyond the floor, (K,)."""
+        """Return the value of each class in the family with its largest spread beyond the floor, (K,)."""
         over = np.array([self.phase_spread(f) - self.floor(f) for f in self.families])
         if not len(over):
             return np.full(len(self.names), np.nan)
@@ -157,28 +162,27 @@ class Trust:
 
     @property
     def agreement(self) -> float:
-        """Share of the pixels with data whose class is the same in all poses."""
-        return 1 - _share(self.disagreement > 0, self.labels > 0)
+        """Fraction of the pixels with data whose class is the same in all poses."""
+        return 1 - _fraction_of(self.disagreement > 0, self.labels > 0)
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """(h, w) bool: pixels further than `border` from any border between classes, as the picture stands."""
+        """(h, w) bool: pixels of the unmodified image more than `border` away from any class border."""
         return without_borders(self.labels, self.border) > 0
 
     @property
     def at_borders(self) -> float:
-        """Share of the changing pixels that lie along borders between classes; NaN when none changes."""
-        return _share(~self.inner, self.disagreement > 0)
+        """Fraction of the changing pixels that are along class borders; NaN without changes."""
+        return _fraction_of(~self.inner, self.disagreement > 0)
 
     @property
     def inside(self) -> float:
-        """Share of the pixels away from borders whose class changes; NaN when all lie along borders."""
-        return _share(self.disagreement > 0, self.inner)
+        """Fraction of the pixels away from borders whose class changes; NaN if all are along borders."""
+        return _fraction_of(self.disagreement > 0, self.inner)
 
     @cached_property
-    def _case(self) -> verdict_text.Case:
-        """The numbers and names that the words are made of."""
-        return verdict_text.Case(
+    def _case(self) -> verdict_text.VerdictData:
+        return verdict_text.VerdictData(
             names=self.names,
             fractions=self.fractions,
             families=self.families,
@@ -195,16 +199,16 @@ class Trust:
 
     @cached_property
     def verdict(self) -> str:
-        """What the report says, in two or three sentences."""
+        """Summary in two or three sentences."""
         return verdict_text.verdict(self._case)
 
     @cached_property
     def brief(self) -> str:
-        """The verdict in a few words."""
+        """Summary in a few words."""
         return verdict_text.brief(self._case)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; what is not known is None."""
+        """Return JSON values; unknown ones are None."""
         families = self.families
         classes = {
             name: {
@@ -216,7 +220,7 @@ class Trust:
             for k, name in enumerate(self.names)
         }
         data = self.labels > 0
-        by_family = {f: _number(1 - _share(c, data)) for f, c in self.changed.items()}
+        by_family = {f: _number(1 - _fraction_of(c, data)) for f, c in self.changed.items()}
         return {
             "verdict": self.verdict,
             "brief": self.brief,
@@ -226,10 +230,10 @@ class Trust:
             "agreement": _number(self.agreement),
             "agreement_by_family": by_family,
             "border_px": self.border,
-            "border_share": _number(1 - _share(self.inner, data)),
+            "border_share": _number(1 - _fraction_of(self.inner, data)),
             "changes_at_borders": _number(self.at_borders),
             "inside_changed": _number(self.inside),
-            "mean_disagreement": _number(_share(self.disagreement, data)),
+            "mean_disagreement": _number(_fraction_of(self.disagreement, data)),
             "classes": classes,
             "poses": [p.to_dict(self.names) for p in self.poses],
             "controls": [p.to_dict(self.names) for p in self.controls],
@@ -237,8 +241,8 @@ class Trust:
         }
 
 
-def _share(what: np.ndarray, of: np.ndarray) -> float:
-    return float(what[of].mean()) if of.any() else float("nan")
+def _fraction_of(mask: np.ndarray, selection: np.ndarray) -> float:
+    return float(mask[selection].mean()) if selection.any() else float("nan")
 
 
 def _rank(value: float, mild: float, strong: float) -> int:

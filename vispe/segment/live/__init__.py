@@ -1,4 +1,4 @@
-"""Segmentation that follows the strokes as they are drawn: the engine, and what looks through it."""
+"""Interactive segmentation: an engine that updates the result as scribbles are drawn, and its front ends."""
 
 from vispe.segment.live.live_segmentation import MAX_CLASSES, Live, micrograph
 

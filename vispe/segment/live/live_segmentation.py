@@ -1,7 +1,7 @@
-"""Segmentation that follows a drawing as it changes: the features of one page are computed once and kept.
+"""Interactive segmentation engine: the features of one page are computed once and cached.
 
-Features cost seconds and do not depend on labels. What is left for a changed scribble is to look up the features of
-the labelled pixels, to fit the classifier and to apply it to what is kept.
+Features take seconds and do not depend on labels. For a changed scribble only the features of the labelled pixels are
+looked up, the classifier is fitted, and it is applied to the cached features.
 """
 
 from __future__ import annotations
@@ -26,44 +26,52 @@ from vispe.segment.features.sample_grid import Sample, sample
 from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT, Reading
-from vispe.segment.run.out_of_distribution import learn_pages
+from vispe.segment.run.out_of_distribution import summarize_pages
 from vispe.segment.run.prediction import Post, Prediction, predict_page, within_memory
 
 MAX_CLASSES = 20
-"""More classes than this are taken for a mistake, such as numbers of objects."""
+"""Upper bound of the number of classes; more are treated as an error, such as instance labels."""
 
 
 class Live:
-    """Segments one image again whenever its labels have changed.
+    """Segments one image again whenever its labels change.
 
     The result is that of `vispe segment` with the same labels, features, classifier and reading: the same code gathers
-    the same features to the last bit, fits the same classifier and predicts the same tiles. Only the share of filters
-    in the scores of `logistic` is summed over the page and not tile by tile, so probabilities agree within 1e-5. One
-    difference is meant: numbers of labels are classes as they stand, and are not ranked.
+    bitwise identical features, fits the same classifier and predicts the same tiles. Only the contribution of filters
+    to the scores of `logistic` is summed over the page instead of tile by tile, so probabilities agree within 1e-5. One
+    difference is intended: label values are class numbers, and are not ranked.
 
-    Memory: features of a grey image take 104 bytes a pixel for 26 filters and about 30 to 80 for the maps of
-    vispe_micro at every second pixel, more where its tiles overlap more; three channels take three times the filters.
-    The normalised pages of a stack are kept, too. Forests and boosting classify every pixel anew and are not fast.
+    Memory: features of a grey image take 104 bytes per pixel for 26 filters and about 30 to 80 for the maps of
+    vispe_micro at stride 2, more if its tiles overlap more; three channels take three times the filters.
+    The normalised pages of a stack are cached as well. Forests and boosting classify every pixel again and are slow.
 
     Args:
-        image: the image; `micrograph` makes one of an array.
-        page: of a stack, the page whose features are kept, from 0.
-        features: what a pixel is described by; None: `vispe.segment.pipeline.DEFAULT`.
+        image: the image; `micrograph` creates one from an array.
+        page: of a stack, the page whose features are cached, from 0.
+        features: features of a pixel; None: `vispe.segment.pipeline.DEFAULT`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
-        names: class names; classes beyond them are called class 1, class 2, ...
-        colors: (r, g, b) of each class for the model file; None: the palette of vispe.
-        model: an earlier model, or its file. It predicts at once; its features, normalisation, names, colours, seed and
-            kind of classifier (logistic, if it came from no labels) are those of later updates, too.
-        reading: normalisation; the choices of channel, page and axes have no effect on an image that is read already.
-        post: smoothing of the result.
-        seed: of all random numbers.
+        names: class names; further classes are named class 1, class 2, ...
+        colors: (r, g, b) of each class for the model file; None: the default palette.
+        model: an earlier model, or its file, which is used for predictions at once; later updates use its features,
+            normalisation, names, colours, seed and kind of classifier (logistic, if it was trained without labels).
+        reading: normalisation; channel, page and axes have no effect on an image that is already read.
+        post: post-processing of the result.
+        seed: seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
-        memory: bytes that the features may take.
-        watch: called with each thing that the user should know.
+        memory: memory limit of the features in bytes.
+        watch: called with each message for the user.
 
     Raises:
-        OptionError: an unknown name, or an option beside `model` that the model decides.
-        InputError: a model that does not fit the image, a page that is not there.
+        OptionError: an unknown name, or an option that is determined by `model`.
+        InputError: a model that does not match the image, or a page that does not exist.
+
+    Example:
+        >>> grey = np.repeat([[50.0, 200.0]], 32, 0).repeat(24, 1)
+        >>> labels = np.zeros(grey.shape, int)
+        >>> labels[4:8, 4:8], labels[4:8, 40:44] = 1, 2
+        >>> live = Live(micrograph(grey), features=FeatureConfig(sigmas=(1.0,)))
+        >>> live.update(labels).labels[0, [0, -1]].tolist()
+        [1, 2]
     """
 
     def __init__(
@@ -85,10 +93,12 @@ class Live:
     ) -> None:
         self._loaded = load_model(model) if isinstance(model, str | Path) else model
         if self._loaded is not None:
-            given = {"features": features, "classifier": classifier, "reading": reading, "seed": seed}
-            twice = [name for name, value in given.items() if value is not None]
-            if twice:
-                raise OptionError(f"{', '.join(twice)} cannot be given beside a model, which decides it.")
+            arguments = {"features": features, "classifier": classifier, "reading": reading, "seed": seed}
+            conflicts = [name for name, value in arguments.items() if value is not None]
+            if conflicts:
+                raise OptionError(
+                    f"{', '.join(conflicts)} cannot be combined with a model, which determines it."
+                )
             features, seed = _pixel_features(self._loaded), self._loaded.seed
             classifier = self._loaded.classifier.kind
             classifier = classifier if classifier in KINDS else KINDS[0]
@@ -97,12 +107,12 @@ class Live:
             _check_channels(image, self._loaded)
         self.image, self._watch, self.notes = image, watch, list[str]()
         self.kind, self.post, self._seed = classifier or KINDS[0], post or Post(), seed or 0
-        PixelClassifier(self.kind, 2)  # the name is checked before any work
+        PixelClassifier(self.kind, 2)  # validates the name early
         self.names: tuple[str, ...] = tuple(names)
         self.colors = None if colors is None else tuple(colors)
         if (features or DEFAULT).filters_3d:
             raise OptionError(
-                "filters_3d reads the neighbours of a page, but only one page is kept here; leave it out, or use vispe "
+                "filters_3d needs neighbouring pages, but a live session uses a single page. Omit it, or use vispe "
                 "segment and vispe apply."
             )
         self._reading = reading or Reading()
@@ -112,7 +122,7 @@ class Live:
             self._features = KeptFeatures(config, seed=self._seed, device=device, basis=basis)
         self._features.memory = memory
         pages, notes = normalize(image, self._reading.normalize, self._reading.clip)
-        self._pages = list(pages)  # one array object for each page, by which it is known
+        self._pages = list(pages)  # one array object per page: the feature cache compares by identity
         for note in (*image.notes, *image.exclusions, *notes):
             self._note(note)
         self._model = self._loaded
@@ -125,64 +135,64 @@ class Live:
 
     @property
     def model(self) -> Model:
-        """The model of the last update, or the one that was given; `vispe apply` can use it.
+        """Model of the last update, or the one passed to the constructor; usable by `vispe apply`.
 
         Raises:
-            InputError: there is none yet.
+            InputError: no model yet.
         """
         if self._model is None:
-            raise InputError("there is no model yet; label at least 2 classes, or load a model file.")
+            raise InputError("there is no model yet. Label at least 2 classes, or load a model file.")
         return self._model
 
     @property
     def ready(self) -> bool:
-        """Whether there is a model to predict with."""
+        """Whether a model is available for prediction."""
         return self._model is not None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept: features, and the normalised pages."""
+        """Bytes of the cached features and the normalised pages."""
         return self._features.nbytes + sum(page.nbytes for page in self._pages)
 
     def turn_to(self, page: int) -> None:
-        """Keep the features of another page from now on; they are computed when they are needed.
+        """Select another page for the feature cache; its features are computed on demand.
 
         Raises:
-            InputError: there is no such page.
+            InputError: no such page.
         """
         if not 0 <= page < self.image.n_pages:
             raise InputError(
-                f"page {page} is not in {self.image.path}; it has {self.image.n_pages} (0 to {self.image.n_pages - 1})."
+                f"page {page} does not exist in {self.image.path}, which has pages 0 to {self.image.n_pages - 1}."
             )
         self.page = page
         self._features.keep(self._pages[page])
 
     def compute(self) -> None:
-        """Compute the features of the page, unless they are there or no basis for tokens is known yet.
+        """Compute the features of the page, unless they are cached or the basis of tokens is not fitted yet.
 
         Raises:
-            InputError: they need more memory than allowed.
+            InputError: they exceed the memory limit.
         """
         self._within(lambda: self._features.prepare(self._pages[self.page], self.image.valid[self.page]))
 
     def update(self, labels: np.ndarray, page: int | None = None) -> Prediction:
-        """Train on the labels and predict the page whose features are kept.
+        """Train on the labels and predict the cached page.
 
         Args:
-            labels: integers, 0 = unlabelled, 1..K; (h, w) for one page, or (z, h, w) for all of them. The labels that
-                were given for other pages count as before.
-            page: which page (h, w) belongs to; None: the one whose features are kept.
+            labels: integers, 0 = unlabelled, 1..K; (h, w) for one page, or (z, h, w) for all of them. Earlier labels
+                of other pages remain valid.
+            page: page of labels (h, w); None: the cached one.
 
         Raises:
             ShapeError: another size than the image.
-            InputError: no integers, more than `MAX_CLASSES`, or fewer than 2 classes that are labelled on data.
+            InputError: not integers, more than `MAX_CLASSES` classes, or fewer than 2 classes labelled on data.
         """
         self.draw(labels, page)
         self.fit()
         return self.predict()
 
     def draw(self, labels: np.ndarray, page: int | None = None) -> None:
-        """Take over labels as `update` does, without training."""
+        """Set labels as `update` does, without training."""
         labels = np.asarray(labels)
         z, h, w = self.image.pages.shape[:3]
         if labels.shape not in ((h, w), (z, h, w)) or (labels.ndim == 3 and page is not None):
@@ -191,35 +201,49 @@ class Live:
             )
         if labels.dtype.kind not in "uib":
             raise InputError(f"labels must be integers, 0 = unlabelled, got {labels.dtype}.")
-        for number, part in enumerate(labels) if labels.ndim == 3 else [(self._page(page), labels)]:
-            places = np.flatnonzero(part)
-            classes = part.ravel()[places].astype(np.int64)
+        for number, page_labels in enumerate(labels) if labels.ndim == 3 else [(self._page(page), labels)]:
+            indices = np.flatnonzero(page_labels)
+            classes = page_labels.ravel()[indices].astype(np.int64)
             if classes.size and not 1 <= classes.min() <= classes.max() <= MAX_CLASSES:
                 raise InputError(
-                    f"labels must be 1 to {MAX_CLASSES}, 0 = unlabelled, found {classes.min()} to {classes.max()}; "
-                    "number the classes, not the objects."
+                    f"labels must be 1 to {MAX_CLASSES}, 0 = unlabelled, got {classes.min()} to {classes.max()}. "
+                    "Label classes instead of objects."
                 )
-            data = self.image.valid[number].ravel()[places]
+            data = self.image.valid[number].ravel()[indices]
             if not data.all():
-                self._note(f"{(~data).sum()} labelled pixels of page {number} hold no data and are not used.")
-            self._drawn[number] = places[data], classes[data]
+                self._note(f"{(~data).sum()} labelled pixels of page {number} have no data and are ignored.")
+            self._drawn[number] = indices[data], classes[data]
 
     def fit(self) -> Model:
-        """Train on all labels that were given."""
-        drawn = {page: found for page, found in sorted(self._drawn.items()) if len(found[0])}
-        classes = np.concatenate([found[1] for found in drawn.values()]) if drawn else np.zeros(0, np.int64)
+        """Train on all current labels.
+
+        Raises:
+            InputError: duplicate names, or fewer than 2 labelled classes.
+        """
+        labelled = {
+            page: page_labels for page, page_labels in sorted(self._drawn.items()) if len(page_labels[0])
+        }
+        classes = (
+            np.concatenate([page_labels[1] for page_labels in labelled.values()])
+            if labelled
+            else np.zeros(0, np.int64)
+        )
         count = max(len(self.names), int(classes.max(initial=0)))
         names = self.names + tuple(f"class {k + 1}" for k in range(len(self.names), count))
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise InputError(f"two classes are called {twice[0]!r}; give each a name of its own.")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise InputError(f"two classes are named {duplicates[0]!r}. Use distinct names.")
         if len(np.unique(classes)) < 2:
             empty = np.zeros((len(classes), 1), np.float32)
-            PixelClassifier(self.kind, max(count, 2)).fit(empty, classes, names)  # says what is missing
+            PixelClassifier(self.kind, max(count, 2)).fit(
+                empty, classes, names
+            )  # raises an error that lists the labelled classes
         shape = self.image.pages.shape[1:3]
-        of = joined([strokes(places, own, shape) for places, own in drawn.values()])
-        classifier, facts = learn(self.kind, names, self._gather(drawn), classes, of, self._seed)
-        notes = {"images": [str(self.image.path)], "pages": list(drawn), **facts}
+        scribble_ids = joined(
+            [strokes(indices, page_classes, shape) for indices, page_classes in labelled.values()]
+        )
+        classifier, facts = learn(self.kind, names, self._gather(labelled), classes, scribble_ids, self._seed)
+        notes = {"images": [str(self.image.path)], "pages": list(labelled), **facts}
         self.names = names
         self._model = Model.of(
             self._features,
@@ -230,16 +254,19 @@ class Live:
             channels=self.image.channels,
             seed=self._seed,
             notes=notes,
-            domain=self._domain(list(drawn)),
+            domain=self._domain(list(labelled)),
         )
         return self._model
 
     def predict(self, page: int | None = None, step: Callable[[float], None] | None = None) -> Prediction:
-        """Predict a page with the model there is.
+        """Predict a page with the current model.
 
         Args:
-            page: None: the one whose features are kept, the only quick one.
-            step: called with the share of the page that each piece is.
+            page: None: the cached one, which is fast.
+            step: called with the fraction of the page that each piece covers.
+
+        Raises:
+            InputError: no model yet.
         """
         number = self._page(page)
         return self.segment(self._pages[number], self.image.valid[number], step)
@@ -247,7 +274,7 @@ class Live:
     def segment(
         self, page: np.ndarray, valid: np.ndarray, step: Callable[[float], None] | None = None
     ) -> Prediction:
-        """Predict any page of the same kind, such as the image turned.
+        """Predict any page of the same kind, such as the rotated image.
 
         Args:
             page: (h, w, c) float32 grey levels, normalised.
@@ -259,26 +286,26 @@ class Live:
         def work() -> Prediction:
             linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
             self._features.apply(page, valid, linear)
-            shown = step or (lambda share: None)
-            return predict_page(page, valid, self._features, classifier, self.post, shown)
+            on_step = step or (lambda fraction: None)
+            return predict_page(page, valid, self._features, classifier, self.post, on_step)
 
         return self._within(work)
 
     def drawn(self) -> np.ndarray:
-        """Return the labelled places y * width + x (n,) of the page whose features are kept, ascending."""
+        """Return the flat indices y * width + x (n,) of the labelled pixels of the cached page, ascending."""
         return self._drawn.get(self.page, (np.zeros(0, np.int64),))[0]
 
-    def gather(self, places: np.ndarray) -> np.ndarray:
-        """Return the features (n, f) of places of the page whose features are kept, ascending."""
-        return self._within(lambda: self._look_up(self.page, places))
+    def gather(self, indices: np.ndarray) -> np.ndarray:
+        """Return the features (n, f) of pixels of the cached page, by ascending flat indices."""
+        return self._within(lambda: self._look_up(self.page, indices))
 
     def normalized(self, page: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the grey levels (h, w, c) in [0, 1] of a page and its pixels with data (h, w)."""
+        """Return the grey levels (h, w, c) in [0, 1] of a page and its mask of pixels with data (h, w)."""
         number = self._page(page)
         return self._pages[number], self.image.valid[number]
 
     def save(self, path: str | Path, force: bool = False) -> Path:
-        """Write the model file that `vispe apply` reads.
+        """Write the model file for `vispe apply`.
 
         Raises:
             InputError: no model yet, or `path` exists and not `force`.
@@ -286,55 +313,59 @@ class Live:
         return save_model(path, self.model, force)
 
     def _domain(self, pages: Sequence[int]) -> Domain | None:
-        """Summarise what the labelled pages look like, anew where there are others than before."""
+        """Summarise the features of the labelled pages; cached until the set of pages changes."""
         key = (*pages, self._features.tile, self._features.basis)
         if key == self._known[0]:
             return self._known[1]
 
-        def one(page: int, most: int) -> Sample | None:
+        def sample_page(page: int, most: int) -> Sample | None:
             valid = self.image.valid[page]
             return self._within(lambda: sample(self._features.prepare(self._pages[page], valid), valid, most))
 
-        self._known = key, learn_pages(pages, one)
+        self._known = key, summarize_pages(pages, sample_page)
         return self._known[1]
 
-    def _gather(self, drawn: dict[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Return the features (n, f) of all labelled pixels; those that did not change come from memory."""
-        if self._features.config.kind != "filters" and self._fitted_to != tuple(drawn):
-            pages = [(self._pages[page], self.image.valid[page]) for page in drawn]
-            before = self._features.basis
+    def _gather(self, labelled: dict[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """Return the features (n, f) of all labelled pixels; those of unchanged pages are cached."""
+        if self._features.config.kind != "filters" and self._fitted_to != tuple(labelled):
+            pages = [(self._pages[page], self.image.valid[page]) for page in labelled]
+            earlier_basis = self._features.basis
             self._within(lambda: self._features.fit(pages))
-            if self._features.basis is not before:
+            # a new basis changes the features of all pages
+            if self._features.basis is not earlier_basis:
                 self._found.clear()
-            self._fitted_to = tuple(drawn)
-        for page in [page for page in self._found if page not in drawn]:
+            self._fitted_to = tuple(labelled)
+        for page in [page for page in self._found if page not in labelled]:
             del self._found[page]
-        for page, (places, _) in drawn.items():
-            known = self._found.get(page)
-            if known is None or not np.array_equal(known[0], places):
-                self._found[page] = places, self._within(lambda p=page, at=places: self._look_up(p, at))
-        if len(self._found) < len(drawn):  # memory ran out on the way, and tiles are smaller now
-            return self._gather(drawn)
-        return np.concatenate([self._found[page][1] for page in drawn])
+        for page, (indices, _) in labelled.items():
+            cached = self._found.get(page)
+            if cached is None or not np.array_equal(cached[0], indices):
+                self._found[page] = (
+                    indices,
+                    self._within(lambda p=page, at_indices=indices: self._look_up(p, at_indices)),
+                )
+        if len(self._found) < len(labelled):  # memory ran out, and features changed with the smaller tiles
+            return self._gather(labelled)
+        return np.concatenate([self._found[page][1] for page in labelled])
 
-    def _look_up(self, page: int, places: np.ndarray) -> np.ndarray:
-        return self._features.prepare(self._pages[page], self.image.valid[page]).gather_places(places)
+    def _look_up(self, page: int, indices: np.ndarray) -> np.ndarray:
+        return self._features.prepare(self._pages[page], self.image.valid[page]).gather_places(indices)
 
     def _within(self, work: Callable[[], Any]) -> Any:
-        before = self._features.tile, self._features.device
-        found = within_memory(self._features, work, self._note)
-        if before != (self._features.tile, self._features.device):  # other tiles give other features
+        settings = self._features.tile, self._features.device
+        result = within_memory(self._features, work, self._note)
+        if settings != (self._features.tile, self._features.device):  # features depend on the tiles
             self._found.clear()
-        return found
+        return result
 
     def _page(self, page: int | None) -> int:
         number = self.page if page is None else page
         if not 0 <= number < self.image.n_pages:
-            raise InputError(f"page {number} is not there; the image has {self.image.n_pages}.")
+            raise InputError(f"page {number} does not exist; the image has {self.image.n_pages}.")
         return number
 
     def _note(self, text: str) -> None:
-        """Keep and announce something once."""
+        """Record and announce a note once."""
         if text not in self.notes:
             self.notes.append(text)
             if self._watch is not None:
@@ -342,17 +373,17 @@ class Live:
 
 
 def micrograph(array: np.ndarray, axes: str | None = None, name: str = "image") -> Micrograph:
-    """Make an image of an array.
+    """Create an image from an array.
 
     Args:
-        array: grey levels of any number type but complex; bool becomes 0 and 255.
-        axes: a letter for each dimension: Y and X, C for channels, every other one counts pages. None: 'YX' for two
+        array: grey levels of any real number type; bool becomes 0 and 255.
+        axes: a letter for each dimension: Y and X, C for channels, all others are pages. None: 'YX' for two
             dimensions.
-        name: what messages call it.
+        name: name in messages.
 
     Raises:
-        ShapeError: axes that do not fit the array, or an array without pixels.
-        InputError: an array that holds no numbers, or no data.
+        ShapeError: axes that do not match the array, or an array without pixels.
+        InputError: a non-numeric array, or one without data.
     """
     array = np.asarray(array)
     axes = "YX" if axes is None else axes.upper()
@@ -363,10 +394,10 @@ def micrograph(array: np.ndarray, axes: str | None = None, name: str = "image") 
         or not array.size
     ):
         raise ShapeError(
-            f"axes={axes} need one letter, with Y and X, for each dimension of shape {array.shape}."
+            f"axes={axes} must have one letter per dimension, with Y and X, for an array of shape {array.shape}."
         )
     if array.dtype.kind not in "buif":
-        raise InputError(f"{name} holds {array.dtype} and no grey levels; convert it to numbers.")
+        raise InputError(f"{name} has dtype {array.dtype} instead of grey levels. Convert it to numbers.")
     if array.dtype.kind == "b":
         array = array.astype(np.uint8) * np.uint8(255)
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -375,21 +406,23 @@ def micrograph(array: np.ndarray, axes: str | None = None, name: str = "image") 
     pages = pages if "C" in axes else pages[..., None]
     image = Micrograph(Path(name), np.ascontiguousarray(pages.reshape(-1, *pages.shape[-3:])))
     if not image.valid.any():
-        raise InputError(f"{name} holds no data: all pixels are NaN or infinite.")
+        raise InputError(f"{name} has no data: all pixels are NaN or infinite.")
     return image
 
 
 def _pixel_features(model: Model) -> FeatureConfig:
-    """Return the features of a model, or say that they are none that labels could be put on."""
+    """Return the features of a model; InputError for a text model, which cannot learn from labels."""
     if not isinstance(model.features, FeatureConfig):
-        raise InputError("the model finds classes by words and cannot learn from labels; use vispe apply.")
+        raise InputError(
+            "the model classifies by text prompts and cannot learn from labels. Use vispe apply."
+        )
     return model.features
 
 
 def _check_channels(image: Micrograph, model: Model) -> None:
-    """Refuse a model of images with other channels."""
+    """Raise InputError if the image and the training images differ in their number of channels."""
     if model.channels not in (None, image.channels):
         raise InputError(
-            f"{image.path} has {image.channels} channel(s), but the model was trained with {model.channels}; "
-            "choose other channels or another model."
+            f"{image.path} has {image.channels} channel(s), but the model was trained with {model.channels}. "
+            "Select other channels or another model."
         )

@@ -1,4 +1,4 @@
-"""The command `vispe suggest` on a file: read, choose places, draw and list them."""
+"""Scribble suggestions for an image file, as in the command `vispe suggest`."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,10 +15,10 @@ from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_png
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.live_segmentation import Live
-from vispe.segment.live.suggestions import COUNT, Place, suggest
+from vispe.segment.live.suggestions import COUNT, Suggestion, suggest
 from vispe.segment.out_of_core import large_images
-from vispe.segment.overlays import SMALLEST, enlarged, lettering
-from vispe.segment.run.inputs import BatchImage, Reading, one_mask, settle_axes
+from vispe.segment.overlays import SMALLEST, bold_font, to_rgb
+from vispe.segment.run.inputs import BatchImage, Reading, infer_axes, single_mask
 from vispe.segment.run.request import Labelling
 
 _RING, _EDGE = (255, 230, 0), (0, 0, 0)
@@ -41,42 +41,42 @@ def suggest_file(
     force: bool = False,
     watch: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Suggest places for the next strokes on an image.
+    """Suggest locations for the next scribbles on an image.
 
     Args:
         path: image file.
-        out: folder for `<stem>_suggest.png`, numbered rings on the picture, and `<stem>_suggest.json`.
-        model: a `.vispe` file, or
-        labels: strokes on this image, from which a model is learnt as `vispe segment` does.
-        count: places at most.
+        out: folder for `<stem>_suggest.png`, numbered rings on the image, and `<stem>_suggest.json`.
+        model: a `.vispe` file; either `model` or `labels` is required.
+        labels: scribbles on this image, from which a model is trained as in `vispe segment`.
+        count: maximal number of suggestions.
         page: of a stack, from 0; None: the middle one.
-        features: with labels, what a pixel is described by.
-        classifier: with labels, its kind.
-        reading: how the image is read; with a model, normalisation is that of the model.
-        labelling: how labels are read.
-        seed: with labels, of all random numbers.
+        features: with labels, the features of a pixel.
+        classifier: with labels, the kind of classifier.
+        reading: options of image reading; with a model, normalisation is that of the model.
+        labelling: options of label reading.
+        seed: with labels, seed of all random numbers.
         device: `'auto'`, `'cpu'`, `'cuda'` ...
         force: overwrite existing files.
-        watch: called with each thing that the user should know.
+        watch: called with each message for the user.
 
     Returns:
-        What the JSON file holds: 'image', 'page', 'model' or 'labels', 'classes', 'places' (see `Place`), 'files' and
-        'notes'.
+        The content of the JSON file: 'image', 'page', 'model' or 'labels', 'classes', 'places' (see `Suggestion`),
+        'files' and 'notes'.
 
     Raises:
-        OptionError: not exactly one of `model` and `labels`, or an option that has no effect.
-        InputError: an image, model or labels that cannot be used; files that exist, without `force`.
+        OptionError: not exactly one of `model` and `labels`, or an option without effect.
+        InputError: an unusable image, model or labels; existing files, without `force`.
     """
     path, out, reading = Path(path), Path(out), reading or Reading()
     if (model is None) == (labels is None):
         given = "neither" if model is None else "both"
         raise OptionError(
-            f"suggest needs one of model and labels, got {given}; use --model FILE or --labels FILE."
+            f"suggest: exactly one of model and labels is required, got {given}. Pass model=FILE or labels=FILE."
         )
     if large_images([path], None, None):
         raise OptionError(
-            f"{path} is read block by block, but suggest keeps the features of a page in memory; cut out a part as a "
-            "TIFF file."
+            f"{path} is processed in blocks, but suggest needs the features of a complete page in memory. Crop a part "
+            "and save it as a TIFF file."
         )
     files = {kind: out / f"{path.stem}_suggest.{kind}" for kind in ("png", "json")}
     inputs = [path, *(Path(each) for each in (model, labels) if each is not None)]
@@ -89,16 +89,16 @@ def suggest_file(
             if watch is not None:
                 watch(text)
 
-    own = BatchImage(path, labels=None if labels is None else Path(labels))
-    settle_axes([own], reading, note)
+    batch_image = BatchImage(path, labels=None if labels is None else Path(labels))
+    infer_axes([batch_image], reading, note)
     image = read_image(
         path,
         channel=reading.channel,
         z=reading.z,
-        axes=own.axes or reading.axes,
+        axes=batch_image.axes or reading.axes,
         orientation=reading.orientation,
         crop=reading.crop,
-        mask=one_mask(reading),
+        mask=single_mask(reading),
     )
     page = image.n_pages // 2 if page is None else page
     shared = {"page": page, "device": device, "watch": note}
@@ -106,28 +106,27 @@ def suggest_file(
         _refuse(model, {"features": features, "classifier": classifier, "labelling": labelling, "seed": seed})
         live = Live(image, model=model, **shared)
     else:
-        how = {"features": features, "classifier": classifier, "seed": seed}
-        live = _learnt(
-            image, Path(str(labels)), labelling or Labelling(), note, reading=reading, **how, **shared
+        settings = {"features": features, "classifier": classifier, "seed": seed}
+        live = _trained_session(
+            image, Path(str(labels)), labelling or Labelling(), note, reading=reading, **settings, **shared
         )
-    places = suggest(live, count)
+    suggestions = suggest(live, count)
     if image.n_pages > 1:
+        note(f"the suggestions are on page {page} of {image.n_pages} (from 0). Select another with page.")
+    if len(suggestions) < count:
         note(
-            f"the places are on page {page} of {image.n_pages} (counted from 0); choose another with --page."
-        )
-    if len(places) < count:
-        note(
-            f"{len(places)} of {count} places were found: nowhere else is room beside strokes and pixels without data."
+            f"{len(suggestions)} of {count} locations found: no other is far enough from scribbles and pixels without "
+            "data."
         )
     grey, _ = live.normalized()
     out.mkdir(parents=True, exist_ok=True)
-    write_png(files["png"], drawn(grey, places), force)
+    write_png(files["png"], drawn(grey, suggestions), force)
     record = {
         "image": str(path),
         "page": page,
         **({"model": str(model)} if model is not None else {"labels": str(labels)}),
         "classes": list(live.model.names),
-        "places": [{"number": n + 1, **place.to_dict()} for n, place in enumerate(places)],
+        "places": [{"number": n + 1, **suggestion.to_dict()} for n, suggestion in enumerate(suggestions)],
         "files": {kind: str(file) for kind, file in files.items()},
         "notes": notes,
     }
@@ -135,56 +134,63 @@ def suggest_file(
     return record
 
 
-def drawn(grey: np.ndarray, places: list[Place]) -> np.ndarray:
-    """Draw a numbered ring around each place.
+def drawn(grey: np.ndarray, suggestions: list[Suggestion]) -> np.ndarray:
+    """Draw a numbered ring around each suggestion.
 
     Args:
         grey: (h, w, c) float32 in [0, 1].
-        places: in the order of their numbers.
+        suggestions: in the order of their numbers.
 
     Returns:
-        (H, W, 3) uint8, enlarged by a whole factor where the longer side is below `SMALLEST`.
+        (H, W, 3) uint8, enlarged by an integer factor if the longer side is below `SMALLEST`.
     """
     factor = max(1, -(-SMALLEST // max(grey.shape[:2])))
-    picture = Image.fromarray(enlarged(grey, factor))
-    pen, font = ImageDraw.Draw(picture), lettering(max(picture.size))
-    wide = max(2, round(max(picture.size) / 400))
-    for number, place in enumerate(places, 1):
-        x, y, r = (round(factor * value) for value in (place.x + 0.5, place.y + 0.5, place.radius))
-        for color, more in ((_EDGE, wide), (_RING, 0)):
-            box = (x - r - wide - more, y - r - wide - more, x + r + wide + more, y + r + wide + more)
-            pen.ellipse(box, outline=color, width=wide + 2 * more)
-        # beside the ring, on the side where there is room
-        left, top, right, bottom = pen.textbbox((0, 0), str(number), font=font, stroke_width=wide)
-        at = x + r + 3 * wide
-        if at + right - left > picture.width:
-            at = x - r - 3 * wide - (right - left)
-        up = int(np.clip(y - (bottom + top) / 2, -top, max(picture.height - bottom, 0)))
-        pen.text((at, up), str(number), fill=_RING, font=font, stroke_width=wide, stroke_fill=_EDGE)
-    return np.asarray(picture)
+    figure = Image.fromarray(to_rgb(grey, factor))
+    pen, font = ImageDraw.Draw(figure), bold_font(max(figure.size))
+    line_width = max(2, round(max(figure.size) / 400))
+    for number, suggestion in enumerate(suggestions, 1):
+        x, y, r = (
+            round(factor * value) for value in (suggestion.x + 0.5, suggestion.y + 0.5, suggestion.radius)
+        )
+        for color, extra in ((_EDGE, line_width), (_RING, 0)):
+            box = (
+                x - r - line_width - extra,
+                y - r - line_width - extra,
+                x + r + line_width + extra,
+                y + r + line_width + extra,
+            )
+            pen.ellipse(box, outline=color, width=line_width + 2 * extra)
+        # label next to the ring, on the right if it fits
+        left, top, right, bottom = pen.textbbox((0, 0), str(number), font=font, stroke_width=line_width)
+        at = x + r + 3 * line_width
+        if at + right - left > figure.width:
+            at = x - r - 3 * line_width - (right - left)
+        up = int(np.clip(y - (bottom + top) / 2, -top, max(figure.height - bottom, 0)))
+        pen.text((at, up), str(number), fill=_RING, font=font, stroke_width=line_width, stroke_fill=_EDGE)
+    return np.asarray(figure)
 
 
-def _refuse(model: str | Path, given: dict[str, Any]) -> None:
-    """Refuse options that a model decides."""
-    twice = [name for name, value in given.items() if value is not None]
-    if twice:
+def _refuse(model: str | Path, options: dict[str, Any]) -> None:
+    """Raise OptionError for options that a model determines."""
+    conflicts = [name for name, value in options.items() if value is not None]
+    if conflicts:
         raise OptionError(
-            f"{twice[0]} has no effect beside a model, which decides it ({model}); leave it out."
+            f"{conflicts[0]} has no effect with a model, which determines it ({model}). Omit it."
         )
 
 
-def _learnt(
+def _trained_session(
     image: Micrograph, path: Path, labelling: Labelling, note: Callable[[str], None], **options: Any
 ) -> Live:
-    """Learn from strokes on the image."""
+    """Train on the scribbles of the image."""
     if not path.is_file():
-        raise InputError(f"{path} does not exist; check the name.")
-    (found,) = read_label_set(
+        raise InputError(f"{path} does not exist. Check the name.")
+    (label_set,) = read_label_set(
         [path], [image.pages.shape[:3]], **asdict(labelling), images=[image.path], frames=[image.frame]
     )
-    for text in found.notes:
+    for text in label_set.notes:
         note(text)
-    live = Live(image, names=found.names, colors=found.colors, **options)
-    live.draw(found.values if image.n_pages > 1 else found.values[0])
+    live = Live(image, names=label_set.names, colors=label_set.colors, **options)
+    live.draw(label_set.values if image.n_pages > 1 else label_set.values[0])
     live.fit()
     return live

@@ -1,9 +1,9 @@
-"""Where the next strokes would teach a segmentation most.
+"""Suggestion of the most informative locations for further scribbles.
 
-A place counts for how unsure the model is there, plus a constant, times how unlike its features are to those of pixels
-that are labelled already or chosen before: borders of well-known classes are unsure everywhere and alike, and a class
-that was never drawn can be taken for another one without a doubt. Places are chosen greedily, the best one first, as in
-weighted core-sets; each keeps its distance from strokes, from the others and from pixels without data.
+The score of a location is its uncertainty plus a constant, times the distance of its features from those of labelled or
+already selected pixels: borders of known classes are uncertain and similar everywhere, and an unlabelled class
+can be confused with another one at high confidence. Locations are selected greedily, the best first, as in
+weighted core-sets; each has a minimal distance from scribbles, from the others and from pixels without data.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,30 +17,30 @@ from vispe.segment.live.live_segmentation import Live
 from vispe.segment.run.prediction import Prediction
 
 COUNT = 5
-"""Places that are suggested where nothing else is asked for."""
+"""Default number of suggestions."""
 
 MOST = 100
-"""Places that can be asked for."""
+"""Upper bound of the number of suggestions."""
 
-_NEW = 0.3  # added to uncertainty, so that what looks new counts where the model is sure, too
-_STEP = 4  # pixels between candidates
-_MOST = 20_000  # candidates; of more, every n-th
-_APART = 4  # distance between places in radii
-_SURE = 0.2  # mean uncertainty below which a place is chosen for its features
-_LABELLED = 2000  # labelled pixels that features are compared with; of more, every n-th
+_NEW = 0.3  # added to the uncertainty, so that novel features count at high confidence, too
+_STEP = 4  # spacing of candidates in pixels
+_MOST = 20_000  # upper bound of candidates; of more, every n-th is used
+_APART = 4  # minimal distance between suggestions in radii
+_SURE = 0.2  # mean uncertainty below which a location is selected for its features
+_LABELLED = 2000  # upper bound of labelled pixels for comparison; of more, every n-th is used
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place where a stroke is wanted.
+class Suggestion:
+    """A suggested location for a scribble.
 
     Attributes:
-        x, y: its middle in pixels, from the upper left corner.
-        radius: in pixels; the disc is what the numbers are about.
+        x, y: its centre in pixels, from the upper left corner.
+        radius: radius in pixels of the disc that the numbers refer to.
         page: of a stack, from 0.
-        uncertainty: mean over the disc's square, 0 to 1.
-        classes: the two classes that share it, the likelier one first.
-        reason: in words.
+        uncertainty: mean over the square around the disc, 0 to 1.
+        classes: the two most probable classes, in descending order.
+        reason: human-readable explanation.
     """
 
     x: int
@@ -52,20 +52,20 @@ class Place:
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-able."""
+        """Return a JSON-able dict."""
         return {**asdict(self), "classes": list(self.classes)}
 
 
-def suggest(live: Live, count: int = COUNT, found: Prediction | None = None) -> list[Place]:
-    """Choose places on the page whose features are kept, the best one first.
+def suggest(live: Live, count: int = COUNT, prediction: Prediction | None = None) -> list[Suggestion]:
+    """Suggest locations on the cached page, the best first.
 
     Args:
-        live: with a model; the labels that it was given are kept clear of.
-        count: places at most.
-        found: what the model predicts of the page; None predicts.
+        live: session with a model; its labels are avoided.
+        count: maximal number of suggestions.
+        prediction: prediction of the page; None predicts.
 
     Returns:
-        Fewer than `count` where there is no room for more, perhaps none.
+        Fewer than `count` if no further location is available, possibly none.
 
     Raises:
         OptionError: `count` is not 1 to `MOST`.
@@ -79,27 +79,43 @@ def suggest(live: Live, count: int = COUNT, found: Prediction | None = None) -> 
         >>> labels[10:14, 5:20], labels[10:14, 70:90] = 1, 2
         >>> live = Live(micrograph(grey), features=FeatureConfig(sigmas=(1.0, 2.0)))
         >>> _ = live.update(labels)
-        >>> [place.page for place in suggest(live, 2)]
+        >>> [suggestion.page for suggestion in suggest(live, 2)]
         [0, 0]
     """
     if not isinstance(count, int) or not 1 <= count <= MOST:
-        raise OptionError(f"count={count} must be a whole number of places from 1 to {MOST}.")
-    found = live.predict() if found is None else found
-    valid = found.labels > 0
+        raise OptionError(f"count={count} must be an integer from 1 to {MOST}.")
+    prediction = live.predict() if prediction is None else prediction
+    valid = prediction.labels > 0
     radius = radius_for(*valid.shape)
-    drawn = live.drawn()
-    places = candidates(valid, drawn, radius)
-    if not len(places):
+    labelled_indices = live.drawn()
+    locations = candidates(valid, labelled_indices, radius)
+    if not len(locations):
         return []
-    unsure, shares = _means(found, valid, radius, places)
-    # labelled pixels are what the features of candidates are compared with
-    known = drawn[:: -(-len(drawn) // _LABELLED)] if len(drawn) else drawn
-    together = np.unique(np.concatenate([places, known]))
-    features = live.gather(together)
+    uncertainty, mean_prob = _means(prediction, valid, radius, locations)
+    # reference for the novelty of candidates
+    reference = (
+        labelled_indices[:: -(-len(labelled_indices) // _LABELLED)]
+        if len(labelled_indices)
+        else labelled_indices
+    )
+    indices = np.unique(np.concatenate([locations, reference]))
+    features = live.gather(indices)
+    # standardise, so that distances weigh all features equally
     features = (features - features.mean(0)) / (features.std(0) + 1e-6)
-    own, labelled = (features[np.searchsorted(together, some)] for some in (places, known))
-    order = choose(np.divmod(places, valid.shape[1]), unsure, own, labelled, count, _APART * radius)
-    return [_place(live, int(places[i]), radius, float(unsure[i]), shares[:, i]) for i in order]
+    candidate_features, labelled = (
+        features[np.searchsorted(indices, subset)] for subset in (locations, reference)
+    )
+    order = select_greedily(
+        np.divmod(locations, valid.shape[1]),
+        uncertainty,
+        candidate_features,
+        labelled,
+        count,
+        _APART * radius,
+    )
+    return [
+        _suggestion(live, int(locations[i]), radius, float(uncertainty[i]), mean_prob[:, i]) for i in order
+    ]
 
 
 def radius_for(height: int, width: int) -> int:
@@ -107,84 +123,89 @@ def radius_for(height: int, width: int) -> int:
     return int(np.clip(round(min(height, width) / 50), 3, 24))
 
 
-def candidates(valid: np.ndarray, drawn: np.ndarray, radius: int) -> np.ndarray:
-    """Return places y * width + x (n,), ascending, whose discs hold data and touch no label.
+def candidates(valid: np.ndarray, labelled_indices: np.ndarray, radius: int) -> np.ndarray:
+    """Return flat indices y * width + x (n,), ascending, of pixels whose discs have data and contain no label.
 
     Args:
         valid: (h, w) bool, pixels with data.
-        drawn: labelled places.
-        radius: of the discs in pixels.
+        labelled_indices: flat indices of labelled pixels.
+        radius: radius of the discs in pixels.
     """
-    free = np.pad(valid, 1)
-    clear = distance_transform_edt(free)[1:-1, 1:-1] > radius
-    if len(drawn):
-        empty = np.ones(valid.shape, bool)
-        empty.ravel()[drawn] = False
-        clear &= distance_transform_edt(empty) > 2 * radius
-    lattice = np.zeros(valid.shape, bool)
-    lattice[_STEP // 2 :: _STEP, _STEP // 2 :: _STEP] = True
-    places = np.flatnonzero(clear & lattice)
-    return places[:: max(-(-len(places) // _MOST), 1)]
+    padded = np.pad(valid, 1)
+    allowed = distance_transform_edt(padded)[1:-1, 1:-1] > radius
+    if len(labelled_indices):
+        unlabelled = np.ones(valid.shape, bool)
+        unlabelled.ravel()[labelled_indices] = False
+        allowed &= distance_transform_edt(unlabelled) > 2 * radius
+    grid = np.zeros(valid.shape, bool)
+    grid[_STEP // 2 :: _STEP, _STEP // 2 :: _STEP] = True
+    indices = np.flatnonzero(allowed & grid)
+    return indices[:: max(-(-len(indices) // _MOST), 1)]
 
 
-def choose(
-    at: tuple[np.ndarray, np.ndarray],
-    unsure: np.ndarray,
+def select_greedily(
+    coordinates: tuple[np.ndarray, np.ndarray],
+    uncertainty: np.ndarray,
     features: np.ndarray,
     labelled: np.ndarray,
     count: int,
-    apart: float,
+    min_distance: float,
 ) -> list[int]:
-    """Choose candidates greedily by (uncertainty + 0.3) times distance in features to all that is known.
+    """Select candidates greedily by (uncertainty + 0.3) times distance in feature space to selected and labelled ones.
 
     Args:
-        at: rows and columns (n,) of the candidates.
-        unsure: (n,) uncertainty, 0 to 1.
+        coordinates: rows and columns (n,) of the candidates.
+        uncertainty: (n,) 0 to 1.
         features: (n, f) standardised.
-        labelled: (m, f) of pixels with labels; m may be 0.
-        count: places at most.
-        apart: smallest distance between places in pixels.
+        labelled: (m, f) of labelled pixels; m may be 0.
+        count: maximal number of selected candidates.
+        min_distance: minimal distance in pixels between selected candidates.
 
     Returns:
-        Numbers of candidates, the best one first.
+        Indices of candidates, the best first.
     """
-    y, x = (place.astype(np.float64) for place in at)
-    near = np.full(len(y), np.inf)
-    for one in labelled:
-        np.minimum(near, np.square(features - one).sum(1), out=near)
-    # without labels the first is chosen by uncertainty alone
-    near = np.where(np.isfinite(near), near, 1.0)
-    left, order = np.ones(len(y), bool), []
-    while left.any() and len(order) < count:
-        value = np.where(left, (unsure + _NEW) * np.sqrt(near), -1)
+    y, x = (coordinate.astype(np.float64) for coordinate in coordinates)
+    squared_distance = np.full(len(y), np.inf)
+    for labelled_features in labelled:
+        np.minimum(squared_distance, np.square(features - labelled_features).sum(1), out=squared_distance)
+    # without labels the first is selected by uncertainty alone
+    squared_distance = np.where(np.isfinite(squared_distance), squared_distance, 1.0)
+    available, order = np.ones(len(y), bool), []
+    while available.any() and len(order) < count:
+        # score: (uncertainty + constant) x distance to the nearest known pixel
+        value = np.where(available, (uncertainty + _NEW) * np.sqrt(squared_distance), -1)
         best = int(value.argmax())
         order.append(best)
-        far = np.square(features - features[best]).sum(1)
-        near = np.minimum(near, far) if len(labelled) or len(order) > 1 else far
-        left &= np.hypot(y - y[best], x - x[best]) >= apart
+        to_best = np.square(features - features[best]).sum(1)
+        squared_distance = (
+            np.minimum(squared_distance, to_best) if len(labelled) or len(order) > 1 else to_best
+        )
+        available &= np.hypot(y - y[best], x - x[best]) >= min_distance
     return order
 
 
 def _means(
-    found: Prediction, valid: np.ndarray, radius: int, places: np.ndarray
+    prediction: Prediction, valid: np.ndarray, radius: int, indices: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Average uncertainty (n,) and probabilities (K, n) over the square around each place, where there is data."""
+    """Average uncertainty (n,) and probabilities (K, n) over the valid pixels of the square around each location."""
 
     def mean(values: np.ndarray) -> np.ndarray:
         sums = uniform_filter(np.where(valid, values, 0).astype(np.float64), 2 * radius + 1, mode="constant")
-        return sums.ravel()[places] / weight
+        return sums.ravel()[indices] / weight
 
-    weight = uniform_filter(valid.astype(np.float64), 2 * radius + 1, mode="constant").ravel()[places]
-    return mean(np.nan_to_num(found.uncertainty)), np.stack([mean(each) for each in found.prob])
+    weight = uniform_filter(valid.astype(np.float64), 2 * radius + 1, mode="constant").ravel()[indices]
+    return mean(np.nan_to_num(prediction.uncertainty)), np.stack(
+        [mean(class_prob) for class_prob in prediction.prob]
+    )
 
 
-def _place(live: Live, place: int, radius: int, unsure: float, shares: np.ndarray) -> Place:
-    """Describe a chosen place."""
+def _suggestion(live: Live, index: int, radius: int, uncertainty: float, mean_prob: np.ndarray) -> Suggestion:
+    """Describe a selected location."""
     names = live.model.names
-    y, x = divmod(place, live.image.pages.shape[2])
-    order = np.argsort(-shares, kind="stable")[:2]
+    y, x = divmod(index, live.image.pages.shape[2])
+    order = np.argsort(-mean_prob, kind="stable")[:2]
     classes = tuple(names[k] for k in order)
-    reason = f"between {' and '.join(classes)}" if len(classes) > 1 else f"unlike other {classes[0]}"
-    if unsure < _SURE:
-        reason = f"taken for {classes[0]}, but unlike what is labelled"
-    return Place(x, y, radius, live.page, round(unsure, 4), classes, reason)
+    reason = f"between {' and '.join(classes)}" if len(classes) > 1 else f"differs from other {classes[0]}"
+    if uncertainty < _SURE:
+        reason = f"predicted as {classes[0]}, but differs from the labelled pixels"
+    return Suggestion(x, y, radius, live.page, round(uncertainty, 4), classes, reason)

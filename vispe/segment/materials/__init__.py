@@ -1,1 +1,1 @@
-"""Numbers that materials science asks of a label map: intercepts, grain size, interfaces, correlation, elongation."""
+"""Stereology of label maps: intercepts, grain size, interfaces, correlation, elongation."""

@@ -1,4 +1,4 @@
-"""Two-point correlation: how probable it is that two places at a distance r are both of a class."""
+"""Two-point correlation: probability that two points at distance r are both of a class."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ import numpy as np
 from vispe.errors import ShapeError
 
 REACH = 256
-"""Longest lag in pixels; pages below 512 px along their shorter side have half of that."""
+"""Longest lag in pixels; for pages below 512 px along their shorter side, half of that side."""
 
-_TILE = 1024  # pixels along a side that are transformed at once
-_FIT = 3  # shells that the slope at 0 is fitted to
+_TILE = 1024  # side in pixels of the tiles of the FFT
+_FIT = 3  # number of shells in the fit of the slope at 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +19,9 @@ class Correlation:
 
     Attributes:
         distance: (n,) mean length of the lags of a shell, in the unit of `pixel`; the first is 0.
-        value: (n,) share of the pairs of places at this distance that are both of the class; NaN without pairs.
-        specific_surface: boundary surface per volume from the slope at 0, 1 / unit of `pixel`; NaN where it cannot
-            be fitted.
+        value: (n,) fraction of the pairs of points at this distance that are both of the class; NaN without pairs.
+        specific_surface: boundary surface per volume from the slope at 0, 1 / unit of `pixel`; NaN if the fit is
+            impossible.
     """
 
     distance: np.ndarray
@@ -32,27 +32,30 @@ class Correlation:
 def two_point_correlation(
     inside: np.ndarray, valid: np.ndarray, pixel: tuple[float, float] = (1.0, 1.0)
 ) -> Correlation:
-    """Measure S2(r) of a class on a page that does not repeat.
+    """Compute S2(r) of a class on a page without periodic boundary conditions.
 
-    S2(h) = pairs of pixels at lag h that are both inside / pairs of pixels at lag h that both hold data, and S2(r) is
-    the same over all lags of a shell one pixel wide. Counts are exact (FFT of whole numbers, rounded).
+    S2(h) = pairs of pixels at lag h that are both inside / pairs of pixels at lag h that both have data, and S2(r) is
+    its mean over all lags of a shell one pixel wide. Counts are exact (FFT of integers, rounded).
     S_V = -4 S2'(0) (Debye, Anderson and Brumberger, Journal of Applied Physics 28, 1957), with the slope of a parabola
     through S2(0) and the first three shells.
 
     Args:
         inside: (h, w) bool.
         valid: (h, w) bool, pixels with data.
-        pixel: (y, x), length of the sides of a pixel.
+        pixel: (y, x), side lengths of a pixel.
 
     Raises:
         ShapeError: shapes differ, or not one page.
 
-    >>> inside = np.arange(40)[None].repeat(30, 0) < 20
-    >>> float(two_point_correlation(inside, np.ones_like(inside)).value[0])
-    0.5
+    Example:
+        >>> inside = np.arange(40)[None].repeat(30, 0) < 20
+        >>> float(two_point_correlation(inside, np.ones_like(inside)).value[0])
+        0.5
     """
     if inside.ndim != 2 or inside.shape != valid.shape:
-        raise ShapeError(f"inside {inside.shape} and valid {valid.shape} must be one page (h, w).")
+        raise ShapeError(
+            f"inside {inside.shape} and valid {valid.shape} must be one page (h, w) of equal shape."
+        )
     reach = max(min(min(inside.shape) // 2, REACH), 1)
     both = lag_counts(inside & valid, reach)
     pairs = lag_counts(valid, reach)
@@ -62,21 +65,21 @@ def two_point_correlation(
     width = max(pixel)
     shell = np.rint(length / width).astype(int)
     last = int(reach * min(pixel) / width)
-    kept = shell <= last
-    count = np.bincount(shell[kept], minlength=last + 1)
-    distance = np.bincount(shell[kept], length[kept], last + 1) / np.maximum(count, 1)
-    total = np.bincount(shell[kept], pairs[kept], last + 1)
-    hits = np.bincount(shell[kept], both[kept], last + 1)
+    within_reach = shell <= last
+    count = np.bincount(shell[within_reach], minlength=last + 1)
+    distance = np.bincount(shell[within_reach], length[within_reach], last + 1) / np.maximum(count, 1)
+    total = np.bincount(shell[within_reach], pairs[within_reach], last + 1)
+    hits = np.bincount(shell[within_reach], both[within_reach], last + 1)
     value = np.divide(hits, total, out=np.full(last + 1, np.nan), where=total > 0)
     return Correlation(distance, value, _surface(distance[: _FIT + 1], value[: _FIT + 1]))
 
 
 def lag_counts(mask: np.ndarray, reach: int) -> np.ndarray:
-    """Count pairs of pixels of a mask at every lag up to `reach` along each axis.
+    """Count the pairs of pixels of a mask at every lag up to `reach` along each axis.
 
     Args:
         mask: (h, w) bool.
-        reach: in pixels.
+        reach: longest lag in pixels.
 
     Returns:
         (2 reach + 1, 2 reach + 1) int64; the lag (0, 0) is in the middle.
@@ -87,19 +90,19 @@ def lag_counts(mask: np.ndarray, reach: int) -> np.ndarray:
     out = np.zeros((2 * reach + 1, 2 * reach + 1), np.int64)
     for top in range(0, h, _TILE):
         for left in range(0, w, _TILE):
-            own = mask[top : top + _TILE, left : left + _TILE]
-            if not own.any():
+            tile = mask[top : top + _TILE, left : left + _TILE]
+            if not tile.any():
                 continue
-            # a tile against itself and its surroundings; zeros stand beyond the page
-            surroundings = np.zeros([n + 2 * reach for n in own.shape], bool)
+            # cross-correlate a tile with itself and its surroundings; zeros beyond the page
+            surroundings = np.zeros([n + 2 * reach for n in tile.shape], bool)
             y, x = max(top - reach, 0), max(left - reach, 0)
-            part = mask[y : top + own.shape[0] + reach, x : left + own.shape[1] + reach]
+            part = mask[y : top + tile.shape[0] + reach, x : left + tile.shape[1] + reach]
             y, x = y - top + reach, x - left + reach
             surroundings[y : y + part.shape[0], x : x + part.shape[1]] = part
             size = [next_fast_len(n, real=True) for n in surroundings.shape]
-            product = np.conj(rfft2(own.astype(float), size)) * rfft2(surroundings.astype(float), size)
-            found = irfft2(product, size)[: len(out), : len(out)]
-            out += np.rint(found).astype(np.int64)
+            product = np.conj(rfft2(tile.astype(float), size)) * rfft2(surroundings.astype(float), size)
+            tile_counts = irfft2(product, size)[: len(out), : len(out)]
+            out += np.rint(tile_counts).astype(np.int64)
     return out
 
 

@@ -1,10 +1,10 @@
-"""Directions in which test lines run through centres of pixels, and what counts along them say of any other angle.
+"""Directions of test lines through pixel centres, and interpolation of crossings to any other angle.
 
 A line at any other angle has to step from row to row, and each step may cross a boundary that the line itself does not:
-up to 8 % too many crossings, in some directions and not in others. So crossings are counted in the 16 directions of the
-steps (0, 1), (1, 1), (1, 2), (1, 3), (2, 3) and their mirror images. Crossings for each step are a convex function of
-the step (the support function of the Steiner compact: Rataj and Saxl, Journal of Microscopy 156, 1989), so between two
-such directions they are taken as linear: at most 1.3 % too large, on square pixels.
+up to 8 % too many crossings, in some directions only. So crossings are counted in the 16 directions of the
+steps (0, 1), (1, 1), (1, 2), (1, 3), (2, 3) and their mirror images. Crossings per step are a convex function of
+the step (the support function of the Steiner compact: Rataj and Saxl, Journal of Microscopy 156, 1989), and are
+interpolated linearly between two such directions: at most 1.3 % too large, on square pixels.
 """
 
 import math
@@ -34,51 +34,55 @@ class Directions:
     """The 16 directions on pixels of a given size.
 
     Attributes:
-        pixel: (y, x), length of the sides of a pixel.
+        pixel: (y, x), side lengths of a pixel.
 
-    >>> found = Directions((1.0, 1.0))
-    >>> [round(float(a), 1) for a in found.angles[:5]]
-    [0.0, 18.4, 26.6, 33.7, 45.0]
+    Example:
+        >>> directions = Directions((1.0, 1.0))
+        >>> [round(float(a), 1) for a in directions.angles[:5]]
+        [0.0, 18.4, 26.6, 33.7, 45.0]
     """
 
     pixel: tuple[float, float] = (1.0, 1.0)
 
     @property
     def vectors(self) -> np.ndarray:
-        """The steps as (16, 2) lengths (up, right), turned round where they point down."""
-        own = np.array(STEPS, float) * (-self.pixel[0], self.pixel[1])
-        return np.where(own[:, :1] < 0, -own, own) + 0.0
+        """Steps as (16, 2) lengths (up, right), reversed if they point down."""
+        steps = np.array(STEPS, float) * (-self.pixel[0], self.pixel[1])
+        return np.where(steps[:, :1] < 0, -steps, steps) + 0.0
 
     @property
     def angles(self) -> np.ndarray:
-        """Angles of the steps (16,), degrees counter-clockwise from the horizontal, rising from 0."""
+        """Angles of the steps (16,), degrees counter-clockwise from the horizontal, ascending from 0."""
         up, right = self.vectors.T
         return np.degrees(np.arctan2(up, right) % math.pi)
 
     @property
     def mean(self) -> np.ndarray:
-        """Weights (16,): their sum with crossings for each step is the mean of crossings per length over all angles.
+        """Weights (16,) that average crossings per step to crossings per length over all angles.
 
-        Crofton's formula: each direction stands for half the gaps beside it. Exact where boundaries run all ways alike.
+        Crofton's formula: each direction represents half of the gaps to its neighbours. Exact for isotropic boundaries.
         """
         angles = self.angles
         gaps = np.diff(np.append(angles, 180.0))
-        share = (gaps + np.roll(gaps, 1)) / 2 / 180.0
-        return share / np.hypot(*self.vectors.T)
+        weights = (gaps + np.roll(gaps, 1)) / 2 / 180.0
+        return weights / np.hypot(*self.vectors.T)
 
     def at(self, degrees: np.ndarray) -> np.ndarray:
-        """Weights (n, 16): their sum with crossings for each step is that per length at (n,) angles."""
-        wanted = np.radians(np.asarray(degrees, float) % 180.0)
-        units = np.stack([np.sin(wanted), np.cos(wanted)], 1)
+        """Return weights (n, 16) that interpolate crossings per step to crossings per length at (n,) angles."""
+        radians = np.radians(np.asarray(degrees, float) % 180.0)
+        # unit vectors (n, 2) as (up, right)
+        units = np.stack([np.sin(radians), np.cos(radians)], 1)
         count, vectors = len(STEPS), self.vectors
-        # the two steps beside each angle; after the last comes the first, turned round
-        left = np.searchsorted(self.angles, np.degrees(wanted) + 1e-9, side="right") - 1
-        right = (left + 1) % count
-        ends = np.where((left == count - 1)[:, None], -vectors[right], vectors[right])
-        # the unit vector is a sum of the two steps, and crossings are summed alike
-        shares = np.linalg.solve(np.stack([vectors[left], ends], 2), units[:, :, None])[..., 0]
+        # the two adjacent steps of each angle; after the last comes the reversed first
+        lower = np.searchsorted(self.angles, np.degrees(radians) + 1e-9, side="right") - 1
+        upper = (lower + 1) % count
+        upper_vectors = np.where((lower == count - 1)[:, None], -vectors[upper], vectors[upper])
+        # decompose the unit vector into the two steps; crossings are combined with the same coefficients
+        coefficients = np.linalg.solve(np.stack([vectors[lower], upper_vectors], 2), units[:, :, None])[
+            ..., 0
+        ]
         out = np.zeros((len(units), count))
         rows = np.arange(len(units))
-        out[rows, left] += shares[:, 0]
-        out[rows, right] += shares[:, 1]
+        out[rows, lower] += coefficients[:, 0]
+        out[rows, upper] += coefficients[:, 1]
         return out

@@ -1,4 +1,4 @@
-"""Grain size numbers of ASTM E112 from mean lineal intercepts."""
+"""ASTM E112 grain size numbers from mean lineal intercepts."""
 
 import math
 
@@ -6,7 +6,7 @@ from vispe.errors import OptionError
 
 
 def grain_size_number(mean_intercept_mm: float) -> float:
-    """Give the ASTM grain size number G of a mean lineal intercept.
+    """Return the ASTM grain size number G of a mean lineal intercept.
 
     G = -6.643856 log10(l) - 3.288, l in millimetres on the sample (magnification 1)   ASTM E112-13, table 6
     The numbers of the standard's table 4 follow: 0.320 mm is G 0, 56.6 um is G 5, 10.0 um is G 10.
@@ -17,8 +17,9 @@ def grain_size_number(mean_intercept_mm: float) -> float:
     Raises:
         OptionError: a length that is not positive.
 
-    >>> round(grain_size_number(0.0566), 1)
-    5.0
+    Example:
+        >>> round(grain_size_number(0.0566), 1)
+        5.0
     """
     if not (mean_intercept_mm > 0 and math.isfinite(mean_intercept_mm)):
         raise OptionError(f"mean_intercept_mm={mean_intercept_mm} must be a positive length in mm.")

@@ -1,4 +1,4 @@
-"""The materials numbers of an image of a run: record, table of curves, row of the report."""
+"""Stereological measures of an image in a run: record, table of curves, row of the report."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from vispe.files import write_csv
 from vispe.segment.materials.statistics import measure
 
 TABLE = "_materials.csv"
-"""What the name of the table of curves ends with."""
+"""Suffix of the table of curves."""
 
 _INTERVALS = ("mean_intercept", "grain_size_number", "boundary_per_area", "surface_per_volume")
 
@@ -30,47 +30,47 @@ def measure_image(
         path: the image file.
         pages: label maps (h, w), 1..K; 0 = no data.
         names: K class names.
-        pixel_size: microns (y, x); None where the file does not say.
-        folder: where the table goes.
-        force: overwrite it.
+        pixel_size: microns (y, x); None if unknown.
+        folder: destination.
+        force: overwrite.
 
     Returns:
-        The record: 'unit', and 'pages' with what `measure` says of each, or None for a page without data; the file;
-        notes.
+        The record: 'unit', and 'pages' with the result of `measure` for each, or None for a page without data; the
+        file; notes.
     """
-    records, rows = [], []
+    records, curve_rows = [], []
     for number, labels in enumerate(pages):
         if not labels.any():
             records.append(None)
             continue
         record, curves = measure(labels, names, pixel_size)
         records.append(record)
-        rows += [{"page": number, **row} for row in curves]
-    file = write_csv(folder / f"{path.stem}{TABLE}", rows, force)
+        curve_rows += [{"page": number, **curve} for curve in curves]
+    file = write_csv(folder / f"{path.stem}{TABLE}", curve_rows, force)
     notes = []
     if pixel_size is None:
         notes.append(
-            f"{path.name} does not say how large its pixels are: materials numbers are in px, and px give no ASTM "
-            "grain size number."
+            f"the pixel size of {path.name} is unknown: materials numbers are in px, without an ASTM grain size "
+            "number."
         )
     return {"unit": "px" if pixel_size is None else "um", "pages": records}, file, notes
 
 
-def table_row(found: Mapping[str, Any]) -> dict[str, Any]:
+def table_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of `report.csv`: the numbers of a single page with intervals, else means over pages."""
-    pages = [page for page in found["pages"] if page is not None]
-    row: dict[str, Any] = {"unit": found["unit"]}
+    pages = [page for page in record["pages"] if page is not None]
+    row: dict[str, Any] = {"unit": record["unit"]}
     if not pages:
         return row
     for name in ("patches", *pages[0]["classes"]):
         each = [page["patches"] if name == "patches" else page["classes"][name] for page in pages]
-        own: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for key in _INTERVALS:
-            own[key] = _mean([one[key] for one in each])
-            if len(found["pages"]) == 1:
-                own[f"{key}_low"], own[f"{key}_high"] = each[0][f"{key}_ci95"] or (None, None)
-        own["elongation"] = _mean([one["elongation"]["ratio"] for one in each])
-        row[name if name == "patches" else f"class.{name}"] = own
+            columns[key] = _mean([one[key] for one in each])
+            if len(record["pages"]) == 1:
+                columns[f"{key}_low"], columns[f"{key}_high"] = each[0][f"{key}_ci95"] or (None, None)
+        columns["elongation"] = _mean([one["elongation"]["ratio"] for one in each])
+        row[name if name == "patches" else f"class.{name}"] = columns
     return row
 
 

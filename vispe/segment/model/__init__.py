@@ -1,1 +1,1 @@
-"""Model files: what is in them, and what is refused."""
+"""Model files: reading, writing and validation."""

@@ -1,8 +1,8 @@
-"""Model files may come from anywhere: what they hold is checked before anything computes with it.
+"""Validation of model files, which are untrusted input, before anything is computed with them.
 
-skops makes sure that only known types are built, and runs no code. It does not look at numbers, and some of them steer
-compiled code without further checks: a decision tree whose branches lead in a circle never ends, and one whose branches
-lead out of its array reads foreign memory. So archives are checked before they are unpacked, and numbers before use.
+skops builds known types only, and runs no code. It does not check numbers, and some of them drive compiled code
+without further checks: a decision tree with a cycle never terminates, and one with branches outside its array reads
+foreign memory. So archives are checked before they are unpacked, and numbers before use.
 """
 
 import io
@@ -25,163 +25,190 @@ from vispe.segment.classify import out_of_distribution
 TRUSTED = frozenset(
     {"sklearn.tree._tree.Tree", "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor"}
 )
-"""Types that are built beside those that skops trusts by itself; their numbers are checked by `check_estimator`."""
+"""Trusted types in addition to those of skops; their numbers are checked by `check_estimator`."""
 
-HOTTEST = 20
-"""Highest temperature that calibration gives a classifier."""
+MAX_TEMPERATURE = 20
+"""Upper bound of the temperature of a classifier."""
 
-_FREE = 100_000_000  # bytes that a member may unpack to, however small it is packed
+_FREE = 100_000_000  # bytes that any member may unpack to, whatever its compression ratio
 _LARGEST_SIGMA = 1000.0  # pixels
 _MEMBER = re.compile(r"schema\.json|\d+\.npy")  # of the estimator
 _PART = re.compile(r"card\.json|estimator\.skops|tensors\.safetensors")  # of the model file
 _CARD_BYTES = 64_000_000
-_TEXT, _DEPTH = 4096, 16  # characters of any text of a card at most, and levels of its objects and lists
+_TEXT, _DEPTH = 4096, 16  # upper bounds: characters of a string in a card, and nesting depth
 
 
 def check_archive(path: Path, data: bytes | None = None) -> None:
-    """Refuse a zip file that unpacks to far more than it is, or holds members that no model has.
+    """Reject a zip file with an excessive compression ratio, or with unknown members.
 
     Args:
         path: the model file.
         data: the estimator inside it; None checks the model file itself.
 
     Raises:
-        InputError: refused; zipfile's own errors for a file that is no archive.
+        InputError: rejected; zipfile's own errors for a file that is not an archive.
     """
     memory = machine_memory()
     with zipfile.ZipFile(path if data is None else io.BytesIO(data)) as archive:
         names = archive.namelist()
         known = _PART if data is None else _MEMBER
-        own = data is not None or "card.json" in names  # else it is no model file at all
-        strange = [n[:100] for n in names if own and not known.fullmatch(n)]
-        if strange or len(set(names)) < len(names):
-            listed = ", ".join(repr(n) for n in strange[:3]) or "a name twice"
+        is_model = data is not None or "card.json" in names  # else it is not a model file
+        unknown = [n[:100] for n in names if is_model and not known.fullmatch(n)]
+        if unknown or len(set(names)) < len(names):
+            listed = ", ".join(repr(n) for n in unknown[:3]) or "a duplicate name"
             what = "it" if data is None else "its estimator"
-            raise InputError(f"{path} was refused: {what} holds {listed}, which no model of vispe has.")
+            raise InputError(f"{path} was rejected: {what} contains {listed}, unknown in models of vispe.")
         for info in archive.infolist():
-            bomb = info.file_size > max(_FREE, RATIO * info.compress_size)
-            if bomb or (memory is not None and info.file_size > memory // 2):
+            excessive = info.file_size > max(_FREE, RATIO * info.compress_size)
+            if excessive or (memory is not None and info.file_size > memory // 2):
                 raise InputError(
-                    f"{path} was refused: {info.filename} would unpack from {info.compress_size} to {info.file_size} "
-                    "bytes; train it again."
+                    f"{path} was rejected: {info.filename} would unpack from {info.compress_size} to {info.file_size} "
+                    "bytes. Train the model again."
                 )
 
 
 def read_card(data: bytes) -> object:
-    """Parse the card of a model file; ValueError for one that is no JSON, far too long, or says a thing twice."""
+    """Parse the card of a model file; ValueError if it is not JSON, too long, or has duplicate keys."""
     if len(data) > _CARD_BYTES:
         raise ValueError(f"its card has {len(data)} bytes, more than {_CARD_BYTES}")
     return json.loads(data, object_pairs_hook=unique)
 
 
 def _check_texts(path: Path, value: object, where: str, depth: int = 0) -> None:
-    """Refuse texts and numbers that are far too long, and objects in objects without end."""
+    """Reject overlong strings, extreme numbers and deeply nested objects."""
     problem = None
     if depth > _DEPTH:
         problem = f"is nested more than {_DEPTH} deep"
     elif isinstance(value, str) and len(value) > _TEXT:
-        problem = f"is a text of {len(value)} characters, more than {_TEXT}"
+        problem = f"is a string of {len(value)} characters, more than {_TEXT}"
     elif isinstance(value, int) and abs(value) >= 1 << 63:
         problem = "is a number beyond 2^63"
     elif isinstance(value, float) and not math.isfinite(value):
-        problem = "is no finite number"
+        problem = "is not a finite number"
     if problem is not None:
-        raise InputError(f"{path} was refused: {where[:80]} in its card {problem}.")
+        raise InputError(f"{path} was rejected: {where[:80]} in its card {problem}.")
     if isinstance(value, Mapping):
-        for key, one in value.items():
+        for key, element in value.items():
             _check_texts(path, key, f"a key of {where}", depth + 1)
-            _check_texts(path, one, str(key), depth + 1)
+            _check_texts(path, element, str(key), depth + 1)
     elif isinstance(value, list):
-        for one in value:
-            _check_texts(path, one, where, depth + 1)
+        for element in value:
+            _check_texts(path, element, where, depth + 1)
 
 
 def check_card(path: Path, card: Mapping[str, Any]) -> None:
-    """Refuse a card whose entries are missing, of the wrong type, or out of range.
+    """Reject a card with missing entries, or entries of the wrong type or out of range.
 
     Raises:
-        InputError: naming the entry.
+        InputError: names the entry.
     """
     names, count = card.get("classes"), card.get("n_classes")
 
-    def require(key: str, fits: bool, wanted: str) -> None:
-        if not fits:
-            shown = repr(card.get(key))[:80]
-            raise InputError(f"{path} is damaged: {key}={shown} in its card must be {wanted}; train again.")
+    def require(key: str, valid: bool, expected: str) -> None:
+        if not valid:
+            value_text = repr(card.get(key))[:80]
+            raise InputError(
+                f"{path} is damaged: {key}={value_text} in its card must be {expected}. Train the model again."
+            )
 
     require("classifier", isinstance(card.get("classifier"), str), "a name")
-    require("n_classes", _whole(count, 1, 255), "a whole number from 1 to 255")
-    texts = _texts(names) and len(names) == count and all(names) and len(set(names)) == len(names)
-    require("classes", texts, f"{count} different names")
+    require("n_classes", _is_integer(count, 1, 255), "an integer from 1 to 255")
+    texts = _are_strings(names) and len(names) == count and all(names) and len(set(names)) == len(names)
+    require("classes", texts, f"{count} distinct names")
     require("classes", all(len(name) <= LONGEST for name in names), f"names of up to {LONGEST} characters")
     require("classes", not any(map(has_controls, names)), "names without control characters")
     colors, clip, channels = card.get("colors"), card.get("clip"), card.get("channels", 0)
-    fits = colors is None or _list(colors, count, lambda c: _list(c, 3, lambda v: _whole(v, 0, 255)))
-    require("colors", fits, f"{count} colours of three whole numbers from 0 to 255, or null")
+    valid = colors is None or _is_list(
+        colors, count, lambda c: _is_list(c, 3, lambda v: _is_integer(v, 0, 255))
+    )
+    require("colors", valid, f"{count} colours of three integers from 0 to 255, or null")
     require("normalize", card.get("normalize") in MODES, " or ".join(MODES))
-    require("clip", _list(clip, 2, _finite) and 0 <= clip[0] < clip[1] <= 100, "two percentiles")
-    require("channels", channels is None or _whole(channels, 1, 10_000), "a number of channels")
-    require("seed", _whole(card.get("seed"), 0, (1 << 32) - 1), "a whole number below 2^32")
-    heat = card.get("temperature", 1.0)
-    require("temperature", _finite(heat) and 1 <= heat <= HOTTEST, f"a number from 1 to {HOTTEST}")
+    require("clip", _is_list(clip, 2, _is_finite) and 0 <= clip[0] < clip[1] <= 100, "two percentiles")
+    require("channels", channels is None or _is_integer(channels, 1, 10_000), "a number of channels")
+    require("seed", _is_integer(card.get("seed"), 0, (1 << 32) - 1), "an integer below 2^32")
+    temperature = card.get("temperature", 1.0)
+    require(
+        "temperature",
+        _is_finite(temperature) and 1 <= temperature <= MAX_TEMPERATURE,
+        f"a number from 1 to {MAX_TEMPERATURE}",
+    )
     require("training", isinstance(card.get("training"), dict), "an object")
     features = card.get("features")
     require("features", isinstance(features, dict), "an object")
     for key in ("kind", "model", "pos_embed", "weights", "fingerprint", "readout"):
         value = features.get(key)
-        fits = value is None or (isinstance(value, str) and value.isprintable() and 0 < len(value) < 4096)
-        require("features", fits, f"an object whose {key} is a text or null")
+        valid = value is None or (isinstance(value, str) and value.isprintable() and 0 < len(value) < 4096)
+        require("features", valid, f"an object whose {key} is a string or null")
     for key in ("tile", "components", "token_stride", "token_shifts"):
-        fits = features.get(key) is None or _whole(features[key], 1, 1 << 20)
-        require("features", fits, f"an object whose {key} is a whole number, or null")
+        valid = features.get(key) is None or _is_integer(features[key], 1, 1 << 20)
+        require("features", valid, f"an object whose {key} is an integer, or null")
     blocks = features.get("layers")
-    fits = blocks is None or (_list(blocks, None, lambda b: _whole(b, -4096, 4095)) and len(blocks) <= 4096)
-    require("features", fits, "an object whose layers is a list of whole numbers, or null")
+    valid = blocks is None or (
+        _is_list(blocks, None, lambda b: _is_integer(b, -4096, 4095)) and len(blocks) <= 4096
+    )
+    require("features", valid, "an object whose layers is a list of integers, or null")
     sigmas = features.get("sigmas", [])
-    fits = _list(sigmas, None, lambda s: _finite(s) and 0 < s <= _LARGEST_SIGMA) and len(sigmas) <= 64
-    require("features", fits, f"an object whose sigmas are up to 64 numbers up to {_LARGEST_SIGMA:g}")
+    valid = _is_list(sigmas, None, lambda s: _is_finite(s) and 0 < s <= _LARGEST_SIGMA) and len(sigmas) <= 64
+    require("features", valid, f"an object whose sigmas are up to 64 numbers up to {_LARGEST_SIGMA:g}")
     _check_texts(path, card, "the object")
 
 
 def check_tensors(path: Path, tensors: Mapping[str, np.ndarray], n_classes: int) -> None:
-    """Refuse arrays that are not finite, and those of clusters or of a basis that do not fit together.
+    """Reject arrays that are not finite, and inconsistent arrays of clusters or of a basis.
 
     Raises:
-        InputError: naming the array.
+        InputError: names the array.
     """
     for name, value in tensors.items():
         if value.dtype.kind not in "biuf" or not np.isfinite(value).all():
-            raise InputError(f"{path} is damaged: its array {name} is not of finite numbers; train it again.")
-    fits = True
+            raise InputError(
+                f"{path} is damaged: its array {name} contains non-finite values. Train the model again."
+            )
+    consistent = True
     if "cluster.order" in tensors:
         width = tensors.get("cluster.width", np.zeros(0))
-        fits = np.array_equal(np.sort(tensors["cluster.order"], axis=None), np.arange(n_classes))
-        fits = fits and tensors["cluster.order"].ndim == 1 and width.shape == (1,) and width[0] > 0
+        consistent = np.array_equal(np.sort(tensors["cluster.order"], axis=None), np.arange(n_classes))
+        consistent = (
+            consistent and tensors["cluster.order"].ndim == 1 and width.shape == (1,) and width[0] > 0
+        )
     if "cluster.points" in tensors:
-        points, of = tensors["cluster.points"], tensors.get("cluster.of", np.zeros(0))
-        fits = fits and points.ndim == 2 and of.shape == points.shape[:1] and of.dtype.kind in "iu"
-        fits = fits and bool(of.size) and of.min() >= 0 and of.max() < n_classes
+        points, cluster_of = tensors["cluster.points"], tensors.get("cluster.of", np.zeros(0))
+        consistent = (
+            consistent
+            and points.ndim == 2
+            and cluster_of.shape == points.shape[:1]
+            and cluster_of.dtype.kind in "iu"
+        )
+        consistent = (
+            consistent and bool(cluster_of.size) and cluster_of.min() >= 0 and cluster_of.max() < n_classes
+        )
     basis = {k.removeprefix("basis."): v for k, v in tensors.items() if k.startswith("basis.")}
     if basis:
-        fits = fits and set(basis) == {"mean", "components", "scale"} and basis["components"].ndim == 2
-        fits = fits and basis["mean"].shape == basis["components"].shape[1:]
-        fits = fits and basis["scale"].shape == basis["components"].shape[:1] and (basis["scale"] > 0).all()
-    seen = {k.removeprefix("domain."): v for k, v in tensors.items() if k.startswith("domain.")}
-    if not (fits and (not seen or out_of_distribution.fits(seen))):
-        raise InputError(f"{path} is damaged: its arrays do not fit together; train it again.")
+        consistent = (
+            consistent and set(basis) == {"mean", "components", "scale"} and basis["components"].ndim == 2
+        )
+        consistent = consistent and basis["mean"].shape == basis["components"].shape[1:]
+        consistent = (
+            consistent
+            and basis["scale"].shape == basis["components"].shape[:1]
+            and (basis["scale"] > 0).all()
+        )
+    domain_arrays = {k.removeprefix("domain."): v for k, v in tensors.items() if k.startswith("domain.")}
+    if not (consistent and (not domain_arrays or out_of_distribution.is_consistent(domain_arrays))):
+        raise InputError(f"{path} is damaged: its arrays are inconsistent. Train the model again.")
 
 
 def check_estimator(path: Path, estimator: Any, kind: str, n_classes: int) -> None:
-    """Refuse a fitted estimator whose parts are not those that vispe makes, or whose numbers lead astray.
+    """Reject a fitted estimator with unexpected components or invalid numbers.
 
     Args:
         path: the model file.
-        estimator: of scikit-learn, as loaded.
+        estimator: scikit-learn estimator, as loaded.
         kind: 'forest', 'boosting', 'kmeans' or 'spectral'.
         n_classes: K.
 
     Raises:
-        InputError: what is wrong.
+        InputError: describes the problem.
     """
     check = {"forest": _forest, "boosting": _boosting}.get(kind, _clusters)
     try:
@@ -190,7 +217,7 @@ def check_estimator(path: Path, estimator: Any, kind: str, n_classes: int) -> No
         problem = " ".join(str(error).split()) or type(error).__name__
     if problem:
         raise InputError(
-            f"{path} was refused: its {kind} classifier is not one that vispe makes ({problem}); train it again."
+            f"{path} was rejected: its {kind} classifier was not written by vispe ({problem}). Train the model again."
         )
 
 
@@ -205,20 +232,20 @@ def _forest(forest: Any, n_classes: int) -> str | None:
         return "its trees"
     for tree in forest.estimators_:
         if type(tree) is not DecisionTreeClassifier:
-            return f"a {type(tree).__name__} for a tree"
+            return f"a {type(tree).__name__} instead of a tree"
         inner = tree.tree_
         same = inner.n_features == width == tree.n_features_in_ and inner.n_outputs == tree.n_outputs_ == 1
         if not same or list(inner.n_classes) != [count] or tree.n_classes_ != count:
-            return "a tree of other features or classes"
+            return "a tree with other features or classes"
         leaf = inner.children_left == -1
         if not (leaf == (inner.children_right == -1)).all():
-            return "a branch with one end"
+            return "a branch with one child"
         children = inner.children_left, inner.children_right
         if not _downward(leaf, children, inner.feature, width) or not np.isfinite(inner.threshold).all():
-            return "branches that lead nowhere"
+            return "branches to invalid nodes"
         if not np.isfinite(inner.value).all() or (inner.value < 0).any() or not inner.value.sum(axis=2).all():
-            return "leaves that hold no probabilities"
-    forest.set_params(n_jobs=-1, verbose=0)  # what a file says about this machine does not count
+            return "leaves without probabilities"
+    forest.set_params(n_jobs=-1, verbose=0)  # number of threads and verbosity of the file are ignored
     return None
 
 
@@ -231,7 +258,7 @@ def _boosting(boosting: Any, n_classes: int) -> str | None:
     if not _classes(boosting.classes_, n_classes) or boosting.n_trees_per_iteration_ != columns:
         return "its classes"
     if boosting._preprocessor is not None or boosting.is_categorical_ is not None:
-        return "it expects other features than numbers"
+        return "it expects non-numeric features"
     baseline = np.asarray(boosting._baseline_prediction)
     if baseline.size != columns or not _reals(baseline, baseline.shape):
         return "its baseline"
@@ -242,16 +269,16 @@ def _boosting(boosting: Any, n_classes: int) -> str | None:
             return "its trees"
         for tree in trees:
             if type(tree) is not TreePredictor:
-                return f"a {type(tree).__name__} for a tree"
+                return f"a {type(tree).__name__} instead of a tree"
             nodes = tree.nodes
             if nodes.dtype != PREDICTOR_RECORD_DTYPE or nodes.ndim != 1 or not nodes.size:
-                return "nodes of another kind"
+                return "nodes of another type"
             leaf = nodes["is_leaf"] != 0
             children = nodes["left"].astype(np.int64), nodes["right"].astype(np.int64)
             if not _downward(leaf, children, nodes["feature_idx"], width) or nodes["is_categorical"].any():
-                return "branches that lead nowhere"
+                return "branches to invalid nodes"
             if not np.isfinite(nodes["value"]).all() or np.isnan(nodes["num_threshold"]).any():
-                return "leaves that hold no numbers"
+                return "leaves without numbers"
     boosting.set_params(verbose=0)
     return None
 
@@ -280,16 +307,18 @@ def _clusters(pipeline: Any, n_classes: int) -> str | None:
 
 
 def _downward(leaf: np.ndarray, children: Sequence[np.ndarray], feature: np.ndarray, width: int) -> bool:
-    """Tell whether each branch leads to later nodes of the array, so that every path ends, and asks a real feature."""
+    """Return whether each branch has valid features and later nodes as children, so that every path terminates."""
     inner = np.flatnonzero(~leaf)
-    ends = all((c[inner] > inner).all() and (c[inner] < len(leaf)).all() for c in children)
-    return bool(ends and (feature[inner] >= 0).all() and (feature[inner] < width).all())
+    terminates = all((c[inner] > inner).all() and (c[inner] < len(leaf)).all() for c in children)
+    return bool(terminates and (feature[inner] >= 0).all() and (feature[inner] < width).all())
 
 
-def _classes(found: Any, n_classes: int) -> bool:
-    values = np.asarray(found)
-    fits = values.ndim == 1 and values.dtype.kind in "iu" and values.size > 1 and (np.diff(values) > 0).all()
-    return bool(fits and values[0] >= 1 and values[-1] <= n_classes)
+def _classes(values_of_classes: Any, n_classes: int) -> bool:
+    values = np.asarray(values_of_classes)
+    ascending = (
+        values.ndim == 1 and values.dtype.kind in "iu" and values.size > 1 and (np.diff(values) > 0).all()
+    )
+    return bool(ascending and values[0] >= 1 and values[-1] <= n_classes)
 
 
 def _reals(value: Any, shape: tuple[int, ...]) -> bool:
@@ -297,17 +326,17 @@ def _reals(value: Any, shape: tuple[int, ...]) -> bool:
     return array.shape == shape and array.dtype.kind == "f" and bool(np.isfinite(array).all())
 
 
-def _whole(value: object, least: int, most: int) -> bool:
+def _is_integer(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-def _list(value: object, count: int | None, fits: Callable[[Any], bool]) -> bool:
-    """Tell whether a value is a list of so many things that all fit; None is any number."""
+def _is_list(value: object, count: int | None, fits: Callable[[Any], bool]) -> bool:
+    """Return whether a value is a list of `count` elements (None: any number) that all satisfy `fits`."""
     sized = isinstance(value, list) and count in (None, len(value))
     return sized and all(map(fits, value))
 
 
-def _finite(value: object) -> bool:
+def _is_finite(value: object) -> bool:
     return (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -316,5 +345,5 @@ def _finite(value: object) -> bool:
     )
 
 
-def _texts(value: object) -> bool:
+def _are_strings(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)

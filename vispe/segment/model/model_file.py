@@ -1,9 +1,9 @@
-"""One file that holds everything a segmentation needs later: features, classifier, class names.
+"""Model file with everything needed for later segmentation: features, classifier, class names.
 
-A `.vispe` file is a zip of `card.json` (what it is, readable by people) and what the model needs of
-`tensors.safetensors` (the numbers of a linear classifier, the basis of token features) and `estimator.skops` (a
-fitted scikit-learn estimator; no pickle). The same model gives the same bytes: time stamps are fixed and object
-numbers are renumbered.
+A `.vispe` file is a zip of `card.json` (human-readable metadata) and, as needed,
+`tensors.safetensors` (parameters of a linear classifier, basis of token features) and `estimator.skops` (a
+fitted scikit-learn estimator; no pickle). Equal models give equal bytes: time stamps are fixed and object
+identifiers are renumbered.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.classify.out_of_distribution import Domain
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.micro_features import NAME
-from vispe.segment.features.pixel_features import OF_TOKENS, FeatureConfig, Features, TokenBasis
+from vispe.segment.features.pixel_features import TOKEN_OPTIONS, FeatureConfig, Features, TokenBasis
 from vispe.segment.model.file_checks import (
     TRUSTED,
     check_archive,
@@ -44,28 +44,28 @@ if TYPE_CHECKING:
 
 FORMAT = "vispe.segment"
 VERSION = 2
-"""Version of the layout; raised when an older vispe could not read a new file."""
+"""Version of the layout; incremented when an older vispe cannot read new files."""
 
 CARD, ESTIMATOR, TENSORS = "card.json", "estimator.skops", "tensors.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What `vispe segment` learnt.
+    """A trained segmentation model.
 
     Attributes:
-        features: how features are computed.
-        classifier: gives class probabilities from features.
+        features: configuration of the features.
+        classifier: predicts class probabilities from features.
         names: K class names.
         colors: K colours (r, g, b), or None for the default palette.
         normalize: mode of `vispe.images.normalize.normalize`.
         clip: its percentiles.
-        channels: number of image channels that the features were fitted with; None if any will do.
-        seed: of all random numbers.
+        channels: number of image channels that the features were fitted with; None for any number.
+        seed: seed of all random numbers.
         basis: principal components of the tokens; None without tokens.
-        notes: facts about the training, such as the names of the images; JSON-able.
-        domain: what the features of the training pages look like; None for models of words, of earlier vispe, and of
-            pages too small to be compared.
+        notes: metadata of the training, such as the names of the images; JSON-able.
+        domain: summary of the features of the training pages; None for text models, for files of earlier vispe, and
+            for pages too small to be compared.
     """
 
     features: FeatureConfig | TextConfig
@@ -82,16 +82,16 @@ class Model:
 
     @classmethod
     def of(cls, features: "Features | TextFeatures", reading: "Reading", **entries: Any) -> "Model":
-        """Return the model of features and of the way in which images are read; the other attributes are entries."""
+        """Return a model from features and reading options; `entries` are the other attributes."""
         known = {"features": features.config, "basis": features.basis}
         return cls(**known, normalize=reading.normalize, clip=reading.clip, **entries)
 
 
 def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
-    """Write a model file, complete or not at all.
+    """Write a model file atomically.
 
     Raises:
-        InputError: `path` exists and not `force`, or cannot be written.
+        InputError: `path` exists and not `force`, or is not writable.
     """
     from safetensors.numpy import save
 
@@ -135,21 +135,23 @@ def save_model(path: str | Path, model: Model, force: bool = False) -> Path:
 
 
 def load_model(path: str | Path) -> Model:
-    """Read a model file; nothing in it is executed.
+    """Read a model file without executing any of its content.
 
     Raises:
-        InputError: missing, no vispe model, damaged, of another layout version, or an estimator with types
-            that scikit-learn's own classifiers do not have.
+        InputError: missing, not a vispe model, damaged, of another layout version, or an estimator with types
+            outside scikit-learn's own classifiers.
     """
     path = Path(path)
     card, parts = _read(path)
     kind = card["classifier"]
     known = (*KINDS, *METHODS, TextClassifier.kind)
     if kind not in known:
-        raise InputError(f"{path} holds a classifier of kind {kind!r}; known are {', '.join(known)}.")
+        raise InputError(
+            f"{path} contains a classifier of kind {kind!r}. Supported kinds: {', '.join(known)}."
+        )
     if (kind not in ("logistic", TextClassifier.kind)) != (ESTIMATOR in parts):
         raise InputError(
-            f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}; train it again."
+            f"{path} is damaged: a classifier of kind {kind!r} with {', '.join(parts)}. Train the model again."
         )
     estimator = _estimator(path, parts[ESTIMATOR], kind) if ESTIMATOR in parts else None
     tensors = _tensors(path, parts[TENSORS]) if TENSORS in parts else {}
@@ -161,7 +163,7 @@ def load_model(path: str | Path) -> Model:
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"{path} is damaged: its card does not fit its arrays ({reason}); train again."
+            f"{path} is damaged: its card does not match its arrays ({reason}). Train the model again."
         ) from error
 
 
@@ -170,17 +172,17 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
     if kind == TextClassifier.kind:
         features, classifier = TextConfig(**card["features"]), TextClassifier.from_tensors(tensors)
     else:
-        named = {**card["features"], "sigmas": tuple(card["features"]["sigmas"])}
-        if named.get("model") not in (None, NAME):
-            named = {"token_shifts": 1, **named}  # files of before this option have none
-        features = FeatureConfig(**named)
-    fitted = {"seed": card["seed"], "estimator": estimator, "state": tensors}
+        options = {**card["features"], "sigmas": tuple(card["features"]["sigmas"])}
+        if options.get("model") not in (None, NAME):
+            options = {"token_shifts": 1, **options}  # default of files written before this option existed
+        features = FeatureConfig(**options)
+    state = {"seed": card["seed"], "estimator": estimator, "state": tensors}
     if kind in METHODS:
-        classifier = PixelClusters(card["n_classes"], kind, **fitted)
+        classifier = PixelClusters(card["n_classes"], kind, **state)
     elif kind in KINDS:
-        heat = card.get("temperature", 1.0)  # earlier files have none
-        classifier = PixelClassifier(kind, card["n_classes"], **fitted, temperature=heat)
-    own, seen = (
+        temperature = card.get("temperature", 1.0)  # absent in earlier files
+        classifier = PixelClassifier(kind, card["n_classes"], **state, temperature=temperature)
+    basis_arrays, domain_arrays = (
         {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
         for start in ("basis.", "domain.")
     )
@@ -194,17 +196,17 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         clip=tuple(card["clip"]),
         channels=card["channels"],
         seed=card["seed"],
-        basis=TokenBasis(**own) if own else None,
+        basis=TokenBasis(**basis_arrays) if basis_arrays else None,
         notes=card["training"],
-        domain=Domain.from_tensors(seen) if seen else None,
+        domain=Domain.from_tensors(domain_arrays) if domain_arrays else None,
     )
 
 
 def _features(config: FeatureConfig | TextConfig) -> dict[str, Any]:
-    """Return the entries of a card; options of tokens only where they were given, as files of before have none."""
+    """Return the features of a card; token options only if set, for files equal to those of earlier versions."""
     entries = asdict(config)
     if isinstance(config, FeatureConfig):
-        entries = {k: v for k, v in entries.items() if k not in OF_TOKENS} | config.of_tokens()
+        entries = {k: v for k, v in entries.items() if k not in TOKEN_OPTIONS} | config.token_options()
     return entries
 
 
@@ -215,13 +217,13 @@ def open_features(
     *,
     allow_download: bool = False,
 ) -> "Features | TextFeatures":
-    """Build what computes the features of a model.
+    """Create the feature extractor of a model.
 
     Args:
-        model: what `load_model` returned.
+        model: from `load_model`.
         device: torch device.
         config: that of the model, with other weights or tiles; `model.features` by default.
-        allow_download: fetch weights that are not on this disk, which the model file names.
+        allow_download: download weights that the model file names, if they are not on this disk.
 
     Raises:
         InputError: weights that are not on this disk, without `allow_download`.
@@ -232,13 +234,13 @@ def open_features(
     with named_by_file(allow_download):
         if isinstance(config, FeatureConfig):
             return Features(config, seed=model.seed, device=device, basis=model.basis)
-        from vispe.segment.text.features import TextFeatures  # brings open_clip along
+        from vispe.segment.text.features import TextFeatures  # imports open_clip
 
         return TextFeatures(config, model.classifier, seed=model.seed, device=device)
 
 
 def versions() -> dict[str, str]:
-    """Versions of vispe and of the libraries that decide the numbers."""
+    """Return the versions of vispe and of the libraries that affect results."""
     from importlib.metadata import version
 
     from vispe.version import __version__
@@ -249,8 +251,8 @@ def versions() -> dict[str, str]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read the members and check the card against them."""
-    check_file(path, "give the model.vispe file that vispe segment wrote")
+    """Read the members and verify their checksums."""
+    check_file(path, "pass the model.vispe file written by vispe segment")
     try:
         check_archive(path)
         with zipfile.ZipFile(path) as archive:
@@ -260,30 +262,34 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise
     except (*BROKEN, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is not a complete vispe model file ({reason}); train it again.") from error
+        raise InputError(
+            f"{path} is not a complete vispe model file ({reason}). Train the model again."
+        ) from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         found = card.get("format") if isinstance(card, dict) else type(card).__name__
         raise InputError(f"{path} is not a segmentation model: format={found!r}, expected {FORMAT!r}.")
     if card.get("format_version") != VERSION:
-        made = card["versions"].get("vispe") if isinstance(card.get("versions"), dict) else "unknown"
+        writer = card["versions"].get("vispe") if isinstance(card.get("versions"), dict) else "unknown"
         raise InputError(
-            f"{path} has format_version={card.get('format_version')} (written by vispe {made}), but this vispe reads "
-            f"format_version={VERSION}; use that version of vispe or train the model again."
+            f"{path} has format_version={card.get('format_version')} (written by vispe {writer}), but this vispe reads "
+            f"format_version={VERSION}. Use that version of vispe or train the model again."
         )
     if not isinstance(card.get("sha256"), dict):
-        raise InputError(f"{path} is damaged: its card lists no checksums; copy it again.")
+        raise InputError(f"{path} is damaged: its card has no checksums. Copy the file again.")
     if set(card["sha256"]) != set(parts):
         listed, found = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
-        raise InputError(f"{path} is damaged: its card lists {listed}, but it holds {found}; copy it again.")
+        raise InputError(
+            f"{path} is damaged: its card lists {listed}, but it contains {found}. Copy the file again."
+        )
     for name, digest in card["sha256"].items():
         if hashlib.sha256(parts[name]).hexdigest() != digest:
-            raise InputError(f"{path} is damaged: {name} does not match its checksum; copy it again.")
+            raise InputError(f"{path} is damaged: {name} does not match its checksum. Copy the file again.")
     check_card(path, card)
     return card, parts
 
 
 def _estimator(path: Path, data: bytes, kind: str) -> Any:
-    """Load the scikit-learn estimator, with known types only."""
+    """Load the scikit-learn estimator, restricted to known types."""
     import skops.io
     from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.pipeline import Pipeline
@@ -291,18 +297,18 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
     classes = {"forest": RandomForestClassifier, "boosting": HistGradientBoostingClassifier}
     try:
         check_archive(path, data)
-        strange = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
+        untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - TRUSTED)
     except InputError:
         raise
     except (*BROKEN, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{path} is damaged: its estimator cannot be read ({reason}); train again."
+            f"{path} is damaged: its estimator cannot be read ({reason}). Train the model again."
         ) from error
-    if strange:
+    if untrusted:
         raise InputError(
-            f"{path} was refused: its estimator holds types that no model of vispe has ({', '.join(strange)}); "
-            "use only model files whose origin you know."
+            f"{path} was rejected: its estimator contains untrusted types ({', '.join(untrusted)}). "
+            "Use only model files from a trusted source."
         )
     try:
         estimator = skops.io.loads(data, trusted=sorted(TRUSTED))
@@ -310,10 +316,12 @@ def _estimator(path: Path, data: bytes, kind: str) -> Any:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
             f"{path}: scikit-learn cannot load the estimator ({reason}); its version may differ from the one in "
-            "card.json: train the model again."
+            "card.json. Train the model again."
         ) from error
     if type(estimator) is not classes.get(kind, Pipeline):
-        raise InputError(f"{path} says {kind!r} but holds a {type(estimator).__name__}; train it again.")
+        raise InputError(
+            f"{path} declares {kind!r} but contains a {type(estimator).__name__}. Train the model again."
+        )
     return estimator
 
 
@@ -324,17 +332,17 @@ def _tensors(path: Path, data: bytes) -> dict[str, np.ndarray]:
     try:
         return load(data)
     except SafetensorError as error:
-        raise InputError(f"{path} is damaged: {error}; copy it again.") from error
+        raise InputError(f"{path} is damaged: {error}. Copy the file again.") from error
 
 
 def _canonical(data: bytes) -> bytes:
-    """Renumber the objects of a skops archive, whose numbers are memory addresses, in order of appearance."""
+    """Renumber the object identifiers of a skops archive (memory addresses) in order of appearance."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     schema = parts.pop("schema.json").decode()
     numbers: dict[str, str] = {}
-    for found in re.findall(r'"__id__": (\d+)|"file": "(\d+)\.', schema):
-        number = found[0] or found[1]
+    for match in re.findall(r'"__id__": (\d+)|"file": "(\d+)\.', schema):
+        number = match[0] or match[1]
         numbers.setdefault(number, str(len(numbers)))
     schema = re.sub(r'("__id__": )(\d+)', lambda m: m[1] + numbers[m[2]], schema)
     schema = re.sub(r'("file": ")(\d+)(\.)', lambda m: m[1] + numbers[m[2]] + m[3], schema)
@@ -343,7 +351,7 @@ def _canonical(data: bytes) -> bytes:
 
 
 def _zip(parts: Mapping[str, bytes], compression: int) -> bytes:
-    """Pack members with fixed time stamps."""
+    """Pack members with fixed time stamps, for reproducible bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in parts.items():

@@ -1,1 +1,1 @@
-"""The napari plugin: paint a few labels, watch the segmentation follow. Needs the extra `vispe[cli,napari]`."""
+"""napari plugin: paint a few labels and see the segmentation update. Needs the extra `vispe[cli,napari]`."""

@@ -1,4 +1,4 @@
-"""What the widget looks like; it knows nothing of layers or segmentation."""
+"""View of the widget, independent of layers and segmentation."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _BAD = "#D55E00"
 
 
 class Panel(QWidget):
-    """Choices, buttons and messages, from top to bottom.
+    """Controls and messages, from top to bottom.
 
     Args:
         parent: widget that it fills.
 
     Attributes:
         picked: signal, the number of a class was clicked.
-        renamed: signal, a class has another name.
+        renamed: signal, a class was renamed.
     """
 
     picked = Signal(int)
@@ -45,22 +45,24 @@ class Panel(QWidget):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self.image, self.labels = QComboBox(), QComboBox()
-        self.new = _button("New", "Add an empty labels layer for the image, and take the brush.")
+        self.new = _button("New", "Add an empty labels layer for the image, and activate the brush.")
         self.features, self.classifier = QComboBox(), QComboBox()
         self.features.addItems(list(FEATURES))
         self.classifier.addItems(list(KINDS))
-        self.classifier.setToolTip("logistic follows the brush; forest and boosting take seconds.")
-        self.add = _button("+ class", "One class more.")
+        self.classifier.setToolTip("logistic updates while you paint; forest and boosting take seconds.")
+        self.add = _button("+ class", "Add a class.")
         self.live = QCheckBox("Live")
         self.live.setToolTip("Segment whenever the labels, the page or a choice changes.")
-        self.go = _button("Segment", "Segment the page that is shown.")
-        self.every = _button("All pages", "Segment every page of the stack with the same model.")
-        self.hint = _button("Label here next", "Mark up to five places where a stroke would teach most.")
+        self.segment_button = _button("Segment", "Segment the current page.")
+        self.all_pages_button = _button("All pages", "Segment every page of the stack with the same model.")
+        self.suggest_button = _button(
+            "Suggest labels", "Mark up to five locations where a scribble would help most."
+        )
         self.load = _button("Load model ...", "A model of vispe segment, or of this plugin.")
-        self.save = _button("Save model ...", "For vispe apply, or for another day.")
-        self.drop = _button("Forget model", "Go back to the choices of features and classifier.")
-        self.turn = _button(
-            "Does turning matter?", "Segment the page turned, mirrored and shifted, and compare."
+        self.save = _button("Save model ...", "For vispe apply, or for a later session.")
+        self.unload_button = _button("Unload model", "Return to the selected features and classifier.")
+        self.invariance_button = _button(
+            "Test invariance", "Segment the page rotated, mirrored and shifted, and compare the results."
         )
         self.verdict, self.status, self.notes, self.loaded = (_text() for _ in range(4))
         self.bar = QProgressBar()
@@ -70,68 +72,68 @@ class Panel(QWidget):
         self._build(parent)
         self.show_names(())
         self.show_model(None)
-        self.work(False)
+        self.set_busy(False)
 
     @property
     def names(self) -> list[str]:
-        """The class names; class k where a line is empty."""
+        """Class names; class k for empty lines."""
         return [line.text().strip() or f"class {k + 1}" for k, (_, line) in enumerate(self._rows)]
 
-    def offer(self, images: Sequence[str], labels: Sequence[str]) -> None:
-        """List layers; what is chosen stays chosen while it exists."""
+    def list_layers(self, images: Sequence[str], labels: Sequence[str]) -> None:
+        """List layers; the current selection is preserved if it still exists."""
         for box, names in ((self.image, images), (self.labels, labels)):
-            before = box.currentText()
+            current = box.currentText()
             box.blockSignals(True)
             box.clear()
             box.addItems(list(names))
-            if before in names:
-                box.setCurrentText(before)
+            if current in names:
+                box.setCurrentText(current)
             box.blockSignals(False)
 
     def show_names(self, names: Sequence[str], count: int = 0) -> None:
         """Show a line for each name, and empty ones up to `count`, at least two."""
-        wanted = max(len(names), count, _FEWEST)
-        while len(self._rows) > wanted:
+        n_lines = max(len(names), count, _FEWEST)
+        while len(self._rows) > n_lines:
             for part in self._rows.pop():
                 part.deleteLater()
-        while len(self._rows) < wanted:
+        while len(self._rows) < n_lines:
             self._add_row()
         for k, (_, line) in enumerate(self._rows):
             line.setText(names[k] if k < len(names) else "")
-        self.add.setEnabled(wanted < len(PALETTE))
+        self.add.setEnabled(n_lines < len(PALETTE))
 
     def show_colors(self, colors: Sequence[Color] | None) -> None:
-        """Show other colours than vispe's beside the names."""
+        """Show the colours of the classes next to the names; None for the default palette."""
         for k, (swatch, _) in enumerate(self._rows):
             color = colors[k] if colors is not None and k < len(colors) else _palette(k)
             swatch.setStyleSheet(_swatch(color))
 
     def show_model(self, name: str | None) -> None:
-        """Say which model file is in use; its features and classifier are not to be chosen."""
+        """Show the loaded model file, which disables the choice of features and classifier."""
         self.loaded.setText(f"model: {name}" if name else "")
         self.loaded.setVisible(name is not None)
-        self.drop.setVisible(name is not None)
+        self.unload_button.setVisible(name is not None)
         for box in (self.features, self.classifier):
             box.setEnabled(name is None)
 
     def choose(self, number: int) -> None:
-        """Do as if the swatch of a class had been clicked."""
+        """Emit the signal of a clicked class."""
         self.picked.emit(number)
 
-    def work(self, busy: bool) -> None:
-        """Show that work is going on, or not any more; labels can be painted all the time."""
+    def set_busy(self, busy: bool) -> None:
+        """Enable or disable the controls that start work; labels can be painted at any time."""
         self.bar.setRange(0, 100)
         self.progress(0)
-        self.turn.setEnabled(not busy)
-        self.hint.setEnabled(not busy)
-        self.every.setEnabled(not busy)
+        self.invariance_button.setEnabled(not busy)
+        self.suggest_button.setEnabled(not busy)
+        self.all_pages_button.setEnabled(not busy)
 
-    def progress(self, share: float) -> None:
-        """Show how much of the work is done, 0 to 1."""
-        self.bar.setValue(round(100 * min(share, 1)))
+    def progress(self, fraction: float) -> None:
+        """Show the fraction of finished work, 0 to 1."""
+        self.bar.setValue(round(100 * min(fraction, 1)))
 
-    def say(self, text: str, error: bool = False, notes: Sequence[str] = ()) -> None:
-        """Show one sentence, as an error or not, and smaller ones below."""
+    def show_message(self, text: str, error: bool = False, notes: Sequence[str] = ()) -> None:
+        """Show a message, as an error or not, and notes below it."""
         self.status.setText(text)
         self.status.setStyleSheet(f"color: {_BAD}" if error else "")
         self.notes.setText("\n".join(notes))
@@ -151,7 +153,6 @@ class Panel(QWidget):
         self._grid.addWidget(line, number, 1)
 
     def _build(self, parent: QWidget) -> None:
-        """Put everything in its place."""
         outer = QVBoxLayout(parent)
         outer.addWidget(self)
         column = QVBoxLayout(self)
@@ -166,20 +167,20 @@ class Panel(QWidget):
         self._grid.setColumnStretch(1, 1)
         column.addWidget(classes)
         column.addWidget(_row(self.add))
-        how = QFormLayout()
-        how.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
-        how.addRow("features", self.features)
-        how.addRow("classifier", self.classifier)
-        column.addLayout(how)
+        settings = QFormLayout()
+        settings.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
+        settings.addRow("features", self.features)
+        settings.addRow("classifier", self.classifier)
+        column.addLayout(settings)
         column.addWidget(self.loaded)
-        column.addWidget(_row(self.go, self.live, self.every, wide=0))
-        column.addWidget(self.hint)
+        column.addWidget(_row(self.segment_button, self.live, self.all_pages_button, wide=0))
+        column.addWidget(self.suggest_button)
         column.addWidget(self.bar)
         column.addWidget(self.status)
         column.addWidget(self.notes)
         column.addWidget(_row(self.load, self.save))
-        column.addWidget(self.drop)
-        column.addWidget(self.turn)
+        column.addWidget(self.unload_button)
+        column.addWidget(self.invariance_button)
         column.addWidget(self.verdict)
         column.addStretch(1)
         self.add.clicked.connect(lambda: self.show_names(self._texts(), len(self._rows) + 1))
@@ -195,7 +196,7 @@ def _button(text: str, tip: str) -> QPushButton:
 
 
 def _text() -> QLabel:
-    """Return a label for sentences that can be selected and copied."""
+    """Return a label for selectable text."""
     label = QLabel()
     label.setWordWrap(True)
     label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -203,7 +204,7 @@ def _text() -> QLabel:
 
 
 def _row(*parts: QWidget, wide: int | None = None) -> QWidget:
-    """Put widgets side by side; the one numbered `wide` takes the room that is left."""
+    """Arrange widgets in a row; the one with index `wide` is stretched."""
     row = QWidget()
     line = QHBoxLayout(row)
     line.setContentsMargins(0, 0, 0, 0)
@@ -217,6 +218,6 @@ def _palette(index: int) -> Color:
 
 
 def _swatch(color: Color) -> str:
-    """Colour a button, with ink that can be read on it."""
+    """Return the style of a coloured button, with readable text."""
     dark = sum(c * w for c, w in zip(color, (0.299, 0.587, 0.114), strict=True)) < 140
     return f"background-color: rgb{tuple(color)}; color: {'white' if dark else 'black'}; font-weight: bold"

@@ -1,4 +1,4 @@
-"""Answers as layers of the viewer, at the place of the image."""
+"""Results as layers of the viewer, aligned with the image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from napari.components import ViewerModel
     from napari.layers import Image, Layer
 
-    from vispe.segment.live.suggestions import Place
+    from vispe.segment.live.suggestions import Suggestion
     from vispe.segment.napari.session import Answer
 
 _OF, _COLORS = "vispe.of", "vispe.colors"
@@ -21,9 +21,9 @@ _MOVING = ("scale", "translate")
 
 
 def show_pages(viewer: ViewerModel, image: Image, answer: Answer) -> None:
-    """Bring label maps and uncertainty of the pages of an answer to their layers; those are made when missing.
+    """Update the label map and uncertainty layers with the pages of an answer; missing layers are created.
 
-    The layer 'classes' holds 0 where there is no data or no result yet; 'uncertainty' is hidden at first.
+    The layer 'classes' is 0 where there is no data or no result yet; 'uncertainty' is initially hidden.
     """
     classes = _layer(viewer, image, "classes")
     if classes is None:
@@ -33,18 +33,18 @@ def show_pages(viewer: ViewerModel, image: Image, answer: Answer) -> None:
         classes.colormap = colormap(answer.colors)
     classes.metadata[_COLORS] = answer.colors
     classes.features = {"index": range(len(answer.names) + 1), "class": ["no data", *answer.names]}
-    unsure = _layer(viewer, image, "uncertainty")
-    if unsure is None:
+    uncertainty = _layer(viewer, image, "uncertainty")
+    if uncertainty is None:
         data = np.full(pages_shape(image), np.nan, np.float32)
-        unsure = _add(
+        uncertainty = _add(
             viewer, image, "uncertainty", data, colormap="magma", contrast_limits=(0, 1), visible=False
         )
-    _fill(classes, {page: found.labels for page, found in answer.pages.items()})
-    _fill(unsure, {page: found.uncertainty for page, found in answer.pages.items()})
+    _fill(classes, {page: prediction.labels for page, prediction in answer.pages.items()})
+    _fill(uncertainty, {page: prediction.uncertainty for page, prediction in answer.pages.items()})
 
 
 def show_disagreement(viewer: ViewerModel, image: Image, page: int, disagreement: np.ndarray) -> None:
-    """Bring the map (h, w) of where poses disagree to its layer."""
+    """Update the layer of the disagreement map (h, w) of poses."""
     layer = _layer(viewer, image, "disagreement")
     if layer is None:
         data = np.full(pages_shape(image), np.nan, np.float32)
@@ -56,47 +56,47 @@ def show_disagreement(viewer: ViewerModel, image: Image, page: int, disagreement
     _fill(layer, {page: disagreement})
 
 
-def show_places(viewer: ViewerModel, image: Image, places: Sequence[Place]) -> None:
-    """Mark places for the next strokes with numbered rings, in place of those of before."""
+def show_suggestions(viewer: ViewerModel, image: Image, suggestions: Sequence[Suggestion]) -> None:
+    """Mark suggested locations with numbered rings, replacing earlier ones."""
     from napari.layers import Points
 
-    for layer in [one for one in viewer.layers if kind_of(one) == "places"]:
+    for layer in [candidate for candidate in viewer.layers if kind_of(candidate) == "places"]:
         if layer.metadata.get(_OF) == image.unique_id:
             viewer.layers.remove(layer)
-    if not places:
+    if not suggestions:
         return
     leading = pages_shape(image)[:-2]
-    data = [(*np.unravel_index(p.page, leading), p.y, p.x) if leading else (p.y, p.x) for p in places]
+    data = [(*np.unravel_index(p.page, leading), p.y, p.x) if leading else (p.y, p.x) for p in suggestions]
     chosen = viewer.layers.selection.active
     layer = Points(
         np.array(data, float),
-        name=f"{image.name} label here next",
-        size=[2 * p.radius + 1 for p in places],
+        name=f"{image.name} suggested labels",
+        size=[2 * p.radius + 1 for p in suggestions],
         face_color="transparent",
         border_color="yellow",
         border_width=0.1,
-        features={"number": range(1, len(places) + 1), "reason": [p.reason for p in places]},
+        features={"number": range(1, len(suggestions) + 1), "reason": [p.reason for p in suggestions]},
         text={"string": "{number}", "color": "yellow", "anchor": "center"},
         metadata={MARK: "places", _OF: image.unique_id},
         **placement(image),
     )
     layer.editable = False
     viewer.layers.append(layer)
-    # the brush stays in hand
+    # preserve the active layer, and with it the brush
     if chosen is not None:
         viewer.layers.selection.active = chosen
 
 
-def hints(places: Sequence[Place]) -> str:
-    """Say what each place is, in the order of the numbers."""
-    listed = (f"{n}: {place.reason}" for n, place in enumerate(places, 1))
-    return "; ".join(listed) or "no place is left beside strokes and pixels without data."
+def suggestion_text(suggestions: Sequence[Suggestion]) -> str:
+    """Return the reasons of the suggestions, in order of their numbers."""
+    numbered = (f"{n}: {suggestion.reason}" for n, suggestion in enumerate(suggestions, 1))
+    return "; ".join(numbered) or "no location is far enough from scribbles and pixels without data."
 
 
 def _layer(viewer: ViewerModel, image: Image, kind: str) -> Any:
-    """Find the layer of a kind that belongs to an image, and put it where the image is now.
+    """Return the layer of a kind that belongs to an image, aligned with the image; None without one.
 
-    One of another shape, since the image has changed, is taken away.
+    A layer of another shape is removed, since the image has changed.
     """
     for layer in viewer.layers:
         if kind_of(layer) == kind and layer.metadata.get(_OF) == image.unique_id:
@@ -111,7 +111,7 @@ def _layer(viewer: ViewerModel, image: Image, kind: str) -> Any:
 
 
 def _add(viewer: ViewerModel, image: Image, kind: str, data: np.ndarray, **options: Any) -> Layer:
-    """Add a layer just above the image, below what is painted, and leave the selection as it is."""
+    """Add a layer directly above the image, below the labels, and preserve the selection."""
     from napari.layers import Image as ImageLayer
     from napari.layers import Labels
 
@@ -133,7 +133,7 @@ def _add(viewer: ViewerModel, image: Image, kind: str, data: np.ndarray, **optio
 
 
 def _fill(layer: Any, pages: dict[int, np.ndarray]) -> None:
-    """Write pages into a layer and show them."""
+    """Write pages into a layer and refresh it."""
     stack = layer.data.reshape(-1, *layer.data.shape[-2:])
     for page, values in pages.items():
         stack[page] = values

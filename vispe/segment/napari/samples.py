@@ -1,4 +1,4 @@
-"""Pictures to try the plugin on, with a few strokes; they come with scikit-image."""
+"""Sample data of the plugin: images of scikit-image with a few scribbles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vispe.segment.napari.layers import MARK, colormap
 Layers = list[tuple[np.ndarray, dict[str, Any], str]]
 Line = tuple[int, int, int, int]
 
-_WIDTH = 2  # pixels on each side of a stroke's middle
+_WIDTH = 2  # half width of a scribble in pixels
 _CELL: tuple[Sequence[Line], ...] = (
     (
         (40, 80, 230, 600),
@@ -34,17 +34,17 @@ _TISSUE: tuple[Sequence[Line], ...] = (
 
 
 def cell() -> Layers:
-    """A cell in bright field, grey, with strokes on the background and on the cell."""
-    return _with_strokes(_read("cell")[..., 0], "cell", ("background", "cell"), _CELL)
+    """Return a grey bright-field image of a cell, with scribbles on the background and on the cell."""
+    return _with_scribbles(_read("cell")[..., 0], "cell", ("background", "cell"), _CELL)
 
 
 def tissue() -> Layers:
-    """Stained tissue in colour, with strokes on the glands, on what is between them and on empty places."""
-    return _with_strokes(_read("ihc"), "tissue", ("gland", "stroma", "empty"), _TISSUE)
+    """Return a colour image of stained tissue, with scribbles on glands, stroma and empty regions."""
+    return _with_scribbles(_read("ihc"), "tissue", ("gland", "stroma", "empty"), _TISSUE)
 
 
 def textures() -> Layers:
-    """Three textures as a stack, without strokes."""
+    """Return three textures as a stack, without scribbles."""
     pages = np.stack([_read(name)[..., 0] for name in ("gravel", "grass", "brick")])
     return [(pages, {"name": "textures"}, "image")]
 
@@ -54,24 +54,24 @@ def _read(name: str) -> np.ndarray:
     return read_image(path).pages[0]
 
 
-def _with_strokes(
-    picture: np.ndarray, name: str, classes: Sequence[str], strokes: Sequence[Sequence[Line]]
+def _with_scribbles(
+    image: np.ndarray, name: str, classes: Sequence[str], scribbles: Sequence[Sequence[Line]]
 ) -> Layers:
-    """Give a picture and its labels; strokes are (x, y, x, y) for each class."""
-    require("skimage", "cli", "A sample picture")
+    """Return an image and its labels; scribbles are (x, y, x, y) for each class."""
+    require("skimage", "cli", "A sample image")
     from skimage.draw import line
 
-    labels = np.zeros(picture.shape[:2], np.uint8)
-    for number, lines in enumerate(strokes):
+    labels = np.zeros(image.shape[:2], np.uint8)
+    for number, lines in enumerate(scribbles):
         for x0, y0, x1, y1 in lines:
             rows, columns = line(y0, x0, y1, x1)
             for dy in range(-_WIDTH, _WIDTH + 1):
                 for dx in range(-_WIDTH, _WIDTH + 1):
                     labels[rows + dy, columns + dx] = number + 1
-    made = {
+    label_options = {
         "name": f"{name} labels",
         "colormap": colormap(),
         "opacity": 0.9,
         "metadata": {MARK: "labels", "vispe.names": list(classes)},
     }
-    return [(picture, {"name": name, "rgb": picture.ndim == 3}, "image"), (labels, made, "labels")]
+    return [(image, {"name": name, "rgb": image.ndim == 3}, "image"), (labels, label_options, "labels")]

@@ -1,4 +1,4 @@
-"""What the widget asks for and what it gets: the plugin's work without Qt and without napari, in any thread."""
+"""Work of the plugin, independent of Qt, napari and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vispe.images.read import Micrograph
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.invariance_report import Trust, trust_page
 from vispe.segment.live.live_segmentation import Live
-from vispe.segment.live.suggestions import Place, suggest
+from vispe.segment.live.suggestions import Suggestion, suggest
 from vispe.segment.model.model_file import Model
 from vispe.segment.overlays import Color
 from vispe.segment.pipeline import DEFAULT
@@ -25,20 +25,20 @@ FEATURES: dict[str, FeatureConfig] = {
     "filters": FeatureConfig(),
     "vispe_micro": FeatureConfig("tokens", model=DEFAULT.model),
 }
-"""The features to choose from, by what the widget calls them; the first is that of `vispe segment`."""
+"""Features by their names in the widget; the first are those of `vispe segment`."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What decides which features are kept; a change starts anew.
+    """Settings that determine the cached features; any change invalidates them.
 
     Attributes:
-        image: the image, the same object as long as it is the same image.
-        features: key of `FEATURES`; not used with a model.
-        classifier: `'logistic'`, `'forest'` or `'boosting'`; not used with a model.
-        model: an earlier model to begin with.
+        image: the image, compared by identity.
+        features: key of `FEATURES`; unused with a model.
+        classifier: `'logistic'`, `'forest'` or `'boosting'`; unused with a model.
+        model: an earlier model to start from.
     """
 
     image: Micrograph
@@ -46,8 +46,8 @@ class Setup:
     classifier: str = "logistic"
     model: Model | None = None
 
-    def same(self, other: Setup | None) -> bool:
-        """Whether what is kept for `other` serves this, too."""
+    def is_equivalent(self, other: Setup | None) -> bool:
+        """Return whether the cache of `other` is valid for these settings, too."""
         if other is None or self.image is not other.image or self.model is not other.model:
             return False
         chosen = (self.features, self.classifier) == (other.features, other.classifier)
@@ -56,17 +56,17 @@ class Setup:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One piece of work.
+    """A unit of work.
 
     Attributes:
-        setup: the image and how it is segmented.
-        page: page that is shown, from 0.
+        setup: image and settings.
+        page: current page, from 0.
         names: class names.
-        labels: (h, w) of the page, (z, h, w) of all pages, or None to predict with the model there is; without any
-            label on them, a model of the setup predicts, too.
-        every: predict every page and not only the one that is shown.
-        trust: find out whether turning the page changes the result.
-        suggest: choose places on the page for the next strokes.
+        labels: (h, w) of the page, (z, h, w) of all pages, or None to predict with the existing model; without any
+            label, a model of the setup is used for prediction, too.
+        every: predict every page instead of the current one.
+        trust: test whether rotating the page changes the result.
+        suggest: suggest locations for the next scribbles on the page.
     """
 
     setup: Setup
@@ -80,17 +80,17 @@ class Request:
 
 @dataclass(eq=False)
 class Answer:
-    """What came of a request.
+    """Result of a request.
 
     Attributes:
         pages: results by page.
         names: the K class names.
-        colors: those of a model that has some, else None.
-        notes: what the user should know.
-        seconds: time taken.
-        trust: the report that was asked for.
-        places: where the next strokes would teach most, if that was asked for.
-        error: one sentence when the request could not be met; the rest is empty then.
+        colors: colours of the model, if it has any, else None.
+        notes: messages for the user.
+        seconds: computing time.
+        trust: the invariance report, if requested.
+        suggestions: suggested locations for scribbles, if requested.
+        error: a message if the request failed; the rest is empty then.
     """
 
     pages: dict[int, Prediction] = field(default_factory=dict)
@@ -99,20 +99,20 @@ class Answer:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     trust: Trust | None = None
-    places: tuple[Place, ...] | None = None
+    suggestions: tuple[Suggestion, ...] | None = None
     error: str | None = None
 
     def summary(self) -> str:
-        """Say which share of the pixels with data each class has, on all pages of the answer together."""
+        """Return the area fraction of each class over all pages of the answer, as text."""
         labels = (p.labels.ravel() for p in self.pages.values())
-        counts = sum(np.bincount(one, minlength=len(self.names) + 1) for one in labels)
+        counts = sum(np.bincount(page_labels, minlength=len(self.names) + 1) for page_labels in labels)
         total = max(int(np.sum(counts[1:])), 1)
-        counted = zip(self.names, counts[1:], strict=True)
-        return ", ".join(f"{name} {100 * n / total:.1f} %" for name, n in counted)
+        fractions = zip(self.names, counts[1:], strict=True)
+        return ", ".join(f"{name} {100 * n / total:.1f} %" for name, n in fractions)
 
 
 class Session:
-    """Answers requests one after the other; features of the last page that was shown stay in memory."""
+    """Processes requests one by one, with the features of the last page cached."""
 
     def __init__(self) -> None:
         self._setup: Setup | None = None
@@ -120,46 +120,46 @@ class Session:
 
     @property
     def model(self) -> Model | None:
-        """The newest model; None before the first one."""
+        """The latest model; None before the first one."""
         return self._live.model if self._live is not None and self._live.ready else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept for the next request."""
+        """Bytes of the cache."""
         return self._live.nbytes if self._live is not None else 0
 
     def forget(self) -> None:
-        """Give up what is kept."""
+        """Clear the cache."""
         self._setup = self._live = None
 
     def answer(self, request: Request, step: Callable[[float], None] | None = None) -> Answer:
-        """Do what is asked; what goes wrong is said in `Answer.error` and never raised.
+        """Process a request; errors are returned in `Answer.error` and never raised.
 
         Args:
             request: the work.
-            step: called with the share of the work that each piece is, where it takes long.
+            step: called with the fraction of each finished piece of long work.
         """
         start = time.perf_counter()
         try:
-            found = self._answer(request, step)
+            answer = self._answer(request, step)
         except (VispeError, OSError) as error:
             return Answer(error=str(error))
         except Exception as error:
-            # a viewer must not die of what a plugin did not foresee; the log has it all
+            # unexpected errors must not crash the viewer; the log has the traceback
             if is_memory(error):
                 self.forget()
                 return Answer(
-                    error="out of memory; close other layers, choose the features 'filters' or cut the image."
+                    error="out of memory. Close other layers, use the features 'filters' or crop the image."
                 )
             _log.exception("the plugin failed")
             return Answer(error=f"unexpected {type(error).__name__}: {' '.join(str(error).split())[:200]}.")
-        found.seconds = time.perf_counter() - start
-        return found
+        answer.seconds = time.perf_counter() - start
+        return answer
 
     def _answer(self, request: Request, step: Callable[[float], None] | None) -> Answer:
         live = self._ready(request)
-        drawn = request.labels is not None and (request.setup.model is None or request.labels.any())
-        if drawn:
+        has_labels = request.labels is not None and (request.setup.model is None or request.labels.any())
+        if has_labels:
             live.draw(request.labels, request.page if request.labels.ndim == 2 else None)
             live.fit()
         answer = Answer(names=live.model.names, colors=live.model.colors)
@@ -170,21 +170,21 @@ class Session:
             answer.pages[request.page] = still
         elif request.every:
             count = request.setup.image.n_pages
-            each = None if step is None else lambda share: step(share / count)
-            answer.pages = {page: live.predict(page, each) for page in range(count)}
+            page_step = None if step is None else lambda fraction: step(fraction / count)
+            answer.pages = {page: live.predict(page, page_step) for page in range(count)}
         else:
-            found = live.predict(step=step)
-            answer.pages[request.page] = found
-            answer.places = tuple(suggest(live, found=found)) if request.suggest else None
+            prediction = live.predict(step=step)
+            answer.pages[request.page] = prediction
+            answer.suggestions = tuple(suggest(live, prediction=prediction)) if request.suggest else None
         notes = [*live.notes, *(note for page in answer.pages.values() for note in page.notes)]
         answer.notes = tuple(dict.fromkeys(notes))
         return answer
 
     def _ready(self, request: Request) -> Live:
-        """Return what keeps the features of the request's page."""
+        """Return the live session with the features of the requested page."""
         setup = request.setup
-        if self._live is None or not setup.same(self._setup):
-            self.forget()  # before the next features need the memory
+        if self._live is None or not setup.is_equivalent(self._setup):
+            self.forget()  # free the memory before computing new features
             if setup.model is not None:
                 self._live = Live(setup.image, page=request.page, model=setup.model)
             else:

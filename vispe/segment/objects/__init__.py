@@ -1,1 +1,1 @@
-"""Objects in label maps: found, split where they touch, measured, and counted."""
+"""Objects in label maps: detection, splitting, measurement and counting."""

@@ -1,4 +1,4 @@
-"""Figure of the objects of an image: outlines over the image, with numbers where these are legible."""
+"""Figure of the objects of an image: outlines over the image, numbered if there are few enough."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vispe.segment.objects.table import Row
-from vispe.segment.overlays import SMALLEST, Color, enlarged, lettering
+from vispe.segment.overlays import SMALLEST, Color, bold_font, to_rgb
 
 _NUMBERED = 200
-"""Largest number of objects on the page that still have their numbers drawn."""
+"""Largest number of objects on a page that are numbered."""
 
 
-def outlined(
+def draw_outlines(
     image: np.ndarray,
     instances: np.ndarray,
     rows: Sequence[Row],
@@ -23,13 +23,13 @@ def outlined(
 
     Args:
         image: (h, w, c) float in [0, 1].
-        instances: (h, w) numbers of the objects, 0 = none.
-        rows: of the table, of all objects.
-        names: of the K classes.
+        instances: (h, w) object numbers, 0 = none.
+        rows: table rows of all objects.
+        names: names of the K classes.
         colors: (r, g, b) in 0..255 of the K classes.
 
     Returns:
-        (H, W, 3) uint8; images below `SMALLEST` along their longer side are enlarged by a whole factor.
+        (H, W, 3) uint8; images below `SMALLEST` along their longer side are enlarged by an integer factor.
     """
     factor = max(1, -(-SMALLEST // max(instances.shape)))
     large = instances.repeat(factor, 0).repeat(factor, 1)
@@ -45,15 +45,15 @@ def outlined(
     for row in rows:
         if row["object"] < len(table) and present[row["object"]]:
             table[row["object"]] = colors[names.index(row["class"])]
-    drawn = enlarged(image, factor)
-    drawn[edge] = table[large[edge]]
+    canvas = to_rgb(image, factor)
+    canvas[edge] = table[large[edge]]
     if not 0 < present[1:].sum() <= _NUMBERED:
-        return drawn
-    shown = Image.fromarray(drawn)
-    pen, font = ImageDraw.Draw(shown), lettering(max(large.shape) // 2)
+        return canvas
+    figure = Image.fromarray(canvas)
+    pen, font = ImageDraw.Draw(figure), bold_font(max(large.shape) // 2)
     for row in rows:
         if row["object"] < len(table) and present[row["object"]]:
-            place = [factor * (row[f"centroid_{axis}_px"] + 0.5) for axis in "xy"]
-            pen.text(place, str(row["object"]), fill=(255, 255, 255), font=font, anchor="mm", stroke_width=1,
+            position = [factor * (row[f"centroid_{axis}_px"] + 0.5) for axis in "xy"]
+            pen.text(position, str(row["object"]), fill=(255, 255, 255), font=font, anchor="mm", stroke_width=1,
                      stroke_fill=(0, 0, 0))  # fmt: skip
-    return np.asarray(shown)
+    return np.asarray(figure)

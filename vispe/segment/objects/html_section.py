@@ -13,21 +13,21 @@ _BINS = 24
 
 
 def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
-    """Add counts, densities and sizes by image, and a histogram of sizes by class; nothing without objects."""
+    """Add counts, densities and sizes by image, and a histogram of sizes by class; a no-op without objects."""
     images = [record for record in images if "objects" in record]
     if not images:
         return
     page.section("Objects")
     rows = [["image", "class", "objects", "density", "mean diameter", "median", "10 % to 90 %"]]
     for record in images:
-        for name, found in record["objects"]["classes"].items():
-            row = [Path(record["image"]).name, name, str(found["count"])]
-            rows.append([*row, _density(found), *_sizes(found)])
+        for name, summary in record["objects"]["classes"].items():
+            row = [Path(record["image"]).name, name, str(summary["count"])]
+            rows.append([*row, _density(summary), *_sizes(summary)])
     page.table(rows, left=(0, 1))
     first = images[0]["objects"]
     page.text(
-        "Objects: rows in the tables of the folder. Density: without bias from the border (counting frame), so it is "
-        "not the number of objects divided by the area. Diameters are those of discs of the same area, "
+        "Objects: rows in the tables of the folder. Density: unbiased by the border (counting frame), so it differs "
+        "from the number of objects divided by the area. Diameters are those of discs of equal area, "
         f"{first['sizes']}. Orientation in the tables: degrees counter-clockwise from the horizontal axis.",
         soft=True,
     )
@@ -35,26 +35,28 @@ def objects_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]
         page.histogram(values, _BINS, f"{name}: objects by diameter ({unit}), all images")
 
 
-def _density(found: Mapping[str, Any]) -> str:
+def _density(summary: Mapping[str, Any]) -> str:
     for key, unit in (("per_um2", "µm²"), ("per_um3", "µm³")):
-        if found.get(key) is not None:
-            return f"{found[key]:.3g} /{unit}"
+        if summary.get(key) is not None:
+            return f"{summary[key]:.3g} /{unit}"
     return "no pixel size"
 
 
-def _sizes(found: Mapping[str, Any]) -> list[str]:
-    unit = "um" if "equivalent_diameter_um" in found else "px"
-    sizes = found[f"equivalent_diameter_{unit}"]
+def _sizes(summary: Mapping[str, Any]) -> list[str]:
+    unit = "um" if "equivalent_diameter_um" in summary else "px"
+    sizes = summary[f"equivalent_diameter_{unit}"]
     if not sizes["n"]:
         return ["none", "", ""]
-    ends = f" ({sizes['ci95'][0]:.3g} to {sizes['ci95'][1]:.3g})" if sizes.get("ci95") else " (no interval)"
-    mean = f"{sizes['mean']:.3g}{ends} {unit.replace('um', 'µm')}"
+    interval = (
+        f" ({sizes['ci95'][0]:.3g} to {sizes['ci95'][1]:.3g})" if sizes.get("ci95") else " (no interval)"
+    )
+    mean = f"{sizes['mean']:.3g}{interval} {unit.replace('um', 'µm')}"
     return [mean, f"{sizes['p50']:.3g}", f"{sizes['p10']:.3g} to {sizes['p90']:.3g}"]
 
 
 def _diameters(folder: Path, images: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], np.ndarray]:
-    """Read the diameters of all objects by class and unit; an image of another unit has a histogram of its own."""
-    found: dict[tuple[str, str], list[float]] = {}
+    """Read the diameters of all objects by class and unit; images with different units get separate histograms."""
+    diameters: dict[tuple[str, str], list[float]] = {}
     for record in images:
         table = folder / Path(record["files"]["objects_table"]).name
         if not table.is_file():
@@ -63,5 +65,5 @@ def _diameters(folder: Path, images: Sequence[Mapping[str, Any]]) -> dict[tuple[
             for row in csv.DictReader(stream):
                 unit = "um" if row["equivalent_diameter_um"] else "px"
                 key = row["class"], unit.replace("um", "µm")
-                found.setdefault(key, []).append(float(row[f"equivalent_diameter_{unit}"]))
-    return {key: np.array(values) for key, values in found.items() if len(values) > 1}
+                diameters.setdefault(key, []).append(float(row[f"equivalent_diameter_{unit}"]))
+    return {key: np.array(values) for key, values in diameters.items() if len(values) > 1}

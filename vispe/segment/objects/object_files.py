@@ -1,4 +1,4 @@
-"""The files of objects: instance maps and tables."""
+"""Files of objects: instance maps, tables and figures."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -13,19 +13,19 @@ from vispe.images.annotations.object_files import write_objects
 from vispe.images.annotations.shapes import Color
 from vispe.images.read import Micrograph
 from vispe.images.write import write_instances, write_png
-from vispe.segment.objects.figure import outlined
-from vispe.segment.objects.labelling import Found, find
+from vispe.segment.objects.figure import draw_outlines
+from vispe.segment.objects.labelling import ObjectList, find
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.objects.sizes import of_image
+from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.objects.table import COLUMNS, Row
 from vispe.segment.overlays import PALETTE
 from vispe.segment.run.prediction import Prediction
 
 ENDINGS = ("_objects.tif", "_objects.csv", "_objects.png")
-TOGETHER = "objects.csv"
+COMBINED = "objects.csv"
 
 
-def objects_of(
+def write_image_objects(
     folder: Path,
     image: Micrograph,
     pages: np.ndarray,
@@ -35,41 +35,45 @@ def objects_of(
     options: ObjectOptions,
     force: bool,
 ) -> tuple[dict[str, Path], dict, list[str]]:
-    """Find the objects of an image, and write their map, their table and, of the middle page, a figure.
+    """Find the objects of an image, and write their map, their table and a figure of the middle page.
 
     Args:
-        folder: where the files go.
-        image: as stored.
-        pages: (z, h, w, c) float in [0, 1], what the figure shows.
-        results: of its pages.
-        names: of the classes.
-        colors: (r, g, b) of the classes; None for the palette.
-        options: what counts.
+        folder: destination.
+        image: the image as stored.
+        pages: (z, h, w, c) float in [0, 1], shown in the figure.
+        results: results of its pages.
+        names: class names.
+        colors: (r, g, b) of the classes; None for the default palette.
+        options: definition of objects.
         force: overwrite.
 
     Returns:
-        The files by kind, what the report says, and notes.
+        The files by kind, the record for the report, and notes.
     """
-    stem, volumes = image.path.stem, pages_together(image.axis_lengths)
+    stem, volumes = image.path.stem, pages_per_volume(image.axis_lengths)
     spacing = spacing_of(image.pixel_size, image.z_step, volumes)
     labels, prob = np.stack([r.labels for r in results]), np.stack([r.prob for r in results])
-    found_map, found = find(labels, prob, image.pages, names, options, volumes=volumes, spacing=spacing)
+    instances, objects = find(labels, prob, image.pages, names, options, volumes=volumes, spacing=spacing)
     files = {"objects": folder / f"{stem}{ENDINGS[0]}", "objects_table": folder / f"{stem}{ENDINGS[1]}"}
-    large = len(found.rows) > np.iinfo(np.uint16).max
-    write_instances(files["objects"], found_map.astype(np.uint32 if large else np.uint16), image, force)
-    write_table(files["objects_table"], str(image.path), found.rows, force)
+    large = len(objects.rows) > np.iinfo(np.uint16).max
+    write_instances(files["objects"], instances.astype(np.uint32 if large else np.uint16), image, force)
+    write_table(files["objects_table"], str(image.path), objects.rows, force)
     files["outlines"] = folder / f"{stem}{ENDINGS[2]}"
-    shown = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else colors
+    palette = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else colors
     middle = len(results) // 2
-    write_png(files["outlines"], outlined(pages[middle], found_map[middle], found.rows, names, shown), force)
-    files |= _exchanged(folder, image, found_map, found.rows, names, colors, options, force)
+    write_png(
+        files["outlines"],
+        draw_outlines(pages[middle], instances[middle], objects.rows, names, palette),
+        force,
+    )
+    files |= _exchanged(folder, image, instances, objects.rows, names, colors, options, force)
     area = None if spacing is None else float((labels > 0).sum() * np.prod(spacing))
-    record = of_image(found, options, names, area, volumes is not None)
-    return files, record, notes(image.path.name, found, options, image.pixel_size, spacing)
+    record = summarize_image(objects, options, names, area, volumes is not None)
+    return files, record, notes(image.path.name, objects, options, image.pixel_size, spacing)
 
 
-def endings(options: ObjectOptions | None) -> tuple[str, ...]:
-    """Return the ends of the names of files that the objects of an image go to."""
+def file_suffixes(options: ObjectOptions | None) -> tuple[str, ...]:
+    """Return the suffixes of the files that the objects of an image are written to."""
     return () if options is None else (*ENDINGS, *(EXCHANGED[kind] for kind in options.kinds))
 
 
@@ -83,7 +87,7 @@ def _exchanged(
     options: ObjectOptions,
     force: bool,
 ) -> dict[str, Path]:
-    """Write objects for other programs.
+    """Write objects in exchange formats.
 
     Raises:
         OptionError: the image has several pages.
@@ -92,46 +96,46 @@ def _exchanged(
         return {}
     if image.n_pages > 1:
         raise OptionError(
-            f"objects_as={','.join(options.kinds)} is for one page, but {image.path.name} has {image.n_pages}; choose "
-            "one with --z, or leave it out."
+            f"objects_as={','.join(options.kinds)} needs a single page, but {image.path.name} has {image.n_pages}. "
+            "Select one with z, or omit objects_as."
         )
-    shown = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else list(colors)
+    palette = [PALETTE[i % len(PALETTE)] for i in range(len(names))] if colors is None else list(colors)
     classes = [names.index(row["class"]) + 1 for row in rows]
-    own = (instances[0], classes, names, shown, options.kinds, force)
-    return dict(write_objects(folder, image.path.stem, *own, image=image.path.name))
+    arguments = (instances[0], classes, names, palette, options.kinds, force)
+    return dict(write_objects(folder, image.path.stem, *arguments, image=image.path.name))
 
 
 def notes(
-    name: str, found: Found, options: ObjectOptions, pixel: tuple[float, float] | None, spacing: object
+    name: str, objects: ObjectList, options: ObjectOptions, pixel: tuple[float, float] | None, spacing: object
 ) -> list[str]:
-    """Say what was left out, and which units there are not."""
+    """Return notes on excluded objects and on missing units."""
     out = []
-    if found.small:
+    if objects.small:
         out.append(
-            f"{name}: objects of fewer than {options.min_area} pixels are left out ({found.small}); "
-            "--object-min-area 0 keeps all."
+            f"{name}: {objects.small} objects of fewer than {options.min_area} pixels were excluded. Use "
+            "object_min_area=0 to include all."
         )
     if pixel is not None and spacing is None:
-        out.append(f"{name} does not say how far its slices are apart: volumes are in voxels only.")
+        out.append(f"the slice distance of {name} is unknown: volumes are in voxels only.")
     return out
 
 
-def pages_together(axes: dict[str, int]) -> int | None:
-    """Return how many pages are a volume: the length of Z where it is the last of the axes that count pages."""
+def pages_per_volume(axes: dict[str, int]) -> int | None:
+    """Return the pages per volume: the length of Z if it is the innermost page axis; None otherwise."""
     return axes["Z"] if axes.get("Z", 1) > 1 and list(axes)[-1] == "Z" else None
 
 
 def spacing_of(
     pixel: tuple[float, float] | None, step: float | None, volumes: int | None
 ) -> tuple[float, ...] | None:
-    """Return microns per pixel along (y, x), or (z, y, x) of volumes; None where one of them is not known."""
+    """Return microns per pixel along (y, x), or (z, y, x) of volumes; None if one of them is unknown."""
     if pixel is None or volumes is None:
         return pixel
     return None if step is None else (step, *pixel)
 
 
 def write_table(path: Path, image: str, rows: Iterable[Row], force: bool) -> None:
-    """Write the table of an image; one without objects has a header alone."""
+    """Write the table of an image; without objects it has only a header."""
     with (
         atomic_path(path, force) as temporary,
         temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as stream,
@@ -141,11 +145,11 @@ def write_table(path: Path, image: str, rows: Iterable[Row], force: bool) -> Non
         writer.writerows({k: csv_cell(v) for k, v in {"image": image, **row}.items()} for row in rows)
 
 
-def write_together(out: Path, tables: Sequence[str]) -> None:
-    """Write the tables of all images one after the other, in place of an earlier file of this run."""
+def write_combined(out: Path, tables: Sequence[str]) -> None:
+    """Concatenate the tables of all images, replacing an earlier file of this run."""
     if not tables:
         return
-    with atomic_path(out / TOGETHER, True) as temporary, temporary.open("wb") as stream:
+    with atomic_path(out / COMBINED, True) as temporary, temporary.open("wb") as stream:
         for number, table in enumerate(tables):
             with Path(table).open("rb") as part:
                 head = part.readline()

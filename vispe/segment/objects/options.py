@@ -1,4 +1,4 @@
-"""What counts as an object."""
+"""Options of object detection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,24 @@ TOUCHING = ("split", "keep")
 
 @dataclass(frozen=True)
 class ObjectOptions:
-    """Which connected patches of a label map are objects.
+    """Definition of the connected components of a label map that are objects.
 
     Attributes:
-        classes: names of the classes whose patches are objects, or their numbers from 1 on.
-        touching: `'split'`: cut at necks, by a watershed; `'keep'`: what is connected is one object. Split by default:
+        classes: names of the classes whose components are objects, or their numbers from 1.
+        touching: `'split'`: split at necks, by a watershed; `'keep'`: each component is one object. Split by default:
             on micrographs with known objects it finds more of them (`eval/results/objects.json`).
-        min_area: objects with fewer pixels (voxels) are left out of map and table, and counted in the report.
-        fill_holes: holes belong to the object around them, but for pixels of a class that is asked for.
-        exclude_border: leave out objects that touch the border of the image (of a volume: also its first and last
+        min_area: objects with fewer pixels (voxels) are excluded from map and table, and counted in the report.
+        fill_holes: add holes to the surrounding object, except pixels of a requested class.
+        exclude_border: exclude objects that touch the border of the image (of a volume: also its first and last
             page), since their size is unknown.
-        kinds: files for other programs: any of `'geojson'`, `'rois'` and `'coco'`; of one page only.
+        kinds: exchange formats: any of `'geojson'`, `'rois'` and `'coco'`; single pages only.
 
-    >>> ObjectOptions(["pore"]).numbers(["matrix", "pore"])
-    (2,)
+    Raises:
+        OptionError: no class, or an invalid value.
+
+    Example:
+        >>> ObjectOptions(["pore"]).numbers(["matrix", "pore"])
+        (2,)
     """
 
     classes: Sequence[str]
@@ -39,7 +43,7 @@ class ObjectOptions:
         names = (self.classes,) if isinstance(self.classes, str) else tuple(map(str, self.classes))
         object.__setattr__(self, "classes", tuple(dict.fromkeys(names)))
         if not names:
-            raise OptionError("objects names no class; give one or more, such as --objects pore.")
+            raise OptionError("objects names no class. Pass one or more, such as objects=pore.")
         check_choice("touching", self.touching, TOUCHING)
         if not is_whole(self.min_area) or self.min_area < 0:
             raise OptionError(f"object_min_area={self.min_area!r} must be 0 or more pixels.")
@@ -48,35 +52,35 @@ class ObjectOptions:
         check_flag("exclude_border", self.exclude_border)
 
     def numbers(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Return the values of the classes in label maps, from 1 on, in their order there.
+        """Return the values of the classes in label maps, from 1, ascending.
 
         Raises:
-            OptionError: neither one of `names` nor the number of one.
+            OptionError: neither one of `names` nor its number.
         """
-        found = set()
+        numbers = set()
         for name in self.classes:
             number = class_number(name, names)
             if number is None:
                 hint = did_you_mean(name, names)
                 raise OptionError(
-                    f"objects={name!r} is not a class; the classes are {', '.join(names)}.{hint}"
+                    f"objects={name!r} is not a class. The classes are {', '.join(names)}.{hint}"
                 )
-            found.add(number)
-        return tuple(sorted(found))
+            numbers.add(number)
+        return tuple(sorted(numbers))
 
 
 def options_or_none(classes: Sequence[str] | None, **more: object) -> ObjectOptions | None:
-    """Make options of those of the command line, None where no objects are asked for; those that are None are defaults.
+    """Create `ObjectOptions` from command-line values; None without `classes`, and None values are defaults.
 
     Raises:
-        OptionError: one of the others without `classes`.
+        OptionError: another option without `classes`.
     """
-    given = {name: value for name, value in more.items() if value is not None and value is not False}
+    options = {name: value for name, value in more.items() if value is not None and value is not False}
     if classes is None:
-        if given:
+        if options:
             name = {"min_area": "object_min_area", "kinds": "objects_as"}.get(
-                next(iter(given)), next(iter(given))
+                next(iter(options)), next(iter(options))
             )
-            raise OptionError(f"{name} has no effect without objects; name their classes with --objects.")
+            raise OptionError(f"{name} has no effect without objects. Pass class names as objects.")
         return None
-    return ObjectOptions(classes, **given)  # type: ignore[arg-type] - checked there
+    return ObjectOptions(classes, **options)  # type: ignore[arg-type] - checked there

@@ -1,7 +1,7 @@
-"""Objects of images larger than memory: an object that crosses blocks is one object.
+"""Objects of out-of-core images, where an object may span several blocks.
 
-Patches are labelled block by block and joined where blocks meet; then each is cut and measured by itself, in the box
-around it, as in memory.  So no number depends on the blocks, not even where touching objects are split.
+Connected components are labelled block by block and merged across block borders; then each is split and measured within
+its own bounding box, as in memory. So no number depends on the blocks, not even for split objects.
 """
 
 import math
@@ -14,40 +14,39 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.segment.features.tiles import Region
-from vispe.segment.objects.labelling import Found, Patch, cut
+from vispe.segment.objects.labelling import Component, ObjectList, split_component
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.objects.table import neighbours
+from vispe.segment.objects.table import add_nearest_distances
 
-_BYTES = 160  # per pixel of the box around a patch while it is cut, roughly
-_STEPS = [
-    step for step in product((-1, 0, 1), repeat=3) if step < (0, 0, 0)
-]  # to neighbours that come before
+_BYTES = 160  # approximate memory per pixel of the bounding box while it is split
+# offsets to the neighbours that precede a pixel in raster order
+_STEPS = [step for step in product((-1, 0, 1), repeat=3) if step < (0, 0, 0)]
 
 
 @dataclass(frozen=True)
 class Source:
-    """What objects are found in, read by boxes; z counts pages.
+    """Access to an image and its label map by region; z counts pages.
 
     Attributes:
         shape: (z, h, w).
-        labels: gives classes (rows, columns) of a region of a page.
-        prob: gives the probability (rows, columns) of a class, by its number, in a region of a page.
-        grey: gives the values of the file (rows, columns, c) in a region of a page.
-        marks: array (z, h, w) int64 for provisional numbers, zeros.
-        out: function that takes a page, a region, the pixels of an object there, and its number.
+        labels: returns the classes (rows, columns) of a region of a page.
+        prob: returns the probability (rows, columns) of a class, by its number, in a region of a page.
+        grey: returns the values of the file (rows, columns, c) in a region of a page.
+        marks: array (z, h, w) int64 for provisional component numbers, zeros.
+        out: called with a page, a region, the mask of an object in it, and the number of the object.
     """
 
     shape: tuple[int, int, int]
     labels: Callable[[int, Region], np.ndarray]
     prob: Callable[[int, Region, int], np.ndarray]
     grey: Callable[[int, Region], np.ndarray]
-    marks: Any
+    component_ids: Any
     out: Callable[[int, Region, np.ndarray, int], None]
 
 
 @dataclass(eq=False)
-class Pieces:
-    """Patches as blocks see them: numbers from 1 on, each with its class, box and first pixel; joined by pairs."""
+class BlockComponents:
+    """Components within blocks: numbers from 1, each with its class, box and first pixel; `pairs` are to be merged."""
 
     classes: list[int]
     boxes: list[tuple[int, ...]]  # page, end, top, bottom, left, right
@@ -64,116 +63,123 @@ def find_in_blocks(
     volumes: int | None = None,
     spacing: Sequence[float] | None = None,
     memory: int | None = None,
-) -> Found:
+) -> ObjectList:
     """Find and measure the objects of an image block by block, as `vispe.segment.objects.labelling.find` does in memory.
 
     Args:
         source: the image and its label map.
         regions: blocks that cover a page.
-        names: of the K classes.
-        options: what counts.
-        volumes: pages of a volume; None takes each page by itself.
-        spacing: microns per pixel; None where it is not known.
-        memory: bytes that the box around one patch may take; None for any.
+        names: names of the K classes.
+        options: definition of objects.
+        volumes: pages per volume; None treats each page separately.
+        spacing: microns per pixel; None if unknown.
+        memory: upper bound in bytes for the box around one component; None for no limit.
 
     Raises:
-        InputError: the box around a patch is larger than memory.
+        InputError: the box around a component exceeds the memory.
     """
-    numbers, found = options.numbers(names), Found()
+    numbers, result = options.numbers(names), ObjectList()
     pieces = _label(source, regions, numbers, volumes)
     step = volumes or 1
     shape = source.shape[1:] if volumes is None else (volumes, *source.shape[1:])
-    for first, box, own, number in _joined(pieces, step):
+    for first, box, parts, number in _joined(pieces, step):
         page, end, region = box[0], box[1], Region(*box[2:])
         size = (end - page) * math.prod(region.shape)
         if memory is not None and size * _BYTES > memory:
             raise InputError(
-                f"a patch of {names[number - 1]!r} lies in a box of {end - page} x {region.shape[0]} x "
-                f"{region.shape[1]} pixels, which needs about {size * _BYTES / 2**20:.0f} MiB; leave the class out of "
-                "--objects, or raise --memory."
+                f"a connected component of {names[number - 1]!r} has a bounding box of {end - page} x "
+                f"{region.shape[0]} x {region.shape[1]} pixels, which needs about "
+                f"{size * _BYTES / 2**20:.0f} MiB. Remove the class from objects, or increase memory."
             )
-        patch = _patch(source, page - first, first, box, own, number, numbers, volumes)
-        for place, mask, row in cut(patch, shape, options, spacing, found):
-            count = len(found.rows) + 1
-            where = Region(place[-2].start, place[-2].stop, place[-1].start, place[-1].stop)
-            pages = [first] if volumes is None else range(first + place[0].start, first + place[0].stop)
-            for index, at in enumerate(pages):
-                source.out(at, where, mask if volumes is None else mask[index], count)
-            found.rows.append({"page": first, "object": count, "class": names[number - 1], **row})
-    neighbours(found.rows)
-    return found
+        component = _patch(source, page - first, first, box, parts, number, numbers, volumes)
+        for object_box, mask, row in split_component(component, shape, options, spacing, result):
+            count = len(result.rows) + 1
+            object_region = Region(
+                object_box[-2].start, object_box[-2].stop, object_box[-1].start, object_box[-1].stop
+            )
+            pages = (
+                [first] if volumes is None else range(first + object_box[0].start, first + object_box[0].stop)
+            )
+            for index, object_page in enumerate(pages):
+                source.out(object_page, object_region, mask if volumes is None else mask[index], count)
+            result.rows.append({"page": first, "object": count, "class": names[number - 1], **row})
+    add_nearest_distances(result.rows)
+    return result
 
 
-def _label(source: Source, regions: Sequence[Region], numbers: Sequence[int], volumes: int | None) -> Pieces:
-    """Number the patches of each block, and list which of them touch."""
+def _label(
+    source: Source, regions: Sequence[Region], numbers: Sequence[int], volumes: int | None
+) -> BlockComponents:
+    """Label the components of each block, and list pairs to be merged."""
     from scipy.ndimage import find_objects
     from skimage.measure import label
 
-    pieces = Pieces([0], [()], [0], [])
+    pieces = BlockComponents([0], [()], [0], [])
     height, width = source.shape[1:]
     for page in range(source.shape[0]):
         joins = volumes is not None and page % volumes > 0
         for region in regions:
             classes = source.labels(page, region)
-            asked = np.where(np.isin(classes, numbers), classes, 0)
-            marked = label(asked, background=0, connectivity=2).astype(np.int64)
+            requested = np.where(np.isin(classes, numbers), classes, 0)
+            marked = label(requested, background=0, connectivity=2).astype(np.int64)
             base = len(pieces.classes) - 1
             for index, box in enumerate(find_objects(marked), start=1):
-                own = marked[box] == index
+                component = marked[box] == index
                 rows, columns = box
-                y, x = np.unravel_index(own.argmax(), own.shape)
+                y, x = np.unravel_index(component.argmax(), component.shape)
                 top, left = region.top + rows.start, region.left + columns.start
-                pieces.classes.append(int(asked[box][own][0]))
-                ends = region.top + rows.stop, region.left + columns.stop
-                pieces.boxes.append((page, page + 1, top, ends[0], left, ends[1]))
+                pieces.classes.append(int(requested[box][component][0]))
+                stops = region.top + rows.stop, region.left + columns.stop
+                pieces.boxes.append((page, page + 1, top, stops[0], left, stops[1]))
                 pieces.firsts.append((page * height + top + int(y)) * width + left + int(x))
             marked[marked > 0] += base
-            source.marks[(page, *region.slices)] = marked
-            # blocks that are not numbered yet are 0, and look back when it is their turn
-            around = Region(
+            source.component_ids[(page, *region.slices)] = marked
+            # later blocks are still 0; they are compared with this one when they are labelled
+            neighbourhood = Region(
                 max(region.top - 1, 0), min(region.bottom + 1, height),
                 max(region.left - 1, 0), min(region.right + 1, width),
             )  # fmt: skip
             start = page - 1 if joins else page
-            _pairs(np.asarray(source.marks[(slice(start, page + 1), *around.slices)]), pieces)
+            _pairs(np.asarray(source.component_ids[(slice(start, page + 1), *neighbourhood.slices)]), pieces)
     return pieces
 
 
-def _pairs(marks: np.ndarray, pieces: Pieces) -> None:
-    """Note which numbers of one class are neighbours in (z, rows, columns)."""
+def _pairs(marks: np.ndarray, pieces: BlockComponents) -> None:
+    """List the pairs of adjacent components of equal class in (z, rows, columns)."""
     classes = np.array(pieces.classes)
     for step in _STEPS:
-        here, there = [], []
+        targets, neighbour_slices = [], []
         for s, n in zip(step, marks.shape, strict=True):
-            here.append(slice(max(-s, 0), n - max(s, 0)))
-            there.append(slice(max(s, 0), n + min(s, 0)))
-        a, b = marks[tuple(here)], marks[tuple(there)]
+            targets.append(slice(max(-s, 0), n - max(s, 0)))
+            neighbour_slices.append(slice(max(s, 0), n + min(s, 0)))
+        a, b = marks[tuple(targets)], marks[tuple(neighbour_slices)]
         touch = (a > 0) & (b > 0) & (a != b)
-        found = np.unique(np.stack([a[touch], b[touch]], 1), axis=0)
-        found = found[classes[found[:, 0]] == classes[found[:, 1]]]
-        if len(found):
-            pieces.pairs.append(found)
+        pairs = np.unique(np.stack([a[touch], b[touch]], 1), axis=0)
+        pairs = pairs[classes[pairs[:, 0]] == classes[pairs[:, 1]]]
+        if len(pairs):
+            pieces.pairs.append(pairs)
 
 
 def _joined(
-    pieces: Pieces, step: int
+    pieces: BlockComponents, step: int
 ) -> Iterator[tuple[int, tuple[int, int, int, int, int, int], np.ndarray, int]]:
-    """Yield the patches in the order of their first pixels: first page, box, numbers that they consist of, class."""
+    """Yield the merged components in order of their first pixels: first page, box, numbers of their parts, class."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     count = len(pieces.classes)
     pairs = np.concatenate(pieces.pairs) if pieces.pairs else np.zeros((0, 2), np.int64)
     graph = coo_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), (count, count))
+    # components that touch across blocks form one group
     group = connected_components(graph, directed=False)[1]
     order = np.argsort(group, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
     patches = [part for part in parts if part[0] > 0]
     boxes, firsts = np.array([(0,) * 6, *pieces.boxes[1:]]), np.array(pieces.firsts)
-    for own in sorted(patches, key=lambda part: firsts[part].min()):
-        low, high = boxes[own].min(0), boxes[own].max(0)
+    for component in sorted(patches, key=lambda part: firsts[part].min()):
+        low, high = boxes[component].min(0), boxes[component].max(0)
         box = (int(low[0]), int(high[1]), int(low[2]), int(high[3]), int(low[4]), int(high[5]))
-        yield box[0] // step * step, box, own, pieces.classes[own[0]]
+        yield box[0] // step * step, box, component, pieces.classes[component[0]]
 
 
 def _patch(
@@ -181,23 +187,29 @@ def _patch(
     depth: int,
     first: int,
     box: tuple[int, int, int, int, int, int],
-    own: np.ndarray,
+    parts: np.ndarray,
     number: int,
     numbers: Sequence[int],
     volumes: int | None,
-) -> Patch:
-    """Read what is in the box around a patch."""
+) -> Component:
+    """Read the data in the bounding box of a component."""
     pages, region = range(box[0], box[1]), Region(*box[2:])
-    mask = np.stack([np.isin(np.asarray(source.marks[(page, *region.slices)]), own) for page in pages])
+    mask = np.stack(
+        [np.isin(np.asarray(source.component_ids[(page, *region.slices)]), parts) for page in pages]
+    )
     classes = np.zeros((len(pages) + 1, region.shape[0] + 1, region.shape[1] + 1), np.uint8)
     height, width = source.shape[1:]
-    around = Region(region.top, min(region.bottom + 1, height), region.left, min(region.right + 1, width))
+    padded_region = Region(
+        region.top, min(region.bottom + 1, height), region.left, min(region.right + 1, width)
+    )
     last = first + volumes if volumes is not None else box[1]
     for index, page in enumerate(range(box[0], min(box[1] + 1, last))):
-        classes[index, : around.shape[0], : around.shape[1]] = source.labels(page, around)
+        classes[index, : padded_region.shape[0], : padded_region.shape[1]] = source.labels(
+            page, padded_region
+        )
     free, valid = ~np.isin(classes[:-1, :-1, :-1], numbers), classes > 0
     prob = np.stack([source.prob(page, region, number) for page in pages])
     grey = np.stack([source.grey(page, region) for page in pages])
     if volumes is None:
-        return Patch((region.top, region.left), mask[0], number, free[0], valid[0], prob[0], grey[0])
-    return Patch((depth, region.top, region.left), mask, number, free, valid, prob, grey)
+        return Component((region.top, region.left), mask[0], number, free[0], valid[0], prob[0], grey[0])
+    return Component((depth, region.top, region.left), mask, number, free, valid, prob, grey)

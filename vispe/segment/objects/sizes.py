@@ -1,56 +1,58 @@
-"""Counts and sizes of objects, of one image and of all."""
+"""Counts and sizes of objects, per image and over all images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vispe.segment.objects.labelling import Found
+from vispe.segment.objects.labelling import ObjectList
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.table import Row
 
 _DRAWS = 2000
-_MANY = 10_000  # objects from which on the mean is normal for any purpose
+_MANY = 10_000  # number of objects above which the mean is treated as normally distributed
 _FRAME = (
     "unbiased counting frame: objects on the lower, right and last side are not counted; area of all data"
 )
-_CUT = "of all objects in the table; biased by the border: objects that it cuts have the size of their visible part"
+_CUT = (
+    "of all objects in the table; biased by the border: objects cut by it have the size of their visible part"
+)
 _WITHIN = (
-    "of objects inside the image; biased by the border: large objects touch it more often and are left out"
+    "of objects inside the image; biased by the border: large objects touch it more often and are excluded"
 )
 _LEVELS = (10, 25, 50, 75, 90)
 
 
-def of_image(
-    found: Found, options: ObjectOptions, names: Sequence[str], area: float | None, volumes: bool
+def summarize_image(
+    objects: ObjectList, options: ObjectOptions, names: Sequence[str], area: float | None, volumes: bool
 ) -> dict[str, Any]:
     """Summarise the objects of one image, for the report.
 
     Args:
-        found: the objects.
-        options: what counted.
-        names: of the K classes.
-        area: in um2, or um3 of volumes, of the pixels with data; None where the pixel size is not known.
-        volumes: whether pages were taken together.
+        objects: the objects.
+        options: definition of objects.
+        names: names of the K classes.
+        area: area in um2 (volumes: um3) of the pixels with data; None if the pixel size is unknown.
+        volumes: whether pages form volumes.
 
     Returns:
-        What counted, what was left out, and for each class the count (rows of the table), 'counted_in_frame', the
-        density made of it ('per_um2' or 'per_um3') and the distribution of the equivalent diameter: mean with its 95 %
-        interval (bootstrap over objects), median, std and percentiles. The density has no bias from the border, with
-        or without `exclude_border`; the sizes are those of the table and do have one, as 'sizes' states.
+        The definition, the excluded objects, and for each class the count (rows of the table), 'counted_in_frame', the
+        density derived from it ('per_um2' or 'per_um3') and the distribution of the equivalent diameter: mean with its
+        95 % interval (bootstrap over objects), median, std and percentiles. The density is unbiased by the border, with
+        or without `exclude_border`; the sizes are those of the table and are biased, as stated in 'sizes'.
     """
-    asked = [names[n - 1] for n in options.numbers(names)]
-    of_class: dict[str, list[Row]] = {name: [] for name in asked}
-    for row in found.rows:
+    class_names = [names[n - 1] for n in options.numbers(names)]
+    of_class: dict[str, list[Row]] = {name: [] for name in class_names}
+    for row in objects.rows:
         of_class[row["class"]].append(row)
     unit = "px" if area is None else "um"
-    # never below 0: small objects are subtracted with weights
-    framed = {names[n - 1]: max(found.framed.get(n, 0.0), 0.0) for n in options.numbers(names)}
+    # clamp at 0: the weighted subtraction of small objects may overshoot
+    frame_counts = {names[n - 1]: max(objects.in_frame.get(n, 0.0), 0.0) for n in options.numbers(names)}
     return {
         "touching": options.touching,
         "neighbours": 26 if volumes else 8,
         "fill_holes": options.fill_holes,
-        "left_out": {"min_area": options.min_area, "smaller": found.small, "at_the_border": found.border},
+        "left_out": {"min_area": options.min_area, "smaller": objects.small, "at_the_border": objects.border},
         "interval": "bootstrap over objects",
         "density": _FRAME,
         f"{'volume_um3' if volumes else 'area_um2'}": area,
@@ -58,11 +60,11 @@ def of_image(
         "classes": {
             name: {
                 "count": len(rows),
-                "counted_in_frame": framed[name],
+                "counted_in_frame": frame_counts[name],
                 **(
                     {}
                     if area is None
-                    else {f"per_um{3 if volumes else 2}": framed[name] / area if area else None}
+                    else {f"per_um{3 if volumes else 2}": frame_counts[name] / area if area else None}
                 ),
                 f"equivalent_diameter_{unit}": distribution([r[f"equivalent_diameter_{unit}"] for r in rows]),
             }
@@ -72,79 +74,84 @@ def of_image(
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:
-    """Describe a sample: n, mean with 95 % interval, std and percentiles; None where there is nothing to say.
+    """Return n, mean with 95 % interval, std and percentiles of a sample; None where undefined.
 
-    >>> found = distribution([1.0, 2.0, 3.0])
-    >>> found["mean"], found["p50"]
-    (2.0, 2.0)
+    Example:
+        >>> summary = distribution([1.0, 2.0, 3.0])
+        >>> summary["mean"], summary["p50"]
+        (2.0, 2.0)
     """
     sample = np.asarray(values, float)
     n = len(sample)
     if not n:
         empty = dict.fromkeys(("mean", "ci95", "std", *(f"p{level}" for level in _LEVELS)))
         return {"n": 0, **empty}
-    ends = None
+    interval = None
     if n >= _MANY:
         half = 1.96 * sample.std(ddof=1) / n**0.5
-        ends = [float(sample.mean() - half), float(sample.mean() + half)]
+        interval = [float(sample.mean() - half), float(sample.mean() + half)]
     elif n > 1:
         rng = np.random.default_rng(0)
+        # bootstrap over objects
         means = [sample[rng.integers(0, n, n)].mean() for _ in range(_DRAWS)]
-        ends = np.percentile(means, [2.5, 97.5]).tolist()
+        interval = np.percentile(means, [2.5, 97.5]).tolist()
     return {
         "n": n,
         "mean": float(sample.mean()),
-        "ci95": ends,
+        "ci95": interval,
         "std": float(sample.std(ddof=1)) if n > 1 else None,
         **{f"p{k}": float(v) for k, v in zip(_LEVELS, np.percentile(sample, _LEVELS), strict=True)},
     }
 
 
-def of_batch(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Summarise the objects of all images; None where there are none.
+def summarize_batch(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Summarise the objects of all images; None without any.
 
-    Intervals are of a bootstrap over images, with the objects of an image kept together; one image has none.
+    Intervals are from a bootstrap over images, which resamples complete images; a single image has none.
 
     Args:
-        records: of the images, with "objects" from `of_image`.
+        records: records of the images, with "objects" from `summarize_image`.
 
     Returns:
-        For each class the count, the mean count of an image, the density (objects in the counting frame of all images /
-        area of all images) and the mean diameter of an object, in microns where all images have a pixel size, else in
-        pixels where none has; with images of both kinds there are no density and no diameter.
+        For each class the count, the mean count per image, the density (objects in the counting frame of all images /
+        area of all images) and the mean diameter of an object, in microns if all images have a pixel size, in
+        pixels if none has; for a mixture there are no density and no diameter.
     """
-    each = [record["objects"]["classes"] for record in records if "objects" in record]
-    if not each:
+    per_image = [record["objects"]["classes"] for record in records if "objects" in record]
+    if not per_image:
         return None
-    draws = np.random.default_rng(0).integers(0, len(each), (_DRAWS, len(each)))
-    out: dict[str, Any] = {"images": len(each), "interval": "bootstrap over images", "classes": {}}
-    for name in each[0]:
-        counts = np.array([found[name]["count"] for found in each], float)
+    # bootstrap over images: one row of image indices per resample
+    draws = np.random.default_rng(0).integers(0, len(per_image), (_DRAWS, len(per_image)))
+    out: dict[str, Any] = {"images": len(per_image), "interval": "bootstrap over images", "classes": {}}
+    for name in per_image[0]:
+        counts = np.array([image_objects[name]["count"] for image_objects in per_image], float)
         summary: dict[str, Any] = {
             "count": int(counts.sum()),
             "mean_per_image": float(counts.mean()),
-            "mean_per_image_ci95": _ends(counts[draws].mean(1)) if len(each) > 1 else None,
+            "mean_per_image_ci95": _percentile_interval(counts[draws].mean(1))
+            if len(per_image) > 1
+            else None,
         }
         for kind, key in (("area_um2", "per_um2"), ("volume_um3", "per_um3")):
             sizes = np.array([r["objects"].get(kind) or 0.0 for r in records if "objects" in r], float)
             if not sizes.all():
                 continue
-            framed = np.array([found[name]["counted_in_frame"] for found in each], float)
+            framed = np.array([image_objects[name]["counted_in_frame"] for image_objects in per_image], float)
             summary[key] = float(framed.sum() / sizes.sum())
-            drawn = framed[draws].sum(1) / sizes[draws].sum(1)
-            summary[f"{key}_ci95"] = _ends(drawn) if len(each) > 1 else None
+            resampled = framed[draws].sum(1) / sizes[draws].sum(1)
+            summary[f"{key}_ci95"] = _percentile_interval(resampled) if len(per_image) > 1 else None
         for unit in ("um", "px"):
             key = f"equivalent_diameter_{unit}"
-            if not counts.sum() or any(key not in found[name] for found in each):
+            if not counts.sum() or any(key not in image_objects[name] for image_objects in per_image):
                 continue
-            sums = counts * [found[name][key]["mean"] or 0.0 for found in each]
-            drawn = counts[draws].sum(1)
-            means = sums[draws].sum(1)[drawn > 0] / drawn[drawn > 0]
+            sums = counts * [image_objects[name][key]["mean"] or 0.0 for image_objects in per_image]
+            resampled = counts[draws].sum(1)
+            means = sums[draws].sum(1)[resampled > 0] / resampled[resampled > 0]
             summary[f"mean_{key}"] = float(sums.sum() / counts.sum())
-            summary[f"mean_{key}_ci95"] = _ends(means) if len(each) > 1 else None
+            summary[f"mean_{key}_ci95"] = _percentile_interval(means) if len(per_image) > 1 else None
         out["classes"][name] = summary
     return out
 
 
-def _ends(values: np.ndarray) -> list[float]:
+def _percentile_interval(values: np.ndarray) -> list[float]:
     return np.percentile(values, [2.5, 97.5]).tolist()

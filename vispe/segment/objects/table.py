@@ -1,4 +1,4 @@
-"""The table of objects: one row for each, in pixels and, where the pixel size is known, in microns."""
+"""Table of objects: one row each, in pixels and, if the pixel size is known, in microns."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ COLUMNS = (
     *("centroid_z_um", "centroid_y_um", "centroid_x_um", "area_um2", "volume_um3", "equivalent_diameter_um"),
     *("perimeter_um", "nearest_um"),
 )
-"""Columns of every table; a cell is empty where it has no meaning or the pixel size is not known.
+"""Columns of every table; a cell is empty where undefined or if the pixel size is unknown.
 
-`eccentricity` and `orientation_deg` are those on the sample where the pixel size is known: pixels need not be square.
+If the pixel size is known, `eccentricity` and `orientation_deg` are those of the sample: pixels need not be square.
 `orientation_deg` is the angle of the long axis, 0 to 180 degrees counter-clockwise from the horizontal axis.
 """
 
@@ -27,49 +27,50 @@ def measure(
 ) -> Row:
     """Measure one object, with `skimage.measure.regionprops`.
 
-    On pixels that are not square the perimeter in microns is that of Crofton's formula: crossings of test lines in the
+    On non-square pixels the perimeter in microns is computed by Crofton's formula: crossings of test lines in the
     16 directions of `vispe.segment.materials.directions`.
 
     Args:
         mask: (h, w) or (z, h, w) bool, its pixels in a box.
         grey: (..., c) values of the file in the same box; channels are averaged.
-        origin: place of the box in the image.
-        spacing: microns per pixel along each axis; None where the file does not say.
+        origin: position of the box in the image.
+        spacing: microns per pixel along each axis; None if unknown.
 
     Returns:
-        The columns of `COLUMNS` from the centroid on, but for the nearest neighbour. In volumes there are no
-        perimeter, eccentricity, orientation and solidity, and the volume stands in place of the area.
+        The columns of `COLUMNS` from the centroid on, except the nearest neighbour. Volumes have no
+        perimeter, eccentricity, orientation and solidity, and a volume instead of an area.
     """
     from skimage.measure import regionprops
 
-    found = regionprops(mask.astype(np.uint8))[0]
-    flat, count = mask.ndim == 2, int(found.area)
-    place = [float(c) + o for c, o in zip(found.centroid, origin, strict=True)]
-    diameter = float(found.equivalent_diameter_area)
+    properties = regionprops(mask.astype(np.uint8))[0]
+    flat, count = mask.ndim == 2, int(properties.area)
+    centroid = [float(c) + o for c, o in zip(properties.centroid, origin, strict=True)]
+    diameter = float(properties.equivalent_diameter_area)
     values = grey[mask].astype(np.float64)
-    known = values[np.isfinite(values)]
+    finite = values[np.isfinite(values)]
     row: Row = dict.fromkeys(COLUMNS[4:])
-    row |= {f"centroid_{a}_px": c for a, c in zip("zyx"[-mask.ndim :], place, strict=True)}
+    row |= {f"centroid_{a}_px": c for a, c in zip("zyx"[-mask.ndim :], centroid, strict=True)}
     row |= {"area_px" if flat else "volume_px": count, "equivalent_diameter_px": diameter}
-    row["mean_grey"] = float(known.mean()) if known.size else None
+    row["mean_grey"] = float(finite.mean()) if finite.size else None
     if flat:
         row |= {
-            "perimeter_px": float(found.perimeter),
-            "eccentricity": float(found.eccentricity),
-            "orientation_deg": _from_horizontal(found.orientation),
-            "solidity": float(found.solidity),
+            "perimeter_px": float(properties.perimeter),
+            "eccentricity": float(properties.eccentricity),
+            "orientation_deg": _from_horizontal(properties.orientation),
+            "solidity": float(properties.solidity),
         }
     if spacing is None:
         return row
-    one = math.prod(spacing)
-    row |= {f"centroid_{a}_um": c * s for a, c, s in zip("zyx"[-mask.ndim :], place, spacing, strict=True)}
-    row["area_um2" if flat else "volume_um3"] = count * one
-    row["equivalent_diameter_um"] = diameter * one ** (1 / mask.ndim)
+    pixel_area = math.prod(spacing)
+    row |= {f"centroid_{a}_um": c * s for a, c, s in zip("zyx"[-mask.ndim :], centroid, spacing, strict=True)}
+    row["area_um2" if flat else "volume_um3"] = count * pixel_area
+    row["equivalent_diameter_um"] = diameter * pixel_area ** (1 / mask.ndim)
     if not flat:
         return row
     if math.isclose(*spacing, rel_tol=1e-6):
         row["perimeter_um"] = row["perimeter_px"] * spacing[0]
         return row
+    # shape measures in microns need the anisotropic spacing
     stretched = regionprops(mask.astype(np.uint8), spacing=tuple(spacing))[0]
     row["eccentricity"] = float(stretched.eccentricity)
     row["orientation_deg"] = _from_horizontal(stretched.orientation)
@@ -78,8 +79,8 @@ def measure(
 
 
 def _from_horizontal(orientation: float) -> float:
-    """Return degrees counter-clockwise from the horizontal axis, 0 to 180, of radians from the axis of rows."""
-    # adding 180 may round up to it
+    """Convert radians from the row axis to degrees counter-clockwise from the horizontal axis, in [0, 180)."""
+    # second modulo: the sum may round to exactly 180
     return (math.degrees(orientation) + 90) % 180 % 180
 
 
@@ -94,15 +95,14 @@ def _perimeter(mask: np.ndarray, pixel: tuple[float, float]) -> float:
     field = np.pad(mask, reach)
     crossings = []
     for down, right in STEPS:
-        moved = np.roll(
-            field, (down, right), (0, 1)
-        )  # the margin is as wide as a step: nothing wraps onto the mask
+        # the margin is as wide as a step: nothing wraps onto the mask
+        moved = np.roll(field, (down, right), (0, 1))
         crossings.append(np.count_nonzero(field != moved))
     return math.pi / 2 * float(Directions(pixel).mean @ crossings) * math.prod(pixel)
 
 
-def neighbours(rows: Sequence[Row]) -> None:
-    """Fill in the distance from each centroid to the nearest one of its class on its page, or in its volume."""
+def add_nearest_distances(rows: Sequence[Row]) -> None:
+    """Add the distance from each centroid to the nearest one of the same class on its page, or in its volume."""
     from scipy.spatial import cKDTree
 
     groups: dict[tuple[Any, ...], list[Row]] = {}
@@ -116,6 +116,6 @@ def neighbours(rows: Sequence[Row]) -> None:
             points = np.array([[row[n] for n in names if row[n] is not None] for row in group], float)
             if not points.size:
                 continue
-            near = cKDTree(points).query(points, k=2)[0][:, 1]
-            for row, distance in zip(group, near, strict=True):
+            distances = cKDTree(points).query(points, k=2)[0][:, 1]
+            for row, distance in zip(group, distances, strict=True):
                 row[f"nearest_{unit}"] = float(distance)

@@ -1,9 +1,9 @@
-"""Images larger than memory: OME-Zarr in and out, block by block, with the numbers of the whole page.
+"""Out-of-core segmentation: OME-Zarr in and out, block by block, with results identical to those in memory.
 
-`vispe.segment.out_of_core.entry_points` holds `segment` and `apply`, which `vispe.segment.pipeline` calls for stores. Each block of
-the result is computed from all pieces of the page that touch it, in their order on the whole page, from pixels read
-with the margin that filters need; so every bit is that of a page in memory. Finished blocks are recorded, and a run
-that was killed goes on where it stopped.
+`vispe.segment.out_of_core.entry_points` contains `segment` and `apply`, which `vispe.segment.pipeline` calls for stores. Each block of
+the result is computed from all pieces of the page that intersect it, in page order, from pixels read
+with the margin that filters need; so the result is bitwise identical. Finished blocks are recorded, and a killed run
+resumes where it stopped.
 """
 
 import glob
@@ -19,7 +19,7 @@ _MARKS = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 
 
 def is_store(path: str | Path) -> bool:
-    """Tell whether a path is a folder that holds a Zarr array or group."""
+    """Return whether a path is a folder with a Zarr array or group."""
     path = expanded(path)
     return os.path.isdir(path) and (  # noqa: PTH112 - never raises, unlike Path.is_dir
         path.suffix.lower() == ".zarr" or any((path / mark).is_file() for mark in _MARKS)
@@ -27,7 +27,7 @@ def is_store(path: str | Path) -> bool:
 
 
 def find_stores(patterns: Sequence[str | Path]) -> tuple[list[Path], list[str | Path]]:
-    """Divide files, folders and globs into Zarr stores and the patterns that are left."""
+    """Split files, folders and globs into Zarr stores and the remaining patterns."""
     patterns = [patterns] if isinstance(patterns, str | Path) else list(patterns)
     stores: dict[Path, Path] = {}
     rest: list[str | Path] = []
@@ -35,13 +35,14 @@ def find_stores(patterns: Sequence[str | Path]) -> tuple[list[Path], list[str | 
         path = expanded(pattern)
         matches, is_folder = [path], os.path.isdir(path)  # noqa: PTH112
         if not os.path.lexists(path) and glob.has_magic(str(path)):
-            matches = [Path(found) for found in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute too
+            # absolute paths too, unlike Path.glob
+            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
         elif is_folder and not is_store(path):
             matches = sorted(path.iterdir())
-        found = [match for match in matches if is_store(match)]
-        stores |= {match.resolve(): match for match in found}
-        skipped = found and is_folder and not _has_images(matches)
-        if not matches or (len(found) < len(matches) and not skipped):
+        stores_of_pattern = [match for match in matches if is_store(match)]
+        stores |= {match.resolve(): match for match in stores_of_pattern}
+        skipped = stores_of_pattern and is_folder and not _has_images(matches)
+        if not matches or (len(stores_of_pattern) < len(matches) and not skipped):
             rest.append(pattern)
     return list(stores.values()), rest
 
@@ -53,18 +54,18 @@ def _has_images(paths: Sequence[Path]) -> bool:
 
 
 def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: str | None) -> list[Path]:
-    """Return the images to be worked on block by block: stores, and TIFF files if `memory` or `scheduler` is given.
+    """Return the images to be processed in blocks: stores, and TIFF files if `memory` or `scheduler` is set.
 
     Raises:
-        InputError: stores beside other images.
-        OptionError: `memory` or `scheduler` for images that are read as a whole.
+        InputError: stores together with other images.
+        OptionError: `memory` or `scheduler` for images that can only be read completely.
     """
     stores, rest = find_stores(patterns)
     stores = _without_companions(stores, patterns)
     if memory is None and scheduler is None:
         if stores and rest:
             raise InputError(
-                f"{stores[0]} is a store and {rest[0]} is not; segment stores and image files in runs of their own."
+                f"{stores[0]} is a store and {rest[0]} is not. Segment stores and image files in separate runs."
             )
         return stores
     if rest:
@@ -75,7 +76,7 @@ def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: 
         if other:
             option = "memory" if memory is not None else "scheduler"
             raise OptionError(
-                f"{option} has no effect on {other[0]}, which is read as a whole; leave it out, or convert the "
+                f"{option} has no effect on {other[0]}, which cannot be read in blocks. Omit it, or convert the "
                 "image to OME-Zarr."
             )
         stores += files
@@ -83,25 +84,25 @@ def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: 
 
 
 def _without_companions(stores: list[Path], patterns: Sequence[str | Path]) -> list[Path]:
-    """Leave out stores that belong to another one by name, such as results, unless they are named by themselves."""
+    """Exclude stores that belong to another one by name, such as results, unless they are named explicitly."""
     from vispe.images.sidecars import companions
 
-    beside = companions(map(stem, stores))
-    given = [patterns] if isinstance(patterns, str | Path) else patterns
-    named = {str(pattern).rstrip("/") for pattern in given}
-    aside = [path for path in stores if stem(path) in beside and str(path) not in named]
-    if aside:
-        listed = ", ".join(path.name for path in aside[:5]) + (" ..." if len(aside) > 5 else "")
+    companion_names = companions(map(stem, stores))
+    all_patterns = [patterns] if isinstance(patterns, str | Path) else patterns
+    named = {str(pattern).rstrip("/") for pattern in all_patterns}
+    excluded = [path for path in stores if stem(path) in companion_names and str(path) not in named]
+    if excluded:
+        listed = ", ".join(path.name for path in excluded[:5]) + (" ..." if len(excluded) > 5 else "")
         warnings.warn(
-            f"{len(aside)} store(s) beside the images are labels or results by their names and are not segmented: "
-            f"{listed}; name such a store itself to segment it.",
+            f"{len(excluded)} store(s) next to the images are labels or results by their names and are not segmented: "
+            f"{listed}. Pass such a store by its name to segment it.",
             stacklevel=2,
         )
-    return [path for path in stores if path not in aside]
+    return [path for path in stores if path not in excluded]
 
 
 def stem(path: str | Path) -> str:
-    """Give the name of an image without `.zarr`, `.ome.zarr`, `.tif` or `.ome.tif`."""
+    """Return the name of an image without `.zarr`, `.ome.zarr`, `.tif` or `.ome.tif`."""
     name = Path(path).resolve().name
     for ending in (".zarr", ".tiff", ".tif"):
         if name.lower().endswith(ending):

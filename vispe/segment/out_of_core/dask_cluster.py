@@ -1,11 +1,11 @@
-"""Blocks on a dask.distributed cluster: each task computes one block and writes it to the shared store itself."""
+"""Blocks on a dask.distributed cluster: each task computes one block and writes it to the shared store."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
 
 from vispe.errors import InputError
 
-_PATIENCE = 20  # seconds to wait for the scheduler
+_PATIENCE = 20  # connection timeout in seconds
 
 
 def run_on_cluster(
@@ -16,16 +16,16 @@ def run_on_cluster(
 ) -> Iterator[None]:
     """Compute blocks on the workers of a scheduler, in any order; yields after each.
 
-    The block of a worker that dies goes to another one. The workers need vispe and the same paths.
+    The block of a failed worker is reassigned to another one. The workers need vispe and the same paths.
 
     Args:
-        address: of the scheduler, such as 'tcp://10.0.0.5:8786'.
-        work: what computes and writes a block, given `job`, its page and its ends.
-        job: what to compute, from `Job.dumps`.
-        tasks: page and ends (top, bottom, left, right) of each block.
+        address: address of the scheduler, such as 'tcp://10.0.0.5:8786'.
+        work: computes and writes a block, called with `job`, its page and its bounds.
+        job: the job, from `Job.dumps`.
+        tasks: page and bounds (top, bottom, left, right) of each block.
 
     Raises:
-        InputError: no scheduler there, or no workers; a block that workers die of.
+        InputError: no scheduler, no workers, or a block that kills workers repeatedly.
     """
     from distributed import Client, as_completed
     from distributed.scheduler import KilledWorker
@@ -35,21 +35,21 @@ def run_on_cluster(
     except (OSError, ValueError, TimeoutError, socket.gaierror) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"scheduler={address} cannot be reached ({reason}); start one with `dask scheduler` and give its address, "
+            f"scheduler={address} is unreachable ({reason}). Start one with `dask scheduler` and pass its address, "
             "such as tcp://host:8786."
         ) from error
     with client:
         if not client.scheduler_info()["workers"]:
-            raise InputError(f"scheduler={address} has no workers; start some with `dask worker {address}`.")
-        futures = [client.submit(work, job, page, ends, pure=False) for page, ends in tasks]
+            raise InputError(f"scheduler={address} has no workers. Start some with `dask worker {address}`.")
+        futures = [client.submit(work, job, page, bounds, pure=False) for page, bounds in tasks]
         try:
             for future in as_completed(futures, loop=client.loop):
                 future.result()
                 yield
         except KilledWorker as error:
             raise InputError(
-                f"a block was given up after the workers died {error.allowed_failures + 1} times over it, probably for "
-                "lack of memory; give less with --memory and run the same command again."
+                f"a block was abandoned after killing {error.allowed_failures + 1} workers, probably out of memory. "
+                "Reduce memory and run the same command again."
             ) from error
         finally:
             client.cancel([future for future in futures if not future.done()])

@@ -1,4 +1,4 @@
-"""Images on disk that are read region by region: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
+"""Out-of-core images, read region by region: OME-Zarr 0.1 to 0.5, plain Zarr arrays, and TIFF."""
 
 import math
 import weakref
@@ -22,12 +22,12 @@ from vispe.segment.out_of_core import is_store
 MOST_PAGES, MOST_CHANNELS = 1_000_000, 10_000
 LARGEST_CHUNK = 1 << 29  # bytes
 LARGEST = 1 << 37
-"""Most pixels that a page may have."""
+"""Upper bound of the pixels of a page."""
 
 
 @dataclass(frozen=True)
 class PageAxis:
-    """An axis that counts pages, as OME-Zarr describes it."""
+    """An axis of pages, as described by OME-Zarr."""
 
     name: str
     kind: str | None
@@ -36,25 +36,25 @@ class PageAxis:
     length: int
 
 
-_MIXED = PageAxis("z", "space", None, 1.0, 0)  # some pages across several axes
+_MIXED = PageAxis("z", "space", None, 1.0, 0)  # a selection of pages across several axes
 
 
 @dataclass(frozen=True, eq=False)
 class BigImage:
-    """An image of which regions are read when they are asked for.
+    """An image whose regions are read on demand.
 
     Attributes:
         path: the store or file.
         array: the stored array, of any number of dimensions.
-        axes: what each dimension means, such as 'TCZYX'.
-        page_axes: the axes that count pages; one, 'z', where pages were chosen.
-        chosen: the pages to use, by their number in the store.
-        kept: the channels to use.
-        version: of OME-Zarr, which the result will have too.
+        axes: a letter for each dimension, such as 'TCZYX'.
+        page_axes: the axes of pages; a single one, 'z', if pages were selected.
+        chosen: selected pages, by their number in the store.
+        channel_indices: selected channels.
+        version: version of OME-Zarr, also used for the result.
         scale: size of a pixel (y, x) in `unit`.
-        unit: of length; None where the file does not say.
-        channel_names: one for each channel that is used, or ().
-        notes: what the user should know.
+        unit: unit of length; None if unknown.
+        channel_names: name of each selected channel, or ().
+        notes: messages for the user.
         frame: the orientation tag of the file, which is never applied.
     """
 
@@ -62,8 +62,8 @@ class BigImage:
     array: Any
     axes: str
     page_axes: tuple[PageAxis, ...]
-    chosen: tuple[int, ...]
-    kept: tuple[int, ...]
+    page_indices: tuple[int, ...]
+    channel_indices: tuple[int, ...]
     version: str
     scale: tuple[float, float] = (1.0, 1.0)
     unit: str | None = None
@@ -81,43 +81,43 @@ class BigImage:
     @property
     def n_pages(self) -> int:
         """Number of pages."""
-        return len(self.chosen)
+        return len(self.page_indices)
 
     @property
     def channels(self) -> int:
         """Number of channels."""
-        return len(self.kept)
+        return len(self.channel_indices)
 
     @property
     def axis_lengths(self) -> dict[str, int]:
-        """The axes that count more than one page, with their lengths."""
+        """Lengths of the axes with more than one page."""
         return {axis.name.upper(): axis.length for axis in self.page_axes if axis.length > 1}
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """Number type of what `read` returns."""
+        """Dtype of the result of `read`."""
         stored = np.dtype(self.array.dtype)
         return np.dtype(np.uint8) if stored.kind == "b" else stored.newbyteorder("=")
 
     @property
     def pixel_size(self) -> tuple[float, float] | None:
-        """Microns per pixel (y, x); None where the file does not say."""
+        """Microns per pixel (y, x); None if unknown."""
         factor = micron_factor(self.unit)
         return None if factor is None else (self.scale[0] * factor, self.scale[1] * factor)
 
     @property
     def z_step(self) -> float | None:
-        """Microns from one page to the next along Z; None where the file does not say."""
-        found = [
+        """Microns between pages along Z; None if unknown."""
+        steps = [
             (axis.scale, micron_factor(axis.unit)) for axis in self.page_axes if axis.name.lower() == "z"
         ]
-        return found[0][0] * found[0][1] if found and found[0][1] is not None else None
+        return steps[0][0] * steps[0][1] if steps and steps[0][1] is not None else None
 
     @property
     def frame_interval(self) -> float | None:
-        """Seconds from one page to the next along T; None where the file does not say."""
-        found = [seconds(a.scale, a.unit) for a in self.page_axes if a.name.lower() == "t" and a.unit]
-        return found[0] if found else None
+        """Seconds between pages along T; None if unknown."""
+        intervals = [seconds(a.scale, a.unit) for a in self.page_axes if a.name.lower() == "t" and a.unit]
+        return intervals[0] if intervals else None
 
     @cached_property
     def chunk(self) -> tuple[int, int]:
@@ -131,23 +131,25 @@ class BigImage:
         return int(np.prod(self.array.chunks, dtype=np.int64)) * np.dtype(self.array.dtype).itemsize
 
     def read(self, page: int, region: Region) -> np.ndarray:
-        """Read a region of a page -> (rows, columns, c) in the type of the file; bool becomes 0 and 255."""
+        """Return a region (rows, columns, c) of a page, in the dtype of the file; bool becomes 0 and 255."""
         lengths = [self.array.shape[i] for i, letter in enumerate(self.axes) if letter not in "YXCS"]
-        places = iter(np.unravel_index(self.chosen[page], lengths) if lengths else ())
+        page_index = iter(np.unravel_index(self.page_indices[page], lengths) if lengths else ())
         index: list[Any] = []
         for letter in self.axes:
             if letter in "YX":
                 index.append(region.slices["YX".index(letter)])
             else:
-                index.append(slice(None) if letter in "CS" else int(next(places)))
-        left = "".join(letter for letter in self.axes if letter in "YXCS")
-        found = to_pages(self.path, np.asarray(self.array[tuple(index)]), left, None)[0]
-        if found.shape[2] != len(self.kept) or self.kept != tuple(range(len(self.kept))):
-            found = np.ascontiguousarray(found[..., list(self.kept)])
-        return found.astype(np.uint8) * np.uint8(255) if found.dtype == bool else found
+                index.append(slice(None) if letter in "CS" else int(next(page_index)))
+        remaining_axes = "".join(letter for letter in self.axes if letter in "YXCS")
+        pixels = to_pages(self.path, np.asarray(self.array[tuple(index)]), remaining_axes, None)[0]
+        if pixels.shape[2] != len(self.channel_indices) or self.channel_indices != tuple(
+            range(len(self.channel_indices))
+        ):
+            pixels = np.ascontiguousarray(pixels[..., list(self.channel_indices)])
+        return pixels.astype(np.uint8) * np.uint8(255) if pixels.dtype == bool else pixels
 
     def strips(self, page: int, rows: int) -> Iterator[np.ndarray]:
-        """Read a page from top to bottom in pieces of about `rows` x `rows` pixels, along stored chunks."""
+        """Yield a page in pieces of about `rows` x `rows` pixels from top to bottom, aligned with stored chunks."""
         height, width = self.shape
         down = max(rows // self.chunk[0], 1) * self.chunk[0]
         across = max(rows // self.chunk[1], 1) * self.chunk[1]
@@ -157,7 +159,7 @@ class BigImage:
 
 
 def valid_pixels(values: np.ndarray) -> np.ndarray:
-    """Tell which pixels (rows, columns, c) hold data: finite in every channel -> (rows, columns) bool."""
+    """Return the mask (rows, columns) of pixels (rows, columns, c) that are finite in every channel."""
     if values.dtype.kind != "f":
         return np.ones(values.shape[:2], bool)
     return np.isfinite(values).all(-1)
@@ -171,65 +173,77 @@ def open_image(
     Args:
         path: OME-Zarr image, Zarr array, or TIFF.
         channel: channels to use, as in `vispe.images.read.read_image`.
-        z: pages to use, likewise.
-        axes: meaning of the stored dimensions, where the file is wrong or does not say.
+        z: pages to use, as in `vispe.images.read.read_image`.
+        axes: axes of the stored array, if the file's metadata are wrong or missing.
 
     Raises:
-        InputError: no image, several images, a plate, axes that are not known, no pixels, complex numbers.
+        InputError: no image, several images, a plate, unknown axes, no pixels, or complex numbers.
         MissingExtra: zarr is not installed.
     """
     path = Path(path)
     require("zarr", "big", f"reading {path.name} region by region")
     array, facts, notes = _open_store(path) if is_store(path) else _open_tiff(path)
-    asked = checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
-    if asked is None or len(asked) != array.ndim:
+    array_axes = checked_axes(path, axes, array.shape) if axes is not None else facts.get("axes")
+    if array_axes is None or len(array_axes) != array.ndim:
         shape = times(array.shape)
-        raise InputError(f"{path} does not say what its dimensions ({shape}) mean; give --axes, such as ZYX.")
+        raise InputError(f"the axes of {path} ({shape}) are unknown. Specify axes, such as ZYX.")
     check_pixels(path, array.shape)
-    height, width = (array.shape[asked.index(a)] for a in "YX")
+    height, width = (array.shape[array_axes.index(a)] for a in "YX")
     if height * width > LARGEST:
         raise InputError(
-            f"{path} says that it has {height} x {width} pixels a page, more than {LARGEST / 1e9:.0f} Gpixel, and "
-            "its list of tiles would be too long; cut it into parts."
+            f"{path} has {height} x {width} pixels per page, more than {LARGEST / 1e9:.0f} Gpixel: "
+            "its list of tiles would be too long. Split it."
         )
     if np.dtype(array.dtype).kind not in "buif":
-        raise InputError(f"{path} holds {array.dtype} values; export real numbers, such as the magnitude.")
-    known = facts.get("details", {}) if axes is None else {}
+        raise InputError(f"{path} has dtype {array.dtype}. Export real numbers, such as the magnitude.")
+    axis_details = facts.get("details", {}) if axes is None else {}
     page_axes = tuple(
-        PageAxis(*known.get(i, (letter.lower(), None, None, 1.0)), array.shape[i])
-        for i, letter in enumerate(asked)
+        PageAxis(*axis_details.get(i, (letter.lower(), None, None, 1.0)), array.shape[i])
+        for i, letter in enumerate(array_axes)
         if letter not in "YXCS"
     )
     count = math.prod(axis.length for axis in page_axes)
-    channels = math.prod(n for n, letter in zip(array.shape, asked, strict=True) if letter in "CS")
-    _check_counts(path, array, asked, count, channels)
+    channels = math.prod(n for n, letter in zip(array.shape, array_axes, strict=True) if letter in "CS")
+    _check_counts(path, array, array_axes, count, channels)
     chosen = tuple(int(i) for i in pick_pages(path, np.arange(count), z))
     if len(chosen) != count:
-        alone = len(page_axes) == 1
-        page_axes = (replace(page_axes[0] if alone else _MIXED, length=len(chosen)),)
+        single_axis = len(page_axes) == 1
+        page_axes = (replace(page_axes[0] if single_axis else _MIXED, length=len(chosen)),)
     names = tuple(facts.get("names", ()))
     names = names if len(names) == channels else ()
-    kept = tuple(range(channels) if channel is None else channel_numbers(path, channel, channels, names))
-    y, x = (known.get(asked.index(a), (None, None, None, 1.0)) for a in "YX")
+    channel_indices = tuple(
+        range(channels) if channel is None else channel_numbers(path, channel, channels, names)
+    )
+    y, x = (axis_details.get(array_axes.index(a), (None, None, None, 1.0)) for a in "YX")
     pixel = ((y[3], x[3]), y[2] if y[2] == x[2] else None)
-    shown = tuple(names[i] for i in kept) if names else ()
+    used_names = tuple(names[i] for i in channel_indices) if names else ()
     frame = Frame(facts.get("tag", 1))
     notes += [note] if (note := frame.note(path.name)) else []
     return BigImage(
-        path, array, asked, page_axes, chosen, kept, facts["version"], *pixel, shown, tuple(notes), frame
+        path,
+        array,
+        array_axes,
+        page_axes,
+        chosen,
+        channel_indices,
+        facts["version"],
+        *pixel,
+        used_names,
+        tuple(notes),
+        frame,
     )
 
 
 def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) -> None:
-    """Check what a few bytes of metadata can claim: pages, channels, and the size of a chunk.
+    """Validate the numbers of pages and channels and the chunk size, which small metadata can inflate.
 
     Raises:
-        InputError: one of them is larger than any image needs.
+        InputError: one of them is implausibly large.
     """
     if pages > MOST_PAGES or channels > MOST_CHANNELS:
         raise InputError(
-            f"{path} says that it has {pages} pages of {channels} channels; at most {MOST_PAGES} and {MOST_CHANNELS} "
-            "are read: cut it into parts."
+            f"{path} declares {pages} pages of {channels} channels, but at most {MOST_PAGES} and {MOST_CHANNELS} "
+            "are supported. Split it."
         )
     itemsize = np.dtype(array.dtype).itemsize
     size = math.prod(min(n, c) for n, c in zip(array.shape, array.chunks, strict=True)) * itemsize
@@ -237,7 +251,7 @@ def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) 
         check_size(path, tuple(map(min, array.shape, array.chunks)), 8 * itemsize)
     elif size > LARGEST_CHUNK:
         raise InputError(
-            f"{path} has chunks of {amount(size)}, each of which is decoded as a whole; store it again in chunks of at "
+            f"{path} has chunks of {amount(size)}, each of which is decoded completely. Store it again in chunks of at "
             f"most {amount(LARGEST_CHUNK)}."
         )
 
@@ -257,30 +271,30 @@ def _open_store(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
         raise
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is not a readable OME-Zarr image ({reason}); export it again.") from error
+        raise InputError(f"{path} is not a readable OME-Zarr image ({reason}). Export it again.") from error
 
 
 def _ome(node: Any) -> Mapping[str, Any]:
-    """Return the OME metadata of a group or array: in an entry of its own from version 0.5 on."""
+    """Return the OME metadata of a group or array: in a separate entry from version 0.5 on."""
     attributes = dict(node.attrs)
     return attributes.get("ome", attributes)
 
 
 def _image_of(path: Path, group: Any, ome: Mapping[str, Any]) -> Any:
-    """Return the group that is an image: this one, or the only series of it."""
+    """Return the group of an image: this one, or its only series."""
     if "multiscales" in ome:
         return group
     if "plate" in ome or "well" in ome:
         kind = "plate" if "plate" in ome else "well"
-        raise InputError(f"{path} is a {kind} of many images; name one of them, such as {path}/A/1/0.")
+        raise InputError(f"{path} is a {kind} of many images. Pass one of them, such as {path}/A/1/0.")
     series = sorted(key for key in group if "multiscales" in _ome(group[key]))
     if not series:
         raise InputError(
-            f"{path} holds no image (no multiscales in its metadata); name the array inside and give --axes."
+            f"{path} contains no image (no multiscales in its metadata). Pass the path of the array inside, with axes."
         )
     if len(series) > 1:
         listed = f"{len(series)} images ({', '.join(series[:5])})"
-        raise InputError(f"{path} holds {listed}; name one of them, such as {path}/{series[0]}.")
+        raise InputError(f"{path} contains {listed}. Pass one of them, such as {path}/{series[0]}.")
     return group[series[0]]
 
 
@@ -302,14 +316,14 @@ def _multiscale(path: Path, group: Any, ome: Mapping[str, Any]) -> tuple[Any, di
     version = "0.5" if array.metadata.zarr_format == 3 else "0.4"
     notes = []
     if len(ome["multiscales"]) > 1:
-        notes.append(f"{path.name} holds {len(ome['multiscales'])} multiscale images; the first is used.")
+        notes.append(f"{path.name} contains {len(ome['multiscales'])} multiscale images; the first is used.")
     letters = _letters([axis["name"] for axis in axes], array.ndim, axes)
     facts = {"version": version, "axes": letters, "details": details, "names": names if all(names) else ()}
     return array, facts, notes
 
 
 def _letters(names: Any, ndim: int, axes: list[Mapping[str, Any]] | None = None) -> str | None:
-    """Turn names of axes into one letter each; other axes than T, C, Z, Y and X count pages."""
+    """Convert axis names to one letter each; axes other than T, C, Z, Y and X count pages."""
     if not names:
         return "YX" if ndim == 2 else None
     spare = iter("IQRHEAMPV")
@@ -346,16 +360,16 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
             check_metadata(path, tif.pages.first.description)
             number = largest_series(tif.series)
             page, series = tif.series[number].keyframe, tif.series[number]
-            strange = {
+            unsupported = {
                 "a palette": tag_value(page, "ColorMap", None) is not None,
                 "white as 0": page.photometric == 0,
                 "an alpha channel": has_alpha(page),
                 "JPEG colours": page.photometric == 6,
             }
-            if any(strange.values()):
-                first = next(name for name, present in strange.items() if present)
+            if any(unsupported.values()):
+                first = next(name for name, present in unsupported.items() if present)
                 raise InputError(
-                    f"{path} has {first}, which is not read region by region; leave --memory and --scheduler out, "
+                    f"{path} has {first}, which is not supported when reading in blocks. Omit memory and scheduler, "
                     "or convert it to OME-Zarr."
                 )
             size = tiff_pixel_size(tif, tiff_resolution(page), number)
@@ -380,7 +394,7 @@ def _open_tiff(path: Path) -> tuple[Any, dict[str, Any], list[str]]:
     if planes:
         stack = axes.replace("S", "Z").replace("Q", "T")
         notes.append(
-            f"{path.name}: its {planes} planes are read as one colour image; if they are slices of a stack, use --axes "
+            f"{path.name}: its {planes} planes are read as one colour image; if they are slices of a stack, use axes="
             f"{stack}."
         )
     return array, {"version": "0.5", "axes": axes, "details": details, "names": names, "tag": tag}, notes

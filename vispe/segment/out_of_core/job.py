@@ -1,4 +1,4 @@
-"""What a run on a large image asks for, and one block of it."""
+"""Job of a run on an out-of-core image, and the result of one block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from vispe.segment.features.sample_grid import Seen
+from vispe.segment.features.sample_grid import FeatureGrid
 from vispe.segment.out_of_core.intensity_limits import Limits
 
 _ONE = threading.Lock()  # one block at a time in a process, so that memory is bounded
@@ -16,24 +16,24 @@ _ONE = threading.Lock()  # one block at a time in a process, so that memory is b
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides the result for one image; JSON-able, so that other processes can do the same.
+    """Everything that determines the result for one image; JSON-able, to be sent to other processes.
 
     Attributes:
         image: path of the image.
         state: fingerprint of the image's files.
-        channel, z, axes: how it is read.
+        channel, z, axes: reading options.
         limits: grey limits of each page.
         model: path of the model file.
-        sha256: of that file.
+        sha256: its checksum.
         weights, tile, device: as in `vispe.segment.pipeline.apply`.
         smooth: radius in pixels.
-        prior: what classes are weighed by, one of `vispe.segment.classify.class_prior.PRIORS`.
+        prior: class prior, one of `vispe.segment.classify.class_prior.PRIORS`.
         work: folder of the unfinished result.
         chunk: side of a chunk of the result in pixels.
-        reduction: pixels in a row that become one in the picture.
-        picture: page that is drawn.
-        threads: at most so many pieces at once.
-        priors: frequencies of the classes on each page, when they are known; None: nothing is weighed.
+        reduction: downscaling factor of the overlay.
+        picture: page shown in the overlay.
+        threads: upper bound of pieces computed in parallel.
+        priors: class frequencies of each page, once estimated; None: no reweighting.
     """
 
     image: str
@@ -57,33 +57,33 @@ class Job:
     priors: tuple[tuple[float, ...], ...] | None = None
 
     def dumps(self) -> str:
-        """Write as JSON."""
+        """Return the job as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def loads(cls, text: str) -> Job:
-        """Read from JSON."""
-        found = json.loads(text)
-        found["limits"] = tuple(None if one is None else tuple(one) for one in found["limits"])
-        if found["priors"] is not None:
-            found["priors"] = tuple(map(tuple, found["priors"]))
-        return cls(**found)
+        """Return the job from JSON."""
+        fields = json.loads(text)
+        fields["limits"] = tuple(None if pair is None else tuple(pair) for pair in fields["limits"])
+        if fields["priors"] is not None:
+            fields["priors"] = tuple(map(tuple, fields["priors"]))
+        return cls(**fields)
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What the classifier says of a region.
+    """Output of the classifier for a region.
 
     Attributes:
-        prob: (K, h, w) float32, neither weighed nor smoothed; 0 where there is no data.
-        twice: (h, w) bool, pixels in several tiles.
-        differ: of these, those to which two tiles give different classes.
-        picture: reduced grey, or None.
-        seen: what the features look like; None where the model has nothing to compare them with.
+        prob: (K, h, w) float32, before reweighting and smoothing; 0 where there is no data.
+        twice: (h, w) bool, pixels covered by several tiles.
+        differ: (h, w) bool, those of them for which two tiles predict different classes.
+        thumbnail: downscaled grey levels, or None.
+        feature_grid: summary of the features; None if the model has no reference to compare with.
     """
 
     prob: np.ndarray
     twice: np.ndarray
     differ: np.ndarray
-    picture: np.ndarray | None
-    seen: Seen | None = None
+    thumbnail: np.ndarray | None
+    feature_grid: FeatureGrid | None = None

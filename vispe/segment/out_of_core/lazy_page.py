@@ -1,4 +1,4 @@
-"""A page larger than memory, seen through a window: the numbers of the page, read where they are asked for."""
+"""Pages of out-of-core images: array-like views that read regions on demand."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core.image_source import BigImage, valid_pixels
 from vispe.segment.out_of_core.intensity_limits import Limits
 
-_ROWS = 64  # rows that are scaled at once
+_ROWS = 64  # rows scaled per step
 
 
 class Window:
-    """Reads normalised grey levels of one page; keeps one region, until another is loaded.
+    """Reader of normalised grey levels of one page, with a cache of one region.
 
     Args:
         image: the image.
         page: number of the page.
-        limits: the grey levels that become 0 and 1; None makes everything 0.
+        limits: grey levels that are mapped to 0 and 1; None maps everything to 0.
     """
 
     def __init__(self, image: BigImage, page: int, limits: Limits) -> None:
@@ -26,21 +26,21 @@ class Window:
         self._held: tuple[Region, np.ndarray, np.ndarray] | None = None
 
     def load(self, region: Region) -> None:
-        """Read a region and keep it in place of the last one; parts of it are then at hand."""
+        """Read a region into the cache, replacing the last one."""
         self._held = None
         self._held = (region, *self._read(region))
 
     def cut(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
-        """Return grey levels (rows, columns, c) float32, 0 where there is no data, and (rows, columns) bool of data."""
-        held = self._held
-        if held is None or not _contains(held[0], region):
+        """Return grey levels (rows, columns, c) float32, 0 without data, and the mask of data (rows, columns)."""
+        cached = self._held
+        if cached is None or not _contains(cached[0], region):
             return self._read(region)
-        top, left = region.top - held[0].top, region.left - held[0].left
-        where = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
-        return held[1][where], held[2][where]
+        top, left = region.top - cached[0].top, region.left - cached[0].left
+        index = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])
+        return cached[1][index], cached[2][index]
 
     def _read(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
-        """Read and scale, along stored chunks, so that each is decoded once and little is held twice."""
+        """Read and scale, aligned with stored chunks, so that each is decoded once and the memory is bounded."""
         grey = np.zeros((*region.shape, self.image.channels), np.float32)
         valid = np.empty(region.shape, bool)
         height = self.image.chunk[0]
@@ -58,9 +58,9 @@ class Window:
 
 @dataclass(frozen=True)
 class LazyPage:
-    """Stands for the array (h, w, c) of a page where `vispe.segment` indexes it by regions.
+    """Array-like view (h, w, c) of a page for indexing by regions.
 
-    `page[rows, columns]` gives (rows, columns, c) float32 and `page[..., c]` one channel, to be indexed likewise.
+    `page[rows, columns]` returns (rows, columns, c) float32 and `page[..., c]` one channel with the same indexing.
     """
 
     window: Window
@@ -68,13 +68,13 @@ class LazyPage:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Height, width and number of channels of the whole page."""
+        """Height, width and number of channels of the complete page."""
         return (*self.window.image.shape, self.window.image.channels)
 
     ndim = 3
 
     def filled(self, value: float) -> "LazyPage":
-        """Return the same page with another value where there is no data."""
+        """Return the same page with another fill value for pixels without data."""
         return LazyPage(self.window, value)
 
     def __getitem__(self, key: tuple) -> "np.ndarray | LazyChannel":
@@ -95,7 +95,7 @@ class LazyChannel:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of the whole page."""
+        """Height and width of the complete page."""
         return self.page.shape[:2]
 
     def __getitem__(self, key: tuple) -> np.ndarray:
@@ -104,13 +104,13 @@ class LazyChannel:
 
 @dataclass(frozen=True)
 class LazyValid:
-    """Stands for the array (h, w) of the pixels with data."""
+    """Array-like view (h, w) of the mask of pixels with data."""
 
     window: Window
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width of the whole page."""
+        """Height and width of the complete page."""
         return self.window.image.shape
 
     def __getitem__(self, key: tuple) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How large a block may be: the memory of each step, added up, against what the user allows."""
+"""Choice of the block size from an estimate of the memory of each step."""
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from vispe.segment.out_of_core.block_engine import reach
 from vispe.segment.out_of_core.image_source import BigImage
 
 DEFAULT = "2 GiB"
-"""Memory for the work where none is given."""
+"""Default memory limit."""
 
 CHUNK = 1024
 """Largest side of a chunk of the result in pixels."""
@@ -25,21 +25,21 @@ LARGEST = 4096
 
 _SIDES = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_OWN = 24 << 20  # what the interpreter, the store and the allocator take on top of the arrays
-_MODEL = 700  # bytes that vispe_micro needs for a pixel of a tile
-_PICTURE = 2048  # longest side of the picture in pixels
+_OWN = 24 << 20  # overhead of interpreter, store and allocator in bytes
+_MODEL = 700  # bytes per pixel of a tile of vispe_micro
+_PICTURE = 2048  # longest side of the overlay in pixels
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What fits.
+    """Sizes that fit into the memory limit.
 
     Attributes:
-        side: of a block in pixels, a multiple of `chunk`.
-        chunk: side of a chunk of the result.
-        threads: pieces that are worked on at once.
-        bytes: estimate for the whole.
-        reduction: pixels in a row that become one in the picture.
+        side: side of a block in pixels, a multiple of `chunk`.
+        chunk: side of a chunk of the result in pixels.
+        threads: number of pieces computed in parallel.
+        bytes: estimated memory.
+        reduction: downscaling factor of the overlay.
     """
 
     side: int
@@ -50,16 +50,16 @@ class Plan:
 
 
 def parse_memory(text: str | int) -> int:
-    """Turn '2 GiB', '500MB' or a number of bytes into bytes; units count by 1024, with or without i and B.
+    """Convert '2 GiB', '500MB' or a number of bytes to bytes; units are powers of 1024, with or without i and B.
 
     Raises:
-        OptionError: something else, or nothing.
+        OptionError: not an amount of memory, or zero.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)i?b?\s*", str(text).lower())
-    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]?)i?b?\s*", str(text).lower())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if size <= 0:
         raise OptionError(
-            f"memory={text!r} is not an amount of memory; write it such as '2 GiB' or '500 MB'."
+            f"memory={text!r} is not an amount of memory. Use a value such as '2 GiB' or '500 MB'."
         )
     return size
 
@@ -75,20 +75,20 @@ def make_plan(
     chunk: int | None = None,
     parts: int = 1,
 ) -> Plan:
-    """Choose the largest block whose estimate stays within `memory`.
+    """Return the largest block whose estimated memory is within `memory`.
 
     Args:
         image: the image.
-        features: how features are computed.
-        model: what they are computed for.
-        pieces: of a page.
+        features: feature extractor.
+        model: the model.
+        pieces: pieces of a page.
         smooth: radius in pixels.
-        memory: bytes.
-        chunk: side of the chunks of a result that was begun; None chooses.
-        parts: at least so many blocks, where the image has so many pixels, to keep as many processes busy.
+        memory: limit in bytes.
+        chunk: side of the chunks of an unfinished result; None chooses.
+        parts: minimal number of blocks, if the image is large enough, to employ as many processes.
 
     Raises:
-        InputError: not even the smallest block fits.
+        InputError: the smallest block does not fit.
     """
     piece = max(p.shape[0] * p.shape[1] for p in pieces)
     longest = max(max(p.shape) for p in pieces)
@@ -102,15 +102,17 @@ def make_plan(
                 continue
             least = _estimate(image, features, model, piece, longest, side, smooth, count)
             if least <= memory:
-                own = chunk or max(c for c in _SIDES if c <= CHUNK and side % c == 0 and c & (c - 1) == 0)
-                return Plan(side, own, count, least, _reduction(image, own, memory - _OWN))
-    own = "" if chunk is None else f" of {chunk} px, with which the result was begun,"
-    hint = "give more, or smaller pieces with --tile"
+                chunk_text = chunk or max(
+                    c for c in _SIDES if c <= CHUNK and side % c == 0 and c & (c - 1) == 0
+                )
+                return Plan(side, chunk_text, count, least, _reduction(image, chunk_text, memory - _OWN))
+    chunk_text = "" if chunk is None else f" of {chunk} px, the chunks of the unfinished result,"
+    hint = "Increase it, or reduce tile"
     if image.chunk_bytes > memory // 4:
-        hint = f"the image is stored in chunks of {_amount(image.chunk_bytes)}: store it in smaller ones, or give more"
+        hint = f"The image has chunks of {_amount(image.chunk_bytes)}: store it in smaller ones, or increase memory"
     raise InputError(
-        f"memory={_amount(memory)} is too little for {image.path.name}: the smallest blocks{own} need {_amount(least)} "
-        f"besides the libraries; {hint}."
+        f"memory={_amount(memory)} is too small for {image.path.name}: the smallest blocks{chunk_text} need "
+        f"{_amount(least)} in addition to the libraries. {hint}."
     )
 
 
@@ -124,7 +126,7 @@ def _estimate(
     smooth: int,
     threads: int,
 ) -> int:
-    """Add up the arrays that exist at once, in bytes."""
+    """Return the estimated size of the arrays that exist at the same time, in bytes."""
     margin, channels, classes = reach(features), image.channels, model.classifier.n_classes
     height, width = image.shape
     grown = min(side + 2 * smooth, height) * min(side + 2 * smooth, width)
@@ -150,9 +152,9 @@ def _estimate(
 
 
 def _reduction(image: BigImage, chunk: int, memory: int) -> int:
-    """Choose how far the picture is reduced: no side above `_PICTURE`, and drawn within the memory."""
+    """Return the downscaling factor of the overlay: no side above `_PICTURE`, and drawn within the memory."""
     step, (height, width) = 1, image.shape
-    each = 40 + 16 * image.channels  # bytes for a pixel of the picture while it is drawn
+    each = 40 + 16 * image.channels  # bytes per pixel of the overlay during drawing
     while (max(height, width) > _PICTURE * step or each * height * width > memory * step**2) and step < chunk:
         step *= 2
     return step

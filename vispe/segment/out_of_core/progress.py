@@ -1,9 +1,8 @@
-"""What is done already: a record for each finished chunk, and a description of the run that made it.
+"""Journal of an out-of-core run: a record for each finished chunk, and the arguments of the run.
 
-Folder `name_seg.partial` holds an unfinished result: `raw`, the probabilities of the classifier, with one small file in
-`done` for each chunk (written after its pixels); `store`, what is made of them, likewise with `settled`; `picture`, and
-`job.json`. `unfinished.json` beside it says what the run was asked to do; a run that
-is asked for the same goes on.
+Folder `name_seg.partial` contains an unfinished result: `raw`, the probabilities of the classifier, with one small file
+in `done` for each chunk (written after its pixels); `store`, the final result, likewise with `settled`; `picture`, and
+`job.json`. `unfinished.json` next to it has the arguments of the run; a run with equal arguments resumes.
 """
 
 import json
@@ -29,42 +28,42 @@ _ENTRY = re.compile(r"raw|store|picture|marks|done|settled|\.?(job|limits|record
 _ORIGIN = Region(0, 0, 0, 0)
 
 
-def can_go_on(out: Path, asked: Mapping[str, Any], force: bool) -> list[dict[str, Any]] | None:
-    """Return the records of finished images of a run that was asked for the same and did not end; None if none.
+def resumable_records(out: Path, arguments: Mapping[str, Any], force: bool) -> list[dict[str, Any]] | None:
+    """Return the records of finished images of an unfinished run with equal arguments; None without one.
 
     Raises:
-        InputError: an unfinished run that was asked for something else, and not `force`.
+        InputError: an unfinished run with other arguments, and not `force`.
     """
     check_no_link(out / RUN)
     try:
-        found = json.loads((out / RUN).read_text(encoding="utf-8"))
+        journal = json.loads((out / RUN).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError:
-        found = {}
-    found = found if isinstance(found, dict) else {}
-    begun, plain = found.get("asked", {}), json.loads(json.dumps(asked))
-    begun = begun if isinstance(begun, dict) else {}
-    if begun == plain:
-        return found["finished"]
-    if not force and (found.get("finished") or any(out.glob("*_seg.partial/job.json"))):
-        other = [key for key in {**plain, **begun} if plain.get(key) != begun.get(key)]
+        journal = {}
+    journal = journal if isinstance(journal, dict) else {}
+    earlier, current = journal.get("asked", {}), json.loads(json.dumps(arguments))
+    earlier = earlier if isinstance(earlier, dict) else {}
+    if earlier == current:
+        return journal["finished"]
+    if not force and (journal.get("finished") or any(out.glob("*_seg.partial/job.json"))):
+        changed = [key for key in {**current, **earlier} if current.get(key) != earlier.get(key)]
         raise InputError(
-            f"{out} holds an unfinished run with other {', '.join(k.replace('_', ' ') for k in other)}; repeat that "
-            "command to go on, add --force to begin anew, or choose another folder."
+            f"{out} contains an unfinished run with other {', '.join(k.replace('_', ' ') for k in changed)}. "
+            "Repeat that command to resume it, use force to start again, or choose another folder."
         )
     return None
 
 
-def note_run(
-    out: Path, asked: Mapping[str, Any], finished: Sequence[Mapping[str, Any]], model: str | None
+def write_journal(
+    out: Path, arguments: Mapping[str, Any], finished: Sequence[Mapping[str, Any]], model: str | None
 ) -> None:
-    """Keep what a run was asked to do, the SHA-256 of its model and the records of its images, until `forget_run`."""
-    write_json(out / RUN, {"asked": asked, "finished": finished, "model": model}, force=True)
+    """Store the arguments of a run, the SHA-256 of its model and the records of its images, until `delete_journal`."""
+    write_json(out / RUN, {"asked": arguments, "finished": finished, "model": model}, force=True)
 
 
 def trained_model(out: Path) -> str | None:
-    """Return the SHA-256 of the model file of an unfinished run; None as long as it has none."""
+    """Return the SHA-256 of the model file of an unfinished run; None before training."""
     try:
         return json.loads((out / RUN).read_text(encoding="utf-8")).get("model")
     except (FileNotFoundError, ValueError):
@@ -75,25 +74,25 @@ def check_partial(path: Path) -> None:
     """Check that an unfinished result may be removed or resumed.
 
     Raises:
-        InputError: `path` is a link, a file, or a folder that holds anything but what vispe writes there.
+        InputError: `path` is a link, a file, or a folder with unexpected content.
     """
     check_no_link(path)
     if not os.path.lexists(path):
         return
-    foreign = not path.is_dir() or any(
+    unexpected = not path.is_dir() or any(
         entry.is_symlink() or not _ENTRY.fullmatch(entry.name) for entry in path.iterdir()
     )
-    if foreign:
+    if unexpected:
         raise InputError(
-            f"{path} is not an unfinished result of vispe; move it, or choose another output folder."
+            f"{path} is not an unfinished result of vispe. Move it, or choose another output folder."
         )
 
 
 def check_result(path: Path) -> None:
-    """Check that a store of a result may be replaced: it carries the metadata that `store.finish` writes.
+    """Check that a store may be replaced: it has the metadata that `store.finish` writes.
 
     Raises:
-        InputError: `path` is a link, or a folder that vispe has not written.
+        InputError: `path` is a link, or a folder not written by vispe.
     """
     check_no_link(path)
     if not os.path.lexists(path):
@@ -109,18 +108,18 @@ def check_result(path: Path) -> None:
         if isinstance(attributes, dict) and "vispe" in attributes:
             return
     raise InputError(
-        f"{path} is not a result of vispe and is not replaced; move it, or choose another folder."
+        f"{path} is not a result of vispe and is not replaced. Move it, or choose another folder."
     )
 
 
-def left_behind(out: Path, stems: Sequence[str]) -> list[str]:
+def other_partial_results(out: Path, stems: Sequence[str]) -> list[str]:
     """Return the names of unfinished results of other images in a folder."""
-    ours = {partial(out, stem).name for stem in stems}
-    return sorted(path.name for path in out.glob("*_seg.partial") if path.name not in ours)
+    own_folders = {partial(out, stem).name for stem in stems}
+    return sorted(path.name for path in out.glob("*_seg.partial") if path.name not in own_folders)
 
 
-def forget_run(out: Path) -> None:
-    """The run is finished."""
+def delete_journal(out: Path) -> None:
+    """Delete the journal of a finished run."""
     (out / RUN).unlink(missing_ok=True)
 
 
@@ -135,12 +134,12 @@ def chunk_regions(image: BigImage, chunk: int) -> list[Region]:
 
 
 def create_raw(work: Path, image: BigImage, n_classes: int, chunk: int) -> None:
-    """Make the array for the probabilities of the classifier, (page, K, h, w)."""
+    """Create the array for the probabilities of the classifier, (page, K, h, w)."""
     create_array(work / "raw", (image.n_pages, n_classes, *image.shape), (1, 1, chunk, chunk))
 
 
 def create_array(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
-    """Make an array of float32, in place of one that is there."""
+    """Create a float32 array, replacing an existing one."""
     import zarr
 
     zarr.create_array(store=str(path), shape=shape, chunks=chunks, dtype=np.float32, overwrite=True)
@@ -158,88 +157,94 @@ def write_block(job: Job, page: int, region: Region, block: Block) -> None:
     import zarr
 
     work = Path(job.work)
+    # pixels first, then the records: a chunk with a record is complete
     zarr.open_array(str(work / "raw"), mode="r+")[(page, slice(None), *region.slices)] = block.prob
-    if block.picture is not None:
+    if block.thumbnail is not None:
         top, left = region.top // job.reduction, region.left // job.reduction
-        where = slice(top, top + block.picture.shape[0]), slice(left, left + block.picture.shape[1])
-        zarr.open_array(str(work / "picture"), mode="r+")[where] = block.picture
+        index = slice(top, top + block.thumbnail.shape[0]), slice(left, left + block.thumbnail.shape[1])
+        zarr.open_array(str(work / "picture"), mode="r+")[index] = block.thumbnail
     for part in blocks(*region.shape, job.chunk):
         record = {
             "overlap": int(block.twice[part.slices].sum()),
             "disagreeing": int(block.differ[part.slices].sum()),
-            "seen": None if block.seen is None else block.seen.sums(part).tolist(),
+            "seen": None if block.feature_grid is None else block.feature_grid.sums(part).tolist(),
         }
         write_small(_record(work, DONE, page, region, part, job.chunk), record)
 
 
-def write_settled(
-    job: Job, image: BigImage, page: int, region: Region, found: tuple[np.ndarray, np.ndarray, np.ndarray]
+def write_final(
+    job: Job, image: BigImage, page: int, region: Region, result: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
-    """Write the weighed probabilities (K, h, w), labels and uncertainty of a block, then the records of its chunks."""
-    work, (prob, labels, uncertainty) = Path(job.work), found
-    zarr_store.write(work / "store", image, page, region, *found)
+    """Write the reweighted probabilities (K, h, w), labels and uncertainty of a block, then its chunk records."""
+    work, (prob, labels, uncertainty) = Path(job.work), result
+    zarr_store.write(work / "store", image, page, region, *result)
     for part in blocks(*region.shape, job.chunk):
-        unsure = np.ascontiguousarray(uncertainty[part.slices])
+        uncertainty_of_chunk = np.ascontiguousarray(uncertainty[part.slices])
         record = {
             "counts": np.bincount(labels[part.slices].ravel(), minlength=len(prob) + 1).tolist(),
-            "unsure": float(np.nansum(unsure, dtype=np.float64)),
+            "unsure": float(np.nansum(uncertainty_of_chunk, dtype=np.float64)),
         }
         write_small(_record(work, SETTLED, page, region, part, job.chunk), record)
 
 
-def is_done(work: Path, page: int, region: Region, chunk: int, what: str = DONE) -> bool:
-    """Tell whether all chunks of a block are recorded as `DONE`, or as `SETTLED`."""
+def is_finished(work: Path, page: int, region: Region, chunk: int, what: str = DONE) -> bool:
+    """Return whether all chunks of a block are recorded as `DONE`, or as `SETTLED`."""
     return all(_record(work, what, page, region, p, chunk).is_file() for p in blocks(*region.shape, chunk))
 
 
-def sums(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
-    """Add up the records of all chunks, in their order.
+def sum_records(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
+    """Sum the records of all chunks, in page order.
 
-    'pages' has the pixels of each label (K + 1,) page by page, 'seen' likewise, None where nothing was compared.
+    'pages' are the pixels of each label (K + 1,) page by page, 'seen' the feature sums, None without a reference.
     """
-    seen: list[np.ndarray | None] = []
+    feature_sums: list[np.ndarray | None] = []
     pages = np.zeros((image.n_pages, n_classes + 1), np.int64)
-    unsure, overlap, disagreeing = 0.0, 0, 0
+    uncertainty_sum, overlap, disagreeing = 0.0, 0, 0
     for page in range(image.n_pages):
-        own: list[list[int] | None] = []
+        page_sums: list[list[int] | None] = []
         for region in chunk_regions(image, chunk):
             record: dict[str, Any] = {}
             for what in (DONE, SETTLED):
                 record |= json.loads(_record(work, what, page, region, _ORIGIN, chunk).read_text())
             pages[page] += np.array(record["counts"])
-            unsure += record["unsure"]
+            uncertainty_sum += record["unsure"]
             overlap += record["overlap"]
             disagreeing += record["disagreeing"]
-            own.append(record["seen"])
-        seen.append(None if None in own else np.sum(own, 0))
-    found = {"counts": pages.sum(0), "unsure": unsure, "overlap": overlap, "disagreeing": disagreeing}
-    return {**found, "pages": pages, "seen": seen}
+            page_sums.append(record["seen"])
+        feature_sums.append(None if None in page_sums else np.sum(page_sums, 0))
+    totals = {
+        "counts": pages.sum(0),
+        "unsure": uncertainty_sum,
+        "overlap": overlap,
+        "disagreeing": disagreeing,
+    }
+    return {**totals, "pages": pages, "seen": feature_sums}
 
 
-def put_in_place(path: Path, target: Path) -> None:
-    """Rename a folder to `target`, in place of an earlier result of vispe.
+def publish(path: Path, target: Path) -> None:
+    """Rename a folder to `target`, replacing an earlier result of vispe.
 
     Raises:
         InputError: `target` exists and is not a result of vispe.
     """
     check_result(target)
     if target.exists():
-        old = target.with_name(f".{target.name}{MARK}{uuid.uuid4().hex[:12]}")
-        target.rename(old)
+        replaced = target.with_name(f".{target.name}{MARK}{uuid.uuid4().hex[:12]}")
+        target.rename(replaced)
         path.rename(target)
-        remove(old, old.parent)
+        remove(replaced, replaced.parent)
     else:
         path.rename(target)
 
 
 def _record(work: Path, what: str, page: int, region: Region, part: Region, chunk: int) -> Path:
-    """Name the record of a chunk, the part of a region that begins at `part`."""
+    """Return the path of the record of a chunk, the part of a region that starts at `part`."""
     row, column = (region.top + part.top) // chunk, (region.left + part.left) // chunk
     return work / what / f"{page}.{row}.{column}.json"
 
 
 def write_small(path: Path, content: Any) -> None:
-    """Write a small JSON file, complete or not at all."""
+    """Write a small JSON file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(content))
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Labels of images larger than memory: only the labelled pixels are kept, by their place."""
+"""Labels of out-of-core images: only the labelled pixels are stored, by flat index."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from vispe.segment.out_of_core import stem as stem_of
 from vispe.segment.out_of_core.image_source import BigImage, open_image
 from vispe.segment.run.request import Labelling
 
-_ROWS = 256  # rows of a label image that are looked at once
+_ROWS = 256  # rows of a label image per step
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +39,14 @@ class Scribbles:
 def match_labels(
     labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
 ) -> dict[Path, Path]:
-    """Give each label file or store to its image, by name."""
-    matched, strays = match_drawn(images, labels, "labels", stem_of)
-    for label in strays:
-        note(f"{label} belongs to no image and is not used.")
+    """Assign each label file or store to its image, by name."""
+    matched, unmatched = match_drawn(images, labels, "labels", stem_of)
+    for label in unmatched:
+        note(f"{label} matches no image and is ignored.")
     if not matched:
         raise InputError(
-            f"no labels file belongs to an image by name: found {labels[0].name} for images such as {images[0].name}; "
-            "name them alike, for example a.zarr and a_labels.png."
+            f"no labels file matches an image by name: got {labels[0].name} for images such as {images[0].name}. "
+            "Use matching names, for example a.zarr and a_labels.png."
         )
     return matched
 
@@ -54,12 +54,12 @@ def match_labels(
 def read_scribbles(
     paths: Sequence[Path], images: Sequence[BigImage], how: Labelling
 ) -> tuple[list[Scribbles], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
-    """Read the labels of several images with one numbering, as `read_label_set` in `vispe.images.labels.label_files` does.
+    """Read the labels of several images with a common numbering, as `vispe.images.labels.label_files.read_label_set` does.
 
     Args:
-        paths: JSON strokes, shapes, label images or Zarr stores; only strokes and stores may be larger than memory.
+        paths: JSON scribbles, shapes, label images or Zarr stores; only JSON and stores may be larger than memory.
         images: the image of each.
-        how: how labels are read.
+        how: options of label reading.
 
     Returns:
         The labelled pixels of each image, the K names, the K colours or None, and notes.
@@ -69,11 +69,11 @@ def read_scribbles(
         OptionError: `dense`, which labels every pixel.
     """
     if how.dense:
-        raise OptionError("dense=True labels every pixel of an image larger than memory; draw scribbles.")
+        raise OptionError("dense=True is not supported for images processed in blocks. Use scribbles.")
     sizes = [image.shape for image in images]
     frames = [image.frame for image in images]
-    named = read_names(how.classes, how.legend)
-    drawings = shape_set(paths, sizes, [image.path for image in images], named, frames)
+    class_names = read_names(how.classes, how.legend)
+    drawings = shape_set(paths, sizes, [image.path for image in images], class_names, frames)
     naming = drawings.naming
     parts = [
         _read(path, image, naming, how)
@@ -81,87 +81,89 @@ def read_scribbles(
         else (*_drawn(path, drawings.of[number], image, naming, how.label_page), 0)
         for number, (path, image) in enumerate(zip(paths, images, strict=True))
     ]
-    counted = [
+    level_counts = [
         (
             dict(zip(levels, np.bincount(index, minlength=len(levels)).tolist(), strict=True)),
-            seen - len(index),
+            n_pixels - len(index),
         )
-        for _, index, levels, _, seen in parts
-        if seen
+        for _, index, levels, _, n_pixels in parts
+        if n_pixels
     ]
-    void, voided = void_of(paths, counted, naming, False)
-    drawn = [[level for level in levels if level != void] for _, _, levels, _, _ in parts]
-    classes_of, names, colors, notes = named_classes(paths, drawn, naming, False, how.max_classes)
-    notes = voided + notes
+    void, void_notes = void_of(paths, level_counts, naming, False)
+    used_levels = [[level for level in levels if level != void] for _, _, levels, _, _ in parts]
+    classes_of, names, colors, notes = named_classes(paths, used_levels, naming, False, how.max_classes)
+    notes = void_notes + notes
     colors = colors or drawings.colors
-    notes += [text for own in drawings.notes.values() for text in own]
-    found = []
-    for path, (places, index, levels, own, _) in zip(paths, parts, strict=True):
+    notes += [text for notes_of_image in drawings.notes.values() for text in notes_of_image]
+    scribbles = []
+    for path, (places, index, levels, notes_of_image, _) in zip(paths, parts, strict=True):
         classes = np.array([classes_of.get(level, 0) for level in levels], np.int64)[index]
         places, classes = places[classes > 0], classes[classes > 0]
-        notes += own + thin_classes(path, classes, names)
-        found.append(Scribbles(places, classes))
-    return found, names, colors, notes
+        notes += notes_of_image + thin_classes(path, classes, names)
+        scribbles.append(Scribbles(places, classes))
+    return scribbles, names, colors, notes
 
 
 def _read(
     path: Path, image: BigImage, naming: Naming, how: Labelling
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str], int]:
-    """Return places, an index (n,) into a sorted list of levels, that list, notes, and the pixels of a label image."""
+    """Return flat indices, an index (n,) into a sorted list of levels, that list, notes, and the label image's size."""
     height, width = image.shape
     page = how.label_page
     if path.suffix.lower() == ".json" and not is_store(path):
         shape = (image.n_pages, height, width)
         strokes = read_strokes(path, naming, 0 if page is None and shape[0] == 1 else page)
         levels = sorted({s.level for s in strokes})
-        drawn = [
+        indices_of_scribbles = [
             ((s.page * height + rows) * width + columns, np.full(len(rows), levels.index(s.level)))
             for s, rows, columns in placed(path, strokes, shape, image.frame.hint())
         ]
-        places, values = (np.concatenate([d[i] for d in drawn] or [np.zeros(0, np.int64)]) for i in (0, 1))
-        kept, last = np.unique(places[::-1], return_index=True)
-        pairs = np.unique(np.stack([places, values]), axis=1)[0]
-        several = len(np.unique(pairs[1:][pairs[1:] == pairs[:-1]]))
-        return kept, values[::-1][last], levels, overdrawn(path, several), 0
-    pieces, notes, deep = (_stored if is_store(path) else _pictured)(path, image, page)
-    found, seen = [], 0
+        indices, values = (
+            np.concatenate([d[i] for d in indices_of_scribbles] or [np.zeros(0, np.int64)]) for i in (0, 1)
+        )
+        unique_indices, last = np.unique(indices[::-1], return_index=True)
+        pairs = np.unique(np.stack([indices, values]), axis=1)[0]
+        n_overlapping = len(np.unique(pairs[1:][pairs[1:] == pairs[:-1]]))
+        return unique_indices, values[::-1][last], levels, overdrawn(path, n_overlapping), 0
+    pieces, notes, deep = (_from_store if is_store(path) else _from_image_file)(path, image, page)
+    labelled, n_pixels = [], 0
     for number, region, codes, colour in pieces:
-        seen += codes.size
+        n_pixels += codes.size
         y, x = np.nonzero(codes > 0)
-        found.append(((np.int64(number) * height + y + region.top) * width + x, codes[y, x], colour))
-    coloured = any(colour for _, _, colour in found)
-    codes = [c if colour or not coloured else c << 32 | c << 16 | c for _, c, colour in found]
+        labelled.append(((np.int64(number) * height + y + region.top) * width + x, codes[y, x], colour))
+    has_colour = any(colour for _, _, colour in labelled)
+    codes = [c if colour or not has_colour else c << 32 | c << 16 | c for _, c, colour in labelled]
     present, index = np.unique(np.concatenate(codes), return_inverse=True)
-    levels = unpacked(present, coloured, deep)
-    return np.concatenate([places for places, _, _ in found]), index, levels, list(notes), seen
+    levels = unpacked(present, has_colour, deep)
+    return np.concatenate([indices for indices, _, _ in labelled]), index, levels, list(notes), n_pixels
 
 
 def _drawn(
     path: Path, shapes: Sequence[Shape], image: BigImage, naming: Naming, page: int | None
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
-    """Return what `_read` does, for shapes, but the last."""
+    """Return the same as `_read` without the last, for shapes."""
     shape = (image.n_pages, *image.shape)
-    drawn, notes = shape_places(path, shapes, naming, shape, page, image.frame.hint())
-    classes = sorted({k for k, _ in drawn})
-    places = np.concatenate([p for _, p in drawn])
-    values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in drawn])
-    # the last one at a place counts: the first one from behind
-    kept, last = np.unique(places[::-1], return_index=True)
-    return kept, values[::-1][last], [level_of(k, naming) for k in classes], notes
+    indices_of_shapes, notes = shape_places(path, shapes, naming, shape, page, image.frame.hint())
+    classes = sorted({k for k, _ in indices_of_shapes})
+    indices = np.concatenate([p for _, p in indices_of_shapes])
+    values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in indices_of_shapes])
+    # later labels overwrite earlier ones: the first occurrence in reverse order
+    unique_indices, last = np.unique(indices[::-1], return_index=True)
+    return unique_indices, values[::-1][last], [level_of(k, naming) for k in classes], notes
 
 
 Pieces = Iterator[tuple[int, Region, np.ndarray, bool]]
-"""Page, rows, code of each pixel (0 and below: no label), and whether codes are packed colours."""
+"""Page, rows, code of each pixel (0 and below: unlabelled), and whether codes are packed colours."""
 
 
-def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+def _from_store(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in a store, strip by strip."""
     stored = open_image(path)
     count = stored.n_pages
     first = check_pages(path, (count, *stored.shape), (image.n_pages, *image.shape), page)
     if stored.channels != 1 or stored.dtype.kind == "f":
         raise InputError(
-            f"{path} has {stored.channels} channel(s) of {stored.dtype}; labels in a store are whole numbers of one "
+            f"{path} has {stored.channels} channel(s) of {stored.dtype}, but labels in a store must be integers of one "
             "channel."
         )
 
@@ -172,14 +174,14 @@ def _stored(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequ
                 region = Region(top, min(top + rows, image.shape[0]), 0, image.shape[1])
                 values = stored.read(number, region)[..., 0]
                 if (lowest := values.min()) < 0:
-                    raise InputError(f"{path} holds the value {lowest}; label values must be 0 or more.")
+                    raise InputError(f"{path} contains {lowest}, but label values must be 0 or more.")
                 yield first + number, region, values.astype(np.int64), False
 
     return pieces(), stored.notes, False
 
 
-def _pictured(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
-    """Read labels in an image file, which is held as a whole, strip by strip."""
+def _from_image_file(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+    """Read labels in an image file, which is decoded completely, strip by strip."""
     decoded = decoded_labels(path).as_pages(image.n_pages, page)
     pages, notes = image.frame.fitted(path, decoded.pages, decoded.orientation, image.shape)
     count, decoded = len(pages), replace(decoded, pages=pages)

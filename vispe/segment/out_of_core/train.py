@@ -1,9 +1,9 @@
-"""Training on scribbles of images larger than memory: only tiles with labelled pixels are read."""
+"""Training on scribbles of out-of-core images: only tiles with labelled pixels are read."""
 
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.segment.classify.calibration import advice, joined, strokes
+from vispe.segment.classify.calibration import calibration_note, joined, strokes
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.pixel_classifier import import_early
 from vispe.segment.features.pixel_features import Features
@@ -16,74 +16,79 @@ from vispe.segment.out_of_core.intensity_limits import Limits
 from vispe.segment.out_of_core.lazy_page import LazyValid, Window
 from vispe.segment.out_of_core.scribbles import read_scribbles
 from vispe.segment.out_of_core.store_run import BigRun
-from vispe.segment.run.out_of_distribution import learn_pages
-from vispe.segment.run.run_state import one_channel_count
+from vispe.segment.run.out_of_distribution import summarize_pages
+from vispe.segment.run.run_state import common_channel_count
 
 
 def train(run: BigRun, features: Features) -> Model:
     """Fit one classifier to the labelled pixels of all images, as `vispe.segment.run.train` does.
 
     Raises:
-        InputError: images that differ in their channels; no labelled pixel with data; fewer than two classes.
+        InputError: images with different channels, no labelled pixel with data, or fewer than two classes.
     """
-    asked = run.asked
+    request = run.request
     paths = [path for path in run.images if path in run.labels_of]
     files, images = [run.labels_of[path] for path in paths], [run.images[path] for path in paths]
-    drawn, names, colors, notes = read_scribbles(files, images, asked.labelling)
+    scribbles_of_images, names, colors, notes = read_scribbles(files, images, request.labelling)
     limits = [run.limits(path, run.reading)[0] for path in paths]
-    import_early(asked.classifier)
-    channels = one_channel_count({image.path: image.channels for image in images}, "labelled images")
+    import_early(request.classifier)
+    channels = common_channel_count({image.path: image.channels for image in images}, "labelled images")
     run.watch.start("computing features", len(images))
-    gathered, classes, of = [], [], []
-    seen: list[tuple[BigImage, int, Limits]] = []
-    for image, scribbles, cuts in zip(images, drawn, limits, strict=True):
-        pixels, lost = image.shape[0] * image.shape[1], 0
+    gathered, classes, scribble_ids = [], [], []
+    labelled_pages: list[tuple[BigImage, int, Limits]] = []
+    for image, scribbles, grey_limits in zip(images, scribbles_of_images, limits, strict=True):
+        pixels, n_without_data = image.shape[0] * image.shape[1], 0
         for page in range(image.n_pages):
-            own = slice(*np.searchsorted(scribbles.places, (page * pixels, (page + 1) * pixels)))
-            places, wanted = scribbles.places[own] - page * pixels, scribbles.classes[own]
-            if len(places):
-                window = Window(image, page, cuts[page])
-                known = _with_data(LazyValid(window), places, image.chunk)
-                lost += int((~known).sum())
-                places, wanted = places[known], wanted[known]
-            if len(places):
-                seen.append((image, page, cuts[page]))
-                gathered.append(prepare_page(features, window).gather_places(places))
-                classes.append(wanted)
-                of.append(strokes(places, wanted, image.shape))
-        if lost:
-            notes.append(f"{lost} labelled pixels of {image.path.name} hold no data and are not used.")
+            page_slice = slice(*np.searchsorted(scribbles.places, (page * pixels, (page + 1) * pixels)))
+            indices, page_classes = (
+                scribbles.places[page_slice] - page * pixels,
+                scribbles.classes[page_slice],
+            )
+            if len(indices):
+                window = Window(image, page, grey_limits[page])
+                has_data = _with_data(LazyValid(window), indices, image.chunk)
+                n_without_data += int((~has_data).sum())
+                indices, page_classes = indices[has_data], page_classes[has_data]
+            if len(indices):
+                labelled_pages.append((image, page, grey_limits[page]))
+                gathered.append(prepare_page(features, window).gather_places(indices))
+                classes.append(page_classes)
+                scribble_ids.append(strokes(indices, page_classes, image.shape))
+        if n_without_data:
+            notes.append(
+                f"{n_without_data} labelled pixels of {image.path.name} have no data and are ignored."
+            )
         run.watch.step(1)
     if not gathered:
-        raise InputError("all labelled pixels hold no data; draw labels on pixels with data.")
-    together = np.concatenate(gathered), np.concatenate(classes)
-    classifier, facts = learn(asked.classifier, names, *together, joined(of), asked.seed)
-    if text := advice(facts["calibration"]):
+        raise InputError("all labelled pixels have no data. Label pixels with data.")
+    training_data = np.concatenate(gathered), np.concatenate(classes)
+    classifier, facts = learn(request.classifier, names, *training_data, joined(scribble_ids), request.seed)
+    if text := calibration_note(facts["calibration"]):
         notes.append(text)
     for text in notes:
         run.note(text)
-    named = {"images": [str(image.path) for image in images], "labels": [str(path) for path in files]}
-    learnt = {"classifier": classifier, "names": names, "colors": colors, "channels": channels}
+    file_names = {"images": [str(image.path) for image in images], "labels": [str(path) for path in files]}
+    fields = {"classifier": classifier, "names": names, "colors": colors, "channels": channels}
 
-    def one(page: tuple[BigImage, int, Limits], most: int) -> Sample | None:
+    def sample_page(page: tuple[BigImage, int, Limits], most: int) -> Sample | None:
         window = Window(*page)
         return sample(prepare_page(features, window), LazyValid(window), most)
 
-    learnt |= {"domain": learn_pages(seen, one)}
-    return Model.of(features, run.reading, **learnt, seed=asked.seed, notes={**named, **facts})
+    fields |= {"domain": summarize_pages(labelled_pages, sample_page)}
+    return Model.of(features, run.reading, **fields, seed=request.seed, notes={**file_names, **facts})
 
 
-def _with_data(valid: LazyValid, places: np.ndarray, chunk: tuple[int, int]) -> np.ndarray:
-    """Tell which places (n,) of a page hold data, reading the stored chunks that they lie in -> (n,) bool."""
+def _with_data(valid: LazyValid, indices: np.ndarray, chunk: tuple[int, int]) -> np.ndarray:
+    """Return which pixels (n,) of a page have data, as (n,) bool, reading only the stored chunks that contain them."""
     if valid.window.image.dtype.kind != "f":
-        return np.ones(len(places), bool)
+        return np.ones(len(indices), bool)
     height, width = valid.shape
-    y, x = np.divmod(places, width)
-    cells = y // chunk[0] * (-(-width // chunk[1])) + x // chunk[1]
-    out = np.empty(len(places), bool)
-    for cell in np.unique(cells):
-        own = np.flatnonzero(cells == cell)
-        top, left = int(y[own[0]]) // chunk[0] * chunk[0], int(x[own[0]]) // chunk[1] * chunk[1]
+    y, x = np.divmod(indices, width)
+    chunk_ids = y // chunk[0] * (-(-width // chunk[1])) + x // chunk[1]
+    out = np.empty(len(indices), bool)
+    for chunk_id in np.unique(chunk_ids):
+        in_chunk = np.flatnonzero(chunk_ids == chunk_id)
+        top, left = int(y[in_chunk[0]]) // chunk[0] * chunk[0], int(x[in_chunk[0]]) // chunk[1] * chunk[1]
         region = Region(top, min(top + chunk[0], height), left, min(left + chunk[1], width))
-        out[own] = valid[region.slices][y[own] - top, x[own] - left]
+        out[in_chunk] = valid[region.slices][y[in_chunk] - top, x[in_chunk] - left]
     return out

@@ -1,9 +1,9 @@
-"""The result as an OME-Zarr image: probabilities, labels and uncertainty, each with smaller copies of itself.
+"""Result store as an OME-Zarr image: probabilities, labels and uncertainty, each with a resolution pyramid.
 
-- `0, 1, ...`: probabilities, float32 (t, c, z, y, x), one channel for each class, weighed as the labels are; 0 where
-  there is no data. The axes t and z are there where the image has them.
+- `0, 1, ...`: probabilities, float32 (t, c, z, y, x), one channel per class, reweighted like the labels; 0 where
+  there is no data. The axes t and z exist if the image has them.
 - `labels/classes/0, 1, ...`: uint8 (t, z, y, x), 1..K, 0 = no data, with the colours and names of the classes.
-- `labels/objects/0, 1, ...`: uint32 (t, z, y, x), where objects were asked for: their numbers in the table, 0 = none.
+- `labels/objects/0, 1, ...`: uint32 (t, z, y, x), if objects were requested: their numbers in the table, 0 = none.
 - `uncertainty/0, 1, ...`: float32 (t, z, y, x), 1 - (largest - second largest probability); NaN = no data.
 """
 
@@ -23,24 +23,24 @@ OBJECTS = "objects"
 
 
 def page_axes(image: BigImage) -> tuple[PageAxis, ...]:
-    """Give the axes of the result that count pages: t, z or both, as in the image; else all of them as z."""
+    """Return the page axes of the result: t, z or both, as in the image; else all of them as z."""
     names = tuple(axis.name for axis in image.page_axes)
     if names in ((), ("t",), ("z",), ("t", "z")):
         return image.page_axes
     return (PageAxis("z", "space", None, 1.0, image.n_pages),)
 
 
-def place(image: BigImage, page: int, region: Region, classes: bool | int) -> tuple[Any, ...]:
+def array_index(image: BigImage, page: int, region: Region, classes: bool | int) -> tuple[Any, ...]:
     """Return the index of a region in the array of labels (False), or of probabilities: all, or of one class from 0."""
     axes = page_axes(image)
-    found = [int(i) for i in np.unravel_index(page, [a.length for a in axes])] if axes else []
+    index = [int(i) for i in np.unravel_index(page, [a.length for a in axes])] if axes else []
     if classes is not False:
-        found.insert(_channel_axis(axes), slice(None) if classes is True else classes)
-    return (*found, *region.slices)
+        index.insert(_channel_axis(axes), slice(None) if classes is True else classes)
+    return (*index, *region.slices)
 
 
 def create(folder: Path, image: BigImage, n_classes: int, chunk: int) -> None:
-    """Make the groups and the full-size arrays, without pixels."""
+    """Create the groups and the full-resolution arrays, without pixels."""
     import zarr
 
     lead = [axis.length for axis in page_axes(image)]
@@ -55,7 +55,7 @@ def create(folder: Path, image: BigImage, n_classes: int, chunk: int) -> None:
 
 
 def create_objects(root: Any, image: BigImage, chunk: int) -> Any:
-    """Make the group and the full-size array of objects, without pixels, in place of one that is there."""
+    """Create the group and the full-resolution array of objects, without pixels, replacing an existing one."""
     root["labels"].create_group(OBJECTS, overwrite=True)
     shape = (*(axis.length for axis in page_axes(image)), *image.shape)
     return _array(root, f"labels/{OBJECTS}/0", shape, chunk, np.uint32, 0)
@@ -70,13 +70,13 @@ def write(
     labels: np.ndarray,
     uncertainty: np.ndarray,
 ) -> None:
-    """Write a region whose borders are those of chunks: probabilities (K, h, w), labels and uncertainty (h, w)."""
+    """Write a region aligned with chunks: probabilities (K, h, w), labels and uncertainty (h, w)."""
     import zarr
 
     root = zarr.open_group(str(folder), mode="r+")
-    root["0"][place(image, page, region, True)] = prob
-    root[f"labels/{LABELS}/0"][place(image, page, region, False)] = labels
-    root["uncertainty/0"][place(image, page, region, False)] = uncertainty
+    root["0"][array_index(image, page, region, True)] = prob
+    root[f"labels/{LABELS}/0"][array_index(image, page, region, False)] = labels
+    root["uncertainty/0"][array_index(image, page, region, False)] = uncertainty
 
 
 def finish(
@@ -88,7 +88,7 @@ def finish(
     side: int,
     facts: dict[str, Any],
 ) -> None:
-    """Write the smaller copies and all metadata; the same bytes each time."""
+    """Write the pyramids and all metadata, with reproducible bytes."""
     import zarr
     from ome_zarr.format import format_from_version
     from ome_zarr.writer import add_metadata, write_label_metadata, write_multiscales_metadata
@@ -114,18 +114,20 @@ def finish(
         for name, color in zip(names, colors, strict=False)
     ]
     add_metadata(root, {"omero": {"channels": channels, "rdefs": {"model": "color"}}}, fmt=fmt)
-    listed = root["labels"]
+    labels_group = root["labels"]
     if image.version == "0.5":
-        listed.attrs.update({"ome": {"version": "0.5"}})
-    drawn = enumerate(colors[: len(names)], start=1)
-    coloured = [{"label-value": i, "rgba": [*map(int, color), 255]} for i, color in drawn]
-    named = [{"label-value": i, "class": name} for i, name in enumerate(names, start=1)]
-    write_label_metadata(listed, LABELS, coloured, named, fmt=fmt, source={"image": "../../"})
+        labels_group.attrs.update({"ome": {"version": "0.5"}})
+    numbered_colors = enumerate(colors[: len(names)], start=1)
+    color_entries = [{"label-value": i, "rgba": [*map(int, color), 255]} for i, color in numbered_colors]
+    class_entries = [{"label-value": i, "class": name} for i, name in enumerate(names, start=1)]
+    write_label_metadata(
+        labels_group, LABELS, color_entries, class_entries, fmt=fmt, source={"image": "../../"}
+    )
     if has_objects:
-        write_label_metadata(listed, OBJECTS, fmt=fmt, source={"image": "../../"})
+        write_label_metadata(labels_group, OBJECTS, fmt=fmt, source={"image": "../../"})
     root.attrs.update({"vispe": {**facts, "uncertainty": "uncertainty"}})
-    for left in folder.rglob("*.partial"):
-        left.unlink()
+    for leftover in folder.rglob("*.partial"):
+        leftover.unlink()
 
 
 def _array(root: Any, name: str, shape: tuple[int, ...], chunk: int, dtype: Any, fill: float) -> Any:
@@ -142,10 +144,10 @@ def _array(root: Any, name: str, shape: tuple[int, ...], chunk: int, dtype: Any,
 
 
 def _pyramid(root: Any, prefix: str, part: str, chunk: int, side: int) -> int:
-    """Halve an array until it fits one chunk, and return the number of levels.
+    """Build the pyramid of an array down to one chunk, and return the number of levels.
 
-    Squares of about `side` pixels are read at once. Labels keep every second pixel; the others are means of 2 x 2, over
-    the pixels with data.
+    Squares of about `side` pixels are read at once. Labels are subsampled by two; the others are means of 2 x 2 pixels
+    with data.
     """
     level = 0
     while max(root[f"{prefix}{level}"].shape[-2:]) > chunk:
@@ -159,24 +161,27 @@ def _pyramid(root: Any, prefix: str, part: str, chunk: int, side: int) -> int:
             for top in range(0, height, step):
                 for left in range(0, width, step):
                     rows, columns = slice(top, min(top + step, height)), slice(left, min(left + step, width))
-                    found = source[(*page, slice(2 * top, 2 * rows.stop), slice(2 * left, 2 * columns.stop))]
+                    source_pixels = source[
+                        (*page, slice(2 * top, 2 * rows.stop), slice(2 * left, 2 * columns.stop))
+                    ]
+                    # labels are subsampled, since means of class numbers are meaningless
                     target[(*page, rows, columns)] = (
-                        found[::2, ::2] if part in ("labels", OBJECTS) else _mean(found)
+                        source_pixels[::2, ::2] if part in ("labels", OBJECTS) else _mean(source_pixels)
                     )
     return level + 1
 
 
 def _mean(values: np.ndarray) -> np.ndarray:
-    """Average 2 x 2 pixels that are not NaN; at an odd end what is left of them."""
+    """Average blocks of 2 x 2 pixels that are not NaN; blocks at an odd end are smaller."""
     height, width = (-(-n // 2) for n in values.shape)
     sums, counts = np.zeros((height, width), np.float32), np.zeros((height, width), np.float32)
     for y in (0, 1):
         for x in (0, 1):
             part = values[y::2, x::2]
-            known = ~np.isnan(part)
-            where = slice(0, part.shape[0]), slice(0, part.shape[1])
-            sums[where] += np.where(known, part, 0)
-            counts[where] += known
+            finite = ~np.isnan(part)
+            index = slice(0, part.shape[0]), slice(0, part.shape[1])
+            sums[index] += np.where(finite, part, 0)
+            counts[index] += finite
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.float32(np.nan))
 
 
@@ -185,7 +190,7 @@ def _channel_axis(axes: Sequence[PageAxis]) -> int:
 
 
 def _axes(image: BigImage, levels: int, classes: bool) -> tuple[list[dict[str, str]], list[list[float]]]:
-    """Describe the axes, and the scale of each level."""
+    """Return the axes metadata, and the scale of each level."""
     pages = page_axes(image)
     axes = [_axis(a.name, "time" if a.name == "t" else "space", a.unit) for a in pages]
     axes += [_axis(name, "space", image.unit) for name in "yx"]

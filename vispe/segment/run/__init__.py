@@ -1,1 +1,1 @@
-"""A run on images: inputs, training, prediction, results, and going on after an interruption."""
+"""Runs of the segmentation: inputs, training, prediction, results, and resuming after an interruption."""

@@ -1,4 +1,4 @@
-"""A full disk: noticed before or while results are written, and said with numbers."""
+"""Full disks, detected before or while results are written, with the required and the free space."""
 
 import errno
 import re
@@ -12,18 +12,18 @@ from vispe.images.formats.size_limits import amount
 
 
 class DiskFull(InputError):
-    """There is no room for the results; what is complete stays, and the same command goes on."""
+    """Not enough disk space for the results; complete files remain and the same command resumes the run."""
 
 
 @contextmanager
-def room(folder: Path, what: str, least: int = 0, most: int = 0) -> Iterator[None]:
-    """Turn a lack of space on the disk of a folder into an error with numbers, before or during the work inside.
+def disk_space_guard(folder: Path, what: str, least: int = 0, most: int = 0) -> Iterator[None]:
+    """Convert a lack of disk space into an error with numbers, before or inside the `with` block.
 
     Args:
-        folder: that is written to; it exists.
-        what: what is written, for the message.
-        least: bytes that are certainly needed.
-        most: bytes that may be needed.
+        folder: existing destination folder.
+        what: name of the data, for the message.
+        least: lower bound of the required bytes.
+        most: upper bound of the required bytes.
 
     Raises:
         DiskFull: fewer than `least` bytes are free, or writing fails for lack of space.
@@ -33,22 +33,22 @@ def room(folder: Path, what: str, least: int = 0, most: int = 0) -> Iterator[Non
     try:
         yield
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         raise _error(folder, what, max(most, least)) from error
 
 
-def is_full(error: OSError) -> bool:
-    """Tell whether an error says that a disk is full, or the share of it that a user has."""
-    if error.errno is None:  # NumPy writes what fits, and counts
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that a disk, or the user's quota, is full."""
+    if error.errno is None:  # NumPy writes as much as fits and raises an OSError without errno
         return re.search(r"requested and \d+ written", str(error)) is not None
     return error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 
 def _error(folder: Path, what: str, need: int) -> DiskFull:
     free = shutil.disk_usage(folder).free
-    wanted = f"needs {amount(need)}" if need > free else "does not fit"
+    problem = f"needs {amount(need)}" if need > free else "does not fit"
     return DiskFull(
-        f"disk full: {what} {wanted}, {folder} has {amount(free)}; make room and repeat the command to go on, or "
-        "choose another folder."
+        f"disk full: {what} {problem}, {folder} has {amount(free)}. Free some space and repeat the command to resume, "
+        "or choose another folder."
     )

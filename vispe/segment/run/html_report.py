@@ -1,4 +1,4 @@
-"""The page of a run: what was found in each image, how far it can be trusted, and what it was made with."""
+"""HTML report of a run: results of each image, their reliability, and the settings."""
 
 from __future__ import annotations
 
@@ -18,44 +18,46 @@ from vispe.segment.objects.html_section import objects_section
 
 NAME = "report.html"
 SHOWN = 12
-"""Images that are shown as pictures; the table has all."""
+"""Number of images shown as figures; the table lists all."""
 
-_SIDE = 900  # pixels of a picture on the page at most
+_SIDE = 900  # largest side in pixels of a figure in the report
 
 
 def write_page(folder: Path, report: Mapping[str, Any]) -> Path:
-    """Write `report.html` beside `report.json`, in place of an earlier one of this run.
+    """Write `report.html` next to `report.json`, replacing an earlier one of this run.
 
     Args:
-        folder: of the results.
-        report: what `report.json` holds.
+        folder: folder of the results.
+        report: content of `report.json`.
     """
     page = report_page(folder, report)
     with atomic_path(folder / NAME, True) as temporary:
-        # names of files may hold what is no text
+        # file names may contain bytes that are not valid text
         temporary.write_text(page.html(), encoding="utf-8", errors="backslashreplace")
     return folder / NAME
 
 
 def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
-    """Return the page of a run, with the pictures that lie in its folder."""
+    """Return the HTML report of a run, with the figures in its folder."""
     images, failures = report["images"], report["failures"]
     page = Page(_named(images), "Segmentation", *_verdict(report))
     for note in report["notes"]:
         page.text(note, soft=True)
     if failures:
-        page.section("Left out")
-        page.table([["image", "why"], *([Path(f["image"]).name, f["reason"]] for f in failures)], left=(0, 1))
+        page.section("Skipped images")
+        page.table(
+            [["image", "reason"], *([Path(f["image"]).name, f["reason"]] for f in failures)], left=(0, 1)
+        )
     if not images:
         return page
     page.section("Fractions of the area")
     page.text(_explained(images))
     page.table(_fractions(report))
     for record in images:
-        if share := record.get("excluded_share"):
+        if fraction := record.get("excluded_share"):
             page.text(
-                f"{100 * share:.3g} % of the pixels of {Path(record['image']).name} are excluded (crop, mask or "
-                "transparency) and count in no number.",
+                f"{100 * fraction:.3g} % of the pixels of {Path(record['image']).name} are excluded (crop, mask or "
+                "transparency).",
                 soft=True,
             )
     _pictures(page, folder, images)
@@ -63,7 +65,7 @@ def report_page(folder: Path, report: Mapping[str, Any]) -> Page:
     objects_section(page, folder, images)
     materials_section(page, images)
     _confidence(page, report)
-    page.section("What was used")
+    page.section("Settings")
     page.table([["", ""], *_used(report)], left=(0, 1))
     return page
 
@@ -73,13 +75,15 @@ def _named(images: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _verdict(report: Mapping[str, Any]) -> tuple[str, Tone]:
-    """Return the sentence at the top: fractions, objects, and what speaks against them."""
+    """Return the headline: fractions, objects, and warnings."""
     images = report["images"]
     if not images:
         return "No image could be used.", "bad"
-    shares = {name: _mean(images, "map_fractions", name) for name in report["classes"]}
-    text = map_words({name: share for name, share in shares.items() if share is not None} or {"": None})
-    if _estimated(images) and None not in shares.values():
+    fractions = {name: _mean(images, "map_fractions", name) for name in report["classes"]}
+    text = map_words(
+        {name: fraction for name, fraction in fractions.items() if fraction is not None} or {"": None}
+    )
+    if _estimated(images) and None not in fractions.values():
         text += "; estimated true fractions: "
         text += ", ".join(
             f"{name} {100 * _mean(images, 'fractions', name):.1f} %" for name in report["classes"]
@@ -88,60 +92,74 @@ def _verdict(report: Mapping[str, Any]) -> tuple[str, Tone]:
         text += " (averages over images)"
     counts: dict[str, int] = {}
     for record in images:
-        for name, found in record.get("objects", {}).get("classes", {}).items():
-            counts[name] = counts.get(name, 0) + found["count"]
+        for name, result in record.get("objects", {}).get("classes", {}).items():
+            counts[name] = counts.get(name, 0) + result["count"]
     if counts:
         text += "; objects: " + ", ".join(f"{n} {name}" for name, n in counts.items())
-    strange = sum(bool((r.get("domain") or {}).get("differs")) for r in images)
-    if strange:
-        which = "it differs" if len(images) == 1 else f"{strange} of {len(images)} images differ"
-        return f"{text}. Look closely: {which} from the training images.", "bad"
+    flagged = sum(bool((r.get("domain") or {}).get("differs")) for r in images)
+    if flagged:
+        which = "it differs" if len(images) == 1 else f"{flagged} of {len(images)} images differ"
+        return f"{text}. Check the result: {which} from the training images.", "bad"
     if report["failures"]:
-        return f"{text}. {len(report['failures'])} image(s) were left out.", "mild"
+        return f"{text}. {len(report['failures'])} image(s) were skipped.", "mild"
     return f"{text}.", "plain"
 
 
 def _fractions(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the table of all images, a column for each class."""
+    """Return the table of all images, with columns for each class."""
     images, names = report["images"], report["classes"]
     scored = any("scores" in r for r in images)
-    judged = any(r.get("domain") for r in images)
+    compared = any(r.get("domain") for r in images)
     estimated = _estimated(images)
     heads = [f"{name}, {kind}" for name in names for kind in ("map", *["estimated"] * estimated)]
-    rows = [["image", *heads, "uncertainty", *["mIoU"] * scored, *["unlike training (limit 1)"] * judged]]
+    rows = [
+        [
+            "image",
+            *heads,
+            "uncertainty",
+            *["mIoU"] * scored,
+            *["out-of-distribution score (limit 1)"] * compared,
+        ]
+    ]
     for record in images:
-        ends, cells = record.get("fractions_ci95") or {}, []
+        intervals, cells = record.get("fractions_ci95") or {}, []
         for name in names:
-            share = record["map_fractions"].get(name)
-            cells.append("no data" if share is None else f"{100 * share:.1f}")
+            fraction = record["map_fractions"].get(name)
+            cells.append("no data" if fraction is None else f"{100 * fraction:.1f}")
             if estimated:
-                own = record["fraction_kind"] == "estimate"
-                cells.append(estimate_words(record["fractions"].get(name), ends.get(name), "") if own else "")
+                has_estimate = record["fraction_kind"] == "estimate"
+                cells.append(
+                    estimate_words(record["fractions"].get(name), intervals.get(name), "")
+                    if has_estimate
+                    else ""
+                )
         row = [Path(record["image"]).name, *cells, f"{record['mean_uncertainty']:.3f}"]
         row += [_number(record.get("scores", {}).get("miou"), ".3f")] * scored
-        row += [_number((record.get("domain") or {}).get("score"), ".2f")] * judged
+        row += [_number((record.get("domain") or {}).get("score"), ".2f")] * compared
         rows.append(row)
     return rows
 
 
 def _explained(images: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the columns of the table of fractions mean."""
-    words = ["In per cent. Map: share of the pixels of the label map, which all figures and legends show."]
+    """Return the description of the columns of the fraction table."""
+    sentences = [
+        "In percent. Map: fraction of the pixels of the label map, as shown in all figures and legends."
+    ]
     if _estimated(images):
-        words.append(
-            "Estimated: the true fraction of this image, from the class probabilities and the estimated frequencies of "
-            "the classes, with its 95 % interval; it differs from the map where pixels are uncertain. 'At most' and "
-            "'at least' stand for an interval that reaches 0 or 100 %."
+        sentences.append(
+            "Estimated: the true fraction of this image, from the class probabilities and the estimated class "
+            "frequencies, with its 95 % interval; it differs from the map where pixels are uncertain. 'At most' and "
+            "'at least' denote an interval that reaches 0 or 100 %."
         )
         if any(None in (r["fractions_ci95"] or {"": None}).values() for r in images):
-            words.append(
-                "No interval: the map has no pixel of the class, or the classifier gives no intervals."
+            sentences.append(
+                "No interval: the map has no pixel of the class, or the classifier provides no intervals."
             )
-    words.append(
-        "Uncertainty is 1 minus how much more probable the first class of a pixel is than the second, averaged over "
-        "the image."
+    sentences.append(
+        "Uncertainty is 1 minus the difference between the largest and the second largest class probability of a "
+        "pixel, averaged over the image."
     )
-    return " ".join(words)
+    return " ".join(sentences)
 
 
 def _estimated(images: Sequence[Mapping[str, Any]]) -> bool:
@@ -154,15 +172,15 @@ def _mean(images: Sequence[Mapping[str, Any]], kind: str, name: str) -> float | 
 
 
 def _pictures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> None:
-    """Show the overlays of the first images, and where an image is unlike the training images."""
-    page.section("Pictures")
+    """Add the overlays of the first images, and maps of image regions that differ from the training images."""
+    page.section("Figures")
     if len(images) > SHOWN:
-        page.text(f"The first {SHOWN} of {len(images)} images; the others lie in the folder.", soft=True)
+        page.text(f"The first {SHOWN} of {len(images)} images; the others are in the folder.", soft=True)
     for record in images[:SHOWN]:
         files, name = record["files"], Path(record["image"]).name
         for kind, words in (
             ("overlay", "classes"),
-            ("domain", "bright where it is unlike the training images"),
+            ("domain", "bright where it differs from the training images"),
         ):
             path = folder / Path(files[kind]).name if kind in files else None
             if path is not None and path.is_file():
@@ -185,62 +203,62 @@ def _pictures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> 
 
 
 def _panel(path: Path) -> tuple[bytes, tuple[int, int]]:
-    """Return a picture as a small JPEG, with its size (width, height)."""
+    """Return a figure as a small JPEG, with its original size (width, height)."""
     with Image.open(path) as image:
         size = image.size
     return _small(path, _SIDE // 2), size
 
 
 def _small(path: Path, side: int = _SIDE) -> bytes:
-    """Return a picture as a JPEG of a size for a page."""
+    """Return a figure as a JPEG of at most `side` pixels."""
     with Image.open(path) as image:
-        shown = image.convert("RGB")
-    shown.thumbnail((side, side), Image.Resampling.LANCZOS)
+        figure = image.convert("RGB")
+    figure.thumbnail((side, side), Image.Resampling.LANCZOS)
     out = io.BytesIO()
-    shown.save(out, "JPEG", quality=88)
+    figure.save(out, "JPEG", quality=88)
     return out.getvalue()
 
 
 def _confidence(page: Page, report: Mapping[str, Any]) -> None:
-    """Say how well the strokes foretell each other, which is what is known without a ground truth."""
+    """Add the cross-validated accuracy on scribbles, the only estimate without ground truth."""
     facts = report.get("training", {}).get("calibration")
     if facts is None:
         return
     page.section("Confidence")
     if "reason" in facts:
-        page.text(f"Strokes were not left out to check the others: {facts['reason']}.")
+        page.text(f"No cross-validation over scribbles: {facts['reason']}.")
         return
-    found = facts.get("left_out")
-    if found is not None:
+    scores_held_out = facts.get("left_out")
+    if scores_held_out is not None:
         page.text(
-            f"Strokes that were left out of training were recognised to {100 * found['balanced_accuracy']:.0f} % "
-            f"({facts['folds']} parts, each class counting alike). That is what your own strokes say of each other; "
-            "borders, where nobody draws, are harder."
+            f"Balanced accuracy on held-out scribbles: {100 * scores_held_out['balanced_accuracy']:.0f} % "
+            f"({facts['folds']}-fold cross-validation). This measures the agreement of your own scribbles; "
+            "unlabelled pixels near boundaries are harder."
         )
-        rows = [["class", "strokes", "right when left out"]]
+        rows = [["class", "scribbles", "recall when held out"]]
         rows += [
-            [name, str(facts["strokes"].get(name, "")), f"{100 * share:.0f} %"]
-            for name, share in found["recall"].items()
+            [name, str(facts["strokes"].get(name, "")), f"{100 * fraction:.0f} %"]
+            for name, fraction in scores_held_out["recall"].items()
         ]
         page.table(rows)
     error = facts["expected_calibration_error"]
     page.text(
-        f"Probabilities are off by {100 * error:.1f} percentage points on average, on such strokes.",
+        f"Probabilities on these scribbles are off by {100 * error:.1f} percentage points on average.",
         soft=True,
     )
 
 
 def _used(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return settings, in words."""
+    """Return the table of settings."""
     training, post = report.get("training", {}), report["post"]
     rows = [
         ["command", f"vispe {report['command']}"],
         ["features", f"{report['features'].get('kind', 'text')} ({report['model']})"],
         ["classifier", str(report["classifier"])],
-        ["classes weighed by", str(post["prior"])],
+        ["class prior", str(post["prior"])],
     ]
     changed = {name: value for name, value in post.items() if name != "prior" and value}
-    rows += [["after the classifier", ", ".join(f"{k} {v}" for k, v in changed.items())]] if changed else []
+    rows += [["post-processing", ", ".join(f"{k} {v}" for k, v in changed.items())]] if changed else []
     if training.get("images"):
         rows.append(["trained on", ", ".join(Path(str(name)).name for name in training["images"])])
     if training.get("labelled_pixels"):
@@ -254,5 +272,5 @@ def _used(report: Mapping[str, Any]) -> list[list[str]]:
     return [*rows, ["versions", versions]]
 
 
-def _number(value: float | None, how: str) -> str:
-    return "" if value is None else format(value, how)
+def _number(value: float | None, format_spec: str) -> str:
+    return "" if value is None else format(value, format_spec)

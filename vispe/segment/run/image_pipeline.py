@@ -1,4 +1,4 @@
-"""One image on its way through a run: read, normalised, segmented page by page, written."""
+"""Pipeline of one image: read, normalise, segment page by page, write."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +20,13 @@ from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
 
 @dataclass(frozen=True, eq=False)
 class Grey:
-    """An image that was read and normalised.
+    """A normalised image.
 
     Attributes:
         image: the image as stored.
         pages: (z, h, w, c) float32 in [0, 1].
-        stack: the volumes that the pages make up, for 3D filters; None without these.
-        notes: what the user should know.
+        stack: the volumes that the pages belong to, for 3D filters; None without these.
+        notes: messages for the user.
     """
 
     image: Micrograph
@@ -36,11 +36,11 @@ class Grey:
 
 
 class Reader:
-    """Reads images and normalises them; keeps the last one, for training, prediction and the report ask for it in turn.
+    """Reader of normalised images with a cache of the last one, which training, prediction and report share.
 
     Args:
-        reading: how.
-        images: with the mask and the axes of each, where these differ from `reading`.
+        reading: options.
+        images: mask and axes of each image, where these differ from `reading`.
     """
 
     def __init__(self, reading: Reading, images: Sequence[BatchImage] = ()) -> None:
@@ -51,19 +51,19 @@ class Reader:
     def read(self, path: Path) -> Micrograph:
         """Read an image."""
         if self._image is None or self._image[0] != path:
-            asked, self._pages = self.reading, None
-            own = self._own.get(path, BatchImage(path))
-            found = read_image(
+            options, self._pages = self.reading, None
+            entry = self._own.get(path, BatchImage(path))
+            micrograph = read_image(
                 path,
-                channel=asked.channel,
-                z=asked.z,
-                axes=own.axes or asked.axes,
-                scene=asked.scene,
-                orientation=asked.orientation,
-                crop=asked.crop,
-                mask=own.mask,
+                channel=options.channel,
+                z=options.z,
+                axes=entry.axes or options.axes,
+                scene=options.scene,
+                orientation=options.orientation,
+                crop=options.crop,
+                mask=entry.mask,
             )
-            self._image = path, found
+            self._image = path, micrograph
         return self._image[1]
 
     def grey(self, path: Path, config: object, trust: bool) -> Grey:
@@ -71,11 +71,12 @@ class Reader:
 
         Args:
             path: the image.
-            config: of the features, which decides whether volumes are looked at.
-            trust: whether pages are to be turned.
+            config: configuration of the features; determines whether volumes are needed.
+            trust: whether pages will be rotated.
 
         Raises:
-            InputError: the image is no Z stack, but 3D filters need one.
+            InputError: 3D filters, but the image is not a Z stack.
+            OptionError: 3D filters together with `trust`.
         """
         image = self.read(path)
         if self._pages is None or self._pages[0] is not image:
@@ -85,8 +86,7 @@ class Reader:
         if getattr(config, "filters_3d", False):
             if trust:
                 raise OptionError(
-                    "trust turns one page at a time, but 3D filters look at several; leave out --trust, or train "
-                    "without --filters-3d."
+                    "trust rotates single pages, but 3D filters need several. Omit trust, or train without filters_3d."
                 )
             stack = Stack(image, pages)
         more = () if stack is None else stack.notes
@@ -100,9 +100,9 @@ def predict(
 
     Args:
         grey: the image.
-        by: what segments a page.
-        step: called with the share of a page that each piece is.
-        note: called when memory runs out and less of it is used.
+        by: model, features and post-processing.
+        step: called with the fraction of a page that each piece covers.
+        note: called when memory runs out and the tile is reduced.
     """
     return [
         within_memory(by.features, lambda p=page, v=valid, n=n: by.page(p, v, step, grey.stack, n), note)
@@ -113,14 +113,14 @@ def predict(
 def write(
     folder: Path, path: Path, grey: Grey, results: Sequence[Prediction], model: Model, force: bool
 ) -> tuple[dict[str, Path], list[str]]:
-    """Write the files of one image; the label map comes last, so it stands for a complete image.
+    """Write the files of one image; the label map is last, so that its existence implies a complete image.
 
     Args:
-        folder: where the files go.
-        path: the image file, for their names.
+        folder: destination.
+        path: the image file, for the names.
         grey: the image.
-        results: of its pages.
-        model: with names and colours of the classes.
+        results: results of its pages.
+        model: provides names and colours of the classes.
         force: overwrite.
 
     Returns:
@@ -134,27 +134,27 @@ def write(
         "overlay": folder / f"{stem}_overlay.png",
         "labels": folder / f"{stem}_seg{ending}",
     }
-    shown = results[middle]
+    result = results[middle]
 
     def draw() -> None:
-        picture = overlay(
+        figure = overlay(
             grey.pages[middle],
-            shown.labels,
+            result.labels,
             model.names,
             model.colors,
             pixel_size=grey.image.pixel_size,
             title=stem if count == 1 else f"{stem}, page {middle}",
         )
-        write_png(files["overlay"], picture, force)
+        write_png(files["overlay"], figure, force)
 
-    # compressing takes as long as drawing
-    with ThreadPoolExecutor(1) as beside:
-        drawing = beside.submit(draw)
+    # compression and drawing take about equally long, so run both in parallel
+    with ThreadPoolExecutor(1) as pool:
+        drawing = pool.submit(draw)
         prob = results[0].prob[None] if count == 1 else np.stack([r.prob for r in results])
         write_probabilities(files["probabilities"], prob, grey.image, model.names, force)
-        unsure = np.stack([uncertainty_image(r.uncertainty) for r in results])
-        write_labels(files["uncertainty"], unsure, grey.image, force)
+        uncertainty = np.stack([uncertainty_image(r.uncertainty) for r in results])
+        write_labels(files["uncertainty"], uncertainty, grey.image, force)
         drawing.result()
     write_labels(files["labels"], np.stack([r.labels for r in results]), grey.image, force)
-    note = f"the overlay of {path.name} shows page {middle} of {count} (counted from 0)."
+    note = f"the overlay of {path.name} shows page {middle} of {count} (from 0)."
     return files, [note] if count > 1 else []

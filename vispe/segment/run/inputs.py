@@ -1,4 +1,4 @@
-"""The files of a run: which are images, and which labels and truth belong to each."""
+"""Files of a run: the images, and the labels, ground truth and mask of each."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,24 +17,31 @@ from vispe.images.sample import parse_crop
 from vispe.images.sidecars import images_among, is_named, match_drawn
 
 Paths = Sequence[str | Path]
-_NUMBERS = 20  # largest value of labels that are numbers of classes and not colours
+_NUMBERS = 20  # largest value of a label file that is interpreted as class numbers instead of colours
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How image files are read and normalised.
+    """Options of image reading and normalisation.
 
     Attributes:
-        channel: channels to keep, by number or name, such as '0,2'; None keeps all.
-        z: pages to keep, a number or 'a:b'; None keeps all.
-        axes: what each dimension of the stored array means, such as 'ZYX'; None believes the file.
-        normalize: 'stack', 'image' or 'none': what shares one pair of grey limits.
+        channel: channels to read, by number or name, such as '0,2'; None reads all.
+        z: pages to read, a number or 'a:b'; None reads all.
+        axes: axes of the stored array, such as 'ZYX'; None uses the metadata of the file.
+        normalize: 'stack', 'image' or 'none': scope of one pair of grey limits.
         clip: percentiles that become black and white.
-        scene: which of several scenes of files of microscopes, by name or number (from 0).
-        orientation: 'stored' reads pixels as they are stored, as Fiji, napari and ilastik do; 'tag' applies the
+        scene: scene of multi-scene microscope files, by name or number (from 0).
+        orientation: 'stored' reads pixels as they are stored, like Fiji, napari and ilastik; 'tag' applies the
             orientation tag of the file.
-        crop: rows and columns of the sample, such as '0:884,0:1024'; other pixels count in no number.
-        mask: files with 0 for pixels that count in no number: one for all images, or several matched by name.
+        crop: rows and columns of the sample, such as '0:884,0:1024'; pixels outside are excluded from all numbers.
+        mask: files with 0 for pixels excluded from all numbers: one for all images, or several matched by name.
+
+    Raises:
+        OptionError: an invalid orientation or crop.
+
+    Example:
+        >>> Reading(z="0:10", crop="0:884,0:1024").normalize
+        'stack'
     """
 
     channel: str | None = None
@@ -55,98 +62,100 @@ class Reading:
 
 @dataclass(eq=False)
 class BatchImage:
-    """One input file and what belongs to it."""
+    """One input image with its labels, ground truth, mask and axes."""
 
     path: Path
     labels: Path | None = None
     truth: Path | None = None
-    drawn: Labels | None = None
+    label_data: Labels | None = None
     mask: Path | None = None
     axes: str | None = None
 
 
-def listed(patterns: Paths) -> list[str | Path]:
-    """Return patterns as a list; one alone is a list of one."""
+def as_list(patterns: Paths) -> list[str | Path]:
+    """Return patterns as a list; a single one becomes a list of one."""
     return [patterns] if isinstance(patterns, str | Path) else list(patterns)
 
 
 def find_files(patterns: Paths) -> list[Path]:
-    """Expand files, folders and globs of labels or truth; none given gives none."""
-    patterns = listed(patterns)
+    """Expand files, folders and globs of labels or ground truth; no pattern matches no file."""
+    patterns = as_list(patterns)
     return find_images(patterns, ENDINGS) if patterns else []
 
 
-def find_each(patterns: Sequence[str | Path], failed: Callable[[str, InputError], None]) -> dict[Path, bool]:
-    """Expand the image patterns -> each file, and whether it was named by itself.
+def expand_patterns(
+    patterns: Sequence[str | Path], failed: Callable[[str, InputError], None]
+) -> dict[Path, bool]:
+    """Expand the image patterns; return each file, and whether it was named explicitly.
 
-    In a batch, a pattern that matches nothing is a failure and not the end.
+    In a batch, a pattern without matches is recorded as a failure.
 
     Args:
         patterns: files, folders and globs.
-        failed: called with such a pattern and the reason.
+        failed: called with such a pattern and the error.
 
     Raises:
-        InputError: the only pattern, or every one, matches nothing.
+        InputError: the only pattern, or every one, has no match.
     """
-    found: dict[Path, tuple[Path, bool]] = {}
+    files: dict[Path, tuple[Path, bool]] = {}
     reasons = []
     for pattern in patterns or find_images(patterns):
         try:
             for path in find_images([pattern]):
-                found.setdefault(path.resolve(), (path, is_named(pattern)))
+                files.setdefault(path.resolve(), (path, is_named(pattern)))
         except InputError as error:
             if len(patterns) == 1:
                 raise
             failed(str(pattern), error)
             reasons.append(" ".join(str(error).split()))
-    if not found:
+    if not files:
         raise InputError("; ".join(reasons))
-    return dict(found.values())
+    return dict(files.values())
 
 
-def chosen(
-    found: dict[Path, bool], labels: Sequence[Path], out: Path, note: Callable[[str], None]
+def select_images(
+    files: dict[Path, bool], labels: Sequence[Path], out: Path, note: Callable[[str], None]
 ) -> list[BatchImage]:
-    """Set aside what is no image by its name, and say so; results in the folder of the run need no word.
+    """Exclude files that are not images by their names, with a note; the run's own results are excluded silently.
 
     Args:
-        found: each file, and whether it was named by itself.
-        labels: files of labels and truth.
+        files: each file, and whether it was named explicitly.
+        labels: label and ground-truth files.
         out: folder of the results.
-        note: called with what the user should know.
+        note: called with messages for the user.
     """
-    here = Path(os.path.realpath(out))  # which never raises, unlike resolve
-    images, aside = images_among(found, labels, lambda path: path.resolve().parent == here)
-    if aside:
+    results_folder = Path(os.path.realpath(out))  # unlike Path.resolve, never raises
+    images, excluded = images_among(files, labels, lambda path: path.resolve().parent == results_folder)
+    if excluded:
         note(
-            f"{len(aside)} file(s) beside the images are labels, masks or results by their names and are not "
-            f"segmented: {_few(aside)}; name such a file itself to segment it."
+            f"{len(excluded)} file(s) next to the images are labels, masks or results by their names and are not "
+            f"segmented: {_few(excluded)}. Pass such a file by its name to segment it."
         )
     return [BatchImage(path) for path in images]
 
 
-def one_mask(reading: Reading) -> Path | None:
-    """Return the mask for a single image; None for none.
+def single_mask(reading: Reading) -> Path | None:
+    """Return the mask of a single image; None without one.
 
     Raises:
-        OptionError: several.
+        OptionError: several masks.
     """
     files = find_files(reading.mask)
     if len(files) > 1:
-        raise OptionError(f"mask names {len(files)} files, but there is one image; give one mask.")
+        raise OptionError(f"mask matches {len(files)} files, but there is one image. Pass one mask.")
     return files[0] if files else None
 
 
 def match_masks(images: Sequence[BatchImage], files: Sequence[Path], note: Callable[[str], None]) -> None:
-    """Give each mask of the sample to its image by name; a single one belongs to every image."""
+    """Assign sample masks to images by name; a single mask applies to every image."""
     if len(files) == 1:
         for image in images:
             image.mask = files[0]
     elif files:
         match(images, "mask", files, note)
-        whole = [image.path for image in images if image.mask is None]
-        if whole:
-            note(f"{len(whole)} image(s) have no mask and are used as a whole: {_few(whole)}.")
+        unmasked = [image.path for image in images if image.mask is None]
+        if unmasked:
+            note(f"{len(unmasked)} image(s) have no mask and are used completely: {_few(unmasked)}.")
 
 
 def match(
@@ -155,39 +164,39 @@ def match(
     files: Sequence[Path],
     note: Callable[[str], None],
 ) -> None:
-    """Give each file of labels or truth to its image, by name.
+    """Assign label, ground-truth or mask files to images, by name.
 
     Args:
-        images: of the run; their fields are filled.
+        images: images of the run; their fields are set.
         what: the field.
         files: in any order.
-        note: called with what the user should know.
+        note: called with messages for the user.
 
     Raises:
-        InputError: two files for one image, or none for any.
+        InputError: two files for one image, or no match at all.
     """
-    matched, strays = match_drawn([image.path for image in images], files, what)
-    if strays and not matched:
+    matched, unmatched = match_drawn([image.path for image in images], files, what)
+    if unmatched and not matched:
         names = ", ".join(image.path.stem for image in images[:3])
         raise InputError(
-            f"no {what} file belongs to an image by name: found {strays[0].name} for images such as {names}; "
-            "name them alike, for example a.png and a_labels.png."
+            f"no {what} file matches an image by name: got {unmatched[0].name} for images such as {names}. "
+            "Use matching names, for example a.png and a_labels.png."
         )
     for image in images:
         setattr(image, what, matched.get(image.path))
-    if strays:
-        note(f"{len(strays)} {what} file(s) belong to no image and are not used: {_few(strays)}.")
+    if unmatched:
+        note(f"{len(unmatched)} {what} file(s) match no image and are ignored: {_few(unmatched)}.")
 
 
 def _few(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths[:5]) + (" ..." if len(paths) > 5 else "")
 
 
-def settle_axes(images: Sequence[BatchImage], reading: Reading, note: Callable[[str], None]) -> None:
-    """Read an image of 3 or 4 colour planes as a stack where its labels or truth have as many pages, and say so.
+def infer_axes(images: Sequence[BatchImage], reading: Reading, note: Callable[[str], None]) -> None:
+    """Read an image of 3 or 4 colour planes as a stack if its labels, ground truth or mask have as many pages.
 
-    tifffile stores arrays of 3 or 4 slices like that. Labels that it has stored the same way are pages where their
-    numbers are too small for colours.
+    tifffile writes arrays of 3 or 4 slices as colour planes. Labels stored the same way are interpreted as pages if
+    their values are too small for colours.
     """
     for image in images:
         planes = 0 if reading.axes is not None else stored_planes(image.path)
@@ -200,12 +209,12 @@ def settle_axes(images: Sequence[BatchImage], reading: Reading, note: Callable[[
             if shape[0] == planes or (stored_planes(partner) == planes and _numbers(partner)):
                 image.axes = "ZYX"
                 note(
-                    f"{image.path.name} is read as a stack of {planes} slices, since {partner.name} has as many pages; "
-                    "if its planes are colours, use --axes CYX."
+                    f"{image.path.name} is read as a stack of {planes} slices, because {partner.name} has as many "
+                    "pages. If its planes are colours, use axes=CYX."
                 )
                 break
 
 
 def _numbers(path: Path) -> bool:
-    """Tell whether the values of a label file are class numbers and not colours."""
+    """Return whether the values of a label file are class numbers instead of colours."""
     return decode(path).pages.max(initial=0) <= _NUMBERS

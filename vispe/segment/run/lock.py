@@ -1,4 +1,4 @@
-"""A folder of results belongs to one process at a time."""
+"""Lock file that reserves a results folder for one process."""
 
 import os
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from typing import IO
 from vispe.errors import InputError
 
 LOCK = ".vispe.lock"
-"""Name of the file that the process at work in a folder holds; the file is free as soon as the process ends."""
+"""Name of the locked file; the operating system releases the lock when the process ends."""
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Keep other processes of vispe out of a folder; it is made if needed, and gone again if nothing is written.
+    """Lock a folder for this process; it is created if needed, and removed again if nothing was written.
 
     Raises:
-        InputError: another process is at work there.
+        InputError: another process has locked it.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,32 +43,37 @@ def _locked(path: Path) -> IO[bytes]:
         except BlockingIOError as error:
             handle.close()
             raise InputError(
-                f"another vispe is at work in {path.parent}; wait until it has finished, or choose another folder."
+                f"{path.parent} is in use by another vispe process. Wait until it has finished, or choose another "
+                "folder."
             ) from error
-        except OSError:  # no locks on this file system
+        except OSError:  # this file system has no locks
             return handle
         try:
             if os.path.samestat(os.fstat(handle.fileno()), path.stat()):
                 return handle
         except FileNotFoundError:
             pass
-        handle.close()  # the holder before has removed this file
+        handle.close()  # the previous process has removed this file: open the new one
 
 
 def _open(path: Path) -> IO[bytes]:
-    """Open the lock file, never what a link of its name points to."""
+    """Open the lock file without following symbolic links."""
     try:
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "ab")
     except OSError as error:
         if path.is_symlink():
             raise InputError(
-                f"{path} is a link, and vispe writes its own files only; remove the link."
+                f"{path} is a link, but vispe writes regular files only. Remove the link."
             ) from error
         raise
 
 
 def _lock(handle: IO[bytes]) -> None:
-    """Take the lock of an open file; BlockingIOError where another process has it."""
+    """Lock an open file without waiting.
+
+    Raises:
+        BlockingIOError: another process has locked it.
+    """
     if os.name == "posix":
         import fcntl
 
@@ -85,9 +90,9 @@ def _lock(handle: IO[bytes]) -> None:
 
 def _release(path: Path, handle: IO[bytes]) -> None:
     if os.name == "posix":
-        path.unlink(missing_ok=True)  # before the lock is free: who waits for it finds a new file
+        path.unlink(missing_ok=True)  # before unlocking: a waiting process then opens a new file
         handle.close()
         return
     handle.close()
-    with suppress(OSError):  # another process has opened it meanwhile
+    with suppress(OSError):  # another process has opened it
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Whether an image of a run differs from those of training: learnt with the model, said of each image."""
+"""Out-of-distribution check of a run: a summary of the training images, and a score for each image."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,82 +15,84 @@ from vispe.segment.model.model_file import Model
 MAP = "_domain.png"
 
 
-def learn_pages(pages: Sequence[Any], samples: Callable[[Any, int], Sample | None]) -> Domain | None:
-    """Summarise training pages: all pieces of a few, some pieces of many.
+def summarize_pages(pages: Sequence[Any], samples: Callable[[Any, int], Sample | None]) -> Domain | None:
+    """Summarise training pages: all pieces of a few pages, or some pieces of many.
 
     Args:
-        pages: whatever `samples` takes.
-        samples: samples a page on so many of its pieces.
+        pages: arguments of `samples`.
+        samples: samples a page at most at so many of its pieces.
     """
     from threadpoolctl import threadpool_limits
 
     chosen = np.unique(np.linspace(0, len(pages) - 1, min(len(pages), PAGES)).round().astype(int)).tolist()
     most = max(PIECES // max(len(chosen), 1), 1)
-    found = [samples(pages[number], most) for number in chosen]
-    with threadpool_limits(
-        1
-    ):  # matrices of a few dozen columns: threads wait for each other longer than they work
-        return learn_domain([one for one in found if one is not None])
+    page_samples = [samples(pages[number], most) for number in chosen]
+    # matrices have a few dozen columns: with more threads, synchronisation takes longer than the work
+    with threadpool_limits(1):
+        return learn_domain([page_sample for page_sample in page_samples if page_sample is not None])
 
 
-def judged(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any] | None:
-    """Return what the report says of an image, from the sums of its pages; None where nothing can be compared.
+def ood_record(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any] | None:
+    """Return the out-of-distribution record of an image from the sums of its pages; None without a reference.
 
     Returns:
-        'score': the largest of the pages, 1 is the limit; 'differs': whether it is above; 'pages': the score of each,
+        'score': the largest of the pages, the limit is 1; 'differs': whether it exceeds 1; 'pages': the score of each,
         None for a page without data.
     """
-    if model.domain is None or any(one is None for one in sums):
+    if model.domain is None or any(page_sums is None for page_sums in sums):
         return None
-    scores = [model.domain.score(one) for one in sums if one is not None]
+    scores = [model.domain.score(page_sums) for page_sums in sums if page_sums is not None]
     known = [score for score in scores if score is not None]
     if not known:
         return None
     return {"score": max(known), "differs": max(known) > 1, "pages": scores}
 
 
-def warned(name: str, record: dict[str, Any] | None, shown: str | None) -> list[str]:
-    """Return a note about an image that differs from those of training.
+def ood_warning(name: str, record: dict[str, Any] | None, shown: str | None) -> list[str]:
+    """Return a note about an image that differs from the training images.
 
     Args:
-        name: of the image.
-        record: what the report says.
-        shown: the file with the map; None where there is none.
+        name: name of the image.
+        record: its out-of-distribution record.
+        shown: name of the map file; None without one.
     """
     if record is None or not record["differs"]:
         return []
-    strange = [n for n, score in enumerate(record["pages"]) if score is not None and score > 1]
+    flagged = [n for n, score in enumerate(record["pages"]) if score is not None and score > 1]
     what = f"{name} differs"
     if len(record["pages"]) > 1:
-        listed = ", ".join(map(str, strange[:5])) + (", ..." if len(strange) > 5 else "")
-        what = f"{len(strange)} of the {len(record['pages'])} pages of {name} (from 0: {listed}) differ"
-    where = (
-        "no map is made of images that are read block by block" if shown is None else f"{shown} shows where"
-    )
+        listed = ", ".join(map(str, flagged[:5])) + (", ..." if len(flagged) > 5 else "")
+        what = f"{len(flagged)} of the {len(record['pages'])} pages of {name} (from 0: {listed}) differ"
+    hint = "no map is available for images processed in blocks" if shown is None else f"see {shown}"
     return [
-        f"{what} from the training images: score {record['score']:.2g}, where 1 is the limit ({where}); its classes "
-        "may be wrong: look at the overlay, draw a few strokes on it, and train again with both."
+        f"{what} from the training images: score {record['score']:.2g}, limit 1 ({hint}). Its classes may be wrong. "
+        "Check the overlay, add a few scribbles to this image, and train again with all of them."
     ]
 
 
-def write_map(
-    folder: Path, path: Path, micrograph: Micrograph, seen: Sequence[Any], record: dict[str, Any], force: bool
+def write_ood_map(
+    folder: Path,
+    path: Path,
+    micrograph: Micrograph,
+    feature_grids: Sequence[Any],
+    record: dict[str, Any],
+    force: bool,
 ) -> Path:
-    """Write the map of the page that differs most, 8 bit: 128 is the limit of a patch, 255 twice that or more.
+    """Write the map of the most deviating page, 8 bit: 128 is the limit of a patch, 255 twice the limit or more.
 
     Args:
-        folder: where it goes.
-        path: of the image, for its name.
+        folder: destination.
+        path: image file, for the name.
         micrograph: the image.
-        seen: of each page.
-        record: what the report says of the image.
+        feature_grids: summary of the features of each page.
+        record: out-of-distribution record of the image.
         force: overwrite.
     """
     scores = [-1.0 if score is None else score for score in record["pages"]]
-    found = seen[int(np.argmax(scores))].map()
-    grey = np.rint(np.clip(np.nan_to_num(found), 0, 2) * 127.5).astype(np.uint8)
+    score_map = feature_grids[int(np.argmax(scores))].map()
+    grey = np.rint(np.clip(np.nan_to_num(score_map), 0, 2) * 127.5).astype(np.uint8)
     height, width = micrograph.pages.shape[1:3]
-    # the rim beyond the last point of the lattice belongs to the last patch
+    # pixels beyond the last grid point belong to the last patch
     rows, columns = (
         np.minimum(np.arange(n) // PATCH, m - 1) for n, m in zip((height, width), grey.shape, strict=True)
     )

@@ -1,7 +1,7 @@
-"""From the features of a page to class probabilities and a label map, within the memory there is.
+"""Prediction: from the features of a page to class probabilities and a label map, within the available memory.
 
-The classes of each page are weighed by how frequent they are on that page (`vispe.segment.classify.class_prior`): a page
-has the same label map alone and in a stack, where the grey limits are the same.
+The classes of each page are reweighted by their estimated frequencies on that page (`vispe.segment.classify.class_prior`):
+a page has the same label map alone and in a stack, provided the grey limits are equal.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,28 +17,35 @@ from vispe.segment.classify.class_prior import PRIORS, Counts, areas, count, est
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.guided_filter import clean
 from vispe.segment.classify.out_of_distribution import Domain
-from vispe.segment.classify.pixel_classifier import PixelClassifier, by_chunks
+from vispe.segment.classify.pixel_classifier import PixelClassifier, predict_in_chunks
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.features.pixel_features import BLOCK, Features, PreparedPage
-from vispe.segment.features.sample_grid import Seen, offsets
+from vispe.segment.features.sample_grid import FeatureGrid, offsets
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import Blend, Region, common
 from vispe.segment.model.model_file import Model
 
 _T = TypeVar("_T")
-_PIXELS = 1 << 17  # pixels that are worked on at once
+_PIXELS = 1 << 17  # pixels per chunk
 
 
 @dataclass(frozen=True)
 class Post:
-    """What is done to the probabilities and labels at the end.
+    """Post-processing of probabilities and labels.
 
     Attributes:
-        smooth: radius in pixels of the square over which probabilities are averaged; 0 leaves them.
-        min_area: connected patches of one class with fewer pixels take the class of the nearest larger patch.
-        prior: what classes that were learnt from labels are weighed by on each page: `'sqrt'`, the root of how frequent
-            they are there; `'em'`, that itself; `'uniform'`, nothing. None: sqrt. Clusters and words are never weighed.
-        clean: whether probabilities are filtered with the picture as a guide, before smoothing.
+        smooth: radius in pixels of the square over which probabilities are averaged; 0 disables it.
+        min_area: connected components of one class with fewer pixels get the class of the nearest larger component.
+        prior: reweighting of classes learnt from labels, on each page: `'sqrt'`, by the square root of their estimated
+            frequency; `'em'`, by the frequency; `'uniform'`, none. None: sqrt. Clusters and text are never reweighted.
+        clean: whether probabilities are filtered with the image as guide (guided filter), before smoothing.
+
+    Raises:
+        OptionError: an unknown prior, or a negative radius or area.
+
+    Example:
+        >>> Post(smooth=2, prior="em")
+        Post(smooth=2, min_area=0, prior='em', clean=False)
     """
 
     smooth: int = 0
@@ -54,31 +61,31 @@ class Post:
             if getattr(self, name) < 0:
                 raise OptionError(f"{name}={getattr(self, name)} must be 0 or more pixels.")
 
-    def weighing(self, classifier: object) -> str:
-        """Return which of `PRIORS` a classifier is used with.
+    def resolve_prior(self, classifier: object) -> str:
+        """Return the entry of `PRIORS` that applies to a classifier.
 
         Raises:
-            OptionError: a prior was asked for, but the classes were not learnt from labels.
+            OptionError: a prior was requested, but the classes were not learnt from labels.
         """
         if isinstance(classifier, PixelClassifier):
             return self.prior or PRIORS[0]
         if self.prior is not None:
             raise OptionError(
-                f"prior={self.prior!r} has no effect on clusters and words, whose classes are not learnt as equally "
-                "frequent; leave it out."
+                f"prior={self.prior!r} has no effect on clusters and text prompts, which have no learnt class "
+                "frequencies. Omit it."
             )
         return "uniform"
 
 
 @dataclass(frozen=True, eq=False)
 class Areas:
-    """How much of a page, or of several together, belongs to each class.
+    """Areas of the classes on a page, or on several.
 
     Attributes:
-        pixels: (K,) float64, counted with the estimated frequencies, before cleaning, smoothing and `min_area`.
-        doubt: (K,) float64, pixels in doubt, of which an interval is made.
+        pixels: (K,) float64, from the estimated frequencies, before cleaning, smoothing and `min_area`.
+        doubt: (K,) float64, uncertain pixels, from which the interval is computed.
         priors: the estimated frequencies (K,) of each page.
-        unweighed: (K,) float64, pixels counted as if all classes were equally frequent.
+        unweighed: (K,) float64, pixels under equal class frequencies.
     """
 
     pixels: np.ndarray
@@ -96,14 +103,14 @@ class Prediction:
     """The result for one page.
 
     Attributes:
-        prob: (K, h, w) float32, weighed by `Post.prior`, what labels and uncertainty follow; 0 where there is no data.
+        prob: (K, h, w) float32, reweighted by `Post.prior`, basis of labels and uncertainty; 0 where there is no data.
         labels: (h, w) uint8, 1..K, 0 = no data.
         uncertainty: (h, w) float32, 1 - (largest - second largest probability); NaN = no data.
-        overlap: pixels in more than one tile.
-        disagreeing: of these, the pixels to which two tiles give different classes.
-        notes: what the user should know.
-        areas: of the classes; None where nothing was weighed.
-        seen: what the features look like on a lattice; None where the model has nothing to compare them with.
+        overlap: number of pixels covered by more than one tile.
+        disagreeing: number of these for which two tiles predict different classes.
+        notes: messages for the user.
+        areas: areas of the classes; None without reweighting.
+        feature_grid: summary of the features on a grid; None if the model has no reference to compare with.
     """
 
     prob: np.ndarray
@@ -113,12 +120,12 @@ class Prediction:
     disagreeing: int
     notes: tuple[str, ...]
     areas: Areas | None = None
-    seen: Seen | None = None
+    feature_grid: FeatureGrid | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Segmenter:
-    """What segments pages: a model, what computes its features, and what is done to the probabilities."""
+    """Segmentation of pages: a model, its features, and the post-processing."""
 
     model: Model
     features: Features
@@ -128,19 +135,19 @@ class Segmenter:
         self,
         page: np.ndarray,
         valid: np.ndarray,
-        step: Callable[[float], None] = lambda share: None,
+        step: Callable[[float], None] = lambda fraction: None,
         stack: Stack | None = None,
         number: int = 0,
     ) -> Prediction:
-        """Segment one page (h, w, c) with pixels `valid` (h, w); 3D filters take it for page `number` of a stack."""
+        """Segment one page (h, w, c) with valid pixels (h, w); for 3D filters it is page `number` of `stack`."""
         features = self.features if stack is None else self.features.within(stack, number)
         return predict_page(page, valid, features, self.model.classifier, self.post, step, self.model.domain)
 
 
 def total_areas(results: Sequence[Prediction]) -> Areas | None:
-    """Add up the areas of all pages; None where nothing was weighed."""
-    found = [r.areas for r in results if r.areas is not None]
-    return sum(found[1:], found[0]) if found else None
+    """Sum the areas of all pages; None without reweighting."""
+    areas_of_pages = [r.areas for r in results if r.areas is not None]
+    return sum(areas_of_pages[1:], areas_of_pages[0]) if areas_of_pages else None
 
 
 def predict_page(
@@ -157,30 +164,33 @@ def predict_page(
     Args:
         page: (h, w, c) float32 grey levels in [0, 1].
         valid: (h, w) bool, pixels with data.
-        features: how features are computed.
+        features: feature extractor.
         classifier: fitted.
-        post: smoothing.
-        step: called with the share of the page that each piece is.
-        domain: what its features are compared with; None compares nothing.
+        post: post-processing.
+        step: called with the fraction of the page that each piece covers.
+        domain: reference for the out-of-distribution check; None skips the check.
     """
     prepared = features.prepare(page, valid)
-    whole = Region(0, valid.shape[0], 0, valid.shape[1])
+    full_page = Region(0, valid.shape[0], 0, valid.shape[1])
     threads = piece_threads(features, classifier)
     numbers = range(len(prepared.pieces))
-    seen = None if domain is None else Seen.empty(whole, domain)
-    prob, blend = assemble(prepared, numbers, whole, valid, classifier, threads, step, seen)
+    feature_grid = None if domain is None else FeatureGrid.empty(full_page, domain)
+    prob, blend = assemble(prepared, numbers, full_page, valid, classifier, threads, step, feature_grid)
     notes = prepared.notes
-    found = find_areas(count(prob)) if post.weighing(classifier) != "uniform" else None
+    # areas are estimated from the raw probabilities, before reweighting and smoothing
+    page_areas = estimate_areas(count(prob)) if post.resolve_prior(classifier) != "uniform" else None
     grey = page.mean(-1) if post.clean else None
-    labels, uncertainty = settle(prob, valid, post, found.priors[0] if found is not None else None, grey)
+    labels, uncertainty = finalize(
+        prob, valid, post, page_areas.priors[0] if page_areas is not None else None, grey
+    )
     if post.min_area > 1:
-        labels, left = _drop_small(labels, post.min_area)
-        if not left:
+        labels, has_large_component = _drop_small(labels, post.min_area)
+        if not has_large_component:
             notes += (
-                f"no patch of one class has min_area={post.min_area} pixels: min_area changed nothing.",
+                f"no connected component has min_area={post.min_area} pixels, so min_area has no effect.",
             )
     overlap, disagreeing = (0, 0) if blend is None else (blend.overlap_pixels, blend.disagreeing_pixels)
-    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, found, seen)
+    return Prediction(prob, labels, uncertainty, overlap, disagreeing, notes, page_areas, feature_grid)
 
 
 def assemble(
@@ -191,37 +201,45 @@ def assemble(
     classifier: PixelClassifier | PixelClusters,
     threads: int,
     step: Callable[[float], None],
-    seen: Seen | None = None,
+    feature_grid: FeatureGrid | None = None,
 ) -> tuple[np.ndarray, Blend | None]:
-    """Classify pieces of a page and put them together, in their order on the page.
+    """Classify the pieces of a page and merge them, in page order.
 
     Args:
         prepared: the page.
-        numbers: of the pieces that touch the region.
-        region: of the page.
-        valid: (h, w) bool, the pixels of the whole page with data; only indexed.
+        numbers: indices of the pieces that intersect the region.
+        region: part of the page to compute.
+        valid: (h, w) bool, the pixels of the complete page with data; only indexed.
         classifier: fitted.
-        threads: pieces at once.
-        step: called with the share that each piece is.
-        seen: of the region, filled with what the features look like.
+        threads: number of pieces computed in parallel.
+        step: called with the fraction that each piece covers.
+        feature_grid: summary of the features of the region, updated in place.
 
     Returns:
-        The probabilities (K, rows, columns) of the region; what counted where pieces overlap, None where none can.
+        The probabilities (K, rows, columns) of the region, and the blend of overlapping pieces (None without overlap).
     """
     pieces, n_classes = prepared.pieces, classifier.n_classes
     blend = Blend(*region.shape, n_classes) if prepared.overlapping else None
+    # without overlap pieces are written directly; with overlap they are blended, and no copy is needed
     prob = np.empty((n_classes if blend is None else 0, *region.shape), np.float32)
 
     def work(index: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        number, kept = numbers[index], list[np.ndarray]()
-        # whole pieces, also where only a part of them lies in the region: the same numbers in the last bit
-        look = None if seen is None else lambda found: kept.append(seen.domain.codes(found))
-        return piece_probabilities(prepared, number, valid[pieces[number].slices], classifier, look), kept
+        number, codes = numbers[index], list[np.ndarray]()
+        # compute complete pieces, even if only partly inside the region: keeps results bitwise equal
+        on_features = (
+            None
+            if feature_grid is None
+            else lambda features: codes.append(feature_grid.domain.codes(features))
+        )
+        return piece_probabilities(
+            prepared, number, valid[pieces[number].slices], classifier, on_features
+        ), codes
 
-    for number, (part, kept) in zip(numbers, in_order(work, len(numbers), threads), strict=True):
+    for number, (part, codes) in zip(numbers, in_order(work, len(numbers), threads), strict=True):
+        # part of the piece inside the region, in coordinates of both
         inner, outer = common(pieces[number], region)
-        if seen is not None and kept:
-            seen.add(pieces[number], kept[0], prepared.weight(number))
+        if feature_grid is not None and codes:
+            feature_grid.add(pieces[number], codes[0], prepared.weight(number))
         part = part[(slice(None), *inner.slices)]
         if blend is None:
             prob[(slice(None), *outer.slices)] = part
@@ -232,37 +250,39 @@ def assemble(
         step(1 / len(numbers))
     if blend is not None:
         prob = blend.result()
+        # the blend covers all pixels: reset those without data
         prob[:, ~valid[region.slices]] = 0
-    if seen is not None:
-        seen.forget(~valid[region.slices])
+    if feature_grid is not None:
+        feature_grid.forget(~valid[region.slices])
     return prob, blend
 
 
-def find_areas(counts: Counts) -> Areas:
-    """Estimate the frequencies of the classes on a page, and with them the areas."""
+def estimate_areas(counts: Counts) -> Areas:
+    """Estimate the class frequencies of a page, and the areas that follow."""
     prior = estimate(counts)
     return Areas(*areas(counts, prior), (prior,), areas(counts, np.full_like(prior, 1 / len(prior)))[0])
 
 
-def settle(
+def finalize(
     prob: np.ndarray,
     valid: np.ndarray,
     post: Post,
     prior: np.ndarray | None,
     grey: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weigh and smooth the probabilities (K, h, w) of a page, in place, and decide.
+    """Reweight, filter and smooth the probabilities (K, h, w) of a page in place, then take the most probable class.
 
     Args:
-        prob: of the classifier.
+        prob: output of the classifier.
         valid: (h, w) bool, pixels with data.
-        post: what to do.
-        prior: (K,) frequencies of the classes on the whole page; None weighs nothing.
+        post: post-processing.
+        prior: (K,) class frequencies of the complete page; None skips the reweighting.
         grey: (h, w) grey levels in [0, 1], for `Post.clean`.
 
     Returns:
         Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.
     """
+    # reweight by the estimated frequencies of the page, relative to the balanced training
     weight = None if prior is None else weights(prior, post.prior or PRIORS[0])
     if weight is not None:
         reweigh(prob, weight)
@@ -270,13 +290,13 @@ def settle(
         clean(prob, grey, valid)
     if post.smooth:
         smooth(prob, valid, post.smooth)
-    return decide(prob, valid)
+    return most_probable(prob, valid)
 
 
 def piece_threads(features: Features, classifier: PixelClassifier | PixelClusters) -> int:
-    """Pieces that are worked on at once: one where the device, or scikit-learn, uses all cores by itself."""
-    own = features.device == "cpu" and classifier.kind in ("logistic", "forest")
-    return torch.get_num_threads() if own else 1
+    """Return the number of pieces computed in parallel: 1 if the device or scikit-learn uses all cores itself."""
+    single_threaded = features.device == "cpu" and classifier.kind in ("logistic", "forest")
+    return torch.get_num_threads() if single_threaded else 1
 
 
 def piece_probabilities(
@@ -290,28 +310,30 @@ def piece_probabilities(
 
     Args:
         prepared: the page.
-        number: of the piece.
+        number: index of the piece.
         valid: (rows, columns) bool, its pixels with data.
         classifier: fitted.
-        look: called with the features (rows, columns, f) on the lattice of `vispe.segment.features.sample_grid`.
+        look: called with the features (rows, columns, f) at the points of `vispe.segment.features.sample_grid`.
 
     Returns:
         (K, rows, columns) float32; 0 where there is no data.
     """
     linear = classifier.linear if isinstance(classifier, PixelClassifier) else None
+    # linear classifiers are applied before upsampling: K scores per pixel instead of f features
     if linear is not None:
-        prob = classifier.of_scores(prepared.scores(number, linear, look))
+        prob = classifier.probabilities_from_scores(prepared.scores(number, linear, look))
         prob[:, ~valid] = 0
         return prob
-    found = prepared.compute(number)
+    features = prepared.compute(number)
     if look is not None:
         rows, columns = offsets(prepared.pieces[number])
-        look(found[:, rows[:, None], columns].transpose(1, 2, 0))
+        look(features[:, rows[:, None], columns].transpose(1, 2, 0))
+    # avoid the copy of a mask where all pixels have data
     if valid.all():
-        return _planes(found.reshape(len(found), -1), classifier).reshape(-1, *valid.shape)
+        return _planes(features.reshape(len(features), -1), classifier).reshape(-1, *valid.shape)
     prob = np.zeros((classifier.n_classes, *valid.shape), np.float32)
     if valid.any():
-        prob[:, valid] = _planes(found[:, valid], classifier)
+        prob[:, valid] = _planes(features[:, valid], classifier)
     return prob
 
 
@@ -320,36 +342,38 @@ def _planes(features: np.ndarray, classifier: PixelClassifier | PixelClusters) -
     planes = getattr(classifier, "planes", None)
     if planes is not None:
         return planes(features)
-    return by_chunks(features, classifier.n_classes, classifier.probabilities)
+    return predict_in_chunks(features, classifier.n_classes, classifier.probabilities)
 
 
-def decide(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Give the most probable class of each pixel and its uncertainty; of equal classes the first one."""
+def most_probable(prob: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable class (the first of equal ones) and the uncertainty of each pixel (h, w)."""
     labels = np.empty(valid.shape, np.uint8)
     uncertainty = np.empty(valid.shape, np.float32)
+    # bands of rows bound the temporary arrays
     rows = max(_PIXELS // valid.shape[1], 1)
     for top in range(0, len(valid), rows):
-        part, own = prob[:, top : top + rows], valid[top : top + rows]
-        largest, label = part[0].copy(), np.ones(own.shape, np.uint8)
-        second = np.full(own.shape, -np.inf, np.float32)
+        part, valid_rows = prob[:, top : top + rows], valid[top : top + rows]
+        # running maximum and runner-up over the classes, without sorting (K, rows, w)
+        largest, label = part[0].copy(), np.ones(valid_rows.shape, np.uint8)
+        second = np.full(valid_rows.shape, -np.inf, np.float32)
         for k in range(1, len(part)):
             np.maximum(second, np.minimum(largest, part[k]), out=second)
             label[part[k] > largest] = k + 1
             np.maximum(largest, part[k], out=largest)
         unsure = 1 - (largest - second)
-        if not own.all():
-            label[~own], unsure[~own] = 0, np.nan
+        if not valid_rows.all():
+            label[~valid_rows], unsure[~valid_rows] = 0, np.nan
         labels[top : top + rows], uncertainty[top : top + rows] = label, unsure
     return labels, uncertainty
 
 
 def within_memory(features: Features, work: Callable[[], _T], note: Callable[[str], None]) -> _T:
-    """Run `work`; when memory runs out, let `features` shrink and try again.
+    """Run `work`; when memory runs out, shrink the tiles of `features` and try again.
 
     Args:
-        features: what `work` computes with.
+        features: used by `work`.
         work: repeatable.
-        note: called with each step taken.
+        note: called with each reduction.
 
     Raises:
         InputError: the smallest tile needs too much memory.
@@ -361,22 +385,23 @@ def within_memory(features: Features, work: Callable[[], _T], note: Callable[[st
             if not is_memory(error):
                 raise
             if torch.cuda.is_available():
+                # release cached blocks, which are too small for the next attempt
                 torch.cuda.empty_cache()
-            taken = features.shrink()
-            if taken is None:
+            reduction = features.shrink()
+            if reduction is None:
                 side = features.tile or BLOCK
                 raise InputError(
-                    f"out of memory even with tiles of {side} px on {features.device}; cut the image into parts or "
-                    "take fewer pages with --z."
+                    f"out of memory even with tiles of {side} px on {features.device}. Split the image, or select "
+                    "fewer pages with z."
                 ) from error
-            note(taken)
+            note(reduction)
 
 
 def _drop_small(labels: np.ndarray, least: int) -> tuple[np.ndarray, bool]:
-    """Give patches (8-connected) below `least` pixels the class of the nearest pixel of a larger patch.
+    """Replace connected components (8-connected) below `least` pixels by the class of the nearest larger one.
 
     Returns:
-        The labels, and whether there is a larger patch; they are left as they are where there is none.
+        The labels, and whether a larger component exists; without one the labels are unchanged.
     """
     from scipy.ndimage import distance_transform_edt
     from skimage.measure import label
@@ -387,5 +412,6 @@ def _drop_small(labels: np.ndarray, least: int) -> tuple[np.ndarray, bool]:
     keep = (labels > 0) & ~small
     if not small.any() or not keep.any():
         return labels, bool(keep.any()) or not labels.any()
+    # index of the nearest pixel of a large component, for every pixel
     nearest = distance_transform_edt(~keep, return_distances=False, return_indices=True)
     return np.where(small, labels[tuple(nearest)], labels), True

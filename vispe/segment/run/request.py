@@ -1,4 +1,4 @@
-"""What a run is asked to do, on files in memory and on stores alike."""
+"""Arguments of a run, for files in memory and for stores."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.run.inputs import Paths, Reading
 from vispe.segment.run.prediction import Post
-from vispe.segment.run.resume import state_of
+from vispe.segment.run.resume import fingerprint_files
 from vispe.segment.run.run_report import Watcher
 from vispe.segment.run.scoring import Scoring
 from vispe.segment.text.config import TextConfig
@@ -24,7 +24,12 @@ _NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "schedul
 
 @dataclass(frozen=True)
 class Labelling:
-    """How label files are read, as in `read_labels` of `vispe.images.labels.label_files`."""
+    """Options of label reading, as in `read_labels` of `vispe.images.labels.label_files`.
+
+    Example:
+        >>> Labelling(classes=["matrix", "pore"]).max_classes
+        20
+    """
 
     classes: Sequence[str] | None = None
     legend: str | Path | None = None
@@ -35,10 +40,13 @@ class Labelling:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `segment` or `apply` in `vispe.segment.pipeline`; what only the other one has is left as it is.
+    """Arguments of `segment` or `apply` in `vispe.segment.pipeline`; those of the other one have their defaults.
 
     Attributes:
         command: `'segment'` or `'apply'`.
+
+    Raises:
+        OptionError: `objects` has the wrong type.
     """
 
     command: str
@@ -71,20 +79,20 @@ class Request:
     def __post_init__(self) -> None:
         if self.objects is not None and not isinstance(self.objects, ObjectOptions):
             raise OptionError(
-                f"objects is {self.objects!r}; give ObjectOptions([...]) with the names of classes."
+                f"objects must be an ObjectOptions, got {self.objects!r}. Pass ObjectOptions([...]) with class names."
             )
 
     @classmethod
     def of(cls, command: str, arguments: dict[str, Any]) -> "Request":
-        """Make a request of the arguments of a function; a default stands for each that is None."""
+        """Create a request from the arguments of a function; None is replaced by the default."""
         return cls(command, **{name: value for name, value in arguments.items() if value is not None})
 
     def decisive(self) -> dict[str, Any]:
-        """Return what decides the results, with fingerprints of the files that it names.
+        """Return the arguments that determine the results, with fingerprints of the files they name.
 
-        The images, labels and truth that a run has found are left to it.
+        Images, labels and ground truth are resolved and added by the run.
         """
-        kept = {name: value for name, value in vars(self).items() if name not in _NOT_DECISIVE}
+        arguments = {name: value for name, value in vars(self).items() if name not in _NOT_DECISIVE}
         named = [self.labelling.legend, getattr(self.features, "weights", None), self.weights, self.model]
-        states = {str(n): state_of(Path(n)) for n in named if n is not None and Path(n).is_file()}
-        return {**kept, "device": choose_device(self.device), "named_files": states}
+        states = {str(n): fingerprint_files(Path(n)) for n in named if n is not None and Path(n).is_file()}
+        return {**arguments, "device": choose_device(self.device), "named_files": states}

@@ -1,8 +1,8 @@
-"""A run on image files that can be stopped at any moment and goes on: what it was asked, and what is done already.
+"""Journal of an interruptible run on image files: its arguments and its finished results.
 
-`unfinished.jsonl` in the folder of results has a line for what the run was asked to do, one for the trained model and
-one for each finished image, each written after the files that it speaks of. A line that breaks off does not count.
-The file is gone when the run is complete.
+`unfinished.jsonl` in the results folder has one line for the arguments of the run, one for the trained model and
+one for each finished image, each written after the files it refers to. An incomplete last line is ignored.
+The file is deleted when the run is complete.
 """
 
 import dataclasses
@@ -21,59 +21,63 @@ NAME = "unfinished.jsonl"
 _TEMPORARY = re.compile(rf"\.(.+){re.escape(MARK)}[0-9a-f]{{12}}(?:\.\w+)?", re.DOTALL)
 
 
-def state_of(path: Path) -> str:
-    """Return a fingerprint of a file or folder: names, sizes and times of change of all files."""
+def fingerprint_files(path: Path) -> str:
+    """Return a fingerprint of a file or folder: names, sizes and modification times of all files."""
     digest = hashlib.sha256()
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     for file in files:
-        found = file.stat()
-        text = f"{file.relative_to(path)}\0{found.st_size}\0{found.st_mtime_ns}\0"
+        status = file.stat()
+        text = f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\0"
         digest.update(text.encode(errors="replace"))
     return digest.hexdigest()
 
 
-def plain(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a run was asked to do as JSON gives it back."""
+def to_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments after a round trip through JSON."""
 
     def fields(value: Any) -> Any:
         return vars(value) if dataclasses.is_dataclass(value) else str(value)
 
-    return json.loads(json.dumps(asked, default=fields))
+    return json.loads(json.dumps(arguments, default=fields))
 
 
-class State:
-    """What is done of a run; only the process that has claimed the folder may have one.
+class Journal:
+    """Journal of a run; requires the lock of the folder.
 
     Args:
         out: folder of the results.
-        asked: everything that decides the results, from `plain`.
-        force: begin anew, whatever is there.
+        arguments: all arguments that determine the results, from `to_json`.
+        force: start from scratch, even if a journal exists.
 
     Attributes:
-        goes_on: whether an unfinished run with the same `asked` is there.
-        model: SHA-256 of its model file; None as long as there is none.
-        notes: of the whole run, so far.
+        goes_on: whether an unfinished run with equal arguments exists.
+        model: SHA-256 of its model file; None before training.
+        notes: notes of the run so far.
 
     Raises:
-        InputError: an unfinished run that was asked for something else, and not `force`.
+        InputError: an unfinished run with other arguments, and not `force`.
     """
 
-    def __init__(self, out: Path, asked: dict[str, Any], force: bool) -> None:
-        self.path, self._asked = out / NAME, asked
+    def __init__(self, out: Path, arguments: dict[str, Any], force: bool) -> None:
+        self.path, self._asked = out / NAME, arguments
         self.model: str | None = None
         self.notes: list[str] = []
         self._records: dict[str, dict[str, Any]] = {}
         self._earlier, self._length = _read(self.path)
-        begun = self._earlier[0] if self._earlier else {}
-        self.goes_on = not force and begun.get("asked") == asked
-        if self.goes_on:
+        header = self._earlier[0] if self._earlier else {}
+        self.resumes = not force and header.get("asked") == arguments
+        if self.resumes:
             for line in self._earlier[1:]:
                 self._take(line)
         elif not force and len(self._earlier) > 1:
-            other = [key for key in {**asked, **begun["asked"]} if asked.get(key) != begun["asked"].get(key)]
+            changed = [
+                key
+                for key in {**arguments, **header["asked"]}
+                if arguments.get(key) != header["asked"].get(key)
+            ]
             raise InputError(
-                f"{out} holds an unfinished run with other {', '.join(k.replace('_', ' ') for k in other)}; repeat "
-                "that command to go on, add --force to begin anew, or choose another folder."
+                f"{out} contains an unfinished run with other {', '.join(k.replace('_', ' ') for k in changed)}. "
+                "Repeat that command to resume it, use force to start again, or choose another folder."
             )
         self._started = False
 
@@ -83,10 +87,10 @@ class State:
         return not self._records
 
     def start(self, targets: Sequence[Path]) -> None:
-        """Get ready to write results; from now on the run can be resumed.
+        """Prepare for writing results; from now on the run can be resumed.
 
-        Temporary files of the targets are removed. Only the names of this run decide: the journal may come from
-        anyone, so nothing that it names is removed.
+        Temporary files of the targets are removed. Only the names of this run count: a journal is untrusted input,
+        so files that it names are never removed.
 
         Args:
             targets: every file that this run may write.
@@ -100,7 +104,7 @@ class State:
             temporary = _TEMPORARY.fullmatch(path.name)
             if temporary and temporary[1] in beginnings:
                 remove(path, folder)
-        if self.goes_on:
+        if self.resumes:
             with self.path.open("r+b") as stream:
                 stream.truncate(self._length)
             return
@@ -109,7 +113,7 @@ class State:
 
     def remaining(self, targets: Sequence[Path]) -> list[str]:
         """Return the names of the results of an earlier unfinished run that this run does not replace."""
-        if self.goes_on:
+        if self.resumes:
             return []
         records = (line.get("record") for line in self._earlier[1:])
         files = (record.get("files") for record in records if isinstance(record, dict))
@@ -118,27 +122,27 @@ class State:
         return sorted(n for n in names - {t.name for t in targets} if (folder / n).is_file())
 
     def trained(self, digest: str, notes: Sequence[str]) -> None:
-        """The model file is complete."""
+        """Record that the model file is complete."""
         self._append({"model": digest, "notes": list(notes)})
 
     def finished(self, image: Path, record: Mapping[str, Any], notes: Sequence[str]) -> None:
-        """An image and all its files are complete."""
+        """Record that an image and all its files are complete."""
         self._append({"image": str(image), "record": record, "notes": list(notes)})
 
     def record(self, image: Path) -> dict[str, Any] | None:
-        """Return the record of an image whose files are complete and still there."""
-        found = self._records.get(str(image))
-        if found is None:
+        """Return the record of a finished image if its files still exist."""
+        record = self._records.get(str(image))
+        if record is None:
             return None
-        files = {kind: str(self.path.parent / Path(name).name) for kind, name in found["files"].items()}
-        return {**found, "files": files} if all(map(os.path.isfile, files.values())) else None
+        files = {kind: str(self.path.parent / Path(name).name) for kind, name in record["files"].items()}
+        return {**record, "files": files} if all(map(os.path.isfile, files.values())) else None
 
     def end(self) -> None:
-        """The run is complete."""
+        """Delete the journal of a complete run."""
         self.path.unlink(missing_ok=True)
 
     def discard(self, model: Path) -> None:
-        """Give up a run that has no results: what it has written goes, with its model file."""
+        """Discard a run without results: the journal and the model file are deleted."""
         if not self._started:
             return
         if self.model is not None and model.is_file() and digest(model) == self.model:
@@ -160,7 +164,7 @@ class State:
 
 
 def _beginnings(stems: Iterable[str]) -> set[str]:
-    """Return what temporary names of files, and of the folders of their images, begin with."""
+    """Return prefixes of the temporary names of files, and of the folders of their images."""
     return {part[:100] for stem in stems for part in (stem, stem.rpartition("_")[0])}
 
 
@@ -171,7 +175,7 @@ def digest(path: Path) -> str:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete lines of a file of this module, and how many bytes they are."""
+    """Return the complete lines of a journal, and their number of bytes."""
     lines, length = [], 0
     check_no_link(path)
     try:

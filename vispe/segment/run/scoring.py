@@ -1,4 +1,4 @@
-"""How results are compared with ground truth, image by image."""
+"""Comparison of results with ground truth, image by image."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,18 @@ from vispe.segment.run.inputs import Paths
 
 @dataclass(frozen=True)
 class Scoring:
-    """How results are compared with ground truth.
+    """Options of the comparison with ground truth.
 
     Attributes:
         truth: files with the true classes, matched to the images by name: masks, or shapes as for labels.
-        zero_is: `'class'`: pixel value 0 is the first class; `'ignore'`: 0 is left out and classes start at
+        zero_is: `'class'`: pixel value 0 is the first class; `'ignore'`: 0 is ignored and classes start at
             1.
-        page: page that truth of one page belongs to, where the image has several.
-        include_labelled: count the labelled pixels too; without it they are left out.
+        page: page that a single-page ground truth belongs to, if the image has several.
+        include_labelled: score the labelled pixels too; by default they are excluded.
+
+    Example:
+        >>> Scoring(truth=["masks"], zero_is="ignore").include_labelled
+        False
     """
 
     truth: Paths = ()
@@ -42,11 +46,11 @@ class Scoring:
         """Return the true classes (pages, h, w) of an image of this shape, 0 where unknown.
 
         Args:
-            path: the file of truth.
+            path: the ground-truth file.
             shape: (pages, h, w) of the image.
-            names: of the classes; None for clusters, which are matched to whatever classes there are.
+            names: class names; None for clusters, which are matched to the classes in the file.
             image: the file of the image.
-            note: called with what the user should know.
+            note: called with messages for the user.
             frame: `Micrograph.frame` of the image.
         """
         count = None if names is None else len(names)
@@ -54,40 +58,42 @@ class Scoring:
         return read_truth(path, shape, zero_is=self.zero_is, n_classes=count, page=self.page, **known)
 
 
-def of_classes(
+def score_classes(
     labels: np.ndarray,
     truth: np.ndarray,
     names: Sequence[str],
     ignore: np.ndarray | None,
     fractions: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    """Score classes that were learnt from labels, and the area fractions that are reported for them.
+    """Score classes learnt from labels, and their reported area fractions.
 
     Args:
         labels: (z, h, w), 1..K, 0 = no data.
         truth: (z, h, w), 0 = unknown.
-        names: of the K classes.
-        ignore: (z, h, w) bool, pixels that do not count for the label map; None for none.
-        fractions: reported share of each class.
+        names: names of the K classes.
+        ignore: (z, h, w) bool, pixels excluded from the scores of the label map; None excludes none.
+        fractions: reported fraction of each class.
     """
     return scores(labels, truth, len(names), ignore=ignore, names=names) | _errors(fractions, truth)
 
 
-def of_clusters(labels: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
-    """Score clusters (z, h, w), each taken for the class of the truth that it fits."""
+def score_clusters(labels: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
+    """Score clusters (z, h, w) after matching each to the class with the best IoU."""
     count = int(truth.max())
     mapping = match_clusters(labels, truth, count)
-    found = scores(apply_mapping(labels, mapping), truth, max(count, *mapping.values()))
-    found["cluster_to_class"] = {str(k): v for k, v in mapping.items()}
-    found["adjusted_rand"] = adjusted_rand(labels, truth)
-    return found
+    result = scores(apply_mapping(labels, mapping), truth, max(count, *mapping.values()))
+    result["cluster_to_class"] = {str(k): v for k, v in mapping.items()}
+    result["adjusted_rand"] = adjusted_rand(labels, truth)
+    return result
 
 
-def _errors(found: Mapping[str, float | None], truth: np.ndarray) -> dict[str, Any]:
-    """Return the errors of the reported fractions in percentage points, over all pixels with a truth."""
+def _errors(fractions: Mapping[str, float | None], truth: np.ndarray) -> dict[str, Any]:
+    """Return the errors of the reported fractions in percentage points, over all pixels with ground truth."""
     if not (truth > 0).any():
         return {}
-    true = np.bincount(truth[truth > 0], minlength=len(found) + 1)[1:] / (truth > 0).sum()
-    error = {name: 100 * ((f or 0.0) - float(t)) for (name, f), t in zip(found.items(), true, strict=True)}
+    true = np.bincount(truth[truth > 0], minlength=len(fractions) + 1)[1:] / (truth > 0).sum()
+    error = {
+        name: 100 * ((f or 0.0) - float(t)) for (name, f), t in zip(fractions.items(), true, strict=True)
+    }
     mean = float(np.mean([abs(e) for e in error.values()]))
     return {"fraction_error_pp": error, "fraction_mean_abs_error_pp": mean}

@@ -1,4 +1,4 @@
-"""The files of one image: all of them or none."""
+"""Staging folder: all files of one image are published together, or none."""
 
 import shutil
 import uuid
@@ -10,28 +10,30 @@ from vispe.files import MARK, rename_new
 
 
 @contextmanager
-def staged(folder: Path, stem: str, force: bool) -> Iterator[Path]:
-    """Yield a hidden folder for the files of an image; in the end all go to their place, or none does.
+def staged_files(folder: Path, stem: str, force: bool) -> Iterator[Path]:
+    """Yield a hidden folder for the files of an image; at the end all are moved into `folder`, or none.
 
-    A process that is killed leaves at most the hidden folder, whose name contains `MARK`.
+    A killed process leaves at most the hidden folder, whose name contains `MARK`.
 
     Args:
-        folder: of the results.
-        stem: name of the image without ending.
-        force: replace files that exist.
+        folder: folder of the results.
+        stem: name of the image without extension.
+        force: replace existing files.
 
     Raises:
         InputError: a file exists and not `force`.
     """
-    place = folder / f".{stem[:100]}{MARK}{uuid.uuid4().hex[:12]}"
-    place.mkdir()
+    staging_folder = folder / f".{stem[:100]}{MARK}{uuid.uuid4().hex[:12]}"
+    staging_folder.mkdir()
     try:
-        yield place
-        # the label map comes last, so it stands for a complete image
-        for file in sorted(place.iterdir(), key=lambda file: (file.stem.endswith("_seg"), file.name)):
+        yield staging_folder
+        # the label map is last, so that its existence implies a complete image
+        for file in sorted(
+            staging_folder.iterdir(), key=lambda file: (file.stem.endswith("_seg"), file.name)
+        ):
             if force:
                 file.replace(folder / file.name)
             else:
                 rename_new(file, folder / file.name)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(staging_folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a segmentation from words is saved with: how embeddings are computed, and the vectors of the classes."""
+"""Stored configuration of text segmentation: computation of embeddings, and the text vectors of the classes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import numpy as np
 from vispe.errors import InputError, OptionError
 from vispe.segment.text.readouts import parse_readout
 
-_LEAST = 16  # pixels of a tile
+_LEAST = 16  # minimal side of a tile in pixels
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What decides how alike a pixel and a text are; JSON-able.
+    """Configuration of the similarity of pixels and texts; JSON-able.
 
     Attributes:
         model: a name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
-        weights: a pretrained tag of open_clip, a checkpoint file, `'random'` (trials), or None: the tag that is on this
+        weights: a pretrained tag of open_clip, a checkpoint file, `'random'` (tests), or None: a tag available on this
             disk.
         pos_embed: encoding that replaces that of the image tower.
-        readout: how the last block is read, as naclip or clearclip(residual=true).
-        fingerprint: SHA-256 of the image tower that was used; checked when the model is loaded again.
-        tile: side of a tile in pixels; None takes the size that the tower was trained at.
+        readout: readout of the last block, such as naclip or clearclip(residual=true).
+        fingerprint: SHA-256 of the image tower; verified when the model is loaded again.
+        tile: side of a tile in pixels; None for the training resolution of the tower.
+
+    Raises:
+        OptionError: an invalid readout or tile.
     """
 
     model: str = "ViT-B-16"
@@ -36,11 +39,11 @@ class TextConfig:
     def __post_init__(self) -> None:
         parse_readout(self.readout)
         if self.tile is not None and self.tile < _LEAST:
-            raise OptionError(f"tile={self.tile} px is too small; use {_LEAST} or more, or leave it out.")
+            raise OptionError(f"tile={self.tile} px is too small. Use {_LEAST} or more, or omit it.")
 
     @property
     def kind(self) -> str:
-        """Kind of features, beside those of `FeatureConfig`."""
+        """Kind of features, in addition to those of `FeatureConfig`."""
         return "text"
 
 
@@ -49,10 +52,10 @@ class TextClassifier:
 
     Args:
         vectors: (K, e) float32, of unit length.
-        scale: what similarities are multiplied by before the softmax.
+        scale: factor of the similarities before the softmax.
 
     Raises:
-        InputError: fewer than two vectors, or values that are no vectors of unit length.
+        InputError: fewer than two vectors, or vectors that do not have unit length.
     """
 
     kind = "text"
@@ -63,11 +66,11 @@ class TextClassifier:
         lengths = np.linalg.norm(self.vectors, axis=-1)
         if self.vectors.ndim != 2 or len(self.vectors) < 2 or not np.allclose(lengths, 1, atol=1e-3):
             raise InputError(
-                f"a text model needs two text vectors of length 1 at least, got {self.vectors.shape} of lengths "
-                f"{lengths.min(initial=0):.3g} to {lengths.max(initial=0):.3g}; the towers may hold no numbers."
+                f"a text model needs at least two text vectors of length 1, got {self.vectors.shape} of lengths "
+                f"{lengths.min(initial=0):.3g} to {lengths.max(initial=0):.3g}. Check the weights of the towers."
             )
         if not 0 < self.scale < float("inf"):
-            raise InputError(f"a text model needs a scale above 0, got {self.scale:g}.")
+            raise InputError(f"the scale of a text model must be positive, got {self.scale:g}.")
 
     @property
     def n_classes(self) -> int:
@@ -75,19 +78,19 @@ class TextClassifier:
         return len(self.vectors)
 
     def planes(self, similarity: np.ndarray) -> np.ndarray:
-        """Give cosine similarities (K, n) -> probabilities (K, n) float32 that sum to 1."""
+        """Return probabilities (K, n) float32 of cosine similarities (K, n); columns sum to 1."""
         logits = np.float32(self.scale) * (similarity - similarity.max(axis=0, keepdims=True))
         weight = np.exp(logits, dtype=np.float32)
         return weight / weight.sum(axis=0, keepdims=True)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name, for a model file."""
+        """Return the arrays of a model file, by name."""
         return {"text.vectors": self.vectors, "text.scale": np.array([self.scale])}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, np.ndarray]) -> TextClassifier:
-        """Rebuild the classifier of a model file; errors as of the class, and for missing arrays."""
+        """Create the classifier of a model file; InputError for missing or invalid arrays."""
         missing = [name for name in ("text.vectors", "text.scale") if name not in tensors]
         if missing:
-            raise InputError(f"a text model lacks {', '.join(missing)}; make it again.")
+            raise InputError(f"a text model lacks {', '.join(missing)}. Create it again.")
         return cls(tensors["text.vectors"], float(tensors["text.scale"].ravel()[0]))

@@ -1,4 +1,4 @@
-"""Which classes there are, and the sentences that stand for each of them."""
+"""Text prompts: classes, and the sentences that describe each of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TEMPLATES = (
     "a close-up of {}",
     "a texture of {}",
 )
-"""Sentences that a phrase is put into, in place of ``{}``; none of them says which field it comes from."""
+"""Prompt templates with ``{}`` for the phrase; none is specific to a field."""
 
 BACKGROUND = "background/empty area/dark background"
-"""Phrases of the class that joins a single text."""
+"""Phrases of the background class that is added to a single class."""
 
 _NAME = "background"
-_MOST = 255  # classes that a label image can hold
+_MOST = 255  # upper bound of classes in a uint8 label image
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Prompts:
     """Classes and their sentences; JSON-able.
 
     Attributes:
-        names: of the classes.
-        phrases: for each class the phrases that mean it.
-        templates: sentences with ``{}`` where a phrase goes.
+        names: class names.
+        phrases: synonymous phrases of each class.
+        templates: sentences with ``{}`` for a phrase.
     """
 
     names: tuple[str, ...]
@@ -50,20 +50,21 @@ class Prompts:
         templates: str | Path | Sequence[str] | None = None,
         background: str | None = None,
     ) -> Prompts:
-        """Take classes as they are written on the command line.
+        """Parse classes as written on the command line.
 
         Args:
-            texts: one for each class; ``/`` separates phrases that mean the same, ``"pore/hole"``.
-            templates: sentences with ``{}``, or a text file with one in each line; `TEMPLATES` by default.
-            background: phrases of a last class for everything else; ``'none'`` for no such class. By default there is
-                one, with the phrases of `BACKGROUND`, where `texts` names a single class.
+            texts: one per class; ``/`` separates synonyms, ``"pore/hole"``.
+            templates: sentences with ``{}``, or a text file with one per line; `TEMPLATES` by default.
+            background: phrases of an additional class for everything else; ``'none'`` for no such class. By default it
+                is added, with the phrases of `BACKGROUND`, if `texts` contains a single class.
 
         Raises:
-            OptionError: fewer than two classes, two of one name, an empty phrase, a template without ``{}``.
+            OptionError: fewer than two classes, duplicate names, an empty phrase, a template without ``{}``.
             InputError: the file of templates cannot be read.
 
-        >>> Prompts.read(["pore/hole", "grain"], ["an image of {}"]).sentences()
-        [['an image of pore', 'an image of hole'], ['an image of grain']]
+        Example:
+            >>> Prompts.read(["pore/hole", "grain"], ["an image of {}"]).sentences()
+            [['an image of pore', 'an image of hole'], ['an image of grain']]
         """
         phrases = [_phrases(text) for text in texts]
         names = [of_class[0] for of_class in phrases]
@@ -75,12 +76,12 @@ class Prompts:
         if not 2 <= len(names) <= _MOST:
             listed = ", ".join(names) or "none"
             raise OptionError(
-                f"text needs 2 to {_MOST} classes to choose between, got {len(names)} ({listed}); name what else is in "
-                "the image, or say what the background is with --background."
+                f"text needs 2 to {_MOST} classes, got {len(names)} ({listed}). Name the other classes in "
+                "the image, or describe the background with background."
             )
-        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-        if twice:
-            raise OptionError(f"text names the class {twice[0]!r} twice; give each class one name.")
+        duplicates = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        if duplicates:
+            raise OptionError(f"text names the class {duplicates[0]!r} twice. Use distinct names.")
         checked_names("text", names)
         return cls(tuple(names), tuple(phrases), TEMPLATES if templates is None else _templates(templates))
 
@@ -92,33 +93,33 @@ class Prompts:
 def prompts_or_none(
     text: Sequence[str] | None, *, only: Mapping[str, Any], never: Mapping[str, Any]
 ) -> Prompts | None:
-    """Read the options of the command line that say texts; None where there is no text.
+    """Create `Prompts` from command-line options; None without text.
 
     Args:
         text: the classes.
-        only: options that go with texts alone, by name: `templates` and `background` are read here.
-        never: options that do not go with texts.
+        only: options that apply to text only, by name; `templates` and `background` are used here.
+        never: options that do not apply to text.
 
     Raises:
-        OptionError: an option that would have no effect, or texts that are no classes.
+        OptionError: an option without effect, or invalid texts.
     """
     for name, value in (only if text is None else never).items():
         if value is not None:
-            what = "without --text" if text is None else "on --text"
-            raise OptionError(f"{name}={value!r} has no effect {what}; leave it out.")
+            what = "without text" if text is None else "on text"
+            raise OptionError(f"{name}={value!r} has no effect {what}. Omit it.")
     return None if text is None else Prompts.read(text, only["templates"], only["background"])
 
 
 def _phrases(text: str) -> tuple[str, ...]:
     phrases = tuple(" ".join(part.split()) for part in text.split("/"))
     if not all(phrases):
-        raise OptionError(f"text={text!r} has an empty phrase; write a phrase, or several separated by '/'.")
+        raise OptionError(f"text={text!r} has an empty phrase. Use a phrase, or several separated by '/'.")
     return tuple(dict.fromkeys(phrases))
 
 
-def _templates(given: str | Path | Sequence[str]) -> tuple[str, ...]:
-    """Read templates from a list or from a file; a single text without ``{}`` is the name of a file."""
-    lines = [given] if isinstance(given, str | Path) else list(given)
+def _templates(templates: str | Path | Sequence[str]) -> tuple[str, ...]:
+    """Read templates from a list or a file; a single text without ``{}`` is a file name."""
+    lines = [templates] if isinstance(templates, str | Path) else list(templates)
     if len(lines) == 1 and "{}" not in str(lines[0]):
         path = Path(lines[0])
         try:
@@ -126,13 +127,13 @@ def _templates(given: str | Path | Sequence[str]) -> tuple[str, ...]:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise InputError(
-                f"templates={str(path)!r} is neither a sentence with {{}} nor a text file ({reason}); write for "
+                f"templates={str(path)!r} is neither a sentence with {{}} nor a readable text file ({reason}). Use for "
                 "example 'a micrograph of {}'."
             ) from error
         lines = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not lines:
-        raise OptionError("templates is empty; give one sentence with {} at least, or leave it out.")
+        raise OptionError("templates is empty. Pass at least one sentence with {}, or omit it.")
     wrong = [line for line in lines if str(line).count("{}") != 1]
     if wrong:
-        raise OptionError(f"the template {wrong[0]!r} needs {{}} once, where the phrase goes.")
+        raise OptionError(f"the template {wrong[0]!r} must contain {{}} exactly once.")
     return tuple(str(line) for line in lines)

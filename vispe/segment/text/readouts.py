@@ -1,18 +1,18 @@
-"""How patch embeddings are read out of the last block of a CLIP image tower.
+"""Readouts of patch embeddings from the last block of a CLIP image tower.
 
-A CLIP tower is trained to put one image into one vector; its last block mixes patches for that purpose. Each readout
-here leaves all blocks but the last as they are and changes what the last one does, so that every patch keeps what is
-its own. With q, k, v of the last block and s = head width ** -0.5:
+A CLIP tower is trained to map one image to one vector; its last block mixes patches for that purpose. Each readout
+leaves all blocks but the last unchanged and modifies the last one, so that every patch preserves its local
+information. With q, k, v of the last block and s = head_dim ** -0.5:
 
 | name | weights | residual | MLP | source |
 |---|---|---|---|---|
-| vanilla | softmax(s q k) | yes | yes | the tower itself |
+| vanilla | softmax(s q k) | yes | yes | the original tower |
 | maskclip | identity | yes | yes | arXiv 2112.01071 |
 | sclip | softmax(s q q) + softmax(s k k) | yes | yes | arXiv 2312.01597 |
 | clearclip | softmax(s q q) | no | no | arXiv 2407.12442 |
 | naclip | softmax(s k k + Gaussian of the distance) | no | no | arXiv 2404.08181 |
 
-Encodings of vispe in the tower work on in all of them: rotations turn both sides of the product, biases are added
+Encodings of vispe in the tower apply to all of them: both sides of the product are rotated, biases are added
 to the logits. NACLIP's Gaussian is itself such an encoding, `gaussian2d` on the last block.
 """
 
@@ -29,11 +29,11 @@ from vispe.hosts.common.context import Context
 
 @dataclass(frozen=True)
 class Readout:
-    """What the last block does.
+    """Computation of the last block.
 
     Attributes:
-        name: of the method.
-        pairs: the attention maps that are summed, each named by its two sides; none stands for the identity.
+        name: name of the method.
+        pairs: attention maps to be summed, each named by its two sides; empty for the identity.
         residual: whether the block's input is added to its attention.
         mlp: whether the block's MLP follows.
         sigma: standard deviation of the Gaussian on the logits, in patches; None for no Gaussian.
@@ -47,7 +47,7 @@ class Readout:
 
     @property
     def encoding(self) -> str:
-        """Spec of the bias that the tower gets for it; active in no block where there is no Gaussian."""
+        """Spec of the bias added to the tower; active in no block if there is no Gaussian."""
         return (
             "gaussian2d(layers=[])" if self.sigma is None else f"gaussian2d(sigma={self.sigma},layers=[-1])"
         )
@@ -64,14 +64,15 @@ READOUTS = {r.name: r for r in _KNOWN}
 
 
 def parse_readout(text: str) -> Readout:
-    """Read ``name`` or ``name(option=value, ...)``; options are `residual`, `mlp` and, for naclip, `sigma`.
+    """Parse ``name`` or ``name(option=value, ...)``; options are `residual`, `mlp` and, for naclip, `sigma`.
 
     Raises:
         UnknownName: no such readout.
-        OptionError: an option that it does not have, or a value that it cannot have.
+        OptionError: an unknown option, or an invalid value.
 
-    >>> parse_readout("naclip(sigma=2)").encoding
-    'gaussian2d(sigma=2.0,layers=[-1])'
+    Example:
+        >>> parse_readout("naclip(sigma=2)").encoding
+        'gaussian2d(sigma=2.0,layers=[-1])'
     """
     terms = parse_text(text)
     name, options = terms[0] if len(terms) == 1 else (text, {})
@@ -82,28 +83,30 @@ def parse_readout(text: str) -> Readout:
     known = ["residual", "mlp", *(["sigma"] if readout.sigma is not None else [])]
     for option, value in options.items():
         if option not in known:
-            raise OptionError(f"readout {name} has no option {option!r}; it has {', '.join(known)}.")
+            raise OptionError(f"readout {name} has no option {option!r}. Its options are {', '.join(known)}.")
         if option == "sigma":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise OptionError(f"sigma of readout {name} is a number of patches above 0, got {value!r}.")
+                raise OptionError(
+                    f"sigma of readout {name} must be a positive number of patches, got {value!r}."
+                )
             options[option] = float(value)
         elif not isinstance(value, bool):
-            raise OptionError(f"{option} of readout {name} is true or false, got {value!r}.")
+            raise OptionError(f"{option} of readout {name} must be true or false, got {value!r}.")
     return replace(readout, **options)
 
 
 class ReadoutContext(Context):
-    """The context of the last block: its attention is that of a readout."""
+    """Context of the last block, with the attention of a readout."""
 
     __slots__ = ("readout",)
 
     def __init__(self, context: Context, readout: Readout) -> None:
-        own = context.positions, context.encodings, context.mask
-        super().__init__(*own, context.is_causal, context.rope, context.mixed)
+        state = context.positions, context.encodings, context.mask
+        super().__init__(*state, context.is_causal, context.rope, context.mixed)
         self.readout = readout
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
-        """Return None: stock attention cannot do what a readout asks for."""
+        """Return None: stock attention cannot compute a readout."""
         return None
 
     def attend(
@@ -113,6 +116,6 @@ class ReadoutContext(Context):
         sides = {"q": q, "k": k}
         out = None if self.readout.pairs else v
         for a, b in self.readout.pairs:
-            one = super().attend(module, sides[a], sides[b], v, x, dropout_p)
-            out = one if out is None else out + one
+            values = super().attend(module, sides[a], sides[b], v, x, dropout_p)
+            out = values if out is None else out + values
         return out

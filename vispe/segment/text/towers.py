@@ -1,8 +1,8 @@
-"""Image towers of CLIP models as maps of patch embeddings, at any grid.
+"""Image towers of CLIP models as maps of patch embeddings, for any grid.
 
-A tower is converted by `vispe.convert` first, with the encoding asked for or with its own table kept: it then runs at
-any input size, its table interpolated, and its attention layers take a context. That context is where the readout of
-the last block comes in, so a tower is read out the same way whatever its encoding.
+A tower is first converted by `vispe.convert`, with the requested encoding or with its own table: it then supports
+any input size, with an interpolated table, and its attention layers take a context. The readout of the last block is
+implemented as such a context, so it works with every encoding.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Tower(ABC):
 
     Args:
         visual: image tower of an open_clip model, converted by `prepare`.
-        readout: what the last block does.
+        readout: computation of the last block.
 
     Attributes:
         patch: side of a patch in pixels.
-        size: height and width of the images it was trained on, in pixels.
+        size: height and width of the training images, in pixels.
 
     Raises:
-        UnsupportedHost: patches that are not square, or blocks that cannot be read out.
+        UnsupportedHost: non-square patches, or unsupported blocks.
         UnsupportedCombination: the encoding adds to the values, which this readout does not weight.
     """
 
@@ -49,13 +49,15 @@ class Tower(ABC):
         self, visual: nn.Module, readout: Readout, patch: tuple[int, int], size: tuple[int, int]
     ) -> None:
         if patch[0] != patch[1]:
-            raise UnsupportedHost(f"The image tower has patches of {patch} pixels; square ones are needed.")
+            raise UnsupportedHost(
+                f"The image tower has patches of {patch} pixels, but square patches are required."
+            )
         self.visual, self.readout = visual, readout
         self.patch, self.size = int(patch[0]), (int(size[0]), int(size[1]))
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
-        """Run images (b, 3, h, w), sides multiples of `patch` -> embeddings (b, rows, columns, e), float32."""
+        """Return embeddings (b, rows, columns, e), float32, of images (b, 3, h, w), sides multiples of `patch`."""
         x, context, shape = self.embed(images)
         last = len(self.blocks) - 1
         for i in range(last):
@@ -72,7 +74,7 @@ class Tower(ABC):
         return self.project(patches).float().unflatten(1, shape)
 
     def _check_values(self, context: Context, layer: int) -> None:
-        """Raise where there are no weights that an addition to the values could go with."""
+        """Raise if an encoding adds to the values, but the readout has no attention weights."""
         if self.readout.pairs:
             return
         for e in self.visual.modules():
@@ -82,7 +84,7 @@ class Tower(ABC):
                 and e.value_term(context.positions, layer) is not None
             ):
                 raise UnsupportedCombination(
-                    f"readout {self.readout.name} takes values as they are, but {e.name} adds to them; choose "
+                    f"readout {self.readout.name} uses unweighted values, but {e.name} adds to them. Use "
                     "clearclip or naclip, or another encoding."
                 )
 
@@ -92,23 +94,23 @@ class Tower(ABC):
 
     @abstractmethod
     def run(self, layer: int, x: Tensor, context: Context) -> Tensor:
-        """Return the tokens after a block that is left as it is."""
+        """Return the tokens after an unmodified block."""
 
     @abstractmethod
     def attention(self, block: nn.Module, x: Tensor, context: Context, layer: int) -> Tensor:
-        """Return what the attention of a block adds to the tokens x (b, n, d)."""
+        """Return the attention update of the tokens x (b, n, d) in a block."""
 
     @abstractmethod
     def mlp(self, block: nn.Module, x: Tensor) -> Tensor:
-        """Return what the MLP of a block adds to the tokens x (b, n, d)."""
+        """Return the MLP update of the tokens x (b, n, d) in a block."""
 
     @abstractmethod
     def project(self, patches: Tensor) -> Tensor:
-        """Bring patch tokens (b, m, d) into the space of the text vectors (b, m, e)."""
+        """Project patch tokens (b, m, d) into the space of the text vectors (b, m, e)."""
 
 
 class OwnTower(Tower):
-    """open_clip's own `VisionTransformer`."""
+    """Tower of open_clip's own `VisionTransformer`."""
 
     def __init__(self, visual: Any, readout: Readout) -> None:
         if visual.attn_pool is not None:
@@ -122,18 +124,18 @@ class OwnTower(Tower):
         return self.visual._vispe_embed(images)
 
     def run(self, layer: int, x: Tensor, context: Context) -> Tensor:
-        """Run a block as it is, with the context as its mask."""
+        """Run an unmodified block, with the context as its mask."""
         return self.visual._vispe_block(layer, self.blocks[layer], x, context)
 
     def attention(self, block: Any, x: Tensor, context: Context, layer: int) -> Tensor:
-        """Return what the attention of a block adds."""
+        """Return the attention update of a block."""
         y = block.ln_1(x)
         if isinstance(block, CustomResidualAttentionBlock):
             return block.ls_1(block.ln_attn(block.attn(y, attn_mask=context)))
         return block.ls_1(block.attention(y, attn_mask=context))
 
     def mlp(self, block: Any, x: Tensor) -> Tensor:
-        """Return what the MLP of a block adds."""
+        """Return the MLP update of a block."""
         return block.ls_2(block.mlp(block.ln_2(x)))
 
     def project(self, patches: Tensor) -> Tensor:
@@ -142,7 +144,7 @@ class OwnTower(Tower):
 
 
 class TimmTower(Tower):
-    """A tower that timm builds, with a class token or average pooling and a linear projection."""
+    """A tower built by timm, with a class token or average pooling and a linear projection."""
 
     def __init__(self, visual: Any, readout: Readout) -> None:
         trunk = visual.trunk
@@ -150,11 +152,11 @@ class TimmTower(Tower):
             raise UnsupportedHost(_POOLED)
         layers = [trunk.head, *visual.head]
         plain = nn.Linear | nn.Identity | nn.Dropout
-        strange = [type(m).__name__ for m in layers if not isinstance(m, plain)]
-        if strange or not any(isinstance(m, nn.Linear) for m in layers):
+        unsupported = [type(m).__name__ for m in layers if not isinstance(m, plain)]
+        if unsupported or not any(isinstance(m, nn.Linear) for m in layers):
             raise UnsupportedHost(
-                f"The image tower ends in {', '.join(strange) or 'no projection'}; zero-shot segmentation needs a "
-                "linear projection into the space of the text, as ViT-B-16 has."
+                f"The image tower ends with {', '.join(unsupported) or 'no projection'}, but zero-shot segmentation "
+                "needs a linear projection into the text space, as in ViT-B-16."
             )
         grid, size = trunk.patch_embed.grid_size, trunk.patch_embed.img_size
         super().__init__(visual, readout, (size[0] // grid[0], size[1] // grid[1]), size)
@@ -165,22 +167,22 @@ class TimmTower(Tower):
         """Return tokens, context and shape of the grid."""
         rope, shape = getattr(self.trunk, "rope", None), [side // self.patch for side in images.shape[-2:]]
         if getattr(rope, "feat_shape", None) is not None and list(rope.feat_shape) != shape:
-            rope.update_feat_shape(shape)  # built for one grid
+            rope.update_feat_shape(shape)  # timm precomputes the rotations of one grid
         return self.trunk._vispe_embed(images, None, False)
 
     def run(self, layer: int, x: Tensor, context: Context) -> Tensor:
-        """Run a block as it is, with the context as its mask."""
+        """Run an unmodified block, with the context as its mask."""
         return self.trunk._vispe_block(self.blocks[layer], x, context, layer)
 
     def attention(self, block: Any, x: Tensor, context: Context, layer: int) -> Tensor:
-        """Return what the attention of a block adds."""
+        """Return the attention update of a block."""
         y = block.attn(block.norm1(x), *self.trunk._vispe_arguments(context, layer))
         if isinstance(block, EvaBlock):
             return y if block.gamma_1 is None else block.gamma_1 * y
         return block.ls1(y)
 
     def mlp(self, block: Any, x: Tensor) -> Tensor:
-        """Return what the MLP of a block adds."""
+        """Return the MLP update of a block."""
         y = block.mlp(block.norm2(x))
         if isinstance(block, EvaBlock):
             return y if block.gamma_2 is None else block.gamma_2 * y
@@ -192,8 +194,8 @@ class TimmTower(Tower):
 
 
 _POOLED = (
-    "The image tower pools its patches by attention (SigLIP, PE, CoCa), so its patches are not in the space of the "
-    "text; choose a tower with a class token or average pooling, such as ViT-B-16 or EVA02-B-16."
+    "The image tower pools its patches by attention (SigLIP, PE, CoCa), so its patches are not in the text space. "
+    "Use a tower with a class token or average pooling, such as ViT-B-16 or EVA02-B-16."
 )
 
 
@@ -202,16 +204,16 @@ def prepare(model: nn.Module, pos_embed: str | None, readout: Readout) -> None:
 
     Args:
         model: an open_clip model.
-        pos_embed: encoding that replaces the tower's own; None keeps that.
-        readout: what will be read out.
+        pos_embed: encoding that replaces the tower's own; None preserves that.
+        readout: the readout to be used.
 
     Raises:
         UnsupportedHost, UnsupportedCombination, UnknownEncoding, OptionError: as `vispe.convert`.
     """
     tower = image_tower(model)
     if pos_embed is None:
-        own = isinstance(tower, VisionTransformer)
-        table = tower.positional_embedding if own else getattr(tower, "pos_embed", None)
+        is_open_clip = isinstance(tower, VisionTransformer)
+        table = tower.positional_embedding if is_open_clip else getattr(tower, "pos_embed", None)
         rope = getattr(tower, "rope", None)
         convert(model, readout.encoding, keep_abs=table is not None, keep_rope=rope is not None)
     else:
@@ -221,13 +223,13 @@ def prepare(model: nn.Module, pos_embed: str | None, readout: Readout) -> None:
 
 
 def read_tower(model: nn.Module, readout: Readout) -> Tower:
-    """Return the tower of a model that `prepare` has converted; it can be refused as in `Tower`."""
+    """Return the tower of a model that `prepare` has converted; raises as `Tower`."""
     visual = model.visual.eval().requires_grad_(False)
     return (TimmTower if isinstance(visual, TimmModel) else OwnTower)(visual, readout)
 
 
 def _any_size(trunk: Any) -> None:
-    """Let timm's trunk take any input size, as its own `dynamic_img_size` does, which open_clip cannot pass on."""
+    """Enable any input size in timm's trunk (its `dynamic_img_size`), which open_clip does not expose."""
     trunk.dynamic_img_size = True
     embed = trunk.patch_embed
     embed.strict_img_size, embed.flatten, embed.output_fmt = False, False, Format.NHWC
@@ -237,5 +239,5 @@ def _check_block(block: type[nn.Module], known: tuple[type[nn.Module], ...]) -> 
     if block not in known:
         names = ", ".join(c.__name__ for c in known)
         raise UnsupportedHost(
-            f"The last block of the image tower is a {block.__name__}; vispe reads out {names}."
+            f"The last block of the image tower is a {block.__name__}, but readouts support {names}."
         )

@@ -1,4 +1,4 @@
-"""An open_clip model with an image tower that can be read out, and its tokenizer."""
+"""open_clip models whose image tower supports patch readouts, and their tokenizers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def build(checkpoint: Checkpoint, pos_embed: str | None, readout: Readout, seed:
     Args:
         checkpoint: the weights.
         pos_embed: encoding that replaces that of the image tower.
-        readout: what will be read out.
-        seed: of random weights, and of what the checkpoint does not hold.
+        readout: the readout to be used.
+        seed: seed of random weights, and of parameters missing in the checkpoint.
 
     Raises:
-        InputError: a checkpoint that does not fit.
-        UnsupportedHost, UnsupportedCombination: a tower that cannot be read out.
+        InputError: a checkpoint that does not match the model.
+        UnsupportedHost, UnsupportedCombination: a tower without patch readout.
     """
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         model = clip_weights.build(checkpoint, load=False)
-        # the converted tower takes checkpoints of the stock one and of its own kind
+        # the converted tower loads checkpoints of both the stock and the converted model
         prepare(model, pos_embed, readout)
         if checkpoint.path is not None:
             clip_weights.load_checkpoint(model, checkpoint)
@@ -42,10 +42,10 @@ def build(checkpoint: Checkpoint, pos_embed: str | None, readout: Readout, seed:
 
 
 def tokenizer(name: str) -> Any:
-    """Return the tokenizer of a model; `name` is what open_clip builds it from.
+    """Return the tokenizer of a model; `name` is the name used by open_clip.
 
     Raises:
-        InputError: a tokenizer that comes from the hub and is not on this disk, without network.
+        InputError: a tokenizer of the hub that is not on this disk, without network.
     """
     config = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
     source = config.get("hf_tokenizer_name")

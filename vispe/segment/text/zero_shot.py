@@ -1,4 +1,4 @@
-"""From texts to a model that segments: nothing is trained."""
+"""Zero-shot segmentation models from text prompts, without training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def text_model(
     run: Batch, prompts: Prompts, config: TextConfig, seed: int, device: str
 ) -> tuple[TextFeatures, Model]:
-    """Return what segments the images of a run by texts, and say what its user should know."""
+    """Return features and model for the segmentation of a run's images by text, with notes for the user."""
     features = TextFeatures(config, prompts, seed=seed, device=device)
     config = features.config
     if config.weights == "random":
-        run.note(f"{config.model} has random weights: the classes mean nothing.")
-    run.note("texts are unreliable on micrographs: look at the overlays before using any number.")
+        run.note(f"{config.model} has random weights: the classes are meaningless.")
+    run.note("text prompts are unreliable on micrographs: check the overlays before using any number.")
     notes = {
         "prompts": dict(zip(prompts.names, map(list, prompts.phrases), strict=True)),
         "templates": list(prompts.templates),
         "readout": asdict(parse_readout(config.readout)),
     }
-    found = {"classifier": features.classifier, "names": prompts.names, "colors": None, "channels": None}
-    return features, Model.of(features, run.reading, **found, seed=seed, notes=notes)
+    fields = {"classifier": features.classifier, "names": prompts.names, "colors": None, "channels": None}
+    return features, Model.of(features, run.reading, **fields, seed=seed, notes=notes)

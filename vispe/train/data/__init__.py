@@ -1,10 +1,10 @@
-"""Pictures for training: sources of any kind, and batches that are the same wherever and whenever they are made.
+"""Training data: image sources, and reproducible batches that depend on the seed and the step only.
 
 >>> source = from_config([{"synthetic": 100, "side": 64}])
 >>> first = next(Batches(source, size=64, batch=2, seed=0).from_step(0))
 
-`from_config` reads what recipes say; `Batches` makes batches by step of any `Source`; `segments` takes windows of large
-pictures as one sequence.
+`from_config` builds the sources of a recipe; `Batches` returns batches of any `Source` by step; `segments` extracts
+windows of large images as one sequence.
 """
 
 from vispe.train.data.augmentation import Augment

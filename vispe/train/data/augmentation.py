@@ -1,4 +1,4 @@
-"""From a picture of any size to the window that a model sees, with label-preserving changes."""
+"""Resizing, cropping and label-preserving augmentation of images."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ _OF_THE_LOSS = ("place", "curriculum", "place_teacher")
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """What is changed at random in each row; nothing by default.
+    """Random augmentation of each image; disabled by default.
 
-    Values stay in [0, 1]: what exceeds it is cut. Grey pictures stay grey.
+    Values are clipped to [0, 1]. Grey images remain grey.
 
     >>> Augment(pose=True, noise=0.05).roll
     0
 
     Attributes:
-        pose: turn by a multiple of 90 degrees and mirror, each of the 8 poses as often.
-        roll: side of a patch in pixels; shift by a whole number of patches along both axes, what leaves on one side
-            coming back on the other. 0 leaves it out.
-        brightness: largest change of all values, up or down.
+        pose: rotation by a multiple of 90 degrees and mirroring; the 8 poses have equal probability.
+        roll: patch size in pixels; cyclic shift by an integer number of patches along both axes. 0 disables it.
+        brightness: largest offset of all values, up or down.
         contrast: largest change c of the contrast: differences from the mean are multiplied by 1 - c to 1 + c.
-        noise: largest standard deviation of added Gaussian noise, the same in all channels.
-        place: side in patches of the canvases on which a student is compared with itself (`loss.place` of a retrofit),
-            the row being the content; one smaller than the row shows a part of it. 0 leaves it out. Rows do not change.
-        curriculum: share of the run over which the canvas grows from the size of the row to `place`.
-        place_teacher: 'none', both placements are anywhere and learn from each other; or 'best', one is in the middle
-            of the canvas, and the other learns from it.
+        noise: largest standard deviation of additive Gaussian noise, equal in all channels.
+        place: side in patches of the canvas on which two placements of an image are compared (`loss.place` of a
+            retrofit); a canvas smaller than the image shows a part of it. 0 disables it. The images do not change.
+        curriculum: fraction of the run over which the canvas grows from the size of the image to `place`.
+        place_teacher: 'none', both placements are random and are trained on each other; or 'best', one is at the
+            centre of the canvas, and the other is trained on it.
 
     Raises:
-        OptionError: a value out of its range, or `roll` or `place` that is no whole number.
+        OptionError: a value is out of range, or `roll` or `place` is not an integer.
     """
 
     pose: bool = False
@@ -55,86 +54,89 @@ class Augment:
         for name, what in (("roll", "side of a patch in pixels"), ("place", "side of a canvas in patches")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise OptionError(f"{name}={value!r} is not the {what}; give 0 or more.")
+                raise OptionError(f"{name} is the {what}, an integer of 0 or more, got {value!r}.")
         for name in ("brightness", "contrast", "noise", "curriculum"):
             if not 0 <= getattr(self, name) <= 1:
-                raise OptionError(f"{name}={getattr(self, name)!r} is not between 0 and 1.")
+                raise OptionError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}.")
         if self.place_teacher not in ("none", "best"):
-            raise OptionError(f"place_teacher={self.place_teacher!r} is not none or best.")
+            raise OptionError(f"place_teacher must be 'none' or 'best', got {self.place_teacher!r}.")
 
     def of_rows(self) -> dict[str, Any]:
-        """Return what changes the rows themselves, as JSON; placements are drawn by the loss that compares them."""
+        """Return the settings that change the images, as JSON; placements are sampled by their loss."""
         return {name: value for name, value in asdict(self).items() if name not in _OF_THE_LOSS}
 
 
-def posed(picture: Tensor, pose: int) -> Tensor:
-    """Return a picture (3, h, w) in one of 8 poses: turned by `pose % 4` quarters, and mirrored from 4 on."""
-    turned = torch.rot90(picture, pose % 4, (1, 2))
-    return turned.flip(2) if pose >= 4 else turned
+def apply_pose(image: Tensor, pose: int) -> Tensor:
+    """Return an image (3, h, w) in one of 8 poses: rotated by `pose % 4` times 90 degrees, and mirrored from 4."""
+    rotated = torch.rot90(image, pose % 4, (1, 2))
+    return rotated.flip(2) if pose >= 4 else rotated
 
 
 def scale(shape: tuple[int, int], size: tuple[int, int], resize: Resize) -> float:
-    """Return the factor that a picture is resized by; above 1 it is too small.
+    """Return the resize factor of an image; above 1 the image is too small.
 
     >>> scale((100, 200), (50, 50), "cover"), scale((100, 200), (50, 50), "none"), scale((100, 200), (50, 50), 60)
     (0.5, 1.0, 0.6)
 
     Args:
-        shape: of the picture.
-        size: of the window.
-        resize: 'cover', to the smallest size that covers the window; the shortest side in pixels; or 'none', which
-            resizes only what is smaller than the window.
+        shape: height and width of the image.
+        size: height and width of the window.
+        resize: 'cover', the smallest size that covers the window; the shorter side in pixels; or 'none', which resizes
+            only images smaller than the window.
     """
-    cover = max(n / have for n, have in zip(size, shape, strict=True))
+    cover = max(n / available for n, available in zip(size, shape, strict=True))
     if resize == "cover":
         return cover
     return max(1.0, cover) if resize == "none" else resize / min(shape)
 
 
-def window(picture: Tensor, size: tuple[int, int], resize: Resize, at: tuple[float, float]) -> Tensor:
-    """Return the window (3, *size) of a picture (3, h, w), after resizing it with antialiasing.
+def window(image: Tensor, size: tuple[int, int], resize: Resize, at: tuple[float, float]) -> Tensor:
+    """Return the window (3, *size) of an image (3, h, w), after resizing with antialiasing.
 
     Args:
-        picture: in [0, 1]; of any size.
-        size: height and width in pixels.
-        resize: 'cover', the shortest side in pixels, or 'none'.
-        at: where the window lies, in [0, 1) along both axes; 0 is the first place.
+        image: values in [0, 1], of any size.
+        size: height and width of the window in pixels.
+        resize: 'cover', the shorter side in pixels, or 'none'.
+        at: relative position of the window, in [0, 1) along both axes; 0 is the first possible one.
     """
-    h, w = picture.shape[-2:]
-    # rounding must not leave the picture smaller than the window
+    h, w = image.shape[-2:]
+    # rounding must not make the image smaller than the window
     factor = scale((h, w), size, resize)
-    large = tuple(max(n, round(have * factor)) for n, have in zip(size, (h, w), strict=True))
+    large = tuple(max(n, round(available * factor)) for n, available in zip(size, (h, w), strict=True))
     if large != (h, w):
-        # grey pictures are one channel that is shown three times: it is resized once
-        grey = picture.stride(0) == 0 or picture.shape[0] == 1
-        source = picture[:1] if grey else picture
+        # grey images are one expanded channel, which is resized once
+        grey = image.stride(0) == 0 or image.shape[0] == 1
+        source = image[:1] if grey else image
         small = F.interpolate(source[None], large, mode="bilinear", antialias=True, align_corners=False)[0]
-        picture = small.expand(3, -1, -1)
-    top, left = (int(u * (have - n + 1)) for u, have, n in zip(at, large, size, strict=True))
-    return picture[:, top : top + size[0], left : left + size[1]]
+        image = small.expand(3, -1, -1)
+    # u < 1, so all available - n + 1 offsets are equally likely
+    top, left = (int(u * (available - n + 1)) for u, available, n in zip(at, large, size, strict=True))
+    return image[:, top : top + size[0], left : left + size[1]]
 
 
-def changed(picture: Tensor, augment: Augment, draws: np.ndarray, generator: np.random.Generator) -> Tensor:
-    """Return a window (3, h, w) rolled, brighter or darker, with other contrast and noise; the pose is not touched.
+def perturb(image: Tensor, augment: Augment, draws: np.ndarray, generator: np.random.Generator) -> Tensor:
+    """Return a window (3, h, w) with random roll, contrast, brightness and noise; the pose is not changed.
 
     Args:
-        picture: in [0, 1].
-        augment: which changes, and how large at most.
-        draws: five numbers in [0, 1).
-        generator: of the noise.
+        image: window with values in [0, 1].
+        augment: upper bounds of the changes.
+        draws: five random numbers in [0, 1).
+        generator: random generator of the noise.
     """
     down, right, brighter, contrast, noise = draws.tolist()
     if augment.roll:
-        h, w = (n // augment.roll for n in picture.shape[-2:])
+        # by complete patches, so that the content of a patch does not change
+        h, w = (n // augment.roll for n in image.shape[-2:])
         shifts = (augment.roll * int(down * h), augment.roll * int(right * w))
-        picture = picture.roll(shifts, (1, 2))
+        image = image.roll(shifts, (1, 2))
     if augment.contrast:
-        # torch's mean depends on the number of threads
-        mean = float(picture.numpy().mean(dtype=np.float64))
-        picture = mean + (picture - mean) * (1 + augment.contrast * (2 * contrast - 1))
+        # numpy, since the mean of torch depends on the number of threads
+        mean = float(image.numpy().mean(dtype=np.float64))
+        image = mean + (image - mean) * (1 + augment.contrast * (2 * contrast - 1))
     if augment.brightness:
-        picture = picture + augment.brightness * (2 * brighter - 1)
+        image = image + augment.brightness * (2 * brighter - 1)
     if augment.noise:
-        field = generator.standard_normal(picture.shape[-2:], np.float32)
-        picture = picture + torch.from_numpy(field) * (augment.noise * noise)
-    return picture.clamp(0, 1)
+        # one grey field for all channels, with a random amplitude up to `augment.noise`
+        field = generator.standard_normal(image.shape[-2:], np.float32)
+        image = image + torch.from_numpy(field) * (augment.noise * noise)
+    return image.clamp(0, 1)

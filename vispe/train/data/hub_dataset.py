@@ -1,4 +1,4 @@
-"""Pictures of Hugging Face `datasets`, by name or as an object."""
+"""Image source of Hugging Face `datasets`, by name or as an object."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch import Tensor
 
 from vispe.backbones.hub import check_download
 from vispe.errors import InputError, MissingExtra, did_you_mean
-from vispe.train.data.dataset import Source, digest, filled, index
-from vispe.train.data.image_reading import Reading, first_line, picture
+from vispe.train.data.dataset import Source, check_not_empty, digest, index
+from vispe.train.data.image_reading import Reading, as_tensor, first_line
 
 
 class HubSource(Source):
-    """The pictures of one column of a data set of Hugging Face `datasets`.
+    """Images of one column of a dataset of Hugging Face `datasets`.
 
-    Columns of images are read as stored, in full depth; pictures of Pillow and arrays are taken as they are.
+    Image columns are decoded from the stored files at full bit depth; Pillow images and arrays are used directly.
 
     Args:
-        dataset: a data set with random access, a mapping of splits to such, or a name or folder to load it from, which
-            needs `datasets`.
-        split: which split; None takes the only one.
-        column: which column; None takes the only one that holds images.
+        dataset: a dataset with random access, a mapping of splits to datasets, or a name or folder to load, which needs
+            `datasets`.
+        split: name of the split; None selects the only one.
+        column: name of the column; None selects the only image column.
         normalize: 'auto', 'stack', 'image' or 'none', as in `Reading`.
-        channel: which channels to keep, by number or name, where a file has other than 1 or 3.
-        licence: what a card says of it; None asks the data set.
+        channel: channels to read, by number or name, for images that do not have 1 or 3.
+        licence: licence in the model card; None uses that of the dataset.
 
     Raises:
-        MissingExtra: `datasets` is not installed, and a name was given.
-        InputError: no such data set, split or column, several to choose from, no picture, or streamed data.
+        MissingExtra: a name, and `datasets` is not installed.
+        InputError: unknown dataset, split or column, an ambiguous choice, no images, or a streaming dataset.
     """
 
     def __init__(
@@ -50,19 +50,21 @@ class HubSource(Source):
         rows = _load(dataset, split) if isinstance(dataset, str) else dataset
         rows, self.split = _split(rows, split, self.where, named=isinstance(dataset, str))
         if not hasattr(rows, "__len__") or not hasattr(rows, "column_names"):
-            raise InputError(f"hub={self.where} cannot be read in any order; load it with streaming=False.")
+            raise InputError(
+                f"hub={self.where} does not support random access. Load it with streaming=False."
+            )
         features = getattr(rows, "features", None) or {}
         self.column = _column(features, rows.column_names, column, self.where)
         fingerprint = getattr(rows, "_fingerprint", None)
         self._content = fingerprint if fingerprint is not None else [self.where, len(rows)]
-        stated = getattr(getattr(rows, "info", None), "license", None)
-        self.licence = licence if licence is not None else str(stated or "")
-        # images as they are stored, so that they are read in full depth
+        declared = getattr(getattr(rows, "info", None), "license", None)
+        self.licence = licence if licence is not None else str(declared or "")
+        # undecoded files, since datasets would decode them to 8 bits
         feature = features.get(self.column)
         if type(feature).__name__ == "Image":
             rows = rows.cast_column(self.column, type(feature)(decode=False))
         self.dataset = rows
-        filled(len(rows), f"hub={self.where}")
+        check_not_empty(len(rows), f"hub={self.where}")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -71,8 +73,8 @@ class HubSource(Source):
         i = index(i, len(self))
         pages = self._pages(self.dataset[i][self.column], self.name(i))
         if len(pages) != 1:
-            raise InputError(f"{self.name(i)} holds {len(pages)} pages; store them one by one.")
-        return picture(pages[0])
+            raise InputError(f"{self.name(i)} must have one page, got {len(pages)}. Store pages separately.")
+        return as_tensor(pages[0])
 
     def _pages(self, value: Any, label: str) -> np.ndarray:
         if isinstance(value, Mapping):
@@ -88,32 +90,32 @@ class HubSource(Source):
         if isinstance(value, np.ndarray):
             return self.reading.array(value, label)
         raise InputError(
-            f"{label} is {type(value).__name__} in column {self.column!r}, not an image; choose the column by column=."
+            f"{label}: column {self.column!r} must contain images, got {type(value).__name__}. Set `column`."
         )
 
     def name(self, i: int) -> str:
-        """Return data set, split and row of picture i."""
+        """Return dataset, split and row of image i."""
         return f"row {i} of hub={self.where}" + (f" ({self.split})" if self.split else "")
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, count, where, licence, split, column, and how pictures are read."""
-        known = {"kind": "hub", "count": len(self), "where": self.where, "licence": self.licence}
-        return {**known, "split": self.split, "column": self.column, **self.reading.describe()}
+        """Return kind, count, location, licence, split, column and the reading options."""
+        facts = {"kind": "hub", "count": len(self), "where": self.where, "licence": self.licence}
+        return {**facts, "split": self.split, "column": self.column, **self.reading.describe()}
 
     def fingerprint(self) -> str:
-        """Return a sha256 over the data set's own fingerprint, or its name and length, the column and the reading."""
+        """Return a sha256 of the dataset's fingerprint (or name and length), the column and the reading options."""
         return digest("hub", self._content, self.column, *self.reading.describe().values())
 
 
 def _load(name: str, split: str | None) -> Any:
     if importlib.util.find_spec("datasets") is None:
         raise MissingExtra(
-            f"hub={name!r} needs the package 'datasets', which is not installed; run: pip install datasets"
+            f"hub={name!r} needs the package 'datasets', which is not installed. Run: pip install datasets"
         )
     import datasets
 
     if not Path(name).exists():
-        check_download(f"the data set hub={name!r} is")
+        check_download(f"the dataset hub={name!r} is")
     saved = any((Path(name) / file).is_file() for file in ("state.json", "dataset_dict.json"))
     try:
         return datasets.load_from_disk(name) if saved else datasets.load_dataset(name, split=split)
@@ -122,24 +124,23 @@ def _load(name: str, split: str | None) -> Any:
 
 
 def _split(dataset: Any, split: str | None, where: str, named: bool) -> tuple[Any, str]:
-    """Return the rows of a split, and its name."""
+    """Return a split and its name."""
     if not isinstance(dataset, Mapping):
-        own = str(getattr(dataset, "split", None) or "")
-        # it was loaded so; a split such as train[:10%] calls itself train
+        name = str(getattr(dataset, "split", None) or "")
+        # it was loaded with this split; the name of a slice such as train[:10%] is train
         if named and split is not None:
             return dataset, split
-        if split is not None and split != own:
+        if split is not None and split != name:
             raise InputError(
-                f"split={split!r} was asked of hub={where}, which is one split ({own or 'unnamed'})."
+                f"hub={where} is a single split ({name or 'unnamed'}), got split={split!r}. Omit `split`."
             )
-        return dataset, own
+        return dataset, name
     names = list(dataset)
     if split is None and len(names) == 1:
         split = names[0]
     if split not in names:
-        asked = "no split was given for" if split is None else f"split={split!r} is not in"
         hint = did_you_mean(split or "", names)
-        raise InputError(f"{asked} hub={where}, which has {', '.join(names)}.{hint}")
+        raise InputError(f"hub={where}: split must be one of {', '.join(names)}, got {split!r}.{hint}")
     return dataset[split], split
 
 
@@ -149,9 +150,9 @@ def _column(features: Mapping[str, Any], names: Sequence[str], column: str | Non
         return images[0]
     if column is None:
         raise InputError(
-            f"hub={where} has {len(images)} columns of images; choose one by column=, of {', '.join(names)}."
+            f"hub={where} has {len(images)} image columns. Set `column` to one of {', '.join(names)}."
         )
     if column not in names:
         hint = did_you_mean(column, names)
-        raise InputError(f"column={column!r} is not in hub={where}, which has {', '.join(names)}.{hint}")
+        raise InputError(f"hub={where}: column must be one of {', '.join(names)}, got {column!r}.{hint}")
     return column

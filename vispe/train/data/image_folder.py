@@ -1,4 +1,4 @@
-"""Pictures of folders, in depth and in an order that does not change."""
+"""Image source of folders, searched recursively in natural order."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from vispe.images.formats.decoded_image import SUFFIXES
 from vispe.images.paths import expanded
 from vispe.train.data.dataset import digest
 from vispe.train.data.image_reading import Reading, count_pages
-from vispe.train.data.paged_files import PageSource, counted
+from vispe.train.data.paged_files import PageSource, check_page_count
 
 
 class FolderSource(PageSource):
-    """Every picture below one or several folders, PNG, JPEG, TIFF, BMP and WebP of any depth; stacks page by page.
+    """All images of one or several folders: PNG, JPEG, TIFF, BMP and WebP of any bit depth; stacks page by page.
 
-    Files are in natural order of their paths (2 before 10), hidden files and folders are passed over, and symbolic
-    links are followed. The heads of TIFF files are read at once to count pages, everything else when it is asked for. A
-    page costs the reading of its whole file (the last stack read is kept), so large stacks are better stored as single
-    pages.
+    Files are in natural order of their paths (2 before 10), hidden files and folders are skipped, and symbolic links
+    are followed. Headers of TIFF files are read during construction to count pages, pixels on access. Accessing a page
+    reads its complete file (the last stack is cached), so large stacks should be stored as single pages.
 
     Args:
         folder: a folder, an image file, or several of them.
-        recursive: look into folders inside folders.
+        recursive: search subfolders.
         normalize: 'auto', 'stack', 'image' or 'none', as in `Reading`.
-        channel: which channels to keep, by number or name, where a file has other than 1 or 3.
-        skip_damaged: read every file once, at once (as fast as training without workers reads them), and leave out what
-            cannot be read, with one warning that names the files; otherwise such a file is an error when it is read.
-        licence: what a card says of it.
+        channel: channels to read, by number or name, for files that do not have 1 or 3.
+        skip_damaged: read every file once during construction and skip unreadable ones, with one warning; otherwise
+            an unreadable file is an error on access.
+        licence: licence in the model card.
 
     Attributes:
-        files: the paths.
-        damaged: paths that were left out.
+        files: paths of the images.
+        damaged: paths of the skipped files.
 
     Raises:
-        InputError: no such folder, no picture in it, or the head of a TIFF file is damaged.
+        InputError: the folder does not exist or has no images, or the header of a TIFF file is damaged.
     """
 
     def __init__(
@@ -54,26 +53,26 @@ class FolderSource(PageSource):
     ) -> None:
         self.roots = tuple(map(expanded, [folder] if isinstance(folder, str | Path) else folder))
         reading = Reading(normalize, channel)
-        kept: list[tuple[str, Path, int]] = []
+        readable: list[tuple[str, Path, int]] = []
         damaged: list[tuple[Path, str]] = []
         for root in self.roots:
             for path in _below(root, recursive):
                 try:
                     pages = count_pages(path)
                     if skip_damaged:
-                        counted(reading.file(path), pages, str(path))
+                        check_page_count(reading.file(path), pages, str(path))
                 except InputError as error:
                     if not skip_damaged:
                         raise
                     damaged.append((path, str(error)))
                 else:
                     name = path.relative_to(root).as_posix() if root.is_dir() else path.name
-                    kept.append((name, path, pages))
+                    readable.append((name, path, pages))
         self.damaged = tuple(path for path, _ in damaged)
-        self.files = tuple(path for _, path, _ in kept)
-        self._names = tuple(name for name, _, _ in kept)
-        lost = [(str(path), reason) for path, reason in damaged]
-        super().__init__("folder", self.roots, reading, licence, [pages for *_, pages in kept], lost)
+        self.files = tuple(path for _, path, _ in readable)
+        self._names = tuple(name for name, _, _ in readable)
+        reasons = [(str(path), reason) for path, reason in damaged]
+        super().__init__("folder", self.roots, reading, licence, [pages for *_, pages in readable], reasons)
 
     def _label(self, k: int) -> str:
         return str(self.files[k])
@@ -82,7 +81,7 @@ class FolderSource(PageSource):
         return self.reading.file(self.files[k])
 
     def fingerprint(self) -> str:
-        """Return a sha256 over names below the folders, sizes in bytes, and how pictures are read."""
+        """Return a sha256 of relative names, sizes in bytes, and the reading options."""
         sizes = [path.stat().st_size for path in self.files]
         return digest("folder", self._names, sizes, *self.reading.describe().values())
 
@@ -91,19 +90,19 @@ def _below(root: Path, recursive: bool) -> list[Path]:
     if root.is_file():
         return [root]
     if not root.is_dir():
-        raise InputError(f"the folder {root} does not exist; check the name.")
+        raise InputError(f"the folder {root} does not exist. Check the name.")
     images: list[Path] = []
-    seen: set[str] = set()
-    for folder, inner, names in os.walk(root, followlinks=True):
+    visited: set[str] = set()
+    for folder, subfolders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        # a link to a folder that holds it
-        if real in seen:
-            inner.clear()
+        # a link to a parent folder
+        if real in visited:
+            subfolders.clear()
             continue
-        seen.add(real)
-        inner[:] = sorted(name for name in inner if recursive and not name.startswith("."))
+        visited.add(real)
+        subfolders[:] = sorted(name for name in subfolders if recursive and not name.startswith("."))
         paths = (Path(folder) / name for name in names if not name.startswith("."))
         images += [path for path in paths if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not images:
-        raise InputError(f"the folder {root} holds no image; looked for {' '.join(SUFFIXES)}.")
+        raise InputError(f"the folder {root} contains no image with {' '.join(SUFFIXES)}.")
     return sorted(images, key=lambda path: (natural(path.relative_to(root)), str(path)))

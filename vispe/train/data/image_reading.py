@@ -1,4 +1,4 @@
-"""Files and bytes to pictures: the reader of `vispe segment`, in full depth, with colours as models want them."""
+"""Reading of files and bytes as images for models: the reader of `vispe segment`, with 1 or 3 channels."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from vispe.errors import InputError, OptionError, did_you_mean, require
 from vispe.images.normalize import MODES, normalize
 from vispe.images.read import Micrograph, read_image
 
-STACKS = (".tif", ".tiff")  # endings of files that can hold several pages
+STACKS = (".tif", ".tiff")  # suffixes of files that can contain several pages
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How pictures become (3, h, w) float32 in [0, 1].
+    """Reading options: conversion of images to (3, h, w) float32 in [0, 1].
 
     >>> Reading().array(np.array([[0, 51]], np.uint8), "two pixels").ravel()
     array([0. , 0.2], dtype=float32)
 
-    Grey is repeated to three channels, palettes become colours, and an alpha channel is dropped.
+    Grey is expanded to three channels, palettes are converted to colours, and an alpha channel is dropped.
 
     Attributes:
-        normalize: 'auto' divides 8-bit values by 255 and stretches deeper ones and floats as 'stack' does; 'stack',
-            'image' and 'none' are those of `vispe segment`: percentiles over all pages of a file, or over each page, or
-            division of integers by the largest value of their type.
-        channel: which channels to keep, by number or name, where a file has other than 1 or 3.
+        normalize: 'auto' divides 8-bit values by 255 and uses 'stack' for other dtypes; 'stack', 'image' and 'none' as
+            in `vispe segment`: percentiles over all pages of a file, or over each page, or division of integers by the
+            maximum of their dtype.
+        channel: channels to read, by number or name, for files that do not have 1 or 3.
+
+    Raises:
+        OptionError: unknown `normalize`.
     """
 
     normalize: str = "auto"
@@ -42,14 +45,14 @@ class Reading:
     def __post_init__(self) -> None:
         if self.normalize not in (known := ("auto", *MODES)):
             hint = did_you_mean(str(self.normalize), known)
-            raise OptionError(f"normalize={self.normalize!r} is not one of {', '.join(known)}.{hint}")
+            raise OptionError(f"normalize must be one of {', '.join(known)}, got {self.normalize!r}.{hint}")
 
     def file(self, path: Path, label: str | None = None) -> np.ndarray:
         """Return all pages of a file as (z, h, w, 1 or 3) float32 in [0, 1].
 
         Args:
-            path: of the file.
-            label: what messages call it, if not by its path.
+            path: path of the file.
+            label: name in messages; default the path.
 
         Raises:
             InputError: missing, damaged, without data, or neither 1 nor 3 channels.
@@ -62,60 +65,69 @@ class Reading:
             raise InputError(str(error).replace(str(path), label).replace(path.name, label)) from error
 
     def content(self, data: bytes, label: str) -> np.ndarray:
-        """Return all pages of the content of a file as `file` does."""
+        """Return all pages of the contents of a file; see `file`."""
         with as_file(data, "picture") as path:
             return self.file(path, label)
 
     def array(self, values: np.ndarray, label: str) -> np.ndarray:
-        """Return an array (h, w) or (h, w, c) as one page, as `file` does."""
+        """Return an array (h, w) or (h, w, c) as one page; see `file`.
+
+        Raises:
+            InputError: another shape, or no pixels.
+        """
         if values.ndim not in (2, 3) or values.size == 0:
-            raise InputError(f"{label} is an array of shape {values.shape}; give (h, w) or (h, w, c).")
+            raise InputError(f"{label}: arrays must have the shape (h, w) or (h, w, c), got {values.shape}.")
         page = values.reshape(1, *values.shape[:2], -1)
         page = page.astype(np.uint8) * 255 if page.dtype == bool else page
         return self.scaled(Micrograph(Path(label), page))
 
     def scaled(self, image: Micrograph) -> np.ndarray:
-        """Return the pages of a micrograph scaled to [0, 1], (z, h, w, 1 or 3) float32."""
+        """Return the pages of a micrograph scaled to [0, 1], (z, h, w, 1 or 3) float32.
+
+        Raises:
+            InputError: neither 1 nor 3 channels.
+        """
         if image.channels not in (1, 3):
             raise InputError(
-                f"{image.path} has {image.channels} channels, and 1 or 3 are needed; choose them by channel=, such as "
-                "0 or '0,1,2'."
+                f"{image.path}: images must have 1 or 3 channels, got {image.channels}. Set `channel`, such as 0 or "
+                "'0,1,2'."
             )
-        # what 'none' gives, without looking for what 8 bits cannot hold
+        # equal to 'none', without the checks for NaN and range, which uint8 does not need
         if self.normalize in ("auto", "none") and image.pages.dtype == np.uint8:
             return image.pages / np.float32(255)
         return normalize(image, "stack" if self.normalize == "auto" else self.normalize)[0]
 
     def describe(self) -> dict[str, Any]:
-        """Return how pictures are read, as JSON."""
+        """Return the reading options as JSON."""
         plain = isinstance(self.channel, int | str | None)
         return {"normalize": self.normalize, "channel": self.channel if plain else list(self.channel)}
 
 
 @contextmanager
 def as_file(data: bytes, name: str) -> Iterator[Path]:
-    """Yield the path of a temporary file with this content."""
+    """Yield the path of a temporary file with these contents."""
     with tempfile.TemporaryDirectory(prefix="vispe-") as folder:
         path = Path(folder) / name
         path.write_bytes(data)
         yield path
 
 
-def picture(page: np.ndarray) -> Tensor:
-    """Return a page (h, w, 1 or 3) as (3, h, w); grey takes the memory of one channel."""
+def as_tensor(page: np.ndarray) -> Tensor:
+    """Return a page (h, w, 1 or 3) as a tensor (3, h, w); grey pages are expanded without copying."""
     return torch.from_numpy(np.ascontiguousarray(page.transpose(2, 0, 1))).expand(3, -1, -1)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its kind where it has none."""
+    """Return the first line of an error message, or the type of the error if it is empty."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def count_pages(path: Path, label: str | None = None) -> int:
-    """Return how many pages `Reading.file` will find, from the head of a file; only TIFF can hold several.
+    """Return the number of pages of a file from its header; only TIFF files can have several.
 
     Raises:
-        InputError: the head is damaged.
+        InputError: the header is damaged.
+        MissingExtra: tifffile is not installed.
     """
     if path.suffix.lower() not in STACKS:
         return 1
@@ -130,6 +142,6 @@ def count_pages(path: Path, label: str | None = None) -> int:
             sizes = [n for a, n in zip(first.axes, first.shape, strict=True) if a not in "YXCS"]
     except BROKEN as error:
         raise InputError(
-            f"{label or path} is truncated or damaged ({first_line(error)}); copy or export it again."
+            f"{label or path} is truncated or damaged ({first_line(error)}). Copy or export it again."
         ) from error
     return int(np.prod(sizes, dtype=np.int64))

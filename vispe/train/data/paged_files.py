@@ -1,4 +1,4 @@
-"""Sources whose files hold one picture or, as TIFF stacks do, several pages."""
+"""Base class of file-based image sources, whose files contain one or several pages (TIFF stacks)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import InputError
-from vispe.train.data.dataset import Source, filled, index, some
-from vispe.train.data.image_reading import Reading, picture
+from vispe.train.data.dataset import Source, check_not_empty, index, shorten
+from vispe.train.data.image_reading import Reading, as_tensor
 
 
 class PageSource(Source):
-    """Pages of files by number; a page costs the reading of its file, and the last stack read is kept.
+    """Pages of files by index; accessing a page reads its file, and the last stack is cached.
 
     Args:
-        kind: what a description calls it.
-        where: folders or files that were asked for.
-        reading: how pictures are read.
-        licence: what a card says of it.
+        kind: name of the kind in descriptions.
+        where: requested folders or files.
+        reading: reading options.
+        licence: licence in the model card.
         pages: number of pages of each file.
-        damaged: files that were left out, with the reasons.
+        damaged: skipped files, with the reasons.
 
     Raises:
-        InputError: no picture is left.
+        InputError: no images remain.
     """
 
     def __init__(
@@ -42,18 +42,18 @@ class PageSource(Source):
     ) -> None:
         self.reading, self.licence = reading, licence
         self._kind, self._where, self._lost = kind, list(map(str, where)), len(damaged)
-        # file k holds the pictures from the end of file k - 1 up to its own
+        # cumulative page counts: file k contains the images from _ends[k - 1] to _ends[k]
         self._ends = np.cumsum(pages, dtype=np.int64)
         self._last: tuple[int, np.ndarray] | None = None
         if damaged:
             count = "1 damaged file is" if len(damaged) == 1 else f"{len(damaged)} damaged files are"
             names, reasons = zip(*damaged, strict=True)
-            warnings.warn(f"{count} left out: {some(names)}; the first: {reasons[0]}", stacklevel=3)
-        filled(len(self), some(self._where))
+            warnings.warn(f"{count} skipped: {shorten(names)}; the first: {reasons[0]}", stacklevel=3)
+        check_not_empty(len(self), shorten(self._where))
 
     @abstractmethod
     def _label(self, k: int) -> str:
-        """Return what messages call file k."""
+        """Return the name of file k in messages."""
 
     @abstractmethod
     def _pages(self, k: int) -> np.ndarray:
@@ -66,26 +66,26 @@ class PageSource(Source):
         k, page, count = self._locate(i)
         if self._last is None or self._last[0] != k:
             try:
-                pages = counted(self._pages(k), count, self._label(k))
+                pages = check_page_count(self._pages(k), count, self._label(k))
             except InputError as error:
-                raise hinted(error) from error
+                raise with_hint(error) from error
             if count == 1:
-                return picture(pages[0])
+                return as_tensor(pages[0])
             self._last = k, pages
-        return picture(self._last[1][page])
+        return as_tensor(self._last[1][page])
 
     def name(self, i: int) -> str:
-        """Return the file of picture i, and its page in a stack."""
+        """Return the file of image i, and its page in a stack."""
         k, page, count = self._locate(i)
         return self._label(k) if count == 1 else f"page {page} of {self._label(k)}"
 
     def describe(self) -> dict[str, Any]:
-        """Return kind, count, where, licence, how pictures are read, and how many files and damaged ones there are."""
-        known = {"kind": self._kind, "count": len(self), "where": self._where, "licence": self.licence}
-        return {**known, "files": len(self._ends), "damaged": self._lost, **self.reading.describe()}
+        """Return kind, count, location, licence, reading options, and the numbers of files and damaged files."""
+        facts = {"kind": self._kind, "count": len(self), "where": self._where, "licence": self.licence}
+        return {**facts, "files": len(self._ends), "damaged": self._lost, **self.reading.describe()}
 
     def _locate(self, i: int) -> tuple[int, int, int]:
-        """Return the file of picture i, its page in there, and the number of pages."""
+        """Return the file of image i, its page in the file, and the number of pages."""
         i = index(i, len(self))
         k = int(np.searchsorted(self._ends, i, side="right"))
         first = int(self._ends[k - 1]) if k else 0
@@ -95,20 +95,20 @@ class PageSource(Source):
         return {**self.__dict__, "_last": None}
 
 
-def hinted(error: InputError) -> InputError:
-    """Return the error of a damaged file with a word on what may be done about it."""
-    return InputError(f"{str(error).removesuffix('.')}; or leave such files out by skip_damaged=true.")
+def with_hint(error: InputError) -> InputError:
+    """Return the error of a damaged file with `skip_damaged` as an additional remedy."""
+    return InputError(f"{str(error).removesuffix('.')}, or skip such files with skip_damaged=true.")
 
 
-def counted(pages: np.ndarray, count: int, label: str) -> np.ndarray:
-    """Return the pages of a file, which were counted before.
+def check_page_count(pages: np.ndarray, count: int, label: str) -> np.ndarray:
+    """Return the pages of a file after checking their number.
 
     Raises:
-        InputError: there are more or fewer.
+        InputError: the number differs from `count`.
     """
     if len(pages) != count:
         raise InputError(
-            f"{label} holds {len(pages)} pages, and {count} were counted by its head and ending; give stacks the "
-            "ending .tif."
+            f"{label}: expected {count} pages from its header and suffix, got {len(pages)}. Use the suffix .tif for "
+            "stacks."
         )
     return pages

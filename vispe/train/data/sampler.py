@@ -1,4 +1,4 @@
-"""The endless order in which pictures fill the rows of batches: known at any place, it depends on its seed alone."""
+"""Infinite random order of images with random access, determined by its seed."""
 
 from __future__ import annotations
 
@@ -6,35 +6,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-EPOCH, PERIOD, ROW = 1, 2, 3  # what random numbers are drawn for; keeps their streams apart
-_KEPT = 4  # permutations that are kept in memory
+EPOCH, PERIOD, ROW = 1, 2, 3  # purposes of random numbers, as spawn keys of independent streams
+_CACHED = 4  # permutations in memory
 
 
 def stream(seed: int, *purpose: int) -> np.random.PCG64:
-    """Return the random bits for one purpose; another seed or purpose has others."""
+    """Return an independent bit generator for each seed and purpose."""
     return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=purpose))
 
 
 def permutation(count: int, seed: int, *purpose: int) -> np.ndarray:
-    """Return the numbers below `count` in random order, int64; the same for every release of numpy."""
+    """Return a random permutation (count,) int64 that does not depend on the release of numpy."""
     return np.argsort(stream(seed, *purpose).random_raw(count), kind="stable")
 
 
 class Order:
-    """The endless order of rows: pictures in epochs without repetition, or parts in exact proportions.
+    """Infinite order of rows: epochs without repetition, or parts in exact proportions.
 
-    One part: rows [e n, (e + 1) n) are a permutation of its n pictures, another one in each epoch e. Several parts:
-    each period of rows has the given number of rows of each part, in random order, and each part is gone through as if
-    alone.
+    One part: rows [e n, (e + 1) n) are a permutation of its n images, different in each epoch e. Several parts: each
+    period contains the specified number of rows of each part in random order, and each part has its own epochs.
 
     >>> sorted(Order([(0, 4, 1)], seed=0)(np.arange(4)).tolist())
     [0, 1, 2, 3]
 
     Args:
         shares: (first, length, rows) of each part, as `Source.shares` returns them.
-        seed: of all permutations.
-        keep: numbers of the pictures that may be taken, sorted; None takes all. A part without any is an error of the
-            caller.
+        seed: seed of all permutations.
+        keep: sorted indices of the allowed images; None allows all. Callers must check that no part is empty.
     """
 
     def __init__(
@@ -51,46 +49,46 @@ class Order:
         self._slots = np.repeat(np.arange(len(shares)), self.rows)
 
     def __len__(self) -> int:
-        """Return how many different pictures there are."""
+        """Return the number of distinct images."""
         return sum(stop - start for start, stop in self.parts)
 
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers of the pictures at places (n,) int64 of the order."""
-        places = np.asarray(places, np.int64)
-        out = np.empty_like(places)
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Return the image indices (n,) int64 of rows (n,) of the order."""
+        rows = np.asarray(rows, np.int64)
+        out = np.empty_like(rows)
         if len(self.parts) == 1:
-            out[:] = self._within(0, places)
+            out[:] = self._within(0, rows)
         else:
-            parts, turns = self._turns(places)
+            parts, numbers = self._assign(rows)
             for part in range(len(self.parts)):
-                out[parts == part] = self._within(part, turns[parts == part])
+                out[parts == part] = self._within(part, numbers[parts == part])
         return out if self.keep is None else self.keep[out]
 
-    def _turns(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the part of each row, and the number of that row within its part, from 0."""
-        periods, offsets = np.divmod(places, len(self._slots))
-        parts, turns = np.empty_like(places), np.empty_like(places)
+    def _assign(self, row_numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the part of each row, and the index of the row within its part."""
+        periods, offsets = np.divmod(row_numbers, len(self._slots))
+        parts, numbers = np.empty_like(row_numbers), np.empty_like(row_numbers)
         for period in np.unique(periods):
-            here = periods == period
+            in_period = periods == period
             slots = self._slots[self._permuted(len(self._slots), PERIOD, int(period))]
             for part, rows in enumerate(self.rows):
-                own = here & (slots[offsets] == part)
-                parts[own] = part
-                turns[own] = period * rows + np.cumsum(slots == part)[offsets[own]] - 1
-        return parts, turns
+                selected = in_period & (slots[offsets] == part)
+                parts[selected] = part
+                numbers[selected] = period * rows + np.cumsum(slots == part)[offsets[selected]] - 1
+        return parts, numbers
 
-    def _within(self, part: int, turns: np.ndarray) -> np.ndarray:
+    def _within(self, part: int, numbers: np.ndarray) -> np.ndarray:
         start, stop = self.parts[part]
-        epochs, offsets = np.divmod(turns, max(stop - start, 1))
-        out = np.empty_like(turns)
+        epochs, offsets = np.divmod(numbers, max(stop - start, 1))
+        out = np.empty_like(numbers)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            out[here] = self._permuted(stop - start, EPOCH, part, int(epoch))[offsets[here]]
+            in_epoch = epochs == epoch
+            out[in_epoch] = self._permuted(stop - start, EPOCH, part, int(epoch))[offsets[in_epoch]]
         return start + out
 
     def _permuted(self, count: int, *purpose: int) -> np.ndarray:
         if purpose not in self._permutations:
-            while len(self._permutations) >= max(_KEPT, 2 * len(self.parts) + 1):
+            while len(self._permutations) >= max(_CACHED, 2 * len(self.parts) + 1):
                 self._permutations.pop(next(iter(self._permutations)))
             self._permutations[purpose] = permutation(count, self.seed, *purpose)
         return self._permutations[purpose]

@@ -1,4 +1,4 @@
-"""Sources as a recipe writes them: a list of `{folder: ...}`, `{tar: ...}`, `{hub: ...}` and `{synthetic: ...}`."""
+"""Image sources from a recipe: a list of `{folder: ...}`, `{tar: ...}`, `{hub: ...}` and `{synthetic: ...}`."""
 
 from __future__ import annotations
 
@@ -22,59 +22,58 @@ KINDS: dict[str, type[Source]] = {
 
 
 def from_config(entries: Sequence[Mapping[str, Any]]) -> Source:
-    """Return the source that a recipe describes.
+    """Return the image source of a recipe.
 
-    Each entry names one kind and its place, or how many synthetic pictures, beside options of `FolderSource`,
-    `TarSource`, `HubSource` or `SyntheticSource`, and, if several sources are mixed, a weight each. Without weights
-    every picture is seen as often as any other.
+    Each entry contains one kind with its location, or the number of synthetic images, options of `FolderSource`,
+    `TarSource`, `HubSource` or `SyntheticSource`, and, for mixtures, a weight. Without weights every image has the same
+    frequency.
 
     >>> from_config([{"synthetic": 60, "weight": 2}, {"synthetic": 10, "seed": 7, "weight": 1}]).describe()["kind"]
     'mixture'
 
     Args:
-        entries: one or more.
+        entries: one or more entries.
 
     Raises:
         OptionError: no entry, an entry without a kind or with several, an unknown option, or weights for some only.
-        InputError, MissingExtra: see the sources.
+        InputError: an unreadable source.
+        MissingExtra: a library is not installed.
     """
     if isinstance(entries, str | Mapping) or not isinstance(entries, Sequence) or not entries:
-        raise OptionError(
-            f"data={entries!r} is not a list of sources; write one such as [{{folder: pictures}}]."
-        )
-    built = [_built(number, entry) for number, entry in enumerate(entries)]
-    sources, weights = [source for source, _ in built], [weight for _, weight in built]
-    given = [weight for weight in weights if weight is not None]
-    if given and len(given) < len(weights):
+        raise OptionError(f"data must be a list of sources, such as [{{folder: images}}], got {entries!r}.")
+    parsed = [_parse_entry(number, entry) for number, entry in enumerate(entries)]
+    sources, weights = [source for source, _ in parsed], [weight for _, weight in parsed]
+    set_weights = [weight for weight in weights if weight is not None]
+    if set_weights and len(set_weights) < len(weights):
         missing = weights.index(None)
         raise OptionError(
-            f"data[{missing}] has no weight, and others have; give one to each source or to none."
+            f"data[{missing}] has no weight, but others have. Set it for all sources or for none."
         )
-    if given:
-        mixture = Mixture(sources, given)
+    if set_weights:
+        mixture = Mixture(sources, set_weights)
         return mixture if len(sources) > 1 else sources[0]
     return Concat(sources) if len(sources) > 1 else sources[0]
 
 
-def _built(number: int, entry: Mapping[str, Any]) -> tuple[Source, Any]:
+def _parse_entry(number: int, entry: Mapping[str, Any]) -> tuple[Source, Any]:
     if not isinstance(entry, Mapping):
-        raise OptionError(f"data[{number}]={entry!r} is not a source; write it such as {{folder: pictures}}.")
+        raise OptionError(f"data[{number}] must be a source, such as {{folder: images}}, got {entry!r}.")
     kinds = [kind for kind in KINDS if kind in entry]
     if len(kinds) != 1:
         named = " and ".join(kinds) if kinds else "none"
         hint = "" if kinds else "".join(did_you_mean(str(key), KINDS) for key in entry)
         raise OptionError(
-            f"data[{number}] must name exactly one of {', '.join(KINDS)}, and it names {named} (its keys: "
+            f"data[{number}] must contain exactly one of {', '.join(KINDS)}, got {named} (keys: "
             f"{', '.join(map(str, entry))}).{hint}"
         )
     (kind,) = kinds
-    place, *options = inspect.signature(KINDS[kind]).parameters
-    known = [*options, "weight"]
+    location, *options = inspect.signature(KINDS[kind]).parameters
+    allowed = [*options, "weight"]
     for key in entry:
-        if key != kind and key not in known:
-            hint = did_you_mean(str(key), known)
+        if key != kind and key not in allowed:
+            hint = did_you_mean(str(key), allowed)
             raise OptionError(
-                f"data[{number}] has the option {key!r}, and {kind} knows {', '.join(known)}.{hint}"
+                f"data[{number}]: options of {kind} are {', '.join(allowed)}, got {key!r}.{hint}"
             )
-    given = {key: value for key, value in entry.items() if key not in (kind, "weight")}
-    return KINDS[kind](**{place: entry[kind]}, **given), entry.get("weight")
+    options_given = {key: value for key, value in entry.items() if key not in (kind, "weight")}
+    return KINDS[kind](**{location: entry[kind]}, **options_given), entry.get("weight")

@@ -1,4 +1,4 @@
-"""Where each picture lies in a tar file: found once, and kept in a small JSON file."""
+"""Index of the images in a tar file, stored as a JSON file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Member:
-    """An image file inside a tar file.
+    """Image file inside a tar file.
 
     Attributes:
-        name: its path in there.
-        offset: of its first byte in the tar file.
-        size: in bytes.
-        pages: pictures in it.
-        damage: why it cannot be read; empty if it can, or if that was not tried.
+        name: path in the tar file.
+        offset: offset of its first byte in the tar file.
+        size: size in bytes.
+        pages: number of pages.
+        damage: reason why it cannot be read; empty if it is readable or unchecked.
     """
 
     name: str
@@ -41,65 +41,65 @@ class Member:
 
     @property
     def sample(self) -> str:
-        """Name up to the first dot of its last part: what the files of a sample share."""
+        """Sample key: the path up to the first dot of the file name."""
         folder, slash, last = self.name.rpartition("/")
         return folder + slash + last.partition(".")[0]
 
     @property
     def extension(self) -> str:
-        """What follows the first dot of the last part of the name, in lower case."""
+        """Lower-case extension after the first dot of the file name."""
         return self.name.rpartition("/")[2].partition(".")[2].lower()
 
 
 def expand(patterns: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Return the tar files that patterns name, each once.
+    """Return the tar files of a list of patterns, without duplicates.
 
-    `{000..012}` counts, keeping leading zeros, `{a,b}` lists, and `*`, `?` and `[...]` match names that exist. What a
-    glob matches is in natural order; everything else in the order given.
+    `{000..012}` expands to numbers with leading zeros, `{a,b}` to alternatives, and `*`, `?` and `[...]` match existing
+    names. Matches of a glob are in natural order, everything else is in the order of the patterns.
 
     Raises:
-        InputError: a file is missing, a glob matches nothing, or an address on a network was given.
+        InputError: a file does not exist, a glob matches nothing, or a pattern is a URL.
     """
     files: dict[Path, None] = {}
     for pattern in [patterns] if isinstance(patterns, str | Path) else patterns:
         if re.match(r"\w+://|pipe:", str(pattern)):
             raise InputError(
-                f"tar={str(pattern)!r} is on a network; copy the files here and give their paths."
+                f"tar must be local files, got {str(pattern)!r}. Copy the files and pass their paths."
             )
-        for one in _braces(str(expanded(pattern))):
-            # a name may hold brackets itself; without any, glob finds the file of this name or nothing
-            matches = [one] if Path(one).is_file() else glob.glob(one, recursive=True)  # noqa: PTH207 - absolute too
-            if not matches or not (glob.has_magic(one) or Path(one).is_file()):
-                raise InputError(f"the tar file {one} does not exist; check the name.")
+        for name in _braces(str(expanded(pattern))):
+            # a file name may contain brackets itself
+            matches = [name] if Path(name).is_file() else glob.glob(name, recursive=True)  # noqa: PTH207 - absolute too
+            if not matches or not (glob.has_magic(name) or Path(name).is_file()):
+                raise InputError(f"the tar file {name} does not exist. Check the name.")
             files |= dict.fromkeys(map(Path, sorted(matches, key=natural)))
     return list(files)
 
 
 def _braces(pattern: str) -> list[str]:
-    """Return what a pattern with braces stands for, the first braces outermost."""
+    """Return the brace expansion of a pattern; the first braces vary slowest."""
     match = re.search(r"\{([^{}]*(?:,|\.\.)[^{}]*)\}", pattern)
     if match is None:
         return [pattern]
     items = match[1].split(",")
-    if ends := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
-        padded = any(len(n) > 1 and n[0] == "0" for n in ends.groups())
-        width = max(map(len, ends.groups())) if padded else 0
-        items = [str(n).zfill(width) for n in range(int(ends[1]), int(ends[2]) + 1)]
+    if bounds := re.fullmatch(r"(\d+)\.\.(\d+)", match[1]):
+        padded = any(len(n) > 1 and n[0] == "0" for n in bounds.groups())
+        width = max(map(len, bounds.groups())) if padded else 0
+        items = [str(n).zfill(width) for n in range(int(bounds[1]), int(bounds[2]) + 1)]
     if not items:
-        raise InputError(f"the range {match[0]} of {pattern!r} is empty; give the smaller number first.")
+        raise InputError(f"the range {match[0]} of {pattern!r} is empty. Write the smaller number first.")
     head, tail = pattern[: match.start()], pattern[match.end() :]
     return [each for item in items for each in _braces(head + item + tail)]
 
 
-def indexed(path: Path, cache: Path | None, check: Reading | None) -> list[Member]:
+def load_index(path: Path, cache: Path | None, check: Reading | None) -> list[Member]:
     """Return the image files of a tar file in stored order, from its index if there is a valid one.
 
-    The index is valid while size and time of change of the tar file are those that it was made for.
+    The index is valid while size and modification time of the tar file are unchanged.
 
     Args:
-        path: of an uncompressed tar file.
-        cache: folder that the index is kept in; None keeps it beside the tar file, as `<name>.index.json`.
-        check: read every picture, so that `damage` is known of all; None leaves out what has not been read before.
+        path: an uncompressed tar file.
+        cache: folder of the index; None stores it next to the tar file, as `<name>.index.json`.
+        check: reading options with which every image is read to detect damage; None skips the check.
 
     Raises:
         InputError: not an uncompressed tar file, damaged, or the index cannot be written.
@@ -109,25 +109,23 @@ def indexed(path: Path, cache: Path | None, check: Reading | None) -> list[Membe
     reading = None if check is None else list(check.describe().values())
     file = index_file(path, cache)
     try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
+        stored = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        kept = {}
-    if valid.items() <= kept.items():
-        members = [Member(**member) for member in kept["members"]]
-        if check is None or kept["checked"] == reading:
+        stored = {}
+    if valid.items() <= stored.items():
+        members = [Member(**member) for member in stored["members"]]
+        if check is None or stored["checked"] == reading:
             return members
     else:
-        members = [_counted(path, member) for member in _scan(path)]
+        members = [_with_page_count(path, member) for member in _scan(path)]
     if check is not None:
-        members = [_checked(path, member, check) for member in members]
+        members = [_with_damage(path, member, check) for member in members]
     values = {**valid, "checked": reading, "members": [asdict(member) for member in members]}
     try:
         with atomic_path(file, force=True) as temporary:
             temporary.write_text(json.dumps(values), encoding="utf-8")
     except (OSError, InputError) as error:
-        raise InputError(
-            f"the index {file} cannot be written ({error}); give a folder for it by cache=."
-        ) from error
+        raise InputError(f"the index {file} cannot be written ({error}). Set another `cache`.") from error
     return members
 
 
@@ -142,13 +140,13 @@ def content(path: Path, member: Member) -> bytes:
     """Return the bytes of a member.
 
     Raises:
-        InputError: the tar file ends before.
+        InputError: the tar file is truncated.
     """
     with path.open("rb") as tar:
         tar.seek(member.offset)
         data = tar.read(member.size)
     if len(data) != member.size:
-        raise InputError(f"{path} is truncated in {member.name}; copy it again.")
+        raise InputError(f"{path} is truncated in {member.name}. Copy it again.")
     return data
 
 
@@ -165,12 +163,12 @@ def _scan(path: Path) -> list[Member]:
             ]
     except (tarfile.TarError, OSError, EOFError) as error:
         raise InputError(
-            f"{path} is not a tar file that can be read in any order ({error}); give uncompressed, complete ones."
+            f"{path} is not a tar file with random access ({error}). Use uncompressed, complete tar files."
         ) from error
 
 
-def _counted(path: Path, member: Member) -> Member:
-    """Return a member with its number of pages, 0 where its head is damaged."""
+def _with_page_count(path: Path, member: Member) -> Member:
+    """Return a member with its number of pages, 0 if its header is damaged."""
     if not member.name.lower().endswith(STACKS):
         return member
     try:
@@ -180,15 +178,15 @@ def _counted(path: Path, member: Member) -> Member:
         return replace(member, pages=0, damage=str(error))
 
 
-def _checked(path: Path, member: Member, reading: Reading) -> Member:
-    """Return a member with the reason why it cannot be read, if there is one."""
+def _with_damage(path: Path, member: Member, reading: Reading) -> Member:
+    """Return a member with the reason why it cannot be read, if any."""
     label, damage = f"{path}: {member.name}", ""
     try:
         count = len(reading.content(content(path, member), label))
         if not member.pages:
             damage = member.damage
         elif count != member.pages:
-            damage = f"{label} holds {count} pages, and its head and ending say {member.pages}."
+            damage = f"{label}: expected {member.pages} pages from its header and suffix, got {count}."
     except InputError as error:
         damage = str(error)
     return replace(member, damage=damage)

@@ -1,4 +1,4 @@
-"""What a retrofit took and what it left."""
+"""Evaluation of a retrofit: the model before and after."""
 
 from vispe._lazy import face
 

@@ -1,10 +1,9 @@
-"""What a retrofit took and what it left: the same measurements on a model before and after, side by side.
+"""Before/after evaluation of a retrofit.
 
-A retrofit is good when position can no longer be read from the features *and* the features still say what they said. A
-student that gives every patch the same feature has the first alone, so both are measured: readable position, the fixed
-pattern and the response to turned images on one side; likeness to the teacher, effective rank and linear segmentation
-on the other. Beside the two models stands the teacher with its positional channels blanked, which is what the student
-learnt: it shows what blanking alone would have done.
+A retrofit is successful if position can no longer be decoded from the features *and* the features are preserved. A
+student with constant features satisfies only the former, so both are measured: decodable position, the fixed pattern
+and the response to rotated images; and similarity to the teacher, effective rank and linear segmentation. The teacher
+with ablated positional channels, the target of the student, is included to show the effect of ablation alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,32 +23,32 @@ from vispe.train.evaluate.model_pair import SIDES, Pair, likeness
 from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows, probe_step
 from vispe.train.evaluate.result import RetrofitReport, Side
 
-PROBED = 8
-"""Noise images that the positional probe looks at, at most; the fingerprint takes all of them."""
+MAX_PROBED = 8
+"""Largest number of noise images for the positional probe; the fingerprint uses all of them."""
 
-TURNED = 8
-"""Images that are turned and mirrored, at most."""
+MAX_ROTATED = 8
+"""Largest number of images that are rotated and mirrored."""
 
 Progress = Callable[[str, float], None]
-"""Called with what is being measured, and the share of it that is done."""
+"""Called with the current measurement and its completed fraction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """How much is measured.
+    """Extent of an evaluation.
 
     Attributes:
-        noise: noise images.
-        textures: synthetic homogeneous textures.
-        step: the probe fits one patch in step²; default 6 as in published tables, or less on grids of fewer than 32 x
-            36 patches.
-        rotation: turn and mirror up to `TURNED` images.
-        budget: scribbled pixels of each class.
-        batch_size: images that a model sees at once.
-        seed: of all draws.
+        noise: number of noise images.
+        textures: number of synthetic homogeneous textures.
+        step: the probe is fitted on one patch in step²; default 6 as in published tables, or less on grids of fewer
+            than 32 x 36 patches.
+        rotation: rotate and mirror up to `MAX_ROTATED` images.
+        budget: labelled pixels per class.
+        batch_size: images per forward pass.
+        seed: seed of all random numbers.
 
     Raises:
-        OptionError: too few pictures.
+        OptionError: too few noise images or textures.
     """
 
     noise: int = 32
@@ -63,7 +62,7 @@ class Extent:
     def __post_init__(self) -> None:
         if self.noise < 2 or self.textures < 1:
             raise OptionError(
-                f"The evaluation needs noise=2 or more and textures=1 or more, got {self.noise} and {self.textures}."
+                f"evaluate: needs noise=2 or more and textures=1 or more, got {self.noise} and {self.textures}."
             )
 
 
@@ -85,110 +84,121 @@ def evaluate(
     progress: Progress = lambda part, share: None,
     **extent: Any,
 ) -> RetrofitReport:
-    """Measure a model before and after a retrofit.
+    """Evaluate a model before and after a retrofit.
 
-    Images are never resized: of each, the middle window of at most `size` pixels a side is used, cut to whole patches.
-    Noise and textures are drawn, so that a verdict needs no images; images and masks add what they alone can show.
+    Images are not resized: the central window of at most `size` pixels per side is used, cropped to complete patches.
+    Noise and textures are generated, so images are optional; images and masks add further measurements.
 
-    Memory: one image and its maps for both models, and the textures; for segmentation, a few feature vectors of each
-    image.
+    Memory: one image and its maps for both models, and the textures; for segmentation, a few feature vectors per image.
 
     Args:
         before: the teacher, in evaluation mode: a model of timm or open_clip, or a function from images (b, 3, H, W)
             to maps (b, d, h, w).
-        after: the student; it takes the same images and gives maps of the same shape.
-        images: (3, H, W) each, normalised; read when they are asked for, several times.
-        channels: channels of the teacher that were blanked in the student's target.
-        truths: labels (H, W) of each image, 1..K and 0 for what does not count: adds linear segmentation.
-        n_classes: K; needed with truths.
-        classes: their names.
-        image_names: default 'image 0' ...
-        size: side of the windows, of noise and of textures in pixels; default the size that the teacher was built for.
-        settings: patch and normalisation, for functions; known for models.
+        after: the student, with the same input and output shapes.
+        images: (3, H, W) each, normalised; read lazily, several times.
+        channels: channels of the teacher that were ablated in the student's target.
+        truths: labels (H, W) of each image, 1..K and 0 for ignored pixels; they enable linear segmentation.
+        n_classes: K; required with `truths`.
+        classes: names of the classes.
+        image_names: names of the images; default 'image 0' ...
+        size: side of the windows, noise and textures in pixels; default the input size of the teacher.
+        settings: patch size and normalisation; required for functions.
         subject: title.
-        facts: kept with the settings, JSON-able.
-        notes: kept with the results.
+        facts: JSON-serialisable entries that are stored with the settings.
+        notes: notes that are stored with the results.
         progress: called before each part.
-        **extent: the attributes of `Extent`: noise, textures, step, rotation, budget, batch_size and seed.
+        **extent: attributes of `Extent`: noise, textures, step, rotation, budget, batch_size and seed.
+
+    Returns:
+        The measurements of teacher, ablated teacher and student.
 
     Raises:
-        OptionError: too few pictures, or channels that the models do not have.
-        InputError: names or masks that do not fit the images.
-        ShapeError: the models give maps of different shapes.
+        OptionError: too few noise images or textures, or channels that do not exist.
+        InputError: names or masks that do not match the images.
+        ShapeError: the models return maps of different shapes.
     """
-    much = Extent(**extent)
-    known = settings or Settings.of(before)
-    patch = known.patch
-    side = (size or known.size) // patch * patch
+    amount = Extent(**extent)
+    input_settings = settings or Settings.of(before)
+    patch = input_settings.patch
+    side = (size or input_settings.size) // patch * patch
     _check(images, image_names, truths, n_classes)
     windows = Windows(images, patch, side)
-    noise = Noise(much.noise, side, known, much.seed)
-    textures = Textures(much.textures, side, known, much.seed)
+    noise = Noise(amount.noise, side, input_settings, amount.seed)
+    textures = Textures(amount.textures, side, input_settings, amount.seed)
     pair = Pair(feature_function(before), feature_function(after), list(channels))
     width = _check_maps(pair, noise[0])
 
-    kinds: dict[str, Sequence[Tensor]] = {"noise": noise[:PROBED], "textures": textures}
-    kept, names = textures, [f"texture {k}" for k in range(much.textures)]
+    kinds: dict[str, Sequence[Tensor]] = {"noise": noise[:MAX_PROBED], "textures": textures}
+    content, names = textures, [f"texture {k}" for k in range(amount.textures)]
     if len(images):
-        kinds["images"] = kept = windows
+        kinds["images"] = content = windows
         names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
-    step = much.step or probe_step(side // patch)
+    step = amount.step or probe_step(side // patch)
     functions, sides = pair.functions(), {key: {} for key in SIDES}
     for key, function in functions.items():
         progress(f"position, {key}", 0.0)
         sides[key]["probes"] = {
-            kind: positional_probe(function, pictures, step=step, generator=much.seed)
+            kind: positional_probe(function, pictures, step=step, generator=amount.seed)
             for kind, pictures in kinds.items()
         }
     for key in ("before", "after"):
         progress(f"fixed pattern, {key}", 0.0)
-        sides[key]["fingerprint"] = fingerprint(functions[key], noise, batch_size=much.batch_size)
-        if much.rotation:
-            progress(f"turned images, {key}", 0.0)
-            how = {"metrics": ("d4",), "patch": patch, "batch_size": much.batch_size, "seed": much.seed}
-            shown = {"image_names": names[:TURNED], "subject": f"{subject}, {key}"}
-            sides[key]["rotation"] = measure(functions[key], kept[:TURNED], **how, **shown)
+        sides[key]["fingerprint"] = fingerprint(functions[key], noise, batch_size=amount.batch_size)
+        if amount.rotation:
+            progress(f"rotated images, {key}", 0.0)
+            options = {
+                "metrics": ("d4",),
+                "patch": patch,
+                "batch_size": amount.batch_size,
+                "seed": amount.seed,
+            }
+            titles = {"image_names": names[:MAX_ROTATED], "subject": f"{subject}, {key}"}
+            sides[key]["rotation"] = measure(functions[key], content[:MAX_ROTATED], **options, **titles)
 
     def maps() -> Iterator[dict[str, Tensor]]:
-        for number, image in enumerate(kept):
-            progress("likeness to the teacher", number / len(kept))
+        for number, image in enumerate(content):
+            progress("similarity to the teacher", number / len(content))
             yield pair.maps(image)
 
-    alike = likeness(maps())
+    similarity = likeness(maps())
     segmentation = None
     if truths is not None:
         segmentation = score_masks(
-            {"before": pair.teacher, "after": pair.student, "filters": FilterFeatures(known.mean, known.std)},
+            {
+                "before": pair.teacher,
+                "after": pair.student,
+                "filters": FilterFeatures(input_settings.mean, input_settings.std),
+            },
             windows,
             Windows(truths, patch, side),
             int(n_classes or 0),
-            budget=much.budget,
-            seed=much.seed,
+            budget=amount.budget,
+            seed=amount.seed,
             progress=lambda share: progress("segmentation", share),
         )
     remarks = [*notes, *dict.fromkeys(windows.notes)]
     if not len(images):
-        remarks.append("No images were given: likeness and rank were measured on synthetic textures.")
-    if much.rotation and len(kept) > TURNED:
-        remarks.append(f"The first {TURNED} of {len(kept)} images were turned and mirrored.")
+        remarks.append("No images: similarity and rank were measured on synthetic textures.")
+    if amount.rotation and len(content) > MAX_ROTATED:
+        remarks.append(f"The first {MAX_ROTATED} of {len(content)} images were rotated and mirrored.")
     return RetrofitReport(
         subject,
-        **{key: Side(**sides[key], rank=alike.rank[key]) for key in SIDES},
+        **{key: Side(**sides[key], rank=similarity.rank[key]) for key in SIDES},
         channels=tuple(int(c) for c in channels),
         width=width,
-        cosine=alike.cosine,
-        cosine_blanked=alike.cosine_blanked,
+        cosine=similarity.cosine,
+        cosine_blanked=similarity.cosine_blanked,
         image_names=tuple(names),
         segmentation=segmentation,
         classes=tuple(classes or (f"class {k + 1}" for k in range(n_classes or 0))),
         settings={
             "size": side,
             "patch": patch,
-            "noise": much.noise,
-            "textures": much.textures,
+            "noise": amount.noise,
+            "textures": amount.textures,
             "probe_step": step,
-            "budget": much.budget,
-            "seed": much.seed,
+            "budget": amount.budget,
+            "seed": amount.seed,
             **(facts or {}),
         },
         notes=tuple(remarks),
@@ -198,22 +208,27 @@ def evaluate(
 def _check(
     images: Sequence[Tensor], names: Sequence[str] | None, truths: Sequence[Any] | None, n_classes: int | None
 ) -> None:
-    for word, given in (("names", names), ("masks", truths)):
-        if given is not None and len(given) != len(images):
+    for word, values in (("names", names), ("masks", truths)):
+        if values is not None and len(values) != len(images):
             raise InputError(
-                f"There are {len(given)} {word} for {len(images)} images; give one for each, in order."
+                f"evaluate: {word} must have one entry per image ({len(images)}), got {len(values)}."
             )
     if truths is not None and (n_classes is None or n_classes < 2):
-        raise OptionError(f"Masks need n_classes, 2 or more, got {n_classes}.")
+        raise OptionError(f"evaluate: `truths` needs n_classes=2 or more, got {n_classes}.")
 
 
 def _check_maps(pair: Pair, image: Tensor) -> int:
-    """Return the number of channels, the same before and after."""
+    """Return the number of channels.
+
+    Raises:
+        ShapeError: the maps of teacher and student differ in shape.
+        OptionError: an ablated channel does not exist.
+    """
     before, after = (tuple(features_of(f, image[None]).shape) for f in (pair.teacher, pair.student))
     if before != after:
         raise ShapeError(
-            f"The model before gives maps {before} and the one after {after}; a retrofit keeps the width and the patch."
+            f"evaluate: teacher and student must return maps of equal shape, got {before} and {after}."
         )
     if wrong := [c for c in pair.channels if not 0 <= c < before[1]]:
-        raise OptionError(f"The model has channels 0 to {before[1] - 1}, got blanked channels {wrong}.")
+        raise OptionError(f"evaluate: channels must be 0 to {before[1] - 1}, got {wrong}.")
     return before[1]

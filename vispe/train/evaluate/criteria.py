@@ -1,4 +1,4 @@
-"""The limits that a good retrofit keeps, and the sentence that says whether this one does."""
+"""Acceptance criteria of a retrofit, and the verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,26 +11,26 @@ from vispe.report.table import json_list
 from vispe.train.evaluate.mask_scores import mean_known
 
 READABLE, GONE = 0.5, 0.05
-"""Held-out R² from which a model counts as biased before, and up to which it counts as freed after."""
+"""Held-out R² above which the teacher is considered biased, and below which the student is considered unbiased."""
 
 BLANKED, COSINE, RANK, CORNER = 0.05, 0.9, 0.5, 0.02
-"""Largest share of blanked channels, least cosine to the target, least share of the teacher's effective rank, and
-largest loss of mIoU with scribbles in one corner beyond what filters lose. All of these limits are our choice."""
+"""Largest fraction of ablated channels, smallest cosine to the target, smallest effective rank relative to the teacher,
+and largest loss of mIoU with scribbles in one corner in excess of that of filters. These limits are our choice."""
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One number and what it should be.
+    """Measured number and its limit.
 
-    >>> Criterion("rank", "effective rank", 0.9, 0.5, "least").asked
+    >>> Criterion("rank", "effective rank", 0.9, 0.5, "least").limit_text
     'at least 0.5'
 
     Attributes:
         key: 'before', 'after', 'blanked', 'cosine', 'rank' or 'corner'.
-        title: what the number is.
+        title: description of the number.
         value: the measured number.
-        limit: its least or largest good value.
-        sense: whether the limit is the least or the most.
+        limit: smallest or largest acceptable value.
+        sense: 'least' for a lower bound, 'most' for an upper bound.
     """
 
     key: str
@@ -45,8 +45,8 @@ class Criterion:
         return bool(self.value >= self.limit if self.sense == "least" else self.value <= self.limit)
 
     @property
-    def asked(self) -> str:
-        """The limit in words."""
+    def limit_text(self) -> str:
+        """The limit as text, such as 'at least 0.5'."""
         return f"at {self.sense} {self.limit:.3g}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,56 +67,58 @@ def criteria(
 
     Args:
         before: held-out R² of the teacher.
-        after: of the student.
-        blanked: share of blanked channels.
-        cosine: of student and blanked teacher.
-        rank: effective rank of the student as a share of the teacher's.
-        corner: mIoU lost by 'after' and by 'filters' with scribbles in one corner, of each image; None without masks.
+        after: held-out R² of the student.
+        blanked: fraction of ablated channels.
+        cosine: cosine of student and ablated teacher.
+        rank: effective rank of the student relative to the teacher.
+        corner: loss of mIoU of 'after' and 'filters' with scribbles in one corner, (n,) each; None without masks.
     """
-    asked = [
-        Criterion("before", "position readable before (held-out R²)", before, READABLE, "least"),
-        Criterion("after", "position readable after (held-out R²)", after, GONE, "most"),
-        Criterion("blanked", "share of channels blanked in the target", blanked, BLANKED, "most"),
-        Criterion("cosine", "cosine to the blanked teacher", cosine, COSINE, "least"),
-        Criterion("rank", "effective rank, as a share of the teacher's", rank, RANK, "least"),
+    result = [
+        Criterion("before", "decodable position before (held-out R²)", before, READABLE, "least"),
+        Criterion("after", "decodable position after (held-out R²)", after, GONE, "most"),
+        Criterion("blanked", "fraction of channels ablated in the target", blanked, BLANKED, "most"),
+        Criterion("cosine", "cosine to the ablated teacher", cosine, COSINE, "least"),
+        Criterion("rank", "effective rank relative to the teacher", rank, RANK, "least"),
     ]
     if corner is not None:
         extra = mean_known(corner["after"] - corner["filters"])
-        title = "mIoU lost with scribbles in one corner, beyond what filters lose"
-        asked.append(Criterion("corner", title, extra, CORNER, "most"))
-    return tuple(asked)
+        title = "mIoU lost with scribbles in one corner, in excess of filters"
+        result.append(Criterion("corner", title, extra, CORNER, "most"))
+    return tuple(result)
 
 
 def verdict(measured: Sequence[Criterion]) -> str:
-    """Return one sentence: was there position, is it gone, and what of the rest was not met."""
-    by = {c.key: c for c in measured}
-    r2 = f"held-out R² {by['before'].value:.2f} before, {by['after'].value:.2f} after"
-    if not np.isfinite(by["before"].value + by["after"].value):
-        return "Cannot be judged: position is constant on this grid, or the features are"
-    if not by["before"].met:
-        gone = f"There was little position to remove ({r2})"
-    elif by["after"].met:
-        gone = f"Position is gone ({r2})"
+    """Return one sentence: whether position was present, whether it was removed, and the criteria that failed."""
+    by_key = {c.key: c for c in measured}
+    r2 = f"held-out R² {by_key['before'].value:.2f} before, {by_key['after'].value:.2f} after"
+    if not np.isfinite(by_key["before"].value + by_key["after"].value):
+        return "No verdict: position or features are constant on this grid"
+    if not by_key["before"].met:
+        removal = f"The teacher has little positional bias ({r2})"
+    elif by_key["after"].met:
+        removal = f"Position was removed ({r2})"
     else:
-        gone = f"Position can still be read ({r2})"
-    kept = [
-        ("cosine", f"cosine to its target {by['cosine'].value:.2f}"),
-        ("rank", f"effective rank {100 * by['rank'].value:.0f} % of the teacher's"),
-        ("blanked", f"{100 * by['blanked'].value:.1f} % of the channels blanked"),
+        removal = f"Position can still be decoded ({r2})"
+    preserved = [
+        ("cosine", f"cosine to the target {by_key['cosine'].value:.2f}"),
+        ("rank", f"effective rank {100 * by_key['rank'].value:.0f} % of the teacher's"),
+        ("blanked", f"{100 * by_key['blanked'].value:.1f} % of the channels ablated"),
     ]
-    if "corner" in by:
-        kept.append(("corner", f"corner scribbles cost {by['corner'].value:.2f} mIoU more than with filters"))
-    failed = [words for key, words in kept if not by[key].met]
+    if "corner" in by_key:
+        preserved.append(
+            ("corner", f"corner scribbles cost {by_key['corner'].value:.2f} mIoU more than with filters")
+        )
+    failed = [phrase for key, phrase in preserved if not by_key[key].met]
     if failed:
-        return f"{gone}, but the features lost too much: {', '.join(failed)}"
-    return f"{gone}; the features kept what they said: {', '.join(words for _, words in kept[:2])}"
+        return f"{removal}, but the features degraded: {', '.join(failed)}"
+    return f"{removal}; the features are preserved: {', '.join(phrase for _, phrase in preserved[:2])}"
 
 
 def tone(measured: Sequence[Criterion]) -> Tone:
-    """Return the colour of the verdict: good when all is met, bad when position is still readable."""
-    by = {c.key: c for c in measured}
-    if not np.isfinite(by["before"].value + by["after"].value):
+    """Return the colour of the verdict: good if all criteria are met, bad if position can still be decoded."""
+    by_key = {c.key: c for c in measured}
+    if not np.isfinite(by_key["before"].value + by_key["after"].value):
         return "plain"
-    if not by["after"].met:
+    if not by_key["after"].met:
         return "bad"
     return "good" if all(c.met for c in measured) else "mild"

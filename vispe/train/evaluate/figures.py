@@ -1,4 +1,4 @@
-"""Figures of the report of a retrofit; orange is before, grey the blanked teacher or filters, blue after."""
+"""Figures of the report of a retrofit: orange before, grey ablated teacher or filters, blue after."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from vispe.train.evaluate.result import RetrofitReport
 
 COLORS = {"before": ORANGE, "blanked": GREY, "after": BLUE, "filters": GREY}
-_FLOOR = -1.0  # R² below is drawn here: how far below 0 says nothing
+_FLOOR = -1.0  # lower limit of R² in figures: negative values carry no information
 
 
 def position_figure(report: RetrofitReport) -> Figure:
-    """Draw held-out R² by kind of pictures, for the teacher, the blanked teacher and the student."""
+    """Plot held-out R² by kind of images, for the teacher, the ablated teacher and the student."""
     kinds = list(report.before.probes)
     figure = new_figure(2.2 + 2.0 * len(kinds), 3.4)
     ax = figure.add_subplot()
@@ -43,7 +43,7 @@ def position_figure(report: RetrofitReport) -> Figure:
 
 
 def fingerprint_figure(first: Fingerprint, second: Fingerprint) -> Figure:
-    """Draw the first component of both mean maps with one scale of colours."""
+    """Plot the first component of both mean maps with a common colour scale."""
     figure = new_figure(6.2, 3.0)
     limit = float(max(np.abs(first.components[0]).max(), np.abs(second.components[0]).max())) or 1.0
     axes = figure.subplots(1, 2)
@@ -56,8 +56,8 @@ def fingerprint_figure(first: Fingerprint, second: Fingerprint) -> Figure:
     return figure
 
 
-def kept_figure(report: RetrofitReport) -> Figure:
-    """Draw the cosines, and the effective ranks, by image."""
+def similarity_figure(report: RetrofitReport) -> Figure:
+    """Plot cosines and effective ranks by image."""
     figure = new_figure(7.2, 3.2)
     left, right = figure.subplots(1, 2)
     cosines = {"to the teacher": {"after": report.cosine}, "to the target": {"after": report.cosine_blanked}}
@@ -70,10 +70,14 @@ def kept_figure(report: RetrofitReport) -> Figure:
 
 
 def masks_figure(report: RetrofitReport) -> Figure:
-    """Draw mIoU by image for features before and after and for filters, and what corner scribbles cost."""
+    """Plot mIoU by image for features before and after and for filters, and the loss with corner scribbles.
+
+    Raises:
+        InputError: the report has no segmentation.
+    """
     scores = report.segmentation
     if scores is None:
-        raise InputError("The report holds no segmentation to draw; evaluate with masks.")
+        raise InputError("masks_figure: the report has no segmentation. Evaluate with masks.")
     figure = new_figure(8.4, 3.2)
     left, right = figure.subplots(1, 2, width_ratios=(2 if scores.others else 1, 1))
     groups = {"spread scribbles": scores.own} | ({"other masks": scores.others} if scores.others else {})
@@ -91,25 +95,25 @@ def _strips(
     middle: Callable[[np.ndarray], float] | Sequence[float],
     legend: bool = True,
 ) -> None:
-    """Draw dots of each image, side by side for each name of a group; a line at their middle, or at given levels."""
-    named: set[str] = set()
+    """Plot one dot per image for each name of a group, and a line at their `middle` (a function or levels)."""
+    labelled: set[str] = set()
     ticks: list[float] = []
     levels = None if callable(middle) else iter(middle)
-    at = 0.0
+    x = 0.0
     for rows in groups.values():
-        ticks.append(at + (len(rows) - 1) / 2)
+        ticks.append(x + (len(rows) - 1) / 2)
         for name, values in rows.items():
-            known = values[np.isfinite(values)]
-            # the images of a strip side by side, a single one in its middle
-            spread = np.linspace(-0.2, 0.2, len(known)) if len(known) > 1 else np.zeros(len(known))
-            label = name if name not in named else None
-            named.add(name)
-            ax.plot(at + spread, known, "o", ms=4, alpha=0.6, mew=0, color=COLORS[name], label=label)
-            level = next(levels) if levels is not None else middle(known) if len(known) else np.nan
+            finite = values[np.isfinite(values)]
+            # spread the images of a strip horizontally; a single one is centred
+            spread = np.linspace(-0.2, 0.2, len(finite)) if len(finite) > 1 else np.zeros(len(finite))
+            label = name if name not in labelled else None
+            labelled.add(name)
+            ax.plot(x + spread, finite, "o", ms=4, alpha=0.6, mew=0, color=COLORS[name], label=label)
+            level = next(levels) if levels is not None else middle(finite) if len(finite) else np.nan
             if np.isfinite(level):
-                ax.plot([at - 0.32, at + 0.32], [level, level], color=COLORS[name], lw=2.5)
-            at += 1
-        at += 0.8
+                ax.plot([x - 0.32, x + 0.32], [level, level], color=COLORS[name], lw=2.5)
+            x += 1
+        x += 0.8
     ax.set_xticks(ticks, list(groups))
     ax.tick_params(axis="x", length=0)
     ax.spines[["top", "right"]].set_visible(False)

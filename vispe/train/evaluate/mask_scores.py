@@ -1,12 +1,12 @@
-"""Linear segmentation on features before and after a retrofit, with classical filters as the yardstick.
+"""Linear segmentation on features before and after a retrofit, with classical filters as the baseline.
 
-Every source of features gets the same classifier (balanced logistic regression), the same pixels to learn from and the
-same pixels to be scored on, so differences are due to the features. Three questions are asked of every image:
+Every feature source has the same classifier (balanced logistic regression), training pixels and scored pixels, so
+differences are due to the features. Three scores per image:
 
-- `own`: how good is it when scribbles are spread over the image?
-- `corner`: how much of that is lost when all scribbles lie in one corner? Content differs between corners, and costs
-  filters as well; a loss beyond that of the filters comes from position.
-- `others`: how good is it when it learns from the masks of other images?
+- `own`: mIoU with scribbles spread over the image.
+- `corner`: loss of mIoU if all scribbles are in one corner. Content differs between corners, which affects filters as
+  well; a loss in excess of that of the filters is due to position.
+- `others`: mIoU after training on the masks of other images.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,17 @@ from vispe.segment.metrics import confusion, mean_iou, miou
 
 @dataclass(frozen=True, eq=False)
 class MaskScores:
-    """mIoU by source of features, for each image; NaN where an image cannot tell.
+    """mIoU by feature source, for each image; NaN if undefined.
 
     Attributes:
-        own: scribbles spread over the image, scored everywhere else, (n,) by source.
-        corner: the same minus what scribbles in one corner reach, mean over the four corners that show two classes or
-            more, (n,) by source. Scored on the pixels that no scribble covers.
-        others: learnt from random pixels of the masks of the other half of the images, (n,) by source; {} where there
-            is one image only.
-        pooled: of `others`, over the pixels of all images together, by source.
+        own: scribbles spread over the image, scored on all other pixels, (n,) by source.
+        corner: `own` minus the mIoU with scribbles in one corner, mean over the corners with two or more classes, (n,)
+            by source. Scored on pixels without scribbles.
+        others: trained on random pixels of the masks of the other half of the images, (n,) by source; {} for a single
+            image.
+        pooled: `others` over the pixels of all images, by source.
         n_classes: K.
-        budget: scribbled pixels of each class.
+        budget: labelled pixels per class.
     """
 
     own: Mapping[str, np.ndarray]
@@ -50,7 +50,7 @@ class MaskScores:
     budget: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: means and the value of every image."""
+        """Return JSON values: means and the values of every image."""
         values: dict[str, Any] = {"n_classes": self.n_classes, "budget": self.budget}
         for key in ("own", "corner", "others"):
             values[key] = {
@@ -64,8 +64,8 @@ class FilterFeatures:
     """The classical filters of `vispe segment` as a feature function: images (b, 3, H, W) -> maps (b, 26, H, W).
 
     Args:
-        mean: (3, 1, 1) that was taken from the images, which are brought back to [0, 1].
-        std: (3, 1, 1) by which they were divided.
+        mean: (3, 1, 1), mean of the normalisation, which is inverted.
+        std: (3, 1, 1), standard deviation of the normalisation.
     """
 
     patch = 1
@@ -74,9 +74,9 @@ class FilterFeatures:
         self._mean, self._std, self._filters = mean, std, Filters()
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images, normalised -> maps; colours are averaged to grey."""
+        """Return the filter maps of normalised images; colours are averaged to grey."""
         grey = (images * self._std + self._mean).mean(1)
-        maps = [self._filters(one.cpu().numpy()[..., None].astype(np.float32)) for one in grey]
+        maps = [self._filters(channel.cpu().numpy()[..., None].astype(np.float32)) for channel in grey]
         return torch.from_numpy(np.stack(maps)).permute(0, 3, 1, 2)
 
 
@@ -90,64 +90,64 @@ def score_masks(
     seed: int = 0,
     progress: Callable[[float], None] = lambda share: None,
 ) -> MaskScores:
-    """Score linear segmentation on each source of features.
+    """Score linear segmentation on each feature source.
 
-    Memory: the maps of one image, and `budget` feature vectors of each class and image.
+    Memory: the maps of one image, and `budget` feature vectors per class and image.
 
     Args:
-        sources: images (b, c, H, W) -> maps (b, d, h, w), by name.
-        images: (c, H, W) each, gone through twice when there are several.
-        truths: labels (H, W) of each image, 1..K and 0 for what does not count.
+        sources: functions from images (b, c, H, W) to maps (b, d, h, w), by name.
+        images: (c, H, W) each, read twice if there are several.
+        truths: labels (H, W) of each image, 1..K and 0 for ignored pixels.
         n_classes: K.
-        budget: scribbled pixels of each class, or all that there are.
-        seed: of the scribbles; every image has its own draw, the same for every source.
-        progress: called after every image with the share that is done.
+        budget: labelled pixels per class, or all if there are fewer.
+        seed: seed of the scribbles; they differ between images, but not between sources.
+        progress: called after every image with the completed fraction.
     """
     own, corner, samples = ({name: [] for name in sources} for _ in range(3))
-    taught: list[np.ndarray] = []
+    labels_of_samples: list[np.ndarray] = []
     rounds = 2 if len(images) > 1 else 1
     for number, image in enumerate(images):
         truth = truths_of(truths, number, image)
-        # one draw for the whole image, and one for each of its corners
+        # one sample of scribbles for the whole image, and one for each corner
         areas = [np.ones(truth.shape, bool), *quadrants(truth.shape)]
-        drawn = [
+        scribble_maps = [
             scribbles(truth, area, budget, np.random.default_rng([seed, number, k]))
             for k, area in enumerate(areas)
         ]
-        # scored on the pixels that no scribble covers, so that all scores are of the same pixels
-        wanted = np.where(np.any([marks > 0 for marks in drawn], axis=0), 0, truth)
-        spread, *corners = drawn
-        taught.append(spread[spread > 0])
+        # all scores use the same pixels, those without any scribble
+        scored = np.where(np.any([marks > 0 for marks in scribble_maps], axis=0), 0, truth)
+        spread, *corners = scribble_maps
+        labels_of_samples.append(spread[spread > 0])
         for name, f in sources.items():
             maps = features_of(f, image[None])[0]
             samples[name].append(at_pixels(maps, spread > 0))
-            best = _learnt(f, maps, spread, wanted, n_classes)
-            lost = [best - _learnt(f, maps, marks, wanted, n_classes) for marks in corners]
+            best = _miou(f, maps, spread, scored, n_classes)
+            losses = [best - _miou(f, maps, marks, scored, n_classes) for marks in corners]
             own[name].append(best)
-            corner[name].append(mean_known(np.array(lost)))
+            corner[name].append(mean_known(np.array(losses)))
         progress((number + 1) / len(images) / rounds)
     others, pooled = {}, {}
     if len(images) > 1:
-        others, pooled = _others(sources, images, truths, n_classes, samples, taught, progress)
+        others, pooled = _others(sources, images, truths, n_classes, samples, labels_of_samples, progress)
     return MaskScores(_arrays(own), _arrays(corner), others, pooled, n_classes, budget)
 
 
 def mean_known(values: np.ndarray) -> float:
-    """Return the mean of the finite values; NaN where there are none.
+    """Return the mean of the finite values; NaN if there are none.
 
     >>> mean_known(np.array([1.0, np.nan, 3.0]))
     2.0
     """
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
 
 
-def _learnt(f: FeatureFunction, maps: Tensor, marks: np.ndarray, wanted: np.ndarray, n_classes: int) -> float:
-    """Return the mIoU that a classifier of these marks reaches; NaN when they show fewer than two classes."""
+def _miou(f: FeatureFunction, maps: Tensor, marks: np.ndarray, truth: np.ndarray, n_classes: int) -> float:
+    """Return the mIoU of a classifier trained on `marks`; NaN for fewer than two classes."""
     if len(np.unique(marks[marks > 0])) < 2:
         return float("nan")
     labels = TrainedSegmenter(f, [maps], [marks]).labels(maps, marks.shape)
-    return mean_iou(wanted, labels, n_classes)
+    return mean_iou(truth, labels, n_classes)
 
 
 def _others(
@@ -156,15 +156,17 @@ def _others(
     truths: Sequence[Any],
     n_classes: int,
     samples: Mapping[str, list[np.ndarray]],
-    taught: Sequence[np.ndarray],
+    labels_of_samples: Sequence[np.ndarray],
     progress: Callable[[float], None],
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Learn from the pixels of the images of one half (even, odd numbers), and score the other half."""
+    """Two-fold cross-validation: train on the images with even (odd) indices, and score the others."""
     learners: dict[str, list[TrainedSegmenter | None]] = {}
     for name, f in sources.items():
-        # images 0, 2, ... are scored by what learnt from 1, 3, ..., and the other way round
-        halves = ((samples[name][half::2], taught[half::2]) for half in (1, 0))
-        learners[name] = [_learner(f, np.concatenate(rows), np.concatenate(marks)) for rows, marks in halves]
+        # learner 0 is trained on images 1, 3, ... and scores 0, 2, ..., and vice versa
+        halves = ((samples[name][half::2], labels_of_samples[half::2]) for half in (1, 0))
+        learners[name] = [
+            _learner(f, np.concatenate(features), np.concatenate(labels)) for features, labels in halves
+        ]
     values: dict[str, list[float]] = {name: [] for name in sources}
     counts = {name: np.zeros((n_classes, n_classes), np.int64) for name in sources}
     for number, image in enumerate(images):
@@ -174,18 +176,18 @@ def _others(
             if learner is None:
                 values[name].append(float("nan"))
                 continue
-            own = confusion(truth, learner.labels(features_of(f, image[None])[0], truth.shape), n_classes)
-            values[name].append(miou(own))
-            counts[name] += own
+            matrix = confusion(truth, learner.labels(features_of(f, image[None])[0], truth.shape), n_classes)
+            values[name].append(miou(matrix))
+            counts[name] += matrix
         progress(0.5 + (number + 1) / len(images) / 2)
     return _arrays(values), {name: miou(count) for name, count in counts.items()}
 
 
 def _learner(f: FeatureFunction, samples: np.ndarray, classes: np.ndarray) -> TrainedSegmenter | None:
-    """Return what learns from samples (n, d) and their classes (n,); None where these show fewer than two."""
+    """Return a segmenter trained on samples (n, d) and their classes (n,); None for fewer than two classes."""
     if len(np.unique(classes)) < 2:
         return None
-    # the samples as a map of one row: read at the middles of its pixels, it gives them back
+    # the samples as a map (d, 1, n): interpolation at pixel centres returns them unchanged
     return TrainedSegmenter(f, [torch.from_numpy(samples.T[:, None])], [classes[None]])
 
 

@@ -1,4 +1,4 @@
-"""Teacher, blanked teacher and student, run on the same images and compared."""
+"""Comparison of teacher, ablated teacher and student on the same images."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
-from vispe.train.retrofit.distillation_losses import blanked
+from vispe.train.retrofit.distillation_losses import ablated
 
 SIDES = ("before", "blanked", "after")
-"""The teacher; the teacher with the blanked channels at 0, which is what the student learnt; the student."""
+"""The teacher; the teacher with ablated channels, the target of the student; the student."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A model before and after its retrofit, as functions from images (b, 3, H, W) to maps (b, d, h, w).
+    """Teacher and student of a retrofit, as functions from images (b, 3, H, W) to maps (b, d, h, w).
 
     Attributes:
         teacher: the model before.
         student: the model after; its maps have the same shape.
-        channels: channels of the teacher that were blanked.
+        channels: ablated channels of the teacher.
     """
 
     teacher: FeatureFunction
@@ -32,24 +32,24 @@ class Pair:
 
     def functions(self) -> dict[str, FeatureFunction]:
         """Return a feature function for each of `SIDES`."""
-        functions = (self.teacher, lambda images: blanked(self.teacher(images), self.channels), self.student)
+        functions = (self.teacher, lambda images: ablated(self.teacher(images), self.channels), self.student)
         return dict(zip(SIDES, functions, strict=True))
 
     def maps(self, image: Tensor) -> dict[str, Tensor]:
         """Return the maps (d, h, w) float64 of one image (3, H, W) on the CPU, for each of `SIDES`."""
         teacher, student = (features_of(f, image[None]).cpu() for f in (self.teacher, self.student))
-        maps = (teacher, blanked(teacher, self.channels), student)
+        maps = (teacher, ablated(teacher, self.channels), student)
         return {side: value[0] for side, value in zip(SIDES, maps, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """What the student kept, image by image.
+    """Similarity of student and teacher by image.
 
     Attributes:
-        cosine: of student and teacher, mean over patches, (n,).
-        cosine_blanked: of student and blanked teacher, (n,).
-        rank: effective rank of the features by side, (n,) each.
+        cosine: cosine of student and teacher, mean over patches, (n,).
+        cosine_blanked: cosine of student and ablated teacher, (n,).
+        rank: effective rank of the features of each of `SIDES`, (n,) each.
     """
 
     cosine: np.ndarray
@@ -58,7 +58,7 @@ class Likeness:
 
 
 def likeness(maps: Iterable[dict[str, Tensor]]) -> Likeness:
-    """Compare the maps of images as `Pair.maps` returns them, one image after another.
+    """Compare the maps of images as returned by `Pair.maps`, image by image.
 
     >>> import torch
     >>> one = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation: windows of given images, noise and textures, made when they are asked for."""
+"""Probe images of an evaluation: windows of images, noise and textures, as lazy sequences."""
 
 import copy
 from abc import abstractmethod
@@ -16,18 +16,18 @@ from vispe.errors import OptionError
 from vispe.evaluate.rotation.plan import fitted_image
 from vispe.images.textures import disc_packing, random_field, voronoi
 
-_ENOUGH = 32  # patches that a fit should see
+_ENOUGH = 32  # patches required for a fit
 
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What images a model takes.
+    """Input settings of a model.
 
     Attributes:
-        patch: side of a patch in pixels.
+        patch: patch size in pixels.
         size: side of the images in pixels.
-        mean: (3, 1, 1), taken from images in [0, 1].
-        std: (3, 1, 1), by which they are then divided.
+        mean: (3, 1, 1), subtracted from images in [0, 1].
+        std: (3, 1, 1), by which images are divided.
     """
 
     patch: int
@@ -40,46 +40,46 @@ class Settings:
         """Return the settings of a model of timm or open_clip.
 
         Raises:
-            OptionError: a function, of which they are not known.
+            OptionError: `model` is a function, whose settings are unknown.
         """
         model = model.model if isinstance(model, ModelFeatures) else model
         tower = getattr(model, "visual", model)
         patch = ModelFeatures(tower).patch if isinstance(tower, nn.Module) else None
         if patch is None:
             raise OptionError(
-                "Patch, size and normalisation are known for models of timm and open_clip only; give settings=."
+                f"patch, size and normalisation of a {type(model).__name__} are unknown. Set `settings`."
             )
         return cls(patch, *input_settings(tower))
 
     def normalized(self, image: Tensor) -> Tensor:
-        """Return an image (1 or 3, H, W) in [0, 1] as the model gets it, (3, H, W)."""
+        """Return an image (1 or 3, H, W) in [0, 1] as the normalised input of the model, (3, H, W)."""
         return (image.expand(3, -1, -1) - self.mean) / self.std
 
 
 def probe_step(patches: int) -> int:
-    """Return the step of the probe on a grid of patches x patches: at most 6, with at least 32 patches where it can.
+    """Return the step of the probe on a square grid: at most 6, and if possible with 32 fitted patches.
 
     >>> [probe_step(n) for n in (4, 16, 37)]
     [2, 2, 6]
 
     Args:
-        patches: along one side of the grid.
+        patches: number of patches along one side of the grid.
     """
     return max(2, min(6, int((patches**2 / _ENOUGH) ** 0.5)))
 
 
-class _Made(Sequence[Tensor]):
-    """Pictures that are made by number, of which slices are sequences too."""
+class _Lazy(Sequence[Tensor]):
+    """Lazy sequence of images; slices are lazy sequences too."""
 
     def __init__(self, numbers: range) -> None:
         self._numbers = numbers
 
     def __len__(self) -> int:
-        """Return the number of pictures."""
+        """Return the number of images."""
         return len(self._numbers)
 
     def __getitem__(self, number: Any) -> Any:
-        """Make the picture of a number, or return the pictures of a slice, which are made later."""
+        """Return the image of an index, or the lazy sequence of a slice."""
         if isinstance(number, int):
             return self._make(self._numbers[number])
         part = copy.copy(self)
@@ -88,17 +88,17 @@ class _Made(Sequence[Tensor]):
 
     @abstractmethod
     def _make(self, number: int) -> Tensor:
-        """Make a picture by its number."""
+        """Return the image of an index."""
 
 
-class _Drawn(_Made):
-    """Pictures that show no place, (3, side, side) each, normalised.
+class _Synthetic(_Lazy):
+    """Images without positional cue, (3, side, side) each, normalised.
 
     Args:
-        count: number of pictures.
-        side: in pixels.
-        settings: of the model.
-        seed: of the pictures.
+        count: number of images.
+        side: side in pixels.
+        settings: input settings of the model.
+        seed: seed of the images.
     """
 
     def __init__(self, count: int, side: int, settings: Settings, seed: int = 0) -> None:
@@ -106,7 +106,7 @@ class _Drawn(_Made):
         self._side, self._settings, self._seed = side, settings, seed
 
 
-class Noise(_Drawn):
+class Noise(_Synthetic):
     """Uniform noise in [0, 1]."""
 
     def _make(self, number: int) -> Tensor:
@@ -115,34 +115,34 @@ class Noise(_Drawn):
         return self._settings.normalized(torch.from_numpy(image))
 
 
-class Textures(_Drawn):
-    """Homogeneous isotropic textures: random fields, discs and grains in turn.
+class Textures(_Synthetic):
+    """Homogeneous isotropic textures: random fields, discs and grains, alternating.
 
-    They are asked for often and take a second each, so those that were made are kept.
+    Rendering takes about a second each, so rendered textures are cached.
     """
 
     def __init__(self, count: int, side: int, settings: Settings, seed: int = 0) -> None:
         super().__init__(count, side, settings, seed)
-        self._kept: dict[int, Tensor] = {}
+        self._cache: dict[int, Tensor] = {}
 
     def _make(self, number: int) -> Tensor:
-        if number not in self._kept:
+        if number not in self._cache:
             kind = (random_field, disc_packing, voronoi)[number % 3]
             image, _ = kind(np.random.default_rng([self._seed, 1, number])).render(self._side)
-            self._kept[number] = self._settings.normalized(image.clamp(0, 1))
-        return self._kept[number]
+            self._cache[number] = self._settings.normalized(image.clamp(0, 1))
+        return self._cache[number]
 
 
-class Windows(_Made):
-    """The middle window of images or label maps, cut to whole patches; nothing is resized.
+class Windows(_Lazy):
+    """Central window of images or label maps, cropped to complete patches without resizing.
 
     Args:
         images: (..., H, W) each, tensors or arrays.
-        patch: side of a patch in pixels.
+        patch: patch size in pixels.
         side: largest side of a window in pixels.
 
     Attributes:
-        notes: what was cut; it grows while images are read.
+        notes: notes on cropping, added when images are read.
     """
 
     def __init__(self, images: Sequence[Any], patch: int, side: int) -> None:

@@ -1,4 +1,4 @@
-"""The result of an evaluation: each side, both together, and the JSON of it."""
+"""Result of an evaluation: measurements before and after, criteria and JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from vispe.train.evaluate.model_pair import SIDES
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The measurements of one model.
+    """Measurements of one model.
 
     Attributes:
-        probes: positional probe by kind of pictures: 'noise', 'textures', 'images'.
+        probes: positional probe by kind of images: 'noise', 'textures', 'images'.
         rank: effective rank of the features of each image, (n,).
-        fingerprint: mean map over noise images; None where it was not made.
-        rotation: rows under turns and mirroring; None where it was not measured.
+        fingerprint: mean map over noise images, or None.
+        rotation: response to rotations and reflections, or None.
     """
 
     probes: Mapping[str, ProbeResult]
@@ -35,7 +35,7 @@ class Side:
 
     @property
     def readable(self) -> float:
-        """Held-out R² on pictures that show no place: the larger of the medians over noise and over textures."""
+        """Held-out R² on images without positional cue: the larger of the medians over noise and over textures."""
         return max(p.headline for name, p in self.probes.items() if name != "images")
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,22 +50,22 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class RetrofitReport:
-    """A model before and after its retrofit.
+    """Evaluation of a model before and after its retrofit.
 
     Attributes:
         subject: title.
         before: the teacher.
-        blanked: the teacher with the channels at 0: its probes and rank alone.
+        blanked: the teacher with ablated channels: probes and rank only.
         after: the student.
-        channels: that were blanked.
+        channels: ablated channels.
         width: number of channels.
-        cosine: of student and teacher, mean over patches, (n,).
-        cosine_blanked: of student and blanked teacher, (n,).
-        image_names: of the n images that cosine and rank were measured on.
+        cosine: cosine of student and teacher, mean over patches, (n,).
+        cosine_blanked: cosine of student and ablated teacher, (n,).
+        image_names: names of the n images for cosine and rank.
         segmentation: linear segmentation; None without masks.
-        classes: their names.
-        settings: what the numbers depend on.
-        notes: remarks for the reader.
+        classes: names of the classes.
+        settings: settings of the evaluation.
+        notes: notes for the reader.
     """
 
     subject: str
@@ -84,12 +84,12 @@ class RetrofitReport:
 
     @property
     def sides(self) -> dict[str, Side]:
-        """The three sides by name."""
+        """The measurements by name, in the order of `SIDES`."""
         return {name: getattr(self, name) for name in SIDES}
 
     @property
     def criteria(self) -> tuple[Criterion, ...]:
-        """The numbers that have limits."""
+        """The acceptance criteria."""
         return criteria(
             before=self.before.readable,
             after=self.after.readable,
@@ -101,7 +101,7 @@ class RetrofitReport:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The verdict as one sentence."""
         return verdict(self.criteria)
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class RetrofitReport:
         }
 
     def write_json(self, path: str | Path, force: bool = False) -> Path:
-        """Write `to_dict`; an existing file is replaced with `force` only.
+        """Write `to_dict` to a JSON file; existing files are only overwritten with `force`.
 
         Raises:
             InputError: the file exists.

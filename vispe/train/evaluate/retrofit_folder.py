@@ -1,4 +1,4 @@
-"""The evaluation of a finished retrofit: its folder, image files and masks in, report.html and report.json out."""
+"""Evaluation of a finished retrofit from its folder, image files and masks; writes report.html and report.json."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,28 +35,31 @@ def evaluate_checkpoint(
     progress: Progress = lambda part, share: None,
     **extent: Any,
 ) -> RetrofitReport:
-    """Measure a finished retrofit before and after, and write the report.
+    """Evaluate a finished retrofit, before and after, and write the report.
 
     Args:
         checkpoint: folder of the retrofit, with card.json and student.safetensors.
         images: files, folders or wildcards; every page of a stack is an image.
-        masks: their masks, matched by name or else by order: adds linear segmentation.
-        out: folder for report.html and report.json; None writes nothing.
-        zero: whether the value 0 in a mask is the first class, or does not count.
-        classes: their names.
-        size: side of the windows in pixels; default the largest size of the training, or the only one that the teacher
-            takes.
+        masks: ground-truth masks, matched by name, otherwise by order; they enable linear segmentation.
+        out: output folder for report.html and report.json; None writes no files.
+        zero: whether the value 0 in a mask is the first class, or ignored.
+        classes: names of the classes.
+        size: side of the windows in pixels; default the largest size of the training, or the fixed input size of the
+            teacher.
         device: 'auto', 'cpu', 'cuda' ...
-        force: overwrite the files.
-        progress: called before each part with its name and the share of it that is done.
-        **extent: how much is measured: noise, textures, step, rotation, budget, batch_size and seed, as in `evaluate`.
+        force: overwrite existing files.
+        progress: called before each part with its name and the completed fraction of it.
+        **extent: attributes of `Extent`: noise, textures, step, rotation, budget, batch_size and seed.
+
+    Returns:
+        The measurements of teacher and student.
 
     Raises:
-        InputError: there is no finished retrofit, images and masks do not fit, or the files exist.
-        OptionError: masks without images, or a size that the models do not take.
+        InputError: there is no finished retrofit, images and masks do not match, or the files exist.
+        OptionError: masks without images, or a size that the models do not support.
     """
     if masks and not images:
-        raise OptionError("Masks were given without images; give the images that they belong to.")
+        raise OptionError("evaluate: `masks` needs `images`, got none. Pass the images of the masks.")
     image_files, mask_files = find_images(images) if images else [], find_images(masks) if masks else []
     files = [] if out is None else [Path(out) / "report.json", Path(out) / "report.html"]
     check_writable(files, force, protect=[*image_files, *mask_files])
@@ -64,12 +67,14 @@ def evaluate_checkpoint(
     config = card["config"]
     side = size or (teacher.size if teacher.exact else max(stage["size"] for stage in config["stages"]))
     check_size(side, teacher, "the teacher")
-    place = choose_device(device)
+    torch_device = choose_device(device)
     for model in (student.model, teacher.model):
-        model.to(place).eval()
+        model.to(torch_device).eval()
     subject = Subject("The retrofit", mean=teacher.mean, std=teacher.std)
-    read = FileImages(image_files, subject.tensor)
-    truths = FileMasks(read, mask_files, zero, len(classes) if classes else None) if mask_files else None
+    file_images = FileImages(image_files, subject.tensor)
+    truths = (
+        FileMasks(file_images, mask_files, zero, len(classes) if classes else None) if mask_files else None
+    )
     facts = {
         "checkpoint": str(checkpoint),
         "teacher": config["teacher"],
@@ -81,17 +86,17 @@ def evaluate_checkpoint(
     report = evaluate(
         teacher.model,
         student.model,
-        read,
+        file_images,
         channels=card["blanked"],
         truths=truths,
         n_classes=None if truths is None else truths.n_classes,
         classes=classes,
-        image_names=read.names,
+        image_names=file_images.names,
         size=side,
         settings=Settings(teacher.patch, side, teacher.mean, teacher.std),
         subject=f"{config['teacher']['name']} + {config['student']['pos_embed']}",
         facts=facts,
-        notes=(*read.notes, *(truths.notes if truths else ())),
+        notes=(*file_images.notes, *(truths.notes if truths else ())),
         progress=progress,
         **extent,
     )

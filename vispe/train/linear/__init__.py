@@ -1,4 +1,4 @@
-"""Linear segmentation on frozen features."""
+"""Linear segmentation on the patch features of a frozen or fine-tuned backbone."""
 
 from vispe._lazy import face
 

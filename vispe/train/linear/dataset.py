@@ -1,4 +1,4 @@
-"""Windows of images and masks for linear segmentation: what step s sees depends on the seed and on s alone."""
+"""Windows of images and masks for linear segmentation; the batch of a step depends on the seed and the step only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from vispe.images.sequences import FileImages, FileMasks
 from vispe.symmetry.d4 import D4
 
 IGNORE = -1
-"""Class number of pixels that do not count; the others are 0..K-1."""
+"""Class number of ignored pixels; the classes are 0..K-1."""
 
-_KEPT = 64  # images that are kept in memory after they were read
+_CACHED = 64  # images in memory
 
 
 class Pairs:
@@ -25,13 +25,13 @@ class Pairs:
 
     Args:
         images: files, folders or wildcards; every page of a stack is an image.
-        masks: their masks, matched by name or else by order.
-        tensor: page (H, W, c) in [0, 1] -> image (3, H, W).
-        zero: whether the value 0 in a mask is the first class, or does not count.
-        n_classes: K where it is known.
+        masks: masks of the images, matched by name, otherwise by order.
+        tensor: converts a page (H, W, c) in [0, 1] to an image (3, H, W).
+        zero: whether the value 0 in a mask is the first class, or ignored.
+        n_classes: K, or None to infer it from the masks.
 
     Raises:
-        InputError: a mask is missing, or does not fit its image.
+        InputError: a mask is missing, or does not match its image.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Pairs:
         self._masks = FileMasks(self._images, find_images(masks), zero, n_classes)
         self.names = self._images.names
         self.n_classes = int(self._masks.n_classes or 0)
-        self.read = lru_cache(_KEPT)(self._read)
+        self.read = lru_cache(_CACHED)(self._read)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -55,7 +55,7 @@ class Pairs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was noticed so far."""
+        """Notes of the files that were read so far."""
         return (*self._images.notes, *self._masks.notes)
 
     def _read(self, number: int) -> tuple[Tensor, Tensor]:
@@ -65,11 +65,11 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some of the images and masks, such as those to learn from.
+    """Subset of the images and masks, such as the training set.
 
     Attributes:
         pairs: images and masks.
-        numbers: of the images that are used.
+        numbers: indices of the images in the subset.
     """
 
     pairs: Pairs
@@ -77,64 +77,64 @@ class Part:
 
     @property
     def names(self) -> list[str]:
-        """Names of the images that are used."""
+        """Names of the images in the subset."""
         return [self.pairs.names[number] for number in self.numbers]
 
 
 def batch_at(
     part: Part, step: int, *, batch: int, size: int, poses: bool, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the windows of one update, (batch, 3, size, size) and (batch, size, size).
+    """Return the windows of one training step, (batch, 3, size, size) and (batch, size, size).
 
-    Every image is seen once before any is seen again, in an order that is drawn anew each time.
+    Epochs are random permutations of the images.
 
     Args:
-        part: images and masks to learn from.
-        step: number of the update, from 0.
-        batch: windows.
-        size: their side in pixels.
-        poses: put each window into one of the eight poses of a square, at random.
-        seed: of everything drawn.
+        part: training images and masks.
+        step: index of the step, from 0.
+        batch: number of windows.
+        size: side of the windows in pixels.
+        poses: transform each window to a random pose (rotation by 90 degrees and reflection).
+        seed: seed of all random numbers.
 
     Raises:
         InputError: an image is smaller than the window.
     """
     images, masks = [], []
-    for place in range(step * batch, (step + 1) * batch):
-        # a new permutation of all images in each turn
-        turn, within = divmod(place, len(part.numbers))
-        order = np.random.default_rng([seed, 0, turn]).permutation(len(part.numbers))
+    for row in range(step * batch, (step + 1) * batch):
+        # a new permutation of all images in each epoch
+        epoch, within = divmod(row, len(part.numbers))
+        order = np.random.default_rng([seed, 0, epoch]).permutation(len(part.numbers))
         number = part.numbers[int(order[within])]
         image, mask = part.pairs.read(number)
         h, w = image.shape[-2:]
         if min(h, w) < size:
             raise InputError(
-                f"{part.pairs.names[number]} has {h} x {w} px, less than windows of {size} px; give larger images or a "
-                "smaller size."
+                f"{part.pairs.names[number]}: images must be at least {size} px, the size of the windows, got {h} x "
+                f"{w} px. Use larger images or reduce `size`."
             )
-        # where the window lies and how it is turned, the same for image and mask
-        rng = np.random.default_rng([seed, 1, place])
+        # position and pose of the window, equal for image and mask
+        rng = np.random.default_rng([seed, 1, row])
         top, left = int(rng.integers(h - size + 1)), int(rng.integers(w - size + 1))
         pose = D4[int(rng.integers(len(D4)))] if poses else D4[0]
-        where = (..., slice(top, top + size), slice(left, left + size))
-        images.append(pose.apply(image[where]))
-        masks.append(pose.apply(mask[where]))
+        region = (..., slice(top, top + size), slice(left, left + size))
+        images.append(pose.apply(image[region]))
+        masks.append(pose.apply(mask[region]))
     return torch.stack(images), torch.stack(masks)
 
 
 def split(count: int, every: int) -> tuple[list[int], list[int]]:
-    """Return the numbers of the images to learn from and of those held out: every `every`-th, the last of each run.
+    """Return the indices of the training and the validation images; every `every`-th image is held out.
 
     >>> split(6, 3)
     ([0, 1, 3, 4], [2, 5])
 
     Raises:
-        OptionError: nothing would be held out, or nothing left.
+        OptionError: one of the sets would be empty.
     """
-    held = list(range(every - 1, count, every))
-    if every < 2 or not held:
+    validation = list(range(every - 1, count, every))
+    if every < 2 or not validation:
         raise OptionError(
-            f"Of {count} images every {every}-th would be held out, which leaves {len(held)} to score and "
-            f"{count - len(held)} to learn from; give val_images, or another val_every."
+            f"val_every={every} splits {count} images into {count - len(validation)} for training and "
+            f"{len(validation)} for validation, but both need 1 or more. Set `val_images`, or another `val_every`."
         )
-    return sorted({*range(count)} - {*held}), held
+    return sorted({*range(count)} - {*validation}), validation

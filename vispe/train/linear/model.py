@@ -1,4 +1,4 @@
-"""The model of linear segmentation: batch norm, dropout and one 1x1 convolution on the patch features of a backbone."""
+"""Linear segmentation model: batch norm, dropout and a 1x1 convolution on the patch features of a backbone."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from vispe.train.linear.dataset import Part
 
 
 class LinearSegmenter(nn.Module):
-    """Patch features -> scores of every pixel, by one linear map and bilinear interpolation.
+    """Linear segmentation head: a 1x1 convolution on patch features, and bilinear interpolation to pixels.
 
     Args:
-        backbone: where the features come from.
+        backbone: model that computes the features.
         n_classes: K.
-        norm: batch norm before the linear map.
-        dropout: share of features that are dropped in training.
-        tune: train the backbone too; else it stays in evaluation mode and gets no gradients.
+        norm: batch norm before the convolution.
+        dropout: dropout probability of the features.
+        tune: train the backbone too; otherwise it remains in evaluation mode without gradients.
     """
 
     def __init__(
@@ -45,21 +45,23 @@ class LinearSegmenter(nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def train(self, mode: bool = True) -> "LinearSegmenter":
-        """Set the mode; a frozen backbone stays in evaluation mode."""
+        """Set the mode; a frozen backbone remains in evaluation mode."""
         super().train(mode)
         if not self.tune:
             self.backbone.eval()
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (b, 3, H, W), normalised -> scores (b, K, H, W)."""
+        """Return the logits (b, K, H, W) of normalised images (b, 3, H, W)."""
+        # a frozen backbone needs no activations for the backward pass
         with torch.set_grad_enabled(self.tune and torch.is_grad_enabled()):
             maps, _ = final_tokens(self.backbone, images)
-        scores = self.classifier(self.dropout(self.norm(maps.float())))
+        # interpolation of logits is equivalent to that of features, since the head is linear, and cheaper
+        scores = self.classifier(self.dropout(self.norm(maps.float())))  # (b, K, h, w)
         return interpolate(scores, images.shape[-2:], mode="bilinear", align_corners=False)
 
-    def own_state(self) -> dict[str, Tensor]:
-        """Return the weights that were trained: all but those of a frozen backbone."""
+    def trained_state_dict(self) -> dict[str, Tensor]:
+        """Return the trained weights: all except those of a frozen backbone."""
         state = self.state_dict()
         return state if self.tune else {k: v for k, v in state.items() if not k.startswith("backbone.")}
 
@@ -68,40 +70,40 @@ class LinearSegmenter(nn.Module):
 def labels_of_image(model: LinearSegmenter, image: Tensor, patch: int, size: int) -> np.ndarray:
     """Return the classes (H, W) of an image of any size, 1..K, from overlapping windows of the training size.
 
-    The image is padded by reflection to whole patches; where windows overlap, probabilities are blended.
+    The image is padded by reflection to a multiple of the patch size; probabilities of overlapping windows are blended.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         image: (3, H, W), normalised.
-        patch: side of a patch in pixels.
-        size: side of a window in pixels, a multiple of the patch.
+        patch: patch size in pixels.
+        size: side of a window in pixels, a multiple of the patch size.
     """
     device = model.classifier.weight.device
     h, w = image.shape[-2:]
     top, bottom, left, right = padding(h, w, patch, (size, size))
-    framed = np.pad(image.numpy(), ((0, 0), (top, bottom), (left, right)), mode="symmetric")
-    height, width = framed.shape[1:]
+    padded = np.pad(image.numpy(), ((0, 0), (top, bottom), (left, right)), mode="symmetric")
+    height, width = padded.shape[1:]
     k = model.classifier.out_channels
     blend = Blend(height, width, k)
     for region in tiles(height, width, (size, size), patch):
-        cut = torch.from_numpy(np.ascontiguousarray(framed[(slice(None), *region.slices)]))
-        scores = model(cut[None].to(device))[0].softmax(0)
+        crop = torch.from_numpy(np.ascontiguousarray(padded[(slice(None), *region.slices)]))
+        scores = model(crop[None].to(device))[0].softmax(0)
         blend.add(region, scores.permute(1, 2, 0).cpu().numpy(), window(size, size))
     return blend.result()[:, top : top + h, left : left + w].argmax(0) + 1
 
 
 def score(model: LinearSegmenter, part: Part, patch: int, size: int) -> dict[str, Any]:
-    """Score images by dataset mIoU: intersections and unions are summed over all images before they are divided.
+    """Return the dataset mIoU: intersections and unions are summed over all images before the division.
 
     Args:
-        model: any mode; it is scored in evaluation mode.
+        model: model in any mode; it is evaluated in evaluation mode.
         part: images and masks to score.
-        patch: side of a patch in pixels.
+        patch: patch size in pixels.
         size: side of a window in pixels.
 
     Returns:
         JSON values: 'miou' over the classes that occur, 'iou' by class (None where a class does not occur),
-        'pixel_accuracy', 'images' with the mIoU of each, and the 'confusion' matrix, rows are the truth.
+        'pixel_accuracy', 'images' with the mIoU of each, and the 'confusion' matrix with the ground truth in rows.
     """
     mode = model.training
     model.eval()
@@ -110,9 +112,9 @@ def score(model: LinearSegmenter, part: Part, patch: int, size: int) -> dict[str
     images = {}
     for number, name in zip(part.numbers, part.names, strict=True):
         image, mask = part.pairs.read(number)
-        own = confusion(mask.numpy() + 1, labels_of_image(model, image, patch, size), k)
-        images[name] = json_list([miou(own)])[0]
-        total += own
+        matrix = confusion(mask.numpy() + 1, labels_of_image(model, image, patch, size), k)
+        images[name] = json_list([miou(matrix)])[0]
+        total += matrix
     model.train(mode)
     return {
         "miou": json_list([miou(total)])[0],

@@ -1,4 +1,4 @@
-"""The updates of a linear segmentation, and how a stopped run goes on."""
+"""Training loop of a linear segmentation, with resumption."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from vispe.train.retrofit.checkpoint import Folder
 from vispe.train.retrofit.training_log import Log
 
 Progress = Callable[[int, float], None]
-"""Called after every update with the number of updates done and the loss."""
+"""Called after every training step with the number of steps done and the loss."""
 
 
 def train(
     task: LinearTask, model: LinearSegmenter, part: Part, device: str, folder: Folder, progress: Progress
 ) -> None:
-    """Train from the last state in the folder, if there is one; state and log are written there.
+    """Train from the last checkpoint of the folder, if there is one; checkpoint and log are written to it.
 
     Args:
-        task: rates, updates and intervals.
-        model: what is trained, in training mode, on the device.
-        part: images and masks to learn from.
-        device: where it computes.
-        folder: of this task.
-        progress: called after every update.
+        task: learning rates, steps and intervals.
+        model: the model, in training mode, on the device.
+        part: training images and masks.
+        device: device of the model.
+        folder: output folder of this task.
+        progress: called after every training step.
     """
     optimizer = _optimizer(task, model)
     first = 0
@@ -39,7 +39,7 @@ def train(
         model.load_state_dict(weights["model"], strict=model.tune)
         optimizer.load_state_dict(moment["optimizer"])
     log = Log(folder.log, first)
-    # every rate falls to 0 along half a cosine
+    # cosine schedule to 0 for all learning rates
     factors = (0.5 + 0.5 * torch.cos(torch.pi * (torch.arange(task.steps + 1) / task.steps))).tolist()
     for step in range(first, task.steps):
         for group in optimizer.param_groups:
@@ -49,10 +49,10 @@ def train(
             part, step, batch=task.batch, size=task.size, poses=task.poses, seed=task.seed
         )
         with torch.random.fork_rng():
-            # the dropout depends on the seed and the step alone, so a run that goes on draws what it would have drawn
+            # dropout depends on the seed and the step only, so a resumed run is identical
             torch.manual_seed(task.seed * 1_000_003 + step)
             scores = model(images.to(device))
-            # mean over the pixels that count; a batch without any has the loss 0
+            # mean over the pixels that are not ignored; 0 for a batch without any
             loss = cross_entropy(scores, masks.to(device), ignore_index=IGNORE, reduction="sum")
             loss = loss / (masks != IGNORE).sum().clamp_min(1).item()
             optimizer.zero_grad(set_to_none=True)
@@ -62,13 +62,13 @@ def train(
         if done % task.log_every == 0 or done == task.steps:
             log.write({"step": done, "loss": value, "rate": task.rate * factors[step]})
         if done % task.checkpoint_every == 0 or done == task.steps:
-            folder.save(done, {"model": model.own_state()}, {"optimizer": optimizer.state_dict()})
+            folder.save(done, {"model": model.trained_state_dict()}, {"optimizer": optimizer.state_dict()})
         progress(done, value)
     set_progress(model, 1.0)
 
 
 def _optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Optimizer:
-    """Return AdamW with a rate for the linear map and, where it is tuned, another for the backbone."""
+    """Return AdamW with separate learning rates for the linear head and a fine-tuned backbone."""
     head = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
     groups = [{"params": head, "rate": task.rate}]
     if model.tune:

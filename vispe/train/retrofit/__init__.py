@@ -1,1 +1,1 @@
-"""The retrofit by distillation: recipe, loop, losses, checkpoints."""
+"""Retrofit by distillation: recipe, training loop, losses and checkpoints."""

@@ -1,4 +1,4 @@
-"""The folder of a training: its state, which is complete or not there at all, and what it leaves at the end."""
+"""Output folder of a training run: atomic checkpoints, log, trained weights and model card."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from vispe.errors import InputError
 from vispe.files import atomic_path, check_no_link, remove
 
 State = tuple[int, dict[str, dict[str, Tensor]], dict[str, Any]]
-"""Number of updates that were made, state dicts by file name, and everything else: tensors and plain values."""
+"""Number of training steps done, state dicts by file name, and the remaining state: tensors and plain values."""
 
-_KEPT = 2  # states
+_CHECKPOINTS = 2  # checkpoints on disk
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a training writes.
+    """Output folder of a training run.
 
     Attributes:
-        path: the folder; made when something is written.
-        weights_name: of the file of the trained weights, plain ones whatever was trained.
-        card_name: of the file that says what was done; written last, so a run with a card is finished.
-        kind: what messages call the training.
+        path: the folder; created on the first write.
+        weights_name: file name of the trained weights, with LoRA merged.
+        card_name: file name of the model card; it is written last, so a run with a card is finished.
+        kind: name of the training in messages.
     """
 
     path: Path
@@ -42,66 +42,66 @@ class Folder:
 
     @property
     def weights(self) -> Path:
-        """The file of the trained weights."""
+        """Path of the trained weights."""
         return self.path / self.weights_name
 
     @property
     def card(self) -> Path:
-        """The file that says what was done."""
+        """Path of the model card."""
         return self.path / self.card_name
 
     @property
     def log(self) -> Path:
-        """The file with a line of JSON for every interval."""
+        """Path of the log, with one line of JSON per interval."""
         return self.path / "log.jsonl"
 
     def check(self, identity: Mapping[str, Any], force: bool = False, *, partly: bool = False) -> None:
-        """Check whether a run may be written or continued here; nothing is changed.
+        """Check whether a run can start or resume in this folder; changes nothing.
 
         Args:
-            identity: what must be the same in a run that is continued.
-            force: everything may be replaced.
-            partly: more will be known later; compare what is given.
+            identity: settings that must not change when a run resumes.
+            force: overwriting is allowed.
+            partly: `identity` is incomplete; compare only its keys.
 
         Raises:
-            InputError: a finished run, files of something else, or a run with another config, whose keys are named.
+            InputError: a finished run, foreign files, or an interrupted run with other settings.
         """
         if force:
             return
         if self.card.exists():
             raise InputError(
-                f"{self.path} holds a finished {self.kind}; add --force to replace it, or choose another out."
+                f"{self.path} contains a finished {self.kind}. Set `force` to overwrite it, or another `out`."
             )
         run = self.path / "run.json"
         if not run.exists():
-            for path in self._own():
-                raise InputError(f"{path} is in the way and not of a {self.kind}; choose another out.")
+            for path in self._files():
+                raise InputError(f"{path} exists and is not a file of a {self.kind}. Set another `out`.")
             return
         try:
-            kept = json.loads(run.read_text(encoding="utf-8"))
+            stored = json.loads(run.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise InputError(f"{run} is damaged ({error}); add --force to start again.") from error
-        plain = json.loads(json.dumps(dict(identity)))
-        asked = plain if partly else {**plain, **kept}
-        keys = [key for key in asked if plain.get(key) != kept.get(key)]
+            raise InputError(f"{run} is damaged ({error}). Set `force` to restart.") from error
+        requested = json.loads(json.dumps(dict(identity)))
+        expected = requested if partly else {**requested, **stored}
+        keys = [key for key in expected if requested.get(key) != stored.get(key)]
         if keys:
-            changes = [f"{key} was {kept.get(key)!r} and is {plain.get(key)!r}" for key in keys[:4]]
+            changes = [f"{key} was {stored.get(key)!r} and is {requested.get(key)!r}" for key in keys[:4]]
             changes += [f"and {len(keys) - 4} more"] * (len(keys) > 4)
             raise InputError(
-                f"{self.path} holds a stopped {self.kind} with another config: {'; '.join(changes)}. Choose another "
-                "out, or add --force to start again."
+                f"{self.path} contains an interrupted {self.kind} with other settings: {'; '.join(changes)}. Set "
+                "another `out`, or `force` to restart."
             )
 
     def begin(self, identity: Mapping[str, Any], force: bool = False) -> None:
-        """Make the folder ready after `check`; with `force`, what a training of this kind left in it is deleted.
+        """Prepare the folder after `check`; with `force`, files of earlier runs of this kind are deleted.
 
         Raises:
-            InputError: with `force`, a file or folder of these names that vispe has not written.
+            InputError: with `force`, a file or folder of these names was not written by vispe.
         """
         if force:
-            paths = self._own()
+            paths = self._files()
             for path in paths:
-                self._check_own(path)
+                self._check_file(path)
             for path in paths:
                 remove(path, self.path)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -109,104 +109,110 @@ class Folder:
             _write(self.path / "run.json", identity)
 
     def save(self, step: int, weights: Mapping[str, Mapping[str, Tensor]], moment: Mapping[str, Any]) -> None:
-        """Write a state; a kill at any time leaves this one, complete, or the last one.
+        """Write a checkpoint atomically: after a kill, either this one is complete or the previous one remains.
 
         Args:
-            step: number of updates that were made.
+            step: number of training steps done.
             weights: state dicts by file name.
-            moment: tensors and plain values; everything else.
+            moment: remaining state: tensors and plain values.
         """
-        # written beside its place and moved there in one step, after the disk has everything
+        # written to a temporary folder, flushed to disk, then renamed
         states = self.path / "state"
-        part, final = states / f".{step:09d}.part", states / f"{step:09d}"
+        partial, final = states / f".{step:09d}.part", states / f"{step:09d}"
         check_no_link(states)
         states.mkdir(parents=True, exist_ok=True)
-        remove(part, states)
-        part.mkdir()
+        remove(partial, states)
+        partial.mkdir()
         for name, state in weights.items():
-            save_file(_whole(state), part / f"{name}.safetensors")
-        torch.save(dict(moment), part / "moment.pt")
-        for file in part.iterdir():
+            save_file(_on_cpu(state), partial / f"{name}.safetensors")
+        torch.save(dict(moment), partial / "moment.pt")
+        for file in partial.iterdir():
             _sync(file)
-        # left by a run that was stopped before it could write its card
+        # exists if a run was interrupted before it could write its card
         remove(final, states)
-        part.rename(final)
+        partial.rename(final)
         _sync(states)
-        for old in self.steps()[:-_KEPT]:
-            remove(states / f"{old:09d}", states)
+        for step_to_remove in self.steps()[:-_CHECKPOINTS]:
+            remove(states / f"{step_to_remove:09d}", states)
 
     def steps(self) -> list[int]:
-        """Return the numbers of updates of which there is a state."""
+        """Return the steps of the existing checkpoints, ascending."""
         entries = (self.path / "state").glob("[0-9]*")
         return sorted(int(entry.name) for entry in entries if re.fullmatch(r"\d{9}", entry.name))
 
     def forget(self) -> None:
-        """Delete the states, which a finished run does not need."""
+        """Delete the checkpoints, which a finished run does not need."""
         for name in ("state", "run.json"):
             remove(self.path / name, self.path)
 
-    def _own(self) -> list[Path]:
-        """Return what a training has written here; the card first: without it the rest is no finished run."""
+    def _files(self) -> list[Path]:
+        """Return the existing files of a training, the card first: deleting it first marks the run as unfinished."""
         rest = [self.path / name for name in ("run.json", "log.jsonl", "state", "tensorboard")]
         return [path for path in (self.card, self.weights, *rest) if os.path.lexists(path)]
 
-    def _check_own(self, path: Path) -> None:
-        """Check that a path has the content that a training writes; raises InputError if not."""
-        if path.is_symlink():
-            good = False
-        elif path.name == "state":
-            good = path.is_dir() and all(re.fullmatch(r"\d{9}|\.\d{9}\.part", e.name) for e in path.iterdir())
-        elif path.name == "tensorboard":
-            good = path.is_dir() and all(e.name.startswith("events.out.tfevents") for e in path.iterdir())
-        elif path in (self.card, self.path / "run.json"):
-            good = isinstance(_read_json(path), dict)
-        else:  # without a run or a card, weights and lines of a log may be anybody's
-            good = path.is_file() and any((self.path / n).is_file() for n in ("run.json", self.card_name))
-        if not good:
-            raise InputError(f"{path} is in the way and not of a {self.kind}; choose another out.")
-
-    def load(self) -> State | None:
-        """Return the last state as it was given to `save`, None when there is none.
+    def _check_file(self, path: Path) -> None:
+        """Check that the contents of a path were written by a training.
 
         Raises:
-            InputError: the state is damaged.
+            InputError: they were not.
+        """
+        if path.is_symlink():
+            valid = False
+        elif path.name == "state":
+            valid = path.is_dir() and all(
+                re.fullmatch(r"\d{9}|\.\d{9}\.part", e.name) for e in path.iterdir()
+            )
+        elif path.name == "tensorboard":
+            valid = path.is_dir() and all(e.name.startswith("events.out.tfevents") for e in path.iterdir())
+        elif path in (self.card, self.path / "run.json"):
+            valid = isinstance(_read_json(path), dict)
+        else:  # weights and log cannot be identified without run.json or a card
+            valid = path.is_file() and any((self.path / n).is_file() for n in ("run.json", self.card_name))
+        if not valid:
+            raise InputError(f"{path} exists and is not a file of a {self.kind}. Set another `out`.")
+
+    def load(self) -> State | None:
+        """Return the last checkpoint as passed to `save`, or None.
+
+        Raises:
+            InputError: the checkpoint is damaged.
         """
         steps = self.steps()
         if not steps:
             return None
-        place = self.path / "state" / f"{steps[-1]:09d}"
+        folder = self.path / "state" / f"{steps[-1]:09d}"
         try:
-            weights = {file.stem: load_file(file) for file in sorted(place.glob("*.safetensors"))}
-            moment = torch.load(place / "moment.pt", map_location="cpu", weights_only=True)
+            weights = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
+            moment = torch.load(folder / "moment.pt", map_location="cpu", weights_only=True)
         except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
             raise InputError(
-                f"{place} is damaged ({' '.join(str(error).split())[:160]}); delete it, and the state before it "
-                "is used."
+                f"{folder} is damaged ({' '.join(str(error).split())[:160]}). Delete it to resume from the "
+                "previous checkpoint."
             ) from error
         return steps[-1], weights, moment
 
     def finish(self, weights: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-        """Write the trained weights and then the card."""
+        """Write the trained weights and then the model card."""
         with atomic_path(self.weights, force=True) as part:
-            save_file(_whole(weights), part, metadata={"format": "pt", "vispe": "retrofit, see card.json"})
-            # safetensors makes files for their owner alone
+            save_file(_on_cpu(weights), part, metadata={"format": "pt", "vispe": "retrofit, see card.json"})
+            # safetensors creates files that only their owner can read
             part.chmod(self.log.stat().st_mode & 0o666)
         _write(self.card, card)
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
-    """Write JSON, whole or not at all."""
+    """Write a JSON file atomically."""
     with atomic_path(path, force=True) as part:
         part.write_text(json.dumps(dict(values), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors on the CPU that share no memory, as safetensors needs them."""
+def _on_cpu(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of tensors on the CPU without shared memory, as required by safetensors."""
     return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in weights.items()}
 
 
 def _read_json(path: Path) -> Any:
-    """Return the content of a JSON file, None where it cannot be read."""
+    """Return the contents of a JSON file, None if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -214,9 +220,9 @@ def _read_json(path: Path) -> Any:
 
 
 def _sync(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to disk (fsync)."""
     if path.is_dir() and os.name == "nt":
-        return  # folders cannot be opened there
+        return  # Windows cannot open folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

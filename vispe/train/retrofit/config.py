@@ -1,4 +1,4 @@
-"""The config of a retrofit: nested dataclasses, which the command reads from YAML."""
+"""Config of a retrofit: nested dataclasses, read from YAML by the command."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -7,20 +7,20 @@ from typing import Any, Literal
 from vispe.train.data.augmentation import Augment
 
 FREE = ("out", "force", "workers", "log_every", "checkpoint_every", "tensorboard", "device", "chunk")
-"""Top-level keys that may differ when a stopped run is continued: they do not change what is learnt."""
+"""Top-level keys that may change when an interrupted run resumes: they do not affect the trained weights."""
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """The pretrained model that is kept as it is.
+    """Pretrained model, which is not changed.
 
     Attributes:
         name: timm model, or open_clip:MODEL/TAG, or open_clip:MODEL with weights.
-        weights: checkpoint file, or random; the pretrained weights by default.
-        img_size: side in pixels that the model is built for; its own by default. timm models take any size then.
-        options: more arguments for timm.create_model, such as embed_dim for a model of your own.
-        mean: of the channels of images in [0, 1]; by default what the model was trained with.
-        std: of the channels, likewise.
+        weights: checkpoint file, or random; default the pretrained weights.
+        img_size: input size of the model in pixels; default that of the checkpoint. timm models then accept any size.
+        options: additional arguments of timm.create_model, such as embed_dim for a custom model.
+        mean: channel means of images in [0, 1]; default those of the pretraining.
+        std: channel standard deviations; default those of the pretraining.
     """
 
     name: str
@@ -33,14 +33,15 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Student:
-    """The model that is trained.
+    """Trained model.
 
     Attributes:
         pos_embed: positional encoding that replaces the teacher's, see vispe list.
-        init: teacher, to start from its weights; random, to start from none, as a control.
-        symmetric: keep the patch kernel the same in the eight poses of a square.
-        trainable: all weights; the encoding alone; or lora, the encoding and low-rank changes of the linear layers.
-        rank: of the changes with lora.
+        init: initial weights: teacher, or random as a control.
+        symmetric: constrain the patch kernel to be equal in the eight poses (rotations and reflections) of a square.
+        trainable: all weights; encoding, the encoding only; or lora, the encoding and low-rank updates of linear
+            layers.
+        rank: rank of the updates with lora.
     """
 
     pos_embed: str = "alibi2d"
@@ -52,15 +53,15 @@ class Student:
 
 @dataclass(frozen=True)
 class Target:
-    """What is taken out of the teacher's features before the student learns them.
+    """Ablation of channels in the teacher's features, the target of the student.
 
     Attributes:
-        blank: none; numbers of the channels that are set to 0; or auto, the channels from which the position of a
-            patch is read best, found by a probe on noise and textures that are not trained on.
-        share: with auto, the share of all channels that is blanked.
-        count: with auto, their number, in place of the share.
-        folder: where features of the windows of `stages[].crops` are kept, for other students too; below `out` by
-            default.
+        blank: none; indices of the channels that are set to 0; or auto, the channels from which the position of a
+            patch is decoded best, determined by a probe on noise and textures that are not used for training.
+        share: with auto, the fraction of channels to ablate.
+        count: with auto, the number of channels, instead of `share`.
+        folder: folder of the features of the windows of `stages[].crops`, which can be shared by several students;
+            default a subfolder of `out`.
     """
 
     blank: Literal["none", "auto"] | list[int] = "none"
@@ -71,21 +72,21 @@ class Target:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training with images of one size, and an optimizer of its own.
+    """Training stage with one image size and its own optimizer state.
 
     >>> Stage(224, epochs=2, batch=100).updates(500)
     10
 
     Attributes:
-        size: side of the images in pixels, a multiple of the patch.
-        steps: updates; or else
-        epochs: passes through the data.
-        batch: images for each update, over all processes.
+        size: side of the images in pixels, a multiple of the patch size.
+        steps: number of training steps; exclusive with `epochs`.
+        epochs: number of passes over the data.
+        batch: images per step, over all processes.
         rate: peak learning rate.
-        schedule: constant, or cosine down to 0.
-        warmup: updates in which the rate rises from 0.
-        crops: windows that the stage goes through, drawn and changed once; the teacher's features of each are computed
-            once and kept in `target.folder`. By default windows are drawn and the teacher is asked in every update.
+        schedule: constant, or cosine to 0.
+        warmup: steps of linear warmup from 0.
+        crops: number of fixed windows, sampled and augmented once, whose teacher features are computed once and stored
+            in `target.folder`. By default windows and features are computed in every step.
     """
 
     size: int
@@ -98,35 +99,35 @@ class Stage:
     crops: int | None = None
 
     def updates(self, count: int) -> int:
-        """Return the number of updates with `count` images of data, at least 1."""
+        """Return the number of training steps for `count` images, at least 1."""
         if self.steps is not None:
             return self.steps
         return max(1, round((self.epochs or 0.0) * count / self.batch))
 
     def rate_at(self, step: int, steps: int) -> float:
-        """Return the learning rate of update `step` (from 0) of `steps`."""
+        """Return the learning rate of step `step` (from 0) of `steps`."""
         if step < self.warmup:
             return self.rate * (step + 1) / (self.warmup + 1)
         if self.schedule == "constant":
             return self.rate
-        # half a cosine over the updates after the warmup
+        # half a cosine over the steps after the warmup
         done = (step - self.warmup) / max(1, steps - self.warmup)
         return self.rate * (0.5 + 0.5 * math.cos(math.pi * done))
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of the parts of the loss; 0 leaves a part out.
+    """Weights of the loss terms; 0 disables a term.
 
     Attributes:
-        distill: 1 - cosine between the student's and the target's patch features.
-        d4: 1 - cosine between the features of a turned or mirrored image and the features, turned or mirrored: one
-            pose for each update, and a second pass of the student.
-        class_token: 1 - cosine between the class tokens of student and teacher.
-        centred: 1 - cosine between the patch features, less their mean over the image: what tells patches apart.
-        place: 1 - cosine between the student's features of the image at two places of a canvas (`augment.place`), over
-            the patches that both show: one pair for each update, and a pass of the student over both canvases. The mean
-            of the data, 0 in normalised images, is around the image.
+        distill: 1 - cosine of the student's and the target's patch features.
+        d4: 1 - cosine of the features of a rotated or mirrored image and the rotated or mirrored features: one pose per
+            step, and a second pass of the student.
+        class_token: 1 - cosine of the class tokens of student and teacher.
+        centred: 1 - cosine of the patch features minus their mean over the image: differences between patches.
+        place: 1 - cosine of the student's features of the image at two positions on a canvas (`augment.place`), over
+            the common patches: one pair per step, and a pass of the student over both canvases. The canvas is filled
+            with the mean of the data, 0 after normalisation.
     """
 
     distill: float = 1.0
@@ -138,15 +139,15 @@ class Weights:
 
 @dataclass(frozen=True)
 class Probe:
-    """How the readable position is measured, before and after, on pictures that are not trained on.
+    """Probe of decodable position, before and after, on images that are not used for training.
 
     Attributes:
-        noise: pictures of uniform noise.
-        textures: generated textures.
-        size: side of the pictures in pixels; that of the first stage by default.
-        step: one patch in step² is fitted; 6 where the grid is large enough for that, by default.
-        masks: choices of these patches for each picture.
-        seed: of everything drawn; pictures to choose channels on are others.
+        noise: number of images of uniform noise.
+        textures: number of synthetic textures.
+        size: side of the images in pixels; default that of the first stage.
+        step: one patch in step² is used for fitting; default 6 if the grid is large enough.
+        masks: random selections of these patches per image.
+        seed: seed of all random numbers; channels are selected on other images.
     """
 
     noise: int = 4
@@ -159,12 +160,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Window:
-    """How a picture becomes an image of the size of a stage.
+    """Resizing and cropping of images to the size of a stage.
 
     Attributes:
-        resize: cover, to the smallest size that covers it; the shortest side in pixels; or none.
-        crop: where the window is cut.
-        small: what is done with pictures that would have to be enlarged: enlarge, skip, or error.
+        resize: cover, to the smallest size that covers the window; the shorter side in pixels; or none.
+        crop: position of the window.
+        small: handling of images that are too small: enlarge, skip, or error.
     """
 
     resize: int | Literal["cover", "none"] = "cover"
@@ -174,7 +175,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Retrofit:
-    """Everything about a retrofit; `vispe retrofit --help` describes each key.
+    """Config of a retrofit; `vispe retrofit --help` describes each key.
 
     >>> config = Retrofit(Teacher("vit_tiny_patch16_224"), [Stage(224, steps=100)], [{"synthetic": 50}], "out")
     >>> config.identity()["student.pos_embed"]
@@ -210,12 +211,12 @@ class Retrofit:
         return asdict(self)
 
     def identity(self) -> dict[str, Any]:
-        """Return what a run that is continued must have in common, as flat keys such as 'student.pos_embed'."""
+        """Return the settings that must not change when a run resumes, as flat keys such as 'student.pos_embed'."""
         return flat({key: value for key, value in self.to_dict().items() if key not in FREE})
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts and lists of dicts as one dict with dotted keys.
+    """Flatten nested dicts and lists of dicts to one dict with dotted keys.
 
     >>> flat({"seed": 0, "stages": [{"size": 224}]})
     {'seed': 0, 'stages[0].size': 224}

@@ -1,4 +1,4 @@
-"""A retrofit from beginning to end: checks, models, channels to blank, training, and what became of it."""
+"""Complete run of a retrofit: checks, models, channels to ablate, training and final measurements."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from vispe.train.retrofit.distillation_losses import Objective
 from vispe.train.retrofit.monitoring import (
     compare,
     feature_maps,
-    kept_on_data,
-    pictures,
-    telling_channels,
+    position_channels,
+    probe_images,
+    similarity_on_data,
     verdict,
 )
-from vispe.train.retrofit.student import blanked_count, check_models, load_teacher, make_student
+from vispe.train.retrofit.student import check_models, load_teacher, make_student, n_ablated_channels
 from vispe.train.retrofit.teacher_cache import CropBatches, Crops
 from vispe.train.retrofit.trainer import OnStep, Part, Training, autocast
 from vispe.train.retrofit.training_log import read_log
 from vispe.version import __version__
 
 Say = Callable[[str], None]
-"""Called with a sentence about what is done beside training."""
+"""Called with status messages outside of the training loop."""
 
-_LIKENESS = 8  # images of the data on which cosine and rank are measured
-_APART = 1_000_003  # between the seeds of two stages
+_LIKENESS = 8  # training images on which cosine and rank are measured
+_SEED_STEP = 1_000_003  # difference between the seeds of consecutive stages
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a retrofit left.
+    """Result of a retrofit.
 
     Attributes:
-        student: in evaluation mode, on the device where it was trained.
-        card: what was done and measured, as JSON values; empty in processes other than the main one.
-        verdict: in a few lines; '' there.
+        student: student in evaluation mode, on the training device.
+        card: model card as JSON values; empty in processes other than the main one.
+        verdict: summary in a few lines; '' in processes other than the main one.
     """
 
     student: nn.Module
@@ -65,32 +65,36 @@ def retrofit(
 ) -> Result:
     """Train a student without the teacher's positional bias, and write it.
 
-    Writes `student.safetensors`, `card.json`, `log.jsonl`, events of tensorboard and the state of the training to the
-    folder of the config; a run that was stopped goes on. With several processes all of them call this.
+    Writes `student.safetensors`, `card.json`, `log.jsonl`, TensorBoard events and checkpoints to the output folder; an
+    interrupted run resumes. With several processes, all of them must call this function.
 
     Args:
-        config: everything.
-        source: pictures, in place of those that the config names.
-        on_step: called after every update, in the main process.
-        say: called with a sentence about what is done beside training, in the main process.
+        config: settings of the retrofit.
+        source: image source that replaces the sources of the config.
+        on_step: called after every training step, in the main process.
+        say: called with status messages outside of the training loop, in the main process.
 
     Raises:
-        OptionError, InputError, UnknownName, UnsupportedHost, UnsupportedCombination, MissingExtra: the config cannot
-            be carried out; raised before weights are loaded wherever that can be known.
+        OptionError: invalid or contradictory settings; checked before weights are loaded, if possible.
+        InputError: unreadable data, or a folder with a finished run or an interrupted run of other settings.
+        UnknownName: unknown model or encoding.
+        UnsupportedHost: the teacher cannot be converted.
+        UnsupportedCombination: the encoding is not supported by the teacher.
+        MissingExtra: a library is not installed.
     """
     with flushed():
-        return _carried_out(config, source, on_step, say)
+        return _run(config, source, on_step, say)
 
 
-def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None, say: Say | None) -> Result:
+def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status: Say | None) -> Result:
     start = time.perf_counter()
     check(config)
     processes = Processes.training(config.device, config.amp)
-    say = say if say is not None and processes.main else lambda words: None
+    status = status if status is not None and processes.main else lambda words: None
     for k, stage in enumerate(config.stages):
         if stage.batch % processes.count:
             raise OptionError(
-                f"stages[{k}].batch={stage.batch} cannot be shared by {processes.count} processes; choose a multiple."
+                f"stages[{k}].batch must be a multiple of the {processes.count} processes, got {stage.batch}."
             )
     folder = Folder(Path(config.out))
     folder.check(config.identity(), config.force, partly=True)
@@ -99,10 +103,10 @@ def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None
     identity = {**config.identity(), "data.fingerprint": source.fingerprint()}
     folder.check(identity, config.force)
 
-    say(f"loading {config.teacher.name}")
+    status(f"loading {config.teacher.name}")
     teacher = load_teacher(config.teacher, seed=config.seed)
     plan = make_plan(config, source, processes, teacher)
-    # no process writes before all have checked the folder, and none reads before it is ready
+    # barriers: no process writes before all have checked the folder, and none reads before it is prepared
     processes.wait()
     if processes.main:
         folder.begin(identity, config.force)
@@ -115,11 +119,11 @@ def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None
     if state is not None:
         blank = state[2]["channels"]
     elif config.target.blank == "auto":
-        say("choosing channels to blank")
-        blank = _telling(config, processes, before, teacher)
+        status("selecting channels to ablate")
+        blank = _position_channels(config, processes, before, teacher)
     else:
         blank = config.target.blank if isinstance(config.target.blank, list) else []
-    _make_crops(config, source, processes, teacher, plan, say)
+    _make_crops(config, source, processes, teacher, plan, status)
     follow = config.augment.place_teacher == "best"
     objective = Objective(teacher.model, student, config.loss, blank, follow)
     training = Training(objective, config, processes, folder, plan)
@@ -129,11 +133,11 @@ def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None
     if not processes.main:
         return Result(student, {}, "")
 
-    say("probing teacher and student")
+    status("probing teacher and student")
     pair = Pair(before, feature_maps(student, processes.place), blank)
-    report = compare(pair, pictures(teacher, config.probe, size, config.probe.seed), config.probe)
+    report = compare(pair, probe_images(teacher, config.probe, size, config.probe.seed), config.probe)
     images = Batches(source, size, _LIKENESS, seed=config.seed, **_settings(teacher))
-    data = kept_on_data(pair, images.load(0))
+    data = similarity_on_data(pair, images.load(0))
     card = {
         "kind": "vispe retrofit",
         "config": config.to_dict(),
@@ -158,22 +162,26 @@ def _carried_out(config: Retrofit, source: Source | None, on_step: OnStep | None
 
 
 def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: VisionModel) -> list[Part]:
-    """Return the stages with their images and numbers of updates."""
+    """Return the stages with their batches and numbers of training steps.
+
+    Raises:
+        OptionError: the warmup is not shorter than its stage.
+    """
     plan, first = [], 0
-    shared = {"rank": processes.rank, "world": processes.count, "workers": config.workers}
-    shared |= {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
+    options = {"rank": processes.rank, "world": processes.count, "workers": config.workers}
+    options |= {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
     for k, stage in enumerate(config.stages):
         batches: Batches | CropBatches = Batches(
-            source, stage.size, stage.batch, seed=config.seed + k * _APART, **shared
+            source, stage.size, stage.batch, seed=config.seed + k * _SEED_STEP, **options
         )
         if stage.crops:
-            place = Path(config.target.folder or Path(config.out) / "crops")
-            batches = CropBatches(Crops(place / f"{stage.size}-{stage.crops}", stage.crops), batches)
+            folder = Path(config.target.folder or Path(config.out) / "crops")
+            batches = CropBatches(Crops(folder / f"{stage.size}-{stage.crops}", stage.crops), batches)
         steps = stage.updates(len(batches))
         if stage.warmup >= steps:
             raise OptionError(
-                f"stages[{k}].warmup={stage.warmup} leaves none of the {steps} updates that its epochs make of "
-                f"{len(batches)} pictures; lower it."
+                f"stages[{k}].warmup must be below the {steps} steps of its epochs over {len(batches)} images, got "
+                f"{stage.warmup}."
             )
         plan.append(Part(replace(stage, steps=steps, epochs=None), first, steps, batches))
         first += steps
@@ -183,56 +191,56 @@ def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: V
 def _make_crops(
     config: Retrofit, source: Source, processes: Processes, teacher: VisionModel, plan: list[Part], say: Say
 ) -> None:
-    """Make the windows of the stages that keep them, with the teacher's features."""
+    """Compute the windows and teacher features of the stages with `crops`."""
     for k, part in enumerate(plan):
         if not isinstance(part.batches, CropBatches):
             continue
-        # upright, and in batches that fit where those of the training do
-        seed, size = config.seed + k * _APART, config.chunk or min(part.stage.batch, 16)
-        drawn = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
-        windows = Batches(source, part.stage.size, size, seed=seed, **drawn)
+        # batches no larger than in training, so that they fit into memory
+        seed, size = config.seed + k * _SEED_STEP, config.chunk or min(part.stage.batch, 16)
+        options = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
+        windows = Batches(source, part.stage.size, size, seed=seed, **options)
         identity = {"teacher": asdict(config.teacher), "windows": windows.fingerprint(), "amp": config.amp}
-        crops, since = part.batches.crops, time.perf_counter()
+        crops, start = part.batches.crops, time.perf_counter()
 
-        def shown(ready: int, count: int, since: float = since, every: int = 16 * size) -> None:
+        def report(ready: int, count: int, start: float = start, every: int = 16 * size) -> None:
             if ready % every == 0 or ready == count:
-                say(f"features of {ready} of {count} windows, {time.perf_counter() - since:.0f} s")
+                say(f"features of {ready} of {count} windows, {time.perf_counter() - start:.0f} s")
 
         grid = (teacher.channels, teacher.patch)
         crops.make(
-            teacher.model, windows, *grid, identity, processes, lambda: autocast(config, processes), shown
+            teacher.model, windows, *grid, identity, processes, lambda: autocast(config, processes), report
         )
 
 
 def _state(folder: Folder, processes: Processes) -> State | None:
-    """Return the last state, which all processes must find.
+    """Return the last checkpoint, which must be the same in all processes.
 
     Raises:
-        InputError: they find different ones.
+        InputError: the processes read different checkpoints.
     """
     state = folder.load()
     step = 0 if state is None else state[0]
     if processes.total(step) != step * processes.count:
         raise InputError(
-            f"Process {processes.rank} found the state of step {step} in {folder.path}, and others another one; "
-            "put out on a file system that all machines share."
+            f"process {processes.rank} read the checkpoint of step {step} from {folder.path}, others another one. Set "
+            "`out` to a file system shared by all machines."
         )
     return state
 
 
-def _telling(
+def _position_channels(
     config: Retrofit, processes: Processes, maps: FeatureFunction, teacher: VisionModel
 ) -> list[int]:
-    """Return the channels from which position is read best, as the main process finds them."""
-    # other pictures than those on which the result is measured
-    kinds = pictures(teacher, config.probe, config.stages[0].size, config.probe.seed + 1)
-    blank = telling_channels(maps, kinds, config.probe, blanked_count(config, teacher.channels))
-    # the sum over processes of zeros and of the main process's choice is that choice
+    """Return the position-dependent channels, as selected by the main process."""
+    # other images than those of the final measurement
+    kinds = probe_images(teacher, config.probe, config.stages[0].size, config.probe.seed + 1)
+    blank = position_channels(maps, kinds, config.probe, n_ablated_channels(config, teacher.channels))
+    # broadcast from the main process: the sum with zeros from the other processes
     numbers = torch.tensor(blank, device=processes.place) * processes.main
     processes.sum_([numbers])
     return numbers.tolist()
 
 
 def _settings(teacher: VisionModel) -> dict[str, list[float]]:
-    """Return mean and standard deviation of the channels, by which images are normalised."""
+    """Return mean and standard deviation of the channels for the normalisation."""
     return {"mean": teacher.mean.flatten().tolist(), "std": teacher.std.flatten().tolist()}

@@ -1,6 +1,6 @@
-"""The losses of a student: the teacher's features without blanked channels, and features that move with the image.
+"""Losses of a student: distillation of the teacher's ablated features, and equivariance.
 
-An image in two views, turned or elsewhere on a canvas, should have the same features once they are moved back.
+The features of two views of an image (poses, or positions on a canvas) should be equal after the inverse transform.
 """
 
 from __future__ import annotations
@@ -24,123 +24,133 @@ from vispe.train.retrofit.config import Weights
 Pair = tuple[Placement, Placement]
 
 
-class View(Protocol):
-    """A way to show an image, which features can be moved back from: an `Element` of D4 or a `Placement`."""
+class AugmentedView(Protocol):
+    """Invertible transform of images and features: an `Element` of D4 or a `Placement`."""
 
     def apply(self, values: Tensor, /) -> Tensor:
-        """Return the image as it is shown."""
+        """Return the transformed image."""
         ...
 
     def undo(self, values: Tensor, /) -> Tensor:
-        """Return features of what is shown where the image has them."""
+        """Return the features of a transformed image in the frame of the original image."""
         ...
 
 
 def cosine_distance(student: Tensor, target: Tensor) -> Tensor:
-    """Return 1 - cosine over channels, mean over patches, for every image (b,), in float32.
+    """Return 1 - cosine over channels, mean over patches, (b,) float32.
 
     >>> cosine_distance(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
     tensor([1.])
 
     Args:
-        student: maps (b, d, h, w), or one vector for each image (b, d).
-        target: the same shape.
+        student: maps (b, d, h, w), or one vector per image (b, d).
+        target: tensor of the same shape.
 
     Raises:
         ShapeError: the shapes differ.
     """
     if student.shape != target.shape:
         raise ShapeError(
-            f"Features are compared patch by patch, got {tuple(student.shape)} and {tuple(target.shape)}."
+            f"cosine_distance: shapes must be equal, got {tuple(student.shape)} and {tuple(target.shape)}."
         )
+    # float32, since norms of half-precision features lose digits under autocast; (b, d, h, w) -> (b, h, w)
     distance = 1 - F.cosine_similarity(student.float(), target.float(), dim=1)
+    # class tokens have no spatial axes: (b, d) -> (b,)
     return distance.flatten(1).mean(1) if distance.ndim > 1 else distance
 
 
-def blanked(maps: Tensor, channels: Sequence[int]) -> Tensor:
-    """Return maps (b, d, h, w) with some channels set to 0.
+def ablated(maps: Tensor, channels: Sequence[int]) -> Tensor:
+    """Return maps (b, d, h, w) with `channels` set to 0.
 
-    >>> blanked(torch.ones(1, 3, 1, 1), [1]).flatten()
+    >>> ablated(torch.ones(1, 3, 1, 1), [1]).flatten()
     tensor([1., 0., 1.])
 
     Raises:
-        OptionError: a channel that does not exist.
+        OptionError: a channel does not exist.
     """
-    bad = [c for c in channels if not 0 <= c < maps.shape[1]]
-    if bad:
-        raise OptionError(f"Channel {bad[0]} cannot be blanked: the features have {maps.shape[1]}, from 0.")
+    invalid = [c for c in channels if not 0 <= c < maps.shape[1]]
+    if invalid:
+        raise OptionError(f"ablated: channels must be below {maps.shape[1]}, got {invalid[0]}.")
     if not channels:
         return maps
     return maps.index_fill(1, torch.tensor(list(channels), device=maps.device), 0)
 
 
-def pose_of(seed: int, step: int) -> Element:
-    """Return the pose of an update: one of the seven that move an image, drawn from (seed, step)."""
+def sample_pose(seed: int, step: int) -> Element:
+    """Return the random pose of a step, one of the seven that are not the identity; depends on (seed, step) only."""
+    # 7 and 13 (below) separate the random streams of poses and placements; D4[0] is the identity
     return D4[1 + int(np.random.default_rng([seed, 7, step]).integers(len(D4) - 1))]
 
 
-def pair_of(seed: int, step: int, progress: float, content: tuple[int, int], augment: Augment) -> Pair:
-    """Return the two placements of an update, drawn from (seed, step), which differ in their offsets.
+def sample_placements(
+    seed: int, step: int, progress: float, content: tuple[int, int], augment: Augment
+) -> Pair:
+    """Return two random placements with different offsets for a step; they depend on (seed, step) only.
 
     Args:
-        seed: of the run.
-        step: number of updates before.
-        progress: share of the run that is done, by which the canvas grows.
+        seed: seed of the run.
+        step: index of the step.
+        progress: completed fraction of the run, which determines the size of the canvas.
         content: height and width of the images in patches.
-        augment: canvas, curriculum and which of the two is the example.
+        augment: canvas, curriculum, and which of the two is the target.
     """
     generator = np.random.default_rng([seed, 13, step])
     options = {"content": content, "canvas": (augment.place,) * 2, "curriculum": augment.curriculum}
     first = second = Placement.draw(generator, progress, **options)
     if augment.place_teacher == "best":
+        # centred on the canvas, where the content has the largest distance to the border
         spare = [size - n for size, n in zip(first.canvas, content, strict=True)]
         first = Placement(content, first.canvas, (spare[0] // 2, spare[1] // 2))
+    # equal offsets would have a loss of 0
     while second.offset == first.offset:
         second = Placement.draw(generator, progress, **options)
     return shared(first, second)
 
 
-def disagreement(
+def view_distance(
     student: nn.Module,
     images: Tensor,
-    first: View,
-    second: View,
+    first: AugmentedView,
+    second: AugmentedView,
     *,
     of_first: Tensor | None = None,
     follow: bool = False,
 ) -> Tensor:
-    """Return 1 - cosine between a student's features in two views, each moved back, mean over patches, (b,).
+    """Return 1 - cosine of a student's features in two views after the inverse transforms, mean over patches, (b,).
 
     Args:
         student: a model of timm, or an image tower of open_clip.
         images: normalised (b, 3, H, W).
-        first: view.
-        second: view, which has its patches in common with the first.
-        of_first: features of the first view, where they are known; otherwise both views are one batch of the student.
-        follow: let the second learn from the first, which is held fixed.
+        first: first view.
+        second: second view, with patches in common with the first.
+        of_first: features of the first view, if known; otherwise both views are passed as one batch.
+        follow: detach the first view, so that it is the target of the second.
 
     Raises:
-        ShapeError: the views give back different patches.
+        ShapeError: the views have different patches.
     """
     if of_first is None:
-        both = torch.cat([first.apply(images), second.apply(images)])
-        of_first, of_second = final_tokens(student, both)[0].chunk(2)
+        # one forward pass for both views, (2 b, 3, H, W)
+        views = torch.cat([first.apply(images), second.apply(images)])
+        of_first, of_second = final_tokens(student, views)[0].chunk(2)
     else:
         of_second, _ = final_tokens(student, second.apply(images))
-    wanted = first.undo(of_first)
-    return cosine_distance(second.undo(of_second), wanted.detach() if follow else wanted)
+    # both maps in the frame of the original image, so that equal indices are equal patches
+    target = first.undo(of_first)
+    # without detach, the views are symmetric and both receive gradients
+    return cosine_distance(second.undo(of_second), target.detach() if follow else target)
 
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """The parts of the loss, image by image.
+    """Loss of a retrofit, by term and image.
 
     Attributes:
-        teacher: frozen, in evaluation mode.
-        student: what is trained.
-        weights: of the parts; a part of weight 0 is not computed, except for distill, which is reported.
-        channels: that are set to 0 in what the student learns.
-        follow: whether the second of two placements learns from the first, and not each from the other.
+        teacher: frozen model, in evaluation mode.
+        student: trained model.
+        weights: weights of the terms; terms of weight 0 are not computed, except for distill, which is logged.
+        channels: ablated channels of the target.
+        follow: whether the second of two placements is trained on the first, instead of both on each other.
     """
 
     teacher: nn.Module
@@ -150,40 +160,43 @@ class Objective:
     follow: bool = False
 
     def parts(
-        self, images: Tensor, pose: Element, kept: Tensor | None = None, pair: Pair | None = None
+        self, images: Tensor, pose: Element, target_maps: Tensor | None = None, pair: Pair | None = None
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return the parts (b,) float32 by name, and the maps of the student and of the target, detached.
+        """Return the loss terms (b,) float32 by name, and the detached maps of student and target.
 
         Args:
             images: normalised (b, 3, H, W).
-            pose: in which the student is compared with itself.
-            kept: the teacher's maps of these images, where they are known.
-            pair: placements at which it is compared with itself, where they have a weight.
+            pose: pose of the second view for `d4`.
+            target_maps: precomputed teacher maps of these images, if available.
+            pair: placements for `place`; required if its weight is not 0.
 
         Raises:
-            OptionError: placements have a weight, and there are none.
+            OptionError: `place` has a weight, but `pair` is None.
         """
         with torch.no_grad():
-            target, token = final_tokens(self.teacher, images) if kept is None else (kept, None)
-            target = blanked(target, self.channels)
-        maps, own = final_tokens(self.student, images)
+            target, token = final_tokens(self.teacher, images) if target_maps is None else (target_maps, None)
+            # position-dependent channels are 0 in the target, so the student learns not to encode them
+            target = ablated(target, self.channels)
+        maps, student_token = final_tokens(self.student, images)  # (b, d, h, w), (b, d)
         parts = {"distill": cosine_distance(maps, target)}
         if self.weights.centred:
+            # the component common to all patches dominates the cosine and hides differences between patches
             parts["centred"] = cosine_distance(
                 *(m.float() - m.float().mean((2, 3), keepdim=True) for m in (maps, target))
             )
         if self.weights.d4:
-            parts["d4"] = disagreement(self.student, images, IDENTITY, pose, of_first=maps)
+            # the unrotated view was computed above
+            parts["d4"] = view_distance(self.student, images, IDENTITY, pose, of_first=maps)
         if self.weights.place:
             if pair is None:
                 raise OptionError(
-                    f"loss.place={self.weights.place} compares two placements, got none; give a pair."
+                    f"loss.place={self.weights.place} needs two placements, got none. Pass `pair`."
                 )
-            parts["place"] = disagreement(self.student, images, *pair, follow=self.follow)
+            parts["place"] = view_distance(self.student, images, *pair, follow=self.follow)
         if self.weights.class_token:
-            parts["class_token"] = cosine_distance(own, token)
+            parts["class_token"] = cosine_distance(student_token, token)
         return parts, maps.detach(), target
 
     def total(self, parts: dict[str, Tensor]) -> Tensor:
-        """Return the weighted sum of the parts, (b,)."""
+        """Return the weighted sum of the terms, (b,)."""
         return sum(getattr(self.weights, name) * value for name, value in parts.items())

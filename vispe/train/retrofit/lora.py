@@ -1,7 +1,7 @@
-"""Low-rank changes of linear layers (LoRA): few weights are trained beside frozen ones, and merged at the end.
+"""Low-rank adaptation (LoRA) of linear layers, which is merged into the weights after training.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. Every weight W of a block
-becomes W + B A with A (r, in) drawn at random and B (out, r) zero, so training starts from W.
+becomes W + B A with random A (r, in) and zero B (out, r), so training starts from W.
 """
 
 from __future__ import annotations
@@ -17,56 +17,55 @@ from vispe.errors import UnsupportedHost
 
 
 class LowRank(nn.Module):
-    """A weight plus a product of two thin matrices.
+    """Parametrization of a weight as W + B A.
 
     Args:
         weight: (out, in), for sizes, dtype and device.
-        rank: of the change.
+        rank: rank r of the update.
     """
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
         out, inside = weight.shape
         self.down = nn.Parameter(weight.new_empty(rank, inside))
-        self.up = nn.Parameter(weight.new_zeros(out, rank))
+        self.up = nn.Parameter(weight.new_zeros(out, rank))  # the initial update is 0
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the changed weight, in its own precision whatever autocast says."""
+        """Return the updated weight (out, in), in its own dtype regardless of autocast."""
         with torch.autocast("cpu" if weight.is_meta else weight.device.type, enabled=False):
             return weight + self.up @ self.down
 
 
 def add_lora(model: nn.Module, rank: int, layers: Collection[str] | None = None) -> list[str]:
-    """Put a low-rank change beside every linear weight of the blocks, in place; return the names of the weights.
+    """Add a low-rank update to every linear weight of the blocks, in place; return the names of the weights.
 
-    Weights of attention (qkv, or q, k and v, and proj) and of the MLP take part, those of encodings do not. The weights
-    themselves are frozen, the changes require gradients. The draws come from torch's global generator.
+    Includes the weights of attention (qkv, or q, k and v, and proj) and of the MLP, but not those of encodings. The
+    weights are frozen, the updates require gradients. Random numbers come from torch's global generator.
 
     Args:
-        model: of timm or open_clip, converted or not; with `layers` any model.
-        rank: of the changes.
-        layers: last parts of the names of linear layers, such as q_proj, which get a change wherever they are, and
-            those of blocks do not.
+        model: model of timm or open_clip, converted or not; with `layers` any model.
+        rank: rank of the updates.
+        layers: last components of the names of linear layers, such as q_proj, which replace the layers of the blocks.
 
     Raises:
-        UnsupportedHost: the model has no linear layer in blocks, or lacks one that `layers` names.
+        UnsupportedHost: the model has no linear layers in blocks, or lacks one of `layers`.
     """
-    chosen = list(_weights(model) if layers is None else _named(model, layers))
-    found = {path.split(".")[-2] for path, _, _ in chosen}
-    missing = ", ".join(sorted(set(layers or ()) - found))
-    if not chosen or missing:
+    weights = list(_weights(model) if layers is None else _named(model, layers))
+    layer_names = {path.split(".")[-2] for path, _, _ in weights}
+    missing = ", ".join(sorted(set(layers or ()) - layer_names))
+    if not weights or missing:
         what = f"linear layers called {missing}" if missing else "linear layers in blocks"
-        raise UnsupportedHost(f"{type(model).__name__} has no {what} to which lora could be added.")
-    for _, owner, key in chosen:
+        raise UnsupportedHost(f"{type(model).__name__} has no {what}, which LoRA needs.")
+    for _, owner, key in weights:
         weight = getattr(owner, key)
         weight.requires_grad_(False)
         parametrize.register_parametrization(owner, key, LowRank(weight.detach(), rank))
-    return [path for path, _, _ in chosen]
+    return [path for path, _, _ in weights]
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Write the changed weights into plain ones, in place: outputs stay the same bit for bit; return the model."""
+    """Merge the updates into the weights, in place; outputs are bit-identical. Return the model."""
     for module in list(model.modules()):
         if parametrize.is_parametrized(module):
             for key in list(module.parametrizations):
@@ -76,7 +75,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _named(model: nn.Module, layers: Collection[str]) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield path, owner and key of the weights of linear layers of some names."""
+    """Yield path, owner and key of the weights of linear layers with these names."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear) and path.split(".")[-1] in layers:
             yield f"{path}.weight", module, "weight"
@@ -90,6 +89,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
             continue
         if isinstance(module, nn.Linear):
             yield f"{path}.weight", module, "weight"
-        # open_clip: q, k and v as one
+        # open_clip: q, k and v in one weight
         elif isinstance(getattr(module, "in_proj_weight", None), nn.Parameter):
             yield f"{path}.in_proj_weight", module, "in_proj_weight"

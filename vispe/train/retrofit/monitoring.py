@@ -1,8 +1,8 @@
-"""What a retrofit measures by itself, on pictures that were not trained on; and which channels reveal position.
+"""Measurements of a retrofit at the end of training, and selection of position-dependent channels.
 
-Readable position of the teacher, of the teacher without the blanked channels, and of the student are probed with the
-same fitted patches. Beside them stand the cosine to what the student learnt and the effective rank: features that
-are the same everywhere are not positional either. `vispe retrofit evaluate` measures much more.
+Decodable position of the teacher, the ablated teacher and the student is probed with the same fitted patches, on images
+that are not used for training. Cosine to the target and effective rank detect a collapse to constant features. See
+`vispe retrofit evaluate` for the complete evaluation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vispe.train.retrofit.config import Probe
 
 
 def feature_maps(model: nn.Module, device: torch.device) -> FeatureFunction:
-    """Return the function from images (b, 3, H, W) to final maps (b, d, h, w) on the CPU, without gradients."""
+    """Return a function from images (b, 3, H, W) to final maps (b, d, h, w) on the CPU, without gradients."""
 
     def maps(images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -33,14 +33,14 @@ def feature_maps(model: nn.Module, device: torch.device) -> FeatureFunction:
     return maps
 
 
-def pictures(teacher: VisionModel, probe: Probe, size: int, seed: int) -> dict[str, Sequence[Tensor]]:
-    """Return normalised pictures that show no place, (3, side, side) each, by kind: 'noise' and 'textures'.
+def probe_images(teacher: VisionModel, probe: Probe, size: int, seed: int) -> dict[str, Sequence[Tensor]]:
+    """Return normalised images without positional cue, (3, side, side) each, by kind: 'noise' and 'textures'.
 
     Args:
-        teacher: whose normalisation is used.
-        probe: how many.
-        size: of the images of the first stage in pixels.
-        seed: of the pictures.
+        teacher: model whose normalisation is used.
+        probe: numbers and size of the images.
+        size: default size in pixels, that of the first stage.
+        seed: seed of the images.
     """
     side = probe.size or size
     settings = Settings(teacher.patch, side, teacher.mean, teacher.std)
@@ -49,105 +49,108 @@ def pictures(teacher: VisionModel, probe: Probe, size: int, seed: int) -> dict[s
     return {kind: images for kind, images in kinds.items() if len(images)}
 
 
-def telling_channels(
+def position_channels(
     teacher: FeatureFunction, kinds: Mapping[str, Sequence[Tensor]], probe: Probe, count: int
 ) -> list[int]:
-    """Return the channels from which the position of a patch is read best, the best first.
+    """Return the channels from which the position of a patch is decoded best, in descending order.
 
-    A channel is judged by its best held-out R² over row, column, diagonal, distance to the centre and raster order,
-    mean over pictures.
+    The score of a channel is its best held-out R² over row, column, diagonal, distance to the centre and raster order,
+    averaged over images.
 
     Args:
-        teacher: images -> maps.
-        kinds: pictures by kind.
-        probe: how it is fitted.
-        count: of channels.
+        teacher: function from images to maps.
+        kinds: probe images by kind.
+        probe: settings of the probe.
+        count: number of channels.
     """
     rng, curves = np.random.default_rng(probe.seed), []
     for images in kinds.values():
         for image in images:
             maps = features_of(teacher, image[None])[0].permute(1, 2, 0)
             trials = _trials(probe, maps.shape[0])
-            # the first target, row and column together, is the sum of two that are there already
+            # skip the first target, row and column, which is the sum of two others
             curves.append(trials.channels(maps, trials.draw(tuple(maps.shape[:2]), rng))[1:])
-    # a channel that is constant has no R² and comes last
+    # constant channels have no R² and are sorted last
     best = np.nan_to_num(np.mean(curves, axis=0), nan=-np.inf).max(0)
     return [int(c) for c in np.argsort(-best, kind="stable")[:count]]
 
 
 def compare(pair: Pair, kinds: Mapping[str, Sequence[Tensor]], probe: Probe) -> dict[str, Any]:
-    """Measure teacher, blanked teacher and student on the same pictures with the same fitted patches.
+    """Probe teacher, ablated teacher and student on the same images with the same fitted patches.
 
     Args:
         pair: teacher and student.
-        kinds: pictures by kind.
-        probe: how it is fitted.
+        kinds: probe images by kind.
+        probe: settings of the probe.
 
     Returns:
         JSON values by kind: for 'before' (teacher), 'blanked' and 'after' (student) the held-out R² of each target and
-        of the shuffled headline, median over pictures; 'cosine' of the student to the blanked teacher, and 'rank'
-        (effective rank) of all three, means over pictures.
+        of the shuffled headline, median over images; 'cosine' of student and ablated teacher, and 'rank' (effective
+        rank) of all three, means over images.
     """
     rng, report = np.random.default_rng(probe.seed), {}
     for kind, images in kinds.items():
-        rows, kept = [], []
+        scores, similarities = [], []
         for maps in map(pair.maps, images):
-            rows.append(_scores(maps, probe, rng))
-            kept.append(likeness([maps]))
-        medians = {side: np.median([row[side] for row in rows], axis=0) for side in SIDES}
+            scores.append(_scores(maps, probe, rng))
+            similarities.append(likeness([maps]))
+        medians = {side: np.median([row[side] for row in scores], axis=0) for side in SIDES}
         report[kind] = {
             "pictures": len(images),
             **{
                 side: dict(zip((*POSITIONS, "shuffled"), map(_plain, values), strict=True))
                 for side, values in medians.items()
             },
-            "cosine": _plain(np.mean([one.cosine_blanked for one in kept])),
-            "rank": {side: _plain(np.mean([one.rank[side] for one in kept])) for side in SIDES},
+            "cosine": _plain(np.mean([similarity.cosine_blanked for similarity in similarities])),
+            "rank": {
+                side: _plain(np.mean([similarity.rank[side] for similarity in similarities]))
+                for side in SIDES
+            },
         }
     return report
 
 
 def _scores(maps: Mapping[str, Tensor], probe: Probe, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return the held-out R² of each target and of the shuffled headline, by side."""
+    """Return the held-out R² of each target and of the shuffled headline, for each of `SIDES`."""
     grid = tuple(maps["before"].shape[1:])
     trials = _trials(probe, grid[0])
-    # the same patches are fitted on every side, so that sides differ by their features alone
+    # the same patches are fitted for all models, so that only the features differ
     trial = trials.draw(grid, rng)
     scores = {side: trials.scores(value.permute(1, 2, 0), trial) for side, value in maps.items()}
     return {side: np.append(r2, shuffled[0]) for side, (r2, shuffled) in scores.items()}
 
 
-def kept_on_data(pair: Pair, images: Iterable[Tensor]) -> dict[str, float | None]:
-    """Return cosine to the blanked teacher and effective ranks on images (3, H, W), means over images."""
-    kept = likeness(map(pair.maps, images))
+def similarity_on_data(pair: Pair, images: Iterable[Tensor]) -> dict[str, float | None]:
+    """Return cosine to the ablated teacher and effective ranks on images (3, H, W), means over images."""
+    similarity = likeness(map(pair.maps, images))
     return {
-        "images": len(kept.cosine),
-        "cosine": _plain(np.mean(kept.cosine_blanked)),
-        "rank": _plain(np.mean(kept.rank["after"])),
-        "rank_target": _plain(np.mean(kept.rank["blanked"])),
+        "images": len(similarity.cosine),
+        "cosine": _plain(np.mean(similarity.cosine_blanked)),
+        "rank": _plain(np.mean(similarity.rank["after"])),
+        "rank_target": _plain(np.mean(similarity.rank["blanked"])),
     }
 
 
 def verdict(report: Mapping[str, Any], data: Mapping[str, Any], blank: int, channels: int) -> str:
-    """Return the result in a few lines: readable position before and after, and what was kept.
+    """Return the result in a few lines: decodable position before and after, and similarity to the target.
 
     Args:
-        report: of `compare`.
-        data: of `kept_on_data`.
-        blank: number of blanked channels.
+        report: result of `compare`.
+        data: result of `similarity_on_data`.
+        blank: number of ablated channels.
         channels: number of channels.
     """
     lines = []
     for kind, scores in report.items():
         before, blanked, after = (_number(scores[side]["lr+ud"]) for side in SIDES)
         lines.append(
-            f"position read from {kind} (held-out R²: 1 all, 0 or less nothing): {before} before, "
-            f"{blanked} with {blank} of {channels} channels blanked, {after} after"
+            f"position decoded from {kind} (held-out R²; 1: perfectly, 0 or less: not at all): {before} before, "
+            f"{blanked} with {blank} of {channels} channels ablated, {after} after"
         )
-    share = None if not data["rank_target"] else (data["rank"] or 0.0) / data["rank_target"]
+    rank_ratio = None if not data["rank_target"] else (data["rank"] or 0.0) / data["rank_target"]
     lines.append(
-        f"kept on images of the data: cosine {_number(data['cosine'])} to the features that were to be learnt, "
-        f"effective rank x {_number(share)}"
+        f"similarity on training images: cosine {_number(data['cosine'])} to the target, "
+        f"effective rank x {_number(rank_ratio)}"
     )
     return "\n".join(lines)
 

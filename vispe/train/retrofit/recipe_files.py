@@ -1,4 +1,4 @@
-"""Recipes: those that come with vispe, by name, and what a recipe from elsewhere may do."""
+"""Recipes (YAML configs): lookup of those shipped with vispe by name, and permissions of foreign ones."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from vispe.backbones.hub import code_named_by, downloads, downloads_granted
 from vispe.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-_LARGEST, _DEEPEST = 1 << 20, 30  # bytes of a recipe, and levels of nesting
+_LARGEST, _DEEPEST = 1 << 20, 30  # largest size of a recipe in bytes, and depth of nesting
 CODE, DOWNLOAD = "--allow-code", "--allow-download"
-"""Options of every command that reads a recipe: what it names may be run, or fetched."""
-_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")  # of the installed package, of a checkout
+"""Options of every command with recipes: permit a recipe to run Python code, or to download weights."""
+_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")  # in the installed package, in a checkout
 
 
 def recipe_file(name: str) -> str:
-    """Return the path of a recipe: `name` as it is if such a file exists, else that of the recipe of this name.
+    """Return the path of a recipe: `name` if such a file exists, otherwise the shipped recipe of this name.
 
-    A name with folders in it, and one that is of no recipe, is returned as it is.
+    Names with folders, and unknown names, are returned unchanged.
 
     >>> Path(recipe_file("tiny_smoke.yaml")).is_absolute(), recipe_file("mine/tiny_smoke.yaml")
     (True, 'mine/tiny_smoke.yaml')
@@ -29,8 +29,8 @@ def recipe_file(name: str) -> str:
     return next((str(folder / name) for folder in _FOLDERS if (folder / name).is_file()), name)
 
 
-def with_recipes(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, with the paths of recipes that `--config` names."""
+def resolve_recipes(words: Sequence[str]) -> list[str]:
+    """Return command-line arguments with the recipes of `--config` replaced by their paths."""
     words = list(words)
     for k, word in enumerate(words):
         if k and words[k - 1] == "--config":
@@ -41,22 +41,22 @@ def with_recipes(words: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def as_permitted(words: Sequence[str]) -> Iterator[list[str]]:
-    """Check the recipes that a command line names; inside, they may do what the command line allows.
+def recipe_permissions(words: Sequence[str]) -> Iterator[list[str]]:
+    """Check the recipes of a command line, and apply its permissions within the context.
 
-    A recipe of vispe, and a command line without a recipe, may run the Python code and fetch the weights that they
-    name. Any other recipe needs `--allow-code` and `--allow-download`.
+    Recipes of vispe, and command lines without a recipe, may run Python code and download weights. Other recipes need
+    `--allow-code` and `--allow-download`.
 
     Args:
-        words: of a command line.
+        words: command-line arguments.
 
     Yields:
-        The words with the paths of recipes, without the two options.
+        The arguments with the paths of recipes, without the two options.
 
     Raises:
-        InputError: a recipe that is too large, too deep, or has aliases.
+        InputError: a recipe is too large, too deeply nested, or has aliases.
     """
-    rest = with_recipes([word for word in words if word not in (CODE, DOWNLOAD)])
+    rest = resolve_recipes([word for word in words if word not in (CODE, DOWNLOAD)])
     files = [Path(value) for value in _values(rest) if value.lower().endswith((".yaml", ".yml", ".json"))]
     files += [Path(value) for value in _values(rest, "--config")]
     for file in dict.fromkeys(files):
@@ -65,11 +65,11 @@ def as_permitted(words: Sequence[str]) -> Iterator[list[str]]:
     foreign = [
         value for value in _values(rest, "--config") if Path(value).resolve().parent not in _own_folders()
     ]
-    granted = DOWNLOAD in words
+    download_allowed = DOWNLOAD in words
     with (
         code_named_by(rest if foreign and CODE not in words else None),
-        downloads(granted or not foreign),
-        downloads_granted(granted),
+        downloads(download_allowed or not foreign),
+        downloads_granted(download_allowed),
     ):
         yield rest
 
@@ -79,30 +79,30 @@ def _own_folders() -> list[Path]:
 
 
 def _values(words: Sequence[str], option: str = "--") -> list[str]:
-    """Return the values of an option, in the next word or after '='; of all options by default."""
-    found = []
+    """Return the values of an option, in the next argument or after '='; by default of all options."""
+    values = []
     for k, word in enumerate(words):
         name, equals, value = word.partition("=")
         matches = name.startswith("--") if option == "--" else name == option
         if matches and equals:
-            found.append(value)
+            values.append(value)
         elif matches and k + 1 < len(words):
-            found.append(words[k + 1])
-    return found
+            values.append(words[k + 1])
+    return values
 
 
 def _check_recipe(file: Path) -> None:
-    """Check the structure of a YAML file before any part of it is built.
+    """Check the structure of a YAML file before it is parsed into objects.
 
     Raises:
-        InputError: it is too large or too deep, or has aliases, which a few bytes multiply without limit.
+        InputError: too large, too deeply nested, or with aliases, which can expand exponentially.
     """
     import yaml
 
     size = file.stat().st_size
     if size > _LARGEST:
         raise InputError(
-            f"{file} has {size} bytes, and a recipe has at most {_LARGEST}; write a shorter one."
+            f"{file}: recipes must have at most {_LARGEST} bytes, got {size}. Write a shorter one."
         )
     depth = 0
     try:
@@ -111,14 +111,14 @@ def _check_recipe(file: Path) -> None:
                 if isinstance(event, yaml.AliasEvent):
                     line = event.start_mark.line + 1
                     raise InputError(
-                        f"{file} has the alias *{event.anchor} in line {line}; write the value out."
+                        f"{file}: aliases are not allowed, got *{event.anchor} in line {line}. Write out the value."
                     )
                 depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
                     event, yaml.CollectionEndEvent
                 )
                 if depth > _DEEPEST:
                     raise InputError(
-                        f"{file} has more than {_DEEPEST} levels of nesting; write a flatter recipe."
+                        f"{file}: recipes must have at most {_DEEPEST} levels of nesting. Write a flatter one."
                     )
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{file} is not readable YAML ({' '.join(str(error).split())[:200]}).") from error

@@ -1,4 +1,4 @@
-"""Teacher and student of a retrofit: built, converted, frozen where asked, checked, and read again."""
+"""Student of a retrofit: construction, checks against the teacher, and loading."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from vispe.train.retrofit.teacher import load_teacher
 def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.Module:
     """Return a copy of the teacher's model with another encoding, in training mode.
 
-    Only the weights to be trained require gradients. With lora, the linear layers hold low-rank changes beside their
-    frozen weights.
+    Only the trained weights require gradients. With lora, linear layers have low-rank updates of their frozen weights.
 
     Args:
-        teacher: stays as it is.
-        config: encoding, initial weights and what is trained.
-        seed: of all new weights.
+        teacher: the teacher, which is not changed.
+        config: encoding, initial weights and trainable parameters.
+        seed: seed of all new weights.
 
     Raises:
-        OptionError: nothing would be trained.
-        UnknownEncoding, UnsupportedCombination, UnsupportedHost: the encoding has no place in the model.
+        OptionError: there are no trainable parameters.
+        UnknownEncoding: unknown encoding.
+        UnsupportedCombination: the encoding is not supported by the model.
+        UnsupportedHost: the model cannot be converted.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -55,8 +56,8 @@ def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.
                 parameter.requires_grad_(True)
             if config.trainable == "encoding" and not encoding:
                 raise OptionError(
-                    f"student.trainable=encoding was asked, and {config.pos_embed} has no parameters; choose an "
-                    "encoding that learns, or trainable: lora or all."
+                    f"student.trainable=encoding needs an encoding with parameters, got {config.pos_embed}. Use a "
+                    "learned encoding, or trainable: lora or all."
                 )
             if config.trainable == "lora":
                 add_lora(model, config.rank)
@@ -64,15 +65,18 @@ def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.
 
 
 def check_models(config: Retrofit) -> int:
-    """Check a retrofit against outlines of its models, before weights are fetched; return the number of features.
+    """Check a retrofit against its models without weights, before any download; return the number of channels.
 
     >>> from vispe.train.retrofit.config import Stage
     >>> check_models(Retrofit(Teacher("vit_tiny_patch16_224"), [Stage(224, steps=1)], [{"synthetic": 1}], "out"))
     192
 
     Raises:
-        OptionError: a size that the model refuses, channels that it does not have, a class token that it lacks.
-        UnknownName, UnsupportedHost, UnsupportedCombination, InputError: models that cannot be built.
+        OptionError: an unsupported size, channels that do not exist, or a missing class token.
+        UnknownName: unknown model or encoding.
+        UnsupportedHost: the model cannot be converted.
+        UnsupportedCombination: the encoding is not supported by the model.
+        InputError: the weights file does not exist.
     """
     teacher = load_teacher(config.teacher, outline=True)
     make_student(teacher, config.student)
@@ -82,53 +86,55 @@ def check_models(config: Retrofit) -> int:
 
 
 def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
-    """Yield a sentence for each thing that does not fit the teacher."""
+    """Yield a message for each setting that does not match the teacher."""
     name, patch = config.teacher.name, teacher.patch
     sizes = {f"stages[{k}].size": stage.size for k, stage in enumerate(config.stages)}
     if config.probe.size is not None:
         sizes["probe.size"] = config.probe.size
     for key, size in sizes.items():
         if size % patch:
-            near = f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}"
-            yield f"{key}={size} is no multiple of the patch of {name}, {patch} px; choose {near}."
+            nearest = f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}"
+            yield f"{key} must be a multiple of the patch size of {name}, {patch} px, got {size}. Use {nearest}."
         if teacher.exact and size != teacher.size:
-            yield f"{key}={size}, and {name} takes images of {teacher.size} px alone; set teacher.img_size to {size}."
+            yield f"{key} must be {teacher.size} px for {name}, got {size}. Set teacher.img_size to {size}."
     for k, stage in enumerate(config.stages):
-        grid, place = stage.size // patch, config.augment.place
-        if place and (place == grid or 2 * place <= grid):
-            why = "nothing could move" if place == grid else "two such windows may have no patch in common"
+        grid, canvas = stage.size // patch, config.augment.place
+        if canvas and (canvas == grid or 2 * canvas <= grid):
+            reason = (
+                "images cannot be moved" if canvas == grid else "two such windows may have no patch in common"
+            )
             yield (
-                f"augment.place={place}, and stages[{k}].size={stage.size} has {grid} patches a side, so that {why}; "
-                f"choose a larger canvas, such as {grid + grid // 2}."
+                f"augment.place={canvas} with stages[{k}].size={stage.size} ({grid} patches per side): {reason}. Use a "
+                f"larger canvas, such as {grid + grid // 2}."
             )
     blank, channels = config.target.blank, teacher.channels
-    if isinstance(blank, list) and (bad := [c for c in blank if not 0 <= c < channels]):
-        yield f"target.blank names channel {bad[0]}, and the features of {name} have {channels}, numbered from 0."
-    count = blanked_count(config, channels)
+    if isinstance(blank, list) and (invalid := [c for c in blank if not 0 <= c < channels]):
+        yield f"target.blank must be channels below {channels}, the number of features of {name}, got {invalid[0]}."
+    count = n_ablated_channels(config, channels)
     if count >= channels:
-        yield f"target.count={count} would blank all {channels} channels of {name}; lower it."
+        yield f"target.count must be below {channels}, the number of features of {name}, got {count}."
     if config.loss.class_token and not teacher.class_token:
-        yield f"loss.class_token={config.loss.class_token}, and {name} has no class token; set it to 0."
+        yield f"loss.class_token must be 0, since {name} has no class token, got {config.loss.class_token}."
 
 
 def check_size(size: int, backbone: VisionModel, name: str) -> None:
-    """Check that a model takes images of a size.
+    """Check that a model supports an image size.
 
     Args:
         size: side in pixels.
         backbone: the model.
-        name: what the message calls it.
+        name: name of the model in the message.
 
     Raises:
-        OptionError: it does not.
+        OptionError: the size is not supported.
     """
     if size % backbone.patch or (backbone.exact and size != backbone.size):
-        needed = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch}"
-        raise OptionError(f"size={size} does not suit {name}, which needs {needed}.")
+        required = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch}"
+        raise OptionError(f"size must be {required} for {name}, got {size}.")
 
 
-def blanked_count(config: Retrofit, channels: int) -> int:
-    """Return how many of the channels are blanked."""
+def n_ablated_channels(config: Retrofit, channels: int) -> int:
+    """Return the number of ablated channels."""
     if isinstance(config.target.blank, list):
         return len(config.target.blank)
     if config.target.blank == "none":
@@ -137,17 +143,20 @@ def blanked_count(config: Retrofit, channels: int) -> int:
 
 
 def load_student(folder: str | Path) -> tuple[VisionModel, VisionModel, dict[str, Any]]:
-    """Return the student of a finished retrofit, its teacher, and its card.
+    """Return the student of a finished retrofit, its teacher, and its model card.
 
     Args:
-        folder: what the retrofit wrote, or its `student.safetensors`.
+        folder: output folder of the retrofit, or its `student.safetensors`.
 
     Raises:
-        InputError: no finished retrofit is there, or its weights do not fit.
+        InputError: there is no finished retrofit, or its weights do not match.
+
+    Example:
+        >>> student, teacher, card = load_student("out")  # doctest: +SKIP
     """
     card = read_card(folder)
     try:
         teacher = load_teacher(Teacher(**card["config"]["teacher"]), seed=card["config"]["seed"])
     except TypeError as error:
-        raise InputError(f"{folder} has no card of vispe retrofit ({error}).") from error
+        raise InputError(f"{folder} has no model card of vispe retrofit ({error}).") from error
     return fitted(teacher, folder), teacher, card

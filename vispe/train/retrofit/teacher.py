@@ -1,4 +1,4 @@
-"""The teacher of a retrofit: a model of timm or open_clip, or its outline without weights."""
+"""Teacher of a retrofit: a model of timm or open_clip, with or without weights."""
 
 from __future__ import annotations
 
@@ -16,50 +16,54 @@ from vispe.train.retrofit.config import Teacher
 
 
 def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> VisionModel:
-    """Build the teacher in evaluation mode, frozen.
+    """Build the teacher, frozen and in evaluation mode.
 
     Args:
-        config: what it is.
-        outline: build it without weights, and a timm model without memory (on torch's meta device), for checks.
-        seed: of random weights.
+        config: settings of the teacher.
+        outline: build it without weights, and timm models on torch's meta device, for checks.
+        seed: seed of random weights.
 
     Raises:
-        UnknownName, InputError, OptionError, UnsupportedHost: it cannot be found, loaded or used.
+        UnknownName: unknown model.
+        InputError: the weights cannot be loaded.
+        OptionError: an invalid image size or option.
+        UnsupportedHost: not a vision transformer with square patches.
+        ShapeError: the model does not have 3 input channels.
 
     >>> load_teacher(Teacher("vit_tiny_patch16_224"), outline=True).channels
     192
     """
-    name, of_clip = config.name, config.name.startswith(PREFIX)
-    built = _without_weights(config) if outline else config
-    with torch.device("meta" if outline and not of_clip else "cpu"):
-        asked = {"weights": built.weights, "img_size": config.img_size, "options": config.options}
-        net = load_model(built.name, any_size=True, seed=seed, **asked)
+    name, is_open_clip = config.name, config.name.startswith(PREFIX)
+    model_config = _without_weights(config) if outline else config
+    with torch.device("meta" if outline and not is_open_clip else "cpu"):
+        options = {"weights": model_config.weights, "img_size": config.img_size, "options": config.options}
+        net = load_model(model_config.name, any_size=True, seed=seed, **options)
     blocks_of(net)
     conv = patch_projection(net)
     if conv is None or conv.stride[0] != conv.stride[1]:
-        raise UnsupportedHost(f"{name} has no projection of square patches, which a retrofit needs.")
+        raise UnsupportedHost(f"{name} has no patch projection with square patches, which a retrofit needs.")
     if conv.in_channels != 3:
-        raise ShapeError(f"{name} takes images of {conv.in_channels} channels; a retrofit needs 3.")
+        raise ShapeError(f"{name}: a retrofit needs 3 input channels, got {conv.in_channels}.")
     model = VisionModel(net.requires_grad_(False), mean=_column(config.mean), std=_column(config.std))
     if model.size % model.patch and config.img_size:
         raise OptionError(
-            f"teacher.img_size={config.img_size} is no multiple of the patch of {name}, {model.patch} px; "
-            f"choose {max(1, round(config.img_size / model.patch)) * model.patch}."
+            f"teacher.img_size must be a multiple of the patch size of {name}, {model.patch} px, got "
+            f"{config.img_size}. Use {max(1, round(config.img_size / model.patch)) * model.patch}."
         )
     return model
 
 
 def _without_weights(config: Teacher) -> Teacher:
-    """Return the teacher with random weights, after a look at what its own would be.
+    """Return the teacher with random weights, after checking its configured weights.
 
     Raises:
-        InputError: a file of weights that is not there.
-        UnsupportedHost: an open_clip model without a vision transformer of open_clip.
+        InputError: the weights file does not exist.
+        UnsupportedHost: an open_clip model whose image tower is not a vision transformer of open_clip.
     """
     if not config.name.startswith(PREFIX):
         if config.weights not in (None, "random") and not Path(config.weights).is_file():
             raise InputError(
-                f"teacher.weights={config.weights} is not a file; give a checkpoint, or 'random'."
+                f"teacher.weights must be a checkpoint file or 'random', got {config.weights}, which does not exist."
             )
         return replace(config, weights="random")
     import open_clip
@@ -69,9 +73,9 @@ def _without_weights(config: Teacher) -> Teacher:
         vision = open_clip.get_model_config(plain)["vision_cfg"]
         if "patch_size" not in vision or "timm_model_name" in vision:
             raise UnsupportedHost(
-                f"{config.name} has no vision transformer of open_clip as image tower; give a timm model."
+                f"{config.name}: the image tower is not a vision transformer of open_clip. Use a timm model."
             )
-    # without a tag or weights it is left as it is: loading it says what is missing
+    # without a tag or weights it is unchanged, so that loading it raises the error
     return replace(config, name=f"{PREFIX}{plain}", weights="random") if tag or config.weights else config
 
 

@@ -1,8 +1,8 @@
-"""Windows of the pictures and the teacher's features of them, made once and kept in files.
+"""Precomputed windows and their teacher features, stored in files.
 
-A frozen teacher gives the same features of a window each time, so a long training need not ask it again. Windows are
-drawn and changed once, as the rows of `Batches`, and kept as 8-bit pictures; features are kept in bfloat16. The
-training goes through them in passes, in another order each time.
+The features of a frozen teacher do not change, so long trainings can reuse them. Windows are sampled and augmented
+once, as rows of `Batches`, and stored as 8-bit images; features are stored in bfloat16. Training iterates over them in
+epochs with different orders.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from vispe.files import atomic_path
 from vispe.train.data import Batches
 from vispe.train.data.sampler import Order
 
-_EVERY = 16  # batches between two notes of how many are ready
+_EVERY = 16  # batches between two writes of the progress file
 OnCrops = Callable[[int, int], None]
-"""Called with the number of windows that are ready, and that of all."""
+"""Called with the number of finished windows, and the total."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Crops:
     """Windows and features in a folder: `images.npy` (n, 3, H, W) uint8 and `features.npy` (n, d, h, w) bfloat16.
 
     Attributes:
-        folder: of these files, and of what says how many are ready and what they were made from.
+        folder: folder of these files, and of progress files with the identity of their source.
         count: n.
     """
 
@@ -56,60 +56,63 @@ class Crops:
         autocast: Callable[[], AbstractContextManager[Any]],
         on_crops: OnCrops | None = None,
     ) -> None:
-        """Make what is missing; what was stopped goes on. Processes make whole batches in turn.
+        """Compute missing windows and features; interrupted runs resume. Processes compute batches in turn.
 
         Args:
-            teacher: on the device of the processes.
-            batches: of one process; its first rows are the windows.
+            teacher: teacher on the device of the processes.
+            batches: batches of one process, whose first rows are the windows.
             channels: d.
-            patch: its side in pixels.
-            identity: JSON values that decide what the files hold.
-            processes: that train together.
-            autocast: the precision of the teacher.
+            patch: patch size in pixels.
+            identity: JSON values that determine the contents of the files.
+            processes: processes of the training.
+            autocast: context manager of the teacher's precision.
             on_crops: called after every batch, in the main process.
 
         Raises:
-            InputError: the folder holds windows of something else.
+            InputError: the folder contains windows of another source.
         """
-        note = self.folder / f"ready-{processes.rank}.json"
-        asked = json.loads(json.dumps({**identity, "count": self.count, "processes": processes.count}))
-        ready = self._ready(note, asked)
+        state_file = self.folder / f"ready-{processes.rank}.json"
+        expected = json.loads(json.dumps({**identity, "count": self.count, "processes": processes.count}))
+        ready = self._ready(state_file, expected)
         sides = batches.size
         if processes.main and not ready:
             for path in (self._images, self._features):
-                if os.path.lexists(path) and (path.is_symlink() or not note.exists()):
+                if os.path.lexists(path) and (path.is_symlink() or not state_file.exists()):
                     raise InputError(
-                        f"{path} exists and was not made for target.folder; choose another target.folder."
+                        f"{path} exists and was not written by a retrofit. Set another target.folder."
                     )
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_note(note, asked, 0)
+            _write_note(state_file, expected, 0)
             open_memmap(self._images, "w+", np.uint8, (self.count, 3, *sides))
             open_memmap(self._features, "w+", np.int16, (self.count, channels, *(n // patch for n in sides)))
         processes.wait()
         images, features = self.arrays("r+")
         steps = range(processes.rank, -(-self.count // batches.batch), processes.count)
         for step in steps[ready:]:
-            at = slice(step * batches.batch, min((step + 1) * batches.batch, self.count))
+            rows = slice(step * batches.batch, min((step + 1) * batches.batch, self.count))
             mean, std = _colours(batches)
-            eight = batches.load(step).mul_(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
-            # the teacher sees what the student will see
+            pixels = batches.load(step).mul_(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
+            # the teacher gets the quantised windows, the input of the student
             with torch.no_grad(), autocast():
-                maps, _ = final_tokens(teacher, _normalised(eight, mean, std).to(processes.place))
-            images[at] = eight[: at.stop - at.start].numpy()
-            features[at] = (
-                maps.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()[: at.stop - at.start]
+                maps, _ = final_tokens(teacher, _normalised(pixels, mean, std).to(processes.place))
+            images[rows] = pixels[: rows.stop - rows.start].numpy()
+            features[rows] = (
+                maps.to("cpu", torch.bfloat16)
+                .contiguous()
+                .view(torch.int16)
+                .numpy()[: rows.stop - rows.start]
             )
             ready += 1
             if ready % _EVERY == 0 or step == steps[-1]:
                 images.flush()
                 features.flush()
-                _write_note(note, asked, ready)
+                _write_note(state_file, expected, ready)
             if on_crops is not None and processes.main:
-                on_crops(at.stop, self.count)
+                on_crops(rows.stop, self.count)
         processes.wait()
 
     def arrays(self, mode: Literal["r", "r+"] = "r") -> tuple[np.ndarray, np.ndarray]:
-        """Return the files of windows and of features, mapped into memory."""
+        """Return windows (n, 3, H, W) and features (n, d, h, w) as memory maps."""
         return np.load(self._images, mode), np.load(self._features, mode)
 
     @property
@@ -120,49 +123,57 @@ class Crops:
     def _features(self) -> Path:
         return self.folder / "features.npy"
 
-    def _ready(self, note: Path, asked: Mapping[str, Any]) -> int:
-        """Return how many batches this process has made."""
-        if not note.exists():
+    def _ready(self, state_file: Path, expected: Mapping[str, Any]) -> int:
+        """Return the number of batches that this process has finished.
+
+        Raises:
+            InputError: they were computed with another identity.
+        """
+        if not state_file.exists():
             return 0
-        kept = json.loads(note.read_text(encoding="utf-8"))
-        changed = sorted(k for k in {*asked, *kept["identity"]} if asked.get(k) != kept["identity"].get(k))
+        stored = json.loads(state_file.read_text(encoding="utf-8"))
+        changed = sorted(
+            k for k in {*expected, *stored["identity"]} if expected.get(k) != stored["identity"].get(k)
+        )
         if changed:
             raise InputError(
-                f"{self.folder} holds windows that were made with another {', '.join(changed)}; choose another "
+                f"{self.folder} contains windows computed with another {', '.join(changed)}. Set another "
                 "target.folder, or delete it."
             )
-        return kept["ready"]
+        return stored["ready"]
 
 
-def _write_note(note: Path, identity: Mapping[str, Any], ready: int) -> None:
-    """Record from what the windows are made, and how many batches are ready."""
-    with atomic_path(note, force=True) as part:
+def _write_note(state_file: Path, identity: Mapping[str, Any], ready: int) -> None:
+    """Write the identity of the windows and the number of finished batches."""
+    with atomic_path(state_file, force=True) as part:
         part.write_text(json.dumps({"identity": identity, "ready": ready}) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class CropBatches:
-    """An endless series of batches of windows and features, as `Batches` is one of pictures.
+    """Infinite sequence of batches of windows and features; see `Batches`.
 
     Attributes:
-        crops: all made.
-        batches: whose size, rank, world, colours and seed they have.
+        crops: finished windows and features.
+        batches: source of size, rank, world, normalisation and seed.
     """
 
     crops: Crops
     batches: Batches
 
     def __len__(self) -> int:
-        """Return how many different windows there are."""
+        """Return the number of distinct windows."""
         return self.crops.count
 
     def from_step(self, step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's normalised windows (b, 3, H, W) and features (b, d, h, w) from a step on."""
         images, features = self.crops.arrays()
-        own, count = self.batches, self.crops.count
-        order, (mean, std) = Order([(0, count, count)], own.seed), _colours(own)
-        for now in itertools.count(step):
-            numbers = order(now * own.batch + np.arange(own.rank, own.batch, own.world))
+        batches, count = self.batches, self.crops.count
+        order, (mean, std) = Order([(0, count, count)], batches.seed), _colours(batches)
+        for global_step in itertools.count(step):
+            numbers = order(
+                global_step * batches.batch + np.arange(batches.rank, batches.batch, batches.world)
+            )
             maps = torch.from_numpy(features[numbers]).view(torch.bfloat16)
             yield _normalised(torch.from_numpy(images[numbers]), mean, std), maps
 
@@ -172,5 +183,5 @@ def _colours(batches: Batches) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def _normalised(eight: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return eight.float().div_(255).sub_(mean).div_(std)
+def _normalised(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return pixels.float().div_(255).sub_(mean).div_(std)

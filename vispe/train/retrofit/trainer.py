@@ -1,9 +1,8 @@
-"""The training itself: updates, what is written between them, and how a stopped run goes on.
+"""Training loop of a retrofit, with logging, checkpoints and resumption.
 
-An update depends on the weights, the optimizer and (seed, step, rank) alone: images, views and everything that a model
-draws at random are drawn from these. So a run that is stopped at any time and continued ends with the same weights as
-one that was not, bit for bit on one machine with the same number of processes and threads (on a GPU as far as its
-kernels are deterministic).
+A training step depends only on the weights, the optimizer and (seed, step, rank), from which all random numbers are
+derived. A resumed run therefore ends with the same weights as an uninterrupted one, bit for bit on one machine with
+the same number of processes and threads (on a GPU, if its kernels are deterministic).
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from vispe.symmetry import symmetrize
 from vispe.train.data import Batches
 from vispe.train.retrofit.checkpoint import Folder, State
 from vispe.train.retrofit.config import Retrofit, Stage
-from vispe.train.retrofit.distillation_losses import Objective, Pair, pair_of, pose_of
+from vispe.train.retrofit.distillation_losses import Objective, Pair, sample_placements, sample_pose
 from vispe.train.retrofit.lora import merge_lora
 from vispe.train.retrofit.teacher_cache import CropBatches
 from vispe.train.retrofit.training_log import Log, memory_mib
 
 OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
-"""Called with the number of updates made, that of all, and the line of the log that was written, if any."""
+"""Called with the number of training steps done, the total, and the new line of the log, if there is one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A stage as it is carried out.
+    """Stage of a training plan.
 
     Attributes:
-        stage: as the config has it, its length in steps.
-        first: number of updates before it.
-        steps: number of its updates.
-        batches: its images, or windows with the teacher's features of them.
+        stage: stage of the config, with its length in steps.
+        first: number of training steps before it.
+        steps: number of its training steps.
+        batches: its images, or windows with teacher features.
     """
 
     stage: Stage
@@ -54,23 +53,26 @@ class Part:
 
     @property
     def end(self) -> int:
-        """Number of updates when it is done."""
+        """Total number of training steps at its end."""
         return self.first + self.steps
 
 
 class Training:
-    """Everything that changes while a student is trained.
+    """State of the training of a student.
 
     Args:
-        objective: teacher and student, on the device of the processes.
-        config: of the retrofit.
-        processes: that train together.
-        folder: where the main process writes state and log, and all read them.
+        objective: loss of teacher and student, on the device of the processes.
+        config: config of the retrofit.
+        processes: processes of the training.
+        folder: folder of checkpoints and log, which the main process writes and all processes read.
         plan: the stages.
 
     Attributes:
-        step: number of updates that were made.
-        average: moving averages of the trained weights by name; empty without.
+        step: number of training steps done.
+        average: moving averages of the trained weights by name; empty if disabled.
+
+    Raises:
+        OptionError: gradient checkpointing is not supported by the model.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class Training:
         self._moment: dict[str, Any] = {}
         if config.grad_checkpointing:
             if not hasattr(self.student, "set_grad_checkpointing"):
-                raise OptionError(f"grad_checkpointing=true, and {type(self.student).__name__} cannot do it.")
+                raise OptionError(
+                    f"{type(self.student).__name__} does not support grad_checkpointing. Omit it."
+                )
             self.student.set_grad_checkpointing(True)
 
     def resume(self, state: State | None) -> None:
-        """Go on from a state of `Folder.load`; None is the beginning."""
+        """Resume from a checkpoint of `Folder.load`; None starts from the beginning."""
         if state is not None:
             self.step, weights, self._moment = state
             self.student.load_state_dict(weights["student"])
@@ -109,7 +113,7 @@ class Training:
         """Train to the end.
 
         Raises:
-            InputError: the loss is not finite any more.
+            InputError: the loss became non-finite.
         """
         total = self.plan[-1].end
         self.student.train()
@@ -125,12 +129,12 @@ class Training:
                 if self.step > part.first:
                     self.optimizer.load_state_dict(self._moment["optimizer"])
                 self._moment = {}
-                self._carry_out(part, total, log, on_step)
+                self._run_stage(part, total, log, on_step)
         if log is not None:
             log.close()
 
     def finished(self) -> nn.Module:
-        """Return the student in evaluation mode: averaged where asked, its weights plain and frozen."""
+        """Return the student in evaluation mode, with averaged (if enabled), merged and frozen weights."""
         with torch.no_grad():
             for name, parameter in self.student.named_parameters():
                 if name in self.average:
@@ -143,19 +147,19 @@ class Training:
         set_progress(self.student, 1.0)
         return self.student.eval().requires_grad_(False)
 
-    def _carry_out(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
-        """Make the updates of one stage that are left."""
-        config, start, since = self.config, time.perf_counter(), self.step
-        left = range(self.step, part.end)
-        for _, given in zip(left, part.batches.from_step(self.step - part.first), strict=False):
+    def _run_stage(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
+        """Run the remaining training steps of a stage."""
+        config, start, first_step = self.config, time.perf_counter(), self.step
+        remaining = range(self.step, part.end)
+        for _, batch in zip(remaining, part.batches.from_step(self.step - part.first), strict=False):
             rate = part.stage.rate_at(self.step - part.first, part.steps)
-            shown = self._update(given, part.stage.batch, rate)
+            example = self._update(batch, part.stage.batch, rate)
             self.step += 1
             line, last = None, self.step == part.end
             if self.step % config.log_every == 0 or last:
-                line, now = self._line(part, rate, shown), time.perf_counter()
-                line["images_per_s"] = (self.step - since) * part.stage.batch / (now - start)
-                start, since = now, self.step
+                line, time_now = self._line(part, rate, example), time.perf_counter()
+                line["images_per_s"] = (self.step - first_step) * part.stage.batch / (time_now - start)
+                start, first_step = time_now, self.step
                 if log is not None:
                     log.write({k: round(v, 8) if isinstance(v, float) else v for k, v in line.items()})
             if self.step % config.checkpoint_every == 0 or last:
@@ -165,71 +169,69 @@ class Training:
             if on_step is not None and self.processes.main:
                 on_step(self.step, total, line)
 
-    def _update(
-        self, given: Tensor | tuple[Tensor, Tensor], batch: int, rate: float
-    ) -> tuple[Tensor, Tensor]:
-        """Make one update from this process's share of a batch; return maps of an image, student's and target's."""
+    def _update(self, data: Tensor | tuple[Tensor, Tensor], batch: int, rate: float) -> tuple[Tensor, Tensor]:
+        """Run one training step on the local batch; return the maps of one image, of student and target."""
         config, optimizer = self.config, self.optimizer
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(self.processes.seed(config.seed, self.step))
-        drawn = self.processes.seed(config.seed, self.step, POSITIONS)
-        set_progress(self.student, self.progress, seed=drawn)
-        pose, pair = pose_of(config.seed, self.step), self._pair(given)
-        shown = None
-        images, kept = given if isinstance(given, tuple) else (given, None)
+        position_seed = self.processes.seed(config.seed, self.step, POSITIONS)
+        set_progress(self.student, self.progress, seed=position_seed)
+        pose, pair = sample_pose(config.seed, self.step), self._pair(data)
+        example = None
+        images, target_maps = data if isinstance(data, tuple) else (data, None)
         size = config.chunk or len(images)
-        known = [None] * len(images) if kept is None else kept.split(size)
-        for few, maps_of in zip(images.split(size), known, strict=False):
-            few = few.to(self._device, non_blocking=True)
+        target_chunks = [None] * len(images) if target_maps is None else target_maps.split(size)
+        for chunk, maps_of in zip(images.split(size), target_chunks, strict=False):
+            chunk = chunk.to(self._device, non_blocking=True)
             maps_of = None if maps_of is None else maps_of.to(self._device, non_blocking=True)
             with autocast(config, self.processes):
-                parts, maps, target = self.objective.parts(few, pose, maps_of, pair)
-                # divided by the global batch, so that chunks and processes add up to its mean
+                parts, maps, target = self.objective.parts(chunk, pose, maps_of, pair)
+                # divided by the global batch, so that the sum over chunks and processes is the mean
                 loss = self.objective.total(parts).sum() / batch
             self.scaler.scale(loss).backward()
             for name, value in parts.items():
                 self._add(name, value.detach().double().sum())
-            self._add("images", torch.tensor(len(few), dtype=torch.float64, device=self._device))
-            shown = shown or (maps[0], target[0])
-        # gradients of all processes, in true scale before they are clipped
+            self._add("images", torch.tensor(len(chunk), dtype=torch.float64, device=self._device))
+            example = example or (maps[0], target[0])
+        # sum the gradients of all processes, and unscale them before clipping
         self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
         self.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(self.trained, config.clip or math.inf)
-        # counted once for each image, as everything in the sums is divided by their number
+        # weighted by the number of images, by which all sums are divided
         self._add("grad_norm", norm.detach().double() * len(images))
         self.scaler.step(optimizer)
         self.scaler.update()
         if config.student.symmetric:
             symmetrize(self.student)
         if self.average:
-            # faster in the first updates, so that the averages forget the beginning
-            share = 1 - min(config.ema, (1 + self.step) / (10 + self.step))
+            # faster decay in the first steps, so that the initial weights are forgotten
+            weight = 1 - min(config.ema, (1 + self.step) / (10 + self.step))
             weights = [p.detach() for p in self.trained]
-            torch._foreach_lerp_(list(self.average.values()), weights, share)
-        return shown
+            torch._foreach_lerp_(list(self.average.values()), weights, weight)
+        return example
 
     @property
     def progress(self) -> float:
-        """Share of the run that is done: of the step alone, so that a run that goes on has the same."""
+        """Completed fraction of the run, a function of the step only, so that resumed runs are identical."""
         return self.step / self.plan[-1].end
 
-    def _pair(self, given: Tensor | tuple[Tensor, Tensor]) -> Pair | None:
-        """Return the placements of this update, the same in all processes; None where they have no weight."""
+    def _pair(self, data: Tensor | tuple[Tensor, Tensor]) -> Pair | None:
+        """Return the placements of this step, equal in all processes; None if their weight is 0."""
         if not self.config.loss.place:
             return None
-        images = given[0] if isinstance(given, tuple) else given
+        images = data[0] if isinstance(data, tuple) else data
         sides = patch_projection(self.student).stride
         content = (images.shape[-2] // sides[0], images.shape[-1] // sides[1])
-        return pair_of(self.config.seed, self.step, self.progress, content, self.config.augment)
+        return sample_placements(self.config.seed, self.step, self.progress, content, self.config.augment)
 
     def _add(self, name: str, value: Tensor) -> None:
         """Add to a sum over the images of this interval."""
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def _line(self, part: Part, rate: float, shown: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        """Return the line of the log for the interval that ends, and begin the next."""
+    def _line(self, part: Part, rate: float, example: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        """Return the log line of the interval, and reset the sums."""
         self._check_finite()
         values = [value.clone() for value in self.sums.values()]
         self.processes.sum_(values)
@@ -239,7 +241,9 @@ class Training:
         means = {name: value / images for name, value in means.items()}
         weights = self.config.loss
         loss = sum(getattr(weights, name) * value for name, value in means.items() if name != "grad_norm")
-        ranks = [effective_rank(maps.float().cpu()) for maps in shown] if self.processes.main else [0.0, 0.0]
+        ranks = (
+            [effective_rank(maps.float().cpu()) for maps in example] if self.processes.main else [0.0, 0.0]
+        )
         return {
             "step": self.step,
             "stage": self.plan.index(part),
@@ -257,8 +261,8 @@ class Training:
         for name, value in self.sums.items():
             if name != "grad_norm" and not torch.isfinite(value):
                 raise InputError(
-                    f"The loss ({name}) is not finite any more at step {self.step}; lower the rate, give clip, or use "
-                    f"amp=no. The last state in {self.folder.path} is sound."
+                    f"loss ({name}) became non-finite at step {self.step}. Lower the learning rate, set `clip`, or use "
+                    f"amp=no. The last checkpoint in {self.folder.path} is intact."
                 )
 
     def _save(self) -> None:
@@ -275,7 +279,7 @@ class Training:
 
 
 def autocast(config: Retrofit, processes: Processes) -> AbstractContextManager[Any]:
-    """Return the precision in which models compute."""
+    """Return the autocast context of the configured precision."""
     if config.amp == "no":
         return nullcontext()
     return torch.autocast(processes.place.type, torch.bfloat16 if config.amp == "bf16" else torch.float16)

@@ -1,4 +1,4 @@
-"""The log of a training: a line of JSON for every interval, and the same for tensorboard."""
+"""Training log: one line of JSON per interval, and TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from vispe.files import atomic_path
 
 
 class Log:
-    """Writes lines of JSON, and scalars for tensorboard where it is installed.
+    """Writer of JSON lines, and of TensorBoard scalars if tensorboard is installed.
 
-    Lines of later updates than the one from which a run is continued are dropped: they will be written again.
+    Lines after the step from which a run resumes are dropped, since they are written again.
 
     Args:
-        path: file of the lines.
-        step: number of updates that were made already.
-        tensorboard: folder of its events; None for none.
+        path: path of the JSON lines.
+        step: number of training steps done.
+        tensorboard: folder of the TensorBoard events, or None.
     """
 
     def __init__(self, path: Path, step: int = 0, tensorboard: Path | None = None) -> None:
         self.path, self.writer = path, None
-        kept = [line for line in read_log(path) if line["step"] <= step] if path.exists() else []
+        lines = [line for line in read_log(path) if line["step"] <= step] if path.exists() else []
         with atomic_path(path, force=True) as part:
-            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+            part.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         if tensorboard is not None and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self.writer = SummaryWriter(str(tensorboard), purge_step=step + 1)
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Write one line; values that are no numbers, or not finite, are left out of tensorboard and null in JSON."""
-        unknown = {key: None for key, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
-        plain = {**values, **unknown}
+        """Write one line; values that are not finite are null in JSON and omitted in TensorBoard."""
+        nonfinite = {key: None for key, v in values.items() if isinstance(v, float) and not math.isfinite(v)}
+        entry = {**values, **nonfinite}
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain, allow_nan=False) + "\n")
+            file.write(json.dumps(entry, allow_nan=False) + "\n")
         if self.writer is not None:
-            for key, value in plain.items():
+            for key, value in entry.items():
                 if isinstance(value, int | float) and key != "step":
                     self.writer.add_scalar(f"retrofit/{key}", value, int(values["step"]))
 
     def close(self) -> None:
-        """Finish tensorboard's file."""
+        """Close the TensorBoard file."""
         if self.writer is not None:
             self.writer.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log; a last line that was cut by a kill is left out."""
+    """Return the lines of a log; a truncated last line is ignored."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -64,10 +64,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def memory_mib(device: torch.device) -> float:
-    """Return the largest memory so far in MiB: of tensors on a GPU, or of this process; NaN where unknown."""
+    """Return the peak memory in MiB: of tensors on a GPU, or of this process on the CPU; NaN if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    # Windows has no such module
+    # not available on Windows
     if importlib.util.find_spec("resource") is None:
         return float("nan")
     import resource

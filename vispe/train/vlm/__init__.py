@@ -1,1 +1,1 @@
-"""Training of vision-language models: to another position scheme, and against bias of place."""
+"""Training of vision-language models: fine-tuning to another position scheme, and removal of positional bias."""

@@ -1,6 +1,6 @@
-"""Fine-tuning to another scheme: few weights (LoRA) learn to read pictures whose positions have changed.
+"""Fine-tuning of a vision-language model to another position scheme with LoRA.
 
-Source of LoRA: Hu et al., arXiv 2106.09685, as peft has it. The loop is that of transformers' Trainer.
+Source of LoRA: Hu et al., arXiv 2106.09685, as implemented in peft. The training loop is the Trainer of transformers.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import Arranged
 
-SCHEME = "scheme.json"  # beside the adapter: its own files do not say what the model was converted to
+SCHEME = "scheme.json"  # stored with the adapter, whose own files do not contain the scheme
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraRecipe:
-    """How a model learns another scheme.
+    """Settings of the fine-tuning to another scheme.
 
     Attributes:
-        scheme: that the model is to have, with options.
-        steps: updates.
-        batch: samples for each update.
-        length: tokens of a row, into which as many samples are packed as fit.
+        scheme: position scheme, with options.
+        steps: number of training steps.
+        batch: samples per step and process.
+        length: tokens per row, into which several samples are packed.
         rate: learning rate.
-        rank: of the low-rank changes.
-        layers: linear layers of the language model that get them, by the last part of their names.
-        save_every: updates between checkpoints, from which a run goes on.
-        seed: of everything drawn.
+        rank: rank of the low-rank updates.
+        layers: linear layers of the language model with updates, by the last component of their names.
+        save_every: training steps between two checkpoints.
+        seed: seed of all random numbers.
 
     Raises:
-        OptionError: a number out of its range.
-        UnknownName: there is no such scheme.
+        OptionError: a number out of range.
+        UnknownName: unknown scheme.
     """
 
     scheme: str = "mrope_i"
@@ -69,44 +69,46 @@ class LoraRecipe:
             )
 
 
-def learn_scheme(
+def finetune_scheme(
     model: nn.Module, samples: Sequence[Arranged], recipe: LoraRecipe, out: Path, *, device: str = "auto"
 ) -> nn.Module:
-    """Convert a stock model of transformers, train an adapter for it, and write that with its scheme to a folder.
+    """Convert a transformers model to a scheme, train an adapter, and write adapter and scheme to a folder.
 
-    Loss: mean cross entropy of the tokens of answers of a batch. A run that was stopped goes on from its last
-    checkpoint, and ends as one that was not; under torchrun each process has its own batch.
+    Loss: mean cross entropy of the answer tokens of a batch. An interrupted run resumes from its last checkpoint with
+    identical results; under torchrun each process has its own batch.
 
     Args:
-        model: for image, text to text; changed in place.
-        samples: to learn from.
-        recipe: how.
-        out: folder for adapter, `scheme.json` and checkpoints.
-        device: auto or cpu.
+        model: image-text-to-text model; modified in place.
+        samples: training samples.
+        recipe: training settings.
+        out: output folder of adapter, `scheme.json` and checkpoints.
+        device: 'auto' or 'cpu'.
 
     Returns:
-        the model with its adapter, in evaluation mode.
+        The model with its adapter, in evaluation mode.
 
     Raises:
-        OptionError: no samples.
-        InputError: a sample is longer than a row, or `out` holds a run of another recipe.
-        UnsupportedHost: the model takes no scheme, cannot isolate packed samples, or has none of the layers.
+        OptionError: no samples, an unknown device, or several GPUs in one process.
+        InputError: a sample is longer than a row, or `out` contains a run with other settings.
+        UnsupportedHost: the model supports no scheme, cannot isolate packed samples, or lacks one of the layers.
         MissingExtra: peft or accelerate is not installed.
     """
     if not samples:
-        raise OptionError("A scheme is learnt from samples, got none.")
+        raise OptionError("finetune_scheme: needs samples, got none.")
     if device not in ("auto", "cpu"):
-        raise OptionError(f"device is 'auto', which the Trainer chooses, or 'cpu', got {device!r}.")
+        raise OptionError(
+            f"finetune_scheme: device must be 'auto' (selected by the Trainer) or 'cpu', got {device!r}."
+        )
     for package in ("transformers", "peft", "accelerate"):
         require(package, "vlm,train", "fine-tuning to another scheme")
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainingArguments
 
-    before = _resumed(out, recipe)
-    check_layers(text_of(inner_of(model)), "learn_scheme")
+    last_checkpoint = _resumed(out, recipe)
+    check_layers(text_of(inner_of(model)), "finetune_scheme")
     convert(model, recipe.scheme)
     packing = Packing(model, recipe.length, training=True, seed=recipe.seed)
-    packing.rows([s.inputs["input_ids"].shape[1] for s in samples])  # so that what is too long is said now
+    packing.rows([s.inputs["input_ids"].shape[1] for s in samples])  # raises for samples that are too long
     names = _names(model, recipe.layers)
     torch.manual_seed(recipe.seed)
     tuned = get_peft_model(model, LoraConfig(r=recipe.rank, lora_alpha=recipe.rank, target_modules=names))
@@ -118,103 +120,108 @@ def learn_scheme(
     )  # fmt: skip
     if arguments.n_gpu > 1:
         raise OptionError(
-            f"There are {arguments.n_gpu} GPUs for one process, which would cut packed rows apart; start one process "
-            "for each with torchrun, or show one with CUDA_VISIBLE_DEVICES."
+            f"finetune_scheme: packed rows cannot be split over GPUs, got {arguments.n_gpu} GPUs in one process. Start "
+            "one process per GPU with torchrun, or set CUDA_VISIBLE_DEVICES."
         )
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / SCHEME, _identity(recipe), force=True)
     trainer = Trainer(tuned, arguments, data_collator=packing, train_dataset=list(samples))  # type: ignore[arg-type]
     with warnings.catch_warnings():
-        # that the scheme is missing beside an adapter: here it is written
+        # the warning about a missing scheme does not apply: it was written above
         warnings.filterwarnings("ignore", "An adapter is saved without its base model")
-        trainer.train(resume_from_checkpoint=before)
+        trainer.train(resume_from_checkpoint=last_checkpoint)
         trainer.save_model(str(out))
     return tuned.eval()
 
 
 def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
-    """Give a stock model the scheme and the adapter of a folder that `learn_scheme` wrote; returns it with both.
+    """Convert a model to the scheme of an output folder of `finetune_scheme`, and load its adapter.
 
-    `merge_and_unload()` of what is returned gives a converted model, which `save_pretrained` writes with its scheme.
+    `merge_and_unload()` of the result returns a converted model, which `save_pretrained` saves with its scheme.
 
     Raises:
-        InputError: the folder has no scheme, or no adapter.
+        InputError: the folder has no scheme or no adapter.
+        MissingExtra: peft is not installed.
     """
     require("peft", "vlm,train", "an adapter")
     from peft import PeftModel
 
     path = Path(folder)
     if not (path / SCHEME).is_file() or not (path / "adapter_config.json").is_file():
-        raise InputError(f"{path} needs {SCHEME} and an adapter; give the folder that the recipe wrote.")
+        raise InputError(f"{path} needs {SCHEME} and an adapter. Pass the output folder of the fine-tuning.")
     convert(model, json.loads((path / SCHEME).read_text(encoding="utf-8"))["scheme"])
     return PeftModel.from_pretrained(model, str(path)).eval()  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def accuracy(model: Any, samples: Sequence[Arranged], *, length: int = 1024, batch: int = 64) -> float:
-    """Return the share of samples of which every token of the answer is the likeliest one.
+    """Return the fraction of samples whose answer is predicted exactly (greedy, every token correct).
 
     Args:
-        model: converted, with or without an adapter, in evaluation mode.
-        samples: that are asked.
-        length: tokens of a row; that of the longest sample if it is longer.
-        batch: samples of a call.
+        model: converted model, with or without an adapter, in evaluation mode.
+        samples: samples to evaluate.
+        length: tokens per row; the length of the longest sample if that is larger.
+        batch: samples per forward pass.
 
     Raises:
         OptionError: no samples, or the model is not converted.
     """
     if not samples:
-        raise OptionError("Accuracy is measured on samples, got none.")
-    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+        raise OptionError("accuracy: needs samples, got none.")
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     longest = max(s.inputs["input_ids"].shape[1] for s in samples)
-    packing, place = Packing(whole, max(length, longest)), next(model.parameters()).device
-    right = 0
+    packing, device = Packing(base, max(length, longest)), next(model.parameters()).device
+    correct = 0
     for first in range(0, len(samples), batch):
-        inputs = {k: v.to(place) for k, v in packing(samples[first : first + batch]).items()}
+        inputs = {k: v.to(device) for k, v in packing(samples[first : first + batch]).items()}
         labels, keys = inputs.pop("labels"), inputs["position_ids"][0]
-        said = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1)
-        asked = labels[:, 1:] != IGNORED
-        # samples start at key 0; one is right when none of its tokens is wrong
-        number = (keys == 0).flatten().cumsum(0).view_as(keys)[:, 1:][asked]
-        wrong = number[said[asked] != labels[:, 1:][asked]]
-        right += len(number.unique()) - len(wrong.unique())
-    return right / len(samples)
+        predicted = model(**inputs, use_cache=False).logits[:, :-1].argmax(-1)
+        is_answer = labels[:, 1:] != IGNORED
+        # token index 0 starts a new sample; a sample is correct if none of its answer tokens is wrong
+        number = (keys == 0).flatten().cumsum(0).view_as(keys)[:, 1:][is_answer]
+        wrong = number[predicted[is_answer] != labels[:, 1:][is_answer]]
+        correct += len(number.unique()) - len(wrong.unique())
+    return correct / len(samples)
 
 
 def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
-    """Return the full names of linear layers of the language model, so that those of the vision tower stay."""
+    """Return the full names of linear layers of the language model, without those of the vision tower."""
     text = text_of(inner_of(model))
     inside = {id(m) for m in text.modules()}
-    found = [
+    names = [
         name
         for name, m in model.named_modules()
         if isinstance(m, nn.Linear) and id(m) in inside and name.split(".")[-1] in layers
     ]
-    missing = sorted(set(layers) - {name.split(".")[-1] for name in found})
+    missing = sorted(set(layers) - {name.split(".")[-1] for name in names})
     if missing:
         raise UnsupportedHost(
             f"The language model of {type(model).__name__} has no linear layers called {', '.join(missing)}."
         )
-    return found
+    return names
 
 
 def _identity(recipe: LoraRecipe) -> dict[str, Any]:
-    """Return what a run must share with the one that it goes on from."""
+    """Return the settings that must not change when a run resumes."""
     values = asdict(recipe) | {"layers": list(recipe.layers)}
     return {name: value for name, value in values.items() if name not in ("steps", "save_every")}
 
 
 def _resumed(out: Path, recipe: LoraRecipe) -> str | None:
-    """Return the last checkpoint of a folder, if it has one."""
+    """Return the last checkpoint of a folder, or None.
+
+    Raises:
+        InputError: the checkpoint belongs to other settings.
+    """
     from transformers.trainer_utils import get_last_checkpoint
 
-    found = get_last_checkpoint(str(out)) if out.is_dir() else None
-    if found is None:
+    checkpoint = get_last_checkpoint(str(out)) if out.is_dir() else None
+    if checkpoint is None:
         return None
-    kept = json.loads((out / SCHEME).read_text(encoding="utf-8")) if (out / SCHEME).is_file() else {}
-    if kept != _identity(recipe):
-        other = sorted(k for k, v in _identity(recipe).items() if kept.get(k) != v)
+    stored = json.loads((out / SCHEME).read_text(encoding="utf-8")) if (out / SCHEME).is_file() else {}
+    if stored != _identity(recipe):
+        changed = sorted(k for k, v in _identity(recipe).items() if stored.get(k) != v)
         raise InputError(
-            f"{out} holds a run of another recipe ({', '.join(other)}); choose another folder, or remove it."
+            f"{out} contains a run of another recipe ({', '.join(changed)}). Set another `out`, or remove it."
         )
-    return found
+    return checkpoint

@@ -1,8 +1,8 @@
-"""A model of transformers and another scheme, from a file of prompts and a recipe.
+"""Command for fine-tuning a transformers model to another scheme, from a file of prompts and a recipe.
 
     python -m vispe.train.vlm.lora_command --config vlm_lora_scheme.yaml --data prompts.jsonl --out out
 
-The file of prompts is that of `vispe.train.vlm.order_command`; one picture in a prompt is enough.
+The format of the prompts is described in `vispe.train.vlm.order_command`; prompts with a single image are allowed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ import torch
 
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipe_files import as_permitted, with_recipes
-from vispe.train.vlm.lora import LoraRecipe, accuracy, learn_scheme
+from vispe.train.retrofit.recipe_files import recipe_permissions, resolve_recipes
+from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme
 from vispe.train.vlm.order_command import read_prompts
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraTask(LoraRecipe):
-    """A recipe with its model and prompts.
+    """Recipe with model and prompts.
 
     Attributes:
-        model: of transformers, for image, text to text: name or folder.
-        data: file of prompts, a line of JSON each.
-        out: folder for adapter, scheme and card.
-        item: how a picture is written; {image} stands for it.
-        held_every: every n-th prompt is not trained on but measured.
+        model: image-text-to-text model of transformers, name or folder.
+        data: file of prompts, one line of JSON each.
+        out: output folder of adapter, scheme and model card.
+        item: text of an image item, with {image} as placeholder.
+        held_every: every n-th prompt is held out for evaluation.
         device: auto or cpu.
+
+    Raises:
+        OptionError: a number out of range, or an invalid `item`.
+        UnknownName: unknown scheme.
     """
 
     model: str
@@ -47,82 +51,89 @@ class LoraTask(LoraRecipe):
         super().__post_init__()
         if self.held_every < 2 or self.item.count("{image}") != 1:
             raise OptionError(
-                f"held_every must be at least 2 and item hold {{image}} once, got {self.held_every} and {self.item!r}."
+                f"held_every must be at least 2 and item must contain {{image}} once, got {self.held_every} and "
+                f"{self.item!r}."
             )
 
 
 def fine_tune(task: LoraTask) -> dict[str, Any]:
-    """Convert, train, and measure right answers on prompts that were held out; returns what `card.json` says.
+    """Convert, train, and evaluate on held-out prompts; return the contents of `card.json`.
 
-    A run that was stopped goes on when it is called again. 'before' is the converted model that has not been trained.
+    An interrupted run resumes if it is called again. 'before' is the accuracy of the converted model before training.
 
     Raises:
-        OptionError, InputError, UnsupportedHost, MissingExtra: the task cannot be carried out.
+        OptionError: no training samples.
+        InputError: a finished run, missing files, or invalid prompts.
+        UnsupportedHost: the model supports no scheme, cannot isolate packed samples, or lacks one of the layers.
+        MissingExtra: a library is not installed.
     """
     require("transformers", "vlm", "fine-tuning to another scheme")
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     card = Path(task.out) / "card.json"
     if card.exists():
-        raise InputError(f"{task.out} holds a finished run; choose another out, or remove it.")
+        raise InputError(f"{task.out} contains a finished run. Set another `out`, or remove it.")
     if not Path(task.data).is_file():
-        raise InputError(f"data={task.data} is not a file; give one with a prompt in each line.")
+        raise InputError(
+            f"data must be a file with one prompt per line, got {task.data}, which does not exist."
+        )
     processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
     prompts = [p.arranged(range(len(p.items))) for p in read_prompts(processor, Path(task.data), task.item)]
-    held = prompts[task.held_every - 1 :: task.held_every]
-    learnt = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
-    if not held:
+    held_out = prompts[task.held_every - 1 :: task.held_every]
+    training = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
+    if not held_out:
         raise InputError(
-            f"{task.data} has {len(prompts)} prompts, of which every {task.held_every}th is held out; give more."
+            f"{task.data} needs at least held_every={task.held_every} prompts, got {len(prompts)}. Add prompts."
         )
     model = AutoModelForImageTextToText.from_pretrained(
         task.model, dtype=torch.float32, trust_remote_code=False
     )
     recipe = LoraRecipe(**{f.name: getattr(task, f.name) for f in fields(LoraRecipe)})
-    tuned: Any = learn_scheme(model, learnt, recipe, Path(task.out), device=task.device)
-    after = accuracy(tuned, held, length=task.length, batch=task.batch)
+    tuned: Any = finetune_scheme(model, training, recipe, Path(task.out), device=task.device)
+    after = accuracy(tuned, held_out, length=task.length, batch=task.batch)
     with tuned.disable_adapter():
-        before = accuracy(tuned, held, length=task.length, batch=task.batch)
-    found = {"before": before, "after": after, "held_out": len(held), "learnt_from": len(learnt)}
-    found["task"] = asdict(task)
+        before = accuracy(tuned, held_out, length=task.length, batch=task.batch)
+    results = {"before": before, "after": after, "held_out": len(held_out), "learnt_from": len(training)}
+    results["task"] = asdict(task)
     processor.save_pretrained(task.out)
-    write_json(card, found)
-    return found
+    write_json(card, results)
+    return results
 
 
 def read_task(argv: Sequence[str]) -> LoraTask:
-    """Return the task of a command line; `--config FILE` reads YAML, options after it win."""
+    """Return the task of a command line; `--config FILE` reads YAML, which later options override."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
         prog="python -m vispe.train.vlm.lora_command",
-        description="A model learns another scheme.",
+        description="Fine-tuning of a model to another position scheme.",
         default_env=False,
     )
     parser.add_argument(
-        "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"
+        "--config", action="config", help="YAML file, or a recipe of vispe by name; later options override it"
     )
     parser.add_argument("--json", action="store_true", help="write the card to standard output")
     parser.add_class_arguments(LoraTask, as_group=False)
-    values = vars(parser.parse_args(with_recipes(argv)))
+    values = vars(parser.parse_args(resolve_recipes(argv)))
     values.pop("config"), values.pop("json")
     return LoraTask(**values)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv`, by default that of the process, and return the exit code."""
+    """Run the command line `argv` (default `sys.argv`) and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        with as_permitted(words) as rest:
-            found = fine_tune(read_task(rest))
+        with recipe_permissions(words) as rest:
+            results = fine_tune(read_task(rest))
     except VispeError as error:
         sys.stderr.write(f"vlm: {error}\n")
         return 2
     if "--json" in words:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(results) + "\n")
     else:
         sys.stdout.write(
-            f"right answers of {found['held_out']} held out: {found['before']:.3f} before, {found['after']:.3f} after\n"
+            f"accuracy on {results['held_out']} held-out prompts: {results['before']:.3f} before, "
+            f"{results['after']:.3f} after\n"
         )
     return 0
 

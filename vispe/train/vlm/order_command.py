@@ -1,10 +1,10 @@
-"""Order invariance of a model of transformers, from a file of prompts and a recipe.
+"""Command for the order-invariance fine-tuning of a transformers model, from a file of prompts and a recipe.
 
     python -m vispe.train.vlm --config vlm_order_invariance.yaml --data prompts.jsonl --out out
 
-A line of the file is a prompt: `{"images": ["a.png", "b.png"], "before": "", "after": "Which ...?", "answer": "red"}`,
-with paths from the folder of the file on. `before` and `after` are written as the model reads them, with the marks of
-its chat template, and so is `item` of the recipe, where {image} stands for a picture.
+Each line of the file is a prompt: `{"images": ["a.png", "b.png"], "before": "", "after": "Which ...?", "answer":
+"red"}`, with paths relative to the folder of the file. `before`, `after` and `item` of the recipe are raw model inputs,
+including the special tokens of the chat template; {image} in `item` is the image placeholder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, VispeError, require
 from vispe.files import write_json
-from vispe.train.retrofit.recipe_files import as_permitted, with_recipes
-from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, learn_orders, order_scores
+from vispe.train.retrofit.recipe_files import recipe_permissions, resolve_recipes
+from vispe.train.vlm.order_invariance import OnStep, OrderRecipe, order_scores, train_order_invariance
 from vispe.train.vlm.prompts import Piece, Prompt
 
 _PER_TOKEN = ("mm_token_type_ids", "token_type_ids")
@@ -33,17 +33,20 @@ _KEYS = ("images", "before", "after", "answer")
 
 @dataclass(frozen=True, kw_only=True)
 class OrderTask(OrderRecipe):
-    """A recipe with its model and prompts.
+    """Recipe with model and prompts.
 
     Attributes:
-        model: of transformers, for image, text to text: name or folder.
-        data: file of prompts, a line of JSON each.
-        out: folder for the trained model and its card.
-        item: how a picture is written; {image} stands for it.
-        held_every: every n-th prompt is not trained on but measured.
-        orders: in which each of these is asked, before and after.
+        model: image-text-to-text model of transformers, name or folder.
+        data: file of prompts, one line of JSON each.
+        out: output folder of the trained model and its model card.
+        item: text of an image item, with {image} as placeholder.
+        held_every: every n-th prompt is held out for evaluation.
+        orders: number of random orders per held-out prompt, before and after.
         device: auto, cpu, cuda, ...
-        force: replace a finished run.
+        force: overwrite a finished run.
+
+    Raises:
+        OptionError: a number out of range, or an invalid `item`.
     """
 
     model: str
@@ -62,19 +65,23 @@ class OrderTask(OrderRecipe):
                 f"held_every and orders must be at least 2, got {self.held_every} and {self.orders}."
             )
         if self.item.count("{image}") != 1:
-            raise OptionError(f"item={self.item!r} must hold {{image}} once.")
+            raise OptionError(f"item must contain {{image}} once, got {self.item!r}.")
 
 
 def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str, Any]:
-    """Train, and measure before and after on prompts that were held out; returns what `card.json` says.
+    """Train, and evaluate on held-out prompts before and after; return the contents of `card.json`.
 
-    A run that was stopped goes on when it is called again; under torchrun, processes share each batch.
+    An interrupted run resumes if it is called again; under torchrun, processes share each batch.
 
-    'spread' is the largest less the smallest log-probability of a token of the answer over orders, and 'score' its
-    mean, both means over prompts. A model that answers everything alike has a small spread as well: look at both.
+    'spread' is the range (maximum minus minimum) over orders of the mean log-probability of the answer tokens, and
+    'score' its mean, both averaged over prompts. A model with constant answers has a small spread as well, so compare
+    both.
 
     Raises:
-        OptionError, InputError, UnsupportedHost, MissingExtra: the task cannot be carried out.
+        OptionError: invalid settings.
+        InputError: a finished run, missing files, invalid prompts, or a checkpoint of other settings.
+        UnsupportedHost: the model lacks one of the layers, or does not return its attention.
+        MissingExtra: transformers is not installed.
     """
     require("transformers", "vlm", "order invariance of a vision-language model")
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -82,10 +89,12 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
     card = Path(task.out) / "card.json"
     if card.exists() and not task.force:
         raise InputError(
-            f"{task.out} holds a finished run; add --force true to replace it, or choose another out."
+            f"{task.out} contains a finished run. Set `force` to overwrite it, or another `out`."
         )
     if not Path(task.data).is_file():
-        raise InputError(f"data={task.data} is not a file; give one with a prompt in each line.")
+        raise InputError(
+            f"data must be a file with one prompt per line, got {task.data}, which does not exist."
+        )
     try:
         processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -94,22 +103,22 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
             f"model={task.model} has no processor that transformers can load: {reason}"
         ) from error
     prompts = read_prompts(processor, Path(task.data), task.item)
-    held = prompts[task.held_every - 1 :: task.held_every]
-    learnt = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
-    if not held:
+    held_out = prompts[task.held_every - 1 :: task.held_every]
+    training = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
+    if not held_out:
         raise InputError(
-            f"{task.data} has {len(prompts)} prompts, of which every {task.held_every}th is held out; give more."
+            f"{task.data} needs at least held_every={task.held_every} prompts, got {len(prompts)}. Add prompts."
         )
-    # small changes of weights would be lost in half precision
-    how = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})
-    model = AutoModelForImageTextToText.from_pretrained(task.model, trust_remote_code=False, **how).eval()
+    # small weight updates would be lost in half precision
+    options = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})
+    model = AutoModelForImageTextToText.from_pretrained(task.model, trust_remote_code=False, **options).eval()
     processes, state = Processes.training(task.device), Path(task.out) / "state.pt"
     model.to(processes.place)
-    before = _measured(model, held, task)
+    before = _scores(model, held_out, task)
     recipe = OrderRecipe(**{f.name: getattr(task, f.name) for f in fields(OrderRecipe)})
-    learn_orders(model, learnt, recipe, on_step, state=state, processes=processes)
-    found = {"before": before, "after": _measured(model, held, task)}
-    values = {**found, "held_out": len(held), "learnt_from": len(learnt), "task": asdict(task)}
+    train_order_invariance(model, training, recipe, on_step, state=state, processes=processes)
+    results = {"before": before, "after": _scores(model, held_out, task)}
+    values = {**results, "held_out": len(held_out), "learnt_from": len(training), "task": asdict(task)}
     if processes.main:
         model.save_pretrained(task.out)
         processor.save_pretrained(task.out)
@@ -122,34 +131,34 @@ def read_prompts(processor: Any, path: Path, item: str) -> list[Prompt]:
     """Return the prompts of a file.
 
     Args:
-        processor: of transformers, with a tokenizer and a token for pictures.
-        path: of the file.
-        item: how a picture is written; {image} stands for it.
+        processor: processor of transformers, with a tokenizer and an image token.
+        path: path of the file.
+        item: text of an image item, with {image} as placeholder.
 
     Raises:
-        InputError: a line that is no prompt, or a picture that is not there.
+        InputError: an invalid line, or a missing image.
     """
-    found = []
+    prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            given = json.loads(line)
-            images = [_image(processor, path.parent / name, item) for name in given["images"]]
-            texts = [given.get("before", ""), given.get("after", ""), given["answer"]]
-            unknown = sorted(set(given) - set(_KEYS))
+            record = json.loads(line)
+            images = [_image(processor, path.parent / name, item) for name in record["images"]]
+            texts = [record.get("before", ""), record.get("after", ""), record["answer"]]
+            unknown = sorted(set(record) - set(_KEYS))
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise InputError(
-                f"Line {number} of {path} is no prompt ({type(error).__name__}: {error})."
+                f"{path}: line {number} is not a valid prompt ({type(error).__name__}: {error})."
             ) from error
         if unknown:
             raise InputError(
-                f"Line {number} of {path} has {', '.join(unknown)}; a prompt has {', '.join(_KEYS)}."
+                f"{path}: line {number}: keys must be {', '.join(_KEYS)}, got {', '.join(unknown)}."
             )
         before, after, answer = (
             processor.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts
         )
         first, last = ([k] * (k is not None) for k in _ends(processor.tokenizer))
-        found.append(Prompt(images, _text([*answer, *last]), _text([*first, *before]), _text(after)))
-    return found
+        prompts.append(Prompt(images, _text([*answer, *last]), _text([*first, *before]), _text(after)))
+    return prompts
 
 
 def _ends(tokenizer: Any) -> tuple[int | None, int | None]:
@@ -161,20 +170,20 @@ def _text(tokens: Sequence[int]) -> Piece:
 
 
 def _image(processor: Any, path: Path, item: str) -> Piece:
-    """Return a picture as the processor writes it."""
+    """Return an image item as encoded by the processor."""
     from PIL import Image
 
     with Image.open(path) as image:
-        words = item.replace("{image}", processor.image_token)
+        text = item.replace("{image}", processor.image_token)
         options = {"return_tensors": "pt", "add_special_tokens": False}
-        given = dict(processor(text=[words], images=[image.convert("RGB")], **options))
-    tokens, _ = given.pop("input_ids")[0], given.pop("attention_mask", None)
-    per_token = {name: given.pop(name)[0] for name in _PER_TOKEN if name in given}
-    return Piece(tokens, given, per_token)
+        inputs = dict(processor(text=[text], images=[image.convert("RGB")], **options))
+    tokens, _ = inputs.pop("input_ids")[0], inputs.pop("attention_mask", None)
+    per_token = {name: inputs.pop(name)[0] for name in _PER_TOKEN if name in inputs}
+    return Piece(tokens, inputs, per_token)
 
 
-def _measured(model: nn.Module, prompts: Sequence[Prompt], task: OrderTask) -> dict[str, float]:
-    """Return spread and mean of the scores over orders that depend on the seed alone, means over prompts."""
+def _scores(model: nn.Module, prompts: Sequence[Prompt], task: OrderTask) -> dict[str, float]:
+    """Return spread and mean of the scores over random orders, averaged over prompts."""
     generator = np.random.default_rng([task.seed, 19])
     spreads, means = [], []
     for prompt in prompts:
@@ -186,38 +195,38 @@ def _measured(model: nn.Module, prompts: Sequence[Prompt], task: OrderTask) -> d
 
 
 def read_task(argv: Sequence[str]) -> OrderTask:
-    """Return the task of a command line; `--config FILE` reads YAML, options after it win."""
+    """Return the task of a command line; `--config FILE` reads YAML, which later options override."""
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(
         prog="python -m vispe.train.vlm", description="Order invariance of a model.", default_env=False
     )
     parser.add_argument(
-        "--config", action="config", help="YAML file, or a recipe of vispe by name; options after it win"
+        "--config", action="config", help="YAML file, or a recipe of vispe by name; later options override it"
     )
     parser.add_class_arguments(OrderTask, as_group=False)
-    values = vars(parser.parse_args(with_recipes(argv)))
+    values = vars(parser.parse_args(resolve_recipes(argv)))
     values.pop("config")
     return OrderTask(**values)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv`, by default that of the process, and return the exit code."""
+    """Run the command line `argv` (default `sys.argv`) and return the exit code."""
     try:
-        with as_permitted(sys.argv[1:] if argv is None else argv) as rest:
+        with recipe_permissions(sys.argv[1:] if argv is None else argv) as rest:
             task = read_task(rest)
 
             def show(step: int, loss: float) -> None:
-                sys.stderr.write(f"\rupdate {step} of {task.steps}, loss {loss:.4f}")
+                sys.stderr.write(f"\rstep {step} of {task.steps}, loss {loss:.4f}")
                 sys.stderr.flush()
 
-            found = order_invariance(task, show)
+            results = order_invariance(task, show)
     except VispeError as error:
         sys.stderr.write(f"vlm: {error}\n")
         return 2
     for when in ("before", "after"):
         sys.stdout.write(
-            f"{when}: spread over orders {found[when]['spread']:.3f}, score {found[when]['score']:.3f}\n"
+            f"{when}: spread over orders {results[when]['spread']:.3f}, score {results[when]['score']:.3f}\n"
         )
     sys.stderr.write(f"\nwritten: {task.out}\n")
     return 0

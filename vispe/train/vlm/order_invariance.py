@@ -1,8 +1,8 @@
-"""Order invariance of a vision-language model: items shuffled in training, and few weights that even attention.
+"""Order-invariance fine-tuning of a vision-language model with shuffled items and a low-rank adapter.
 
-After PAPEFT (position-aware parameter-efficient fine-tuning), of which the abstract alone was read: shuffled items and
-an adapter that evens attention over slots. Which adapter, and how, is ours: low-rank changes of queries and keys, and
-a penalty on uneven attention.
+After the abstract of PAPEFT (position-aware parameter-efficient fine-tuning): shuffled items and an adapter that
+equalises attention over items. The adapter is our choice: low-rank updates of queries and keys, and a penalty on
+unequal attention.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from vispe.train.retrofit.lora import add_lora, merge_lora
 from vispe.train.vlm.prompts import Arranged, Prompt
 
 OnStep = Callable[[int, float], None]
-"""Called with the number of updates made, and the loss of the last."""
+"""Called with the number of training steps done, and the loss of the last one."""
 
-_SAVED_EVERY = 20  # updates
+_SAVED_EVERY = 20  # training steps between two checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderRecipe:
-    """How a model learns that order does not matter.
+    """Settings of the order-invariance fine-tuning.
 
     Attributes:
-        steps: updates.
-        batch: prompts for each update, each in an order of its own.
+        steps: number of training steps.
+        batch: prompts per step, each in its own random order.
         rate: learning rate.
-        rank: of the low-rank changes.
-        layers: linear layers of the language model that get them, by the last part of their names.
-        even: weight of the penalty on uneven attention; 0 leaves it out.
-        seed: of everything drawn.
+        rank: rank of the low-rank updates.
+        layers: linear layers of the language model with updates, by the last component of their names.
+        even: weight of the penalty on unequal attention; 0 disables it.
+        seed: seed of all random numbers.
 
     Raises:
-        OptionError: a number out of its range.
+        OptionError: a number out of range.
     """
 
     steps: int = 300
@@ -65,7 +65,7 @@ class OrderRecipe:
             raise OptionError(f"rate must be above 0, got {self.rate}.")
 
 
-def learn_orders(
+def train_order_invariance(
     model: nn.Module,
     prompts: Sequence[Prompt],
     recipe: OrderRecipe,
@@ -74,37 +74,37 @@ def learn_orders(
     state: Path | None = None,
     processes: Processes | None = None,
 ) -> nn.Module:
-    """Train a model of transformers in place, with items in another order each time; its weights are plain again after.
+    """Train a transformers model in place with shuffled items; the adapter is merged afterwards.
 
-    Loss of a prompt: mean cross entropy of the tokens of its answer + even * `unevenness` of the attention with which
-    they are said. All that is drawn depends on seed, step and row of the batch, so a run that goes on ends as one that
-    was never stopped, and several processes share a batch.
+    Loss of a prompt: mean cross entropy of its answer tokens + even * `attention_inequality` of the attention at these
+    tokens. All random numbers depend on seed, step and row of the batch, so resumed runs are identical and several
+    processes can share a batch.
 
     Args:
-        model: for image, text to text; with even > 0 its attention must be 'eager', which gives its weights.
-        prompts: with items whose order does not matter.
-        recipe: how.
-        on_step: called after every update.
-        state: file of the state, from which a run goes on; the caller removes it when all is written. None keeps none.
-        processes: that train together, each with the same model and prompts; this one alone by default.
+        model: image-text-to-text model; with even > 0 the attention implementation must be 'eager'.
+        prompts: prompts whose items have no inherent order.
+        recipe: training settings.
+        on_step: called after every training step.
+        state: checkpoint file from which a run resumes; the caller deletes it at the end. None disables checkpoints.
+        processes: processes of the training, each with the same model and prompts; default a single process.
 
     Returns:
-        the same model, frozen and in evaluation mode.
+        The same model, frozen and in evaluation mode.
 
     Raises:
-        OptionError: no prompts, or one with a single item.
-        InputError: the state is of another recipe, or of other prompts.
-        UnsupportedHost: it has none of the layers, or does not give its attention.
+        OptionError: no prompts, or a prompt with a single item.
+        InputError: the checkpoint belongs to other settings or prompts.
+        UnsupportedHost: the model lacks one of the layers, or does not return its attention.
     """
     if not prompts:
-        raise OptionError("Orders are learnt from prompts, got none.")
+        raise OptionError("train_order_invariance: needs prompts, got none.")
     if any(len(prompt.items) < 2 for prompt in prompts):
         raise OptionError(
-            "An order needs two items or more in every prompt, got a prompt with one; leave it out."
+            "train_order_invariance: prompts must have two or more items, got a prompt with one. Remove it."
         )
     processes = processes or Processes()
     device = next(model.parameters()).device
-    drawn, language = Order([(0, len(prompts), 1)], recipe.seed), model.get_decoder()
+    prompt_order, language = Order([(0, len(prompts), 1)], recipe.seed), model.get_decoder()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(recipe.seed)
         model.requires_grad_(False)
@@ -114,18 +114,20 @@ def learn_orders(
         model.train()
         identity = {"recipe": asdict(recipe), "prompts": _digest(prompts)}
         for step in range(_resumed(state, identity, trained, optimizer), recipe.steps):
+            # zeros instead of None: processes without a prompt take part in the sum
             for p in trained:
                 p.grad = torch.zeros_like(p)
             total = 0.0
-            numbers = drawn(step * recipe.batch + np.arange(recipe.batch)).tolist()
+            numbers = prompt_order(step * recipe.batch + np.arange(recipe.batch)).tolist()
             for row in processes.share(recipe.batch):
                 prompt = prompts[numbers[row]]
-                # of step and row alone, whichever process has it
+                # depends on step and row only, regardless of the process
                 torch.manual_seed(Processes(row).seed(recipe.seed, step))
                 set_progress(
                     model, step / recipe.steps, seed=Processes(row).seed(recipe.seed, step, POSITIONS)
                 )
                 order = np.random.default_rng([recipe.seed, 17, step, row]).permutation(len(prompt.items))
+                # divided by the global batch, so that the sum over rows and processes is the mean
                 loss = _loss(model, prompt.arranged(order, device), recipe.even) / recipe.batch
                 loss.backward()
                 total += float(loss.detach())
@@ -147,7 +149,7 @@ def _save(
     trained: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write the state, whole or not at all."""
+    """Write the checkpoint atomically."""
     values = {"identity": identity, "step": step, "weights": [p.detach() for p in trained]}
     with atomic_path(state, force=True) as part:
         torch.save(values | {"optimizer": optimizer.state_dict()}, part)
@@ -159,65 +161,72 @@ def _resumed(
     trained: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> int:
-    """Take up the state, if there is one; return how many updates were made."""
+    """Load the checkpoint, if there is one; return the number of training steps done.
+
+    Raises:
+        InputError: the checkpoint belongs to other settings or prompts.
+    """
     if state is None or not state.is_file():
         return 0
-    kept = torch.load(state, weights_only=True, map_location="cpu")
-    if kept["identity"] != identity:
-        raise InputError(f"{state} is of another recipe, or of other prompts; remove it to begin anew.")
+    stored = torch.load(state, weights_only=True, map_location="cpu")
+    if stored["identity"] != identity:
+        raise InputError(f"{state} belongs to another recipe or other prompts. Remove it to restart.")
     with torch.no_grad():
-        for p, value in zip(trained, kept["weights"], strict=True):
+        for p, value in zip(trained, stored["weights"], strict=True):
             p.copy_(value)
-    optimizer.load_state_dict(kept["optimizer"])
-    return int(kept["step"])
+    optimizer.load_state_dict(stored["optimizer"])
+    return int(stored["step"])
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:
-    """Return a fingerprint of the tokens of prompts."""
+    """Return a sha256 of the tokens of prompts."""
     pieces = (p.tokens for one in prompts for p in (*one.items, one.answer, one.before, one.after) if p)
     return hashlib.sha256(b"|".join(t.cpu().numpy().tobytes() for t in pieces)).hexdigest()
 
 
-def unevenness(attentions: Sequence[Tensor], arranged: Arranged) -> Tensor:
-    """Return the variance over items of the mean attention to a token of each, in units of its mean over items.
+def attention_inequality(attentions: Sequence[Tensor], arranged: Arranged) -> Tensor:
+    """Return the variance over items of the mean attention per token of an item, relative to the squared mean.
 
     >>> row = torch.tensor([0.3, 0.1, 0.6]).expand(1, 1, 3, 3)
-    >>> float(unevenness([row], Arranged({}, (slice(0, 1), slice(1, 2)), slice(2, 3))))
+    >>> float(attention_inequality([row], Arranged({}, (slice(0, 1), slice(1, 2)), slice(2, 3))))
     0.25
 
     Args:
-        attentions: of each layer, (1, h, n, n); the mean over layers, heads and tokens that are asking is taken.
-        arranged: where items and answer are.
+        attentions: attention weights of each layer, (1, h, n, n), averaged over layers, heads and the tokens that
+            predict the answer.
+        arranged: prompt with the token ranges of items and answer.
     """
+    # (h, answer, n) -> (n,) in each layer, mean over layers
     rows = torch.stack([a[0, :, arranged.asking].float().mean((0, 1)) for a in attentions]).mean(0)
+    # mean per token, so that large images have no advantage
     items = torch.stack([rows[item].mean() for item in arranged.items])
     return (items / items.mean() - 1).square().mean()
 
 
 @torch.no_grad()
 def order_scores(model: nn.Module, prompt: Prompt, orders: Iterable[Sequence[int]]) -> Tensor:
-    """Return the log-probability of a token of the answer, mean over its tokens, for each order (k,).
+    """Return the mean log-probability of the answer tokens for each order, (k,).
 
-    The largest less the smallest is what the order alone decides.
+    The range (maximum minus minimum) measures the effect of the order.
     """
     device = next(model.parameters()).device
-    return torch.stack([-_answered(model, prompt.arranged(order, device))[0].cpu() for order in orders])
+    return torch.stack([-_answer_loss(model, prompt.arranged(order, device))[0].cpu() for order in orders])
 
 
 def _loss(model: nn.Module, arranged: Arranged, even: float) -> Tensor:
     if not even:
-        return _answered(model, arranged)[0]
-    loss, output = _answered(model, arranged, output_attentions=True)
+        return _answer_loss(model, arranged)[0]
+    loss, output = _answer_loss(model, arranged, output_attentions=True)
     attentions = output.attentions or (None,)
     if any(one is None for one in attentions):
         raise UnsupportedHost(
-            f"even={even} needs the attention of {type(model).__name__}, which gives none; call "
-            "model.set_attn_implementation('eager'), or set even to 0."
+            f"even={even} needs the attention weights of {type(model).__name__}, got none. Call "
+            "model.set_attn_implementation('eager'), or set `even` to 0."
         )
-    return loss + even * unevenness(attentions, arranged)
+    return loss + even * attention_inequality(attentions, arranged)
 
 
-def _answered(model: nn.Module, arranged: Arranged, **options: Any) -> tuple[Tensor, Any]:
-    """Return the mean cross entropy of the answer, and the output of the model."""
+def _answer_loss(model: nn.Module, arranged: Arranged, **options: Any) -> tuple[Tensor, Any]:
+    """Return the mean cross entropy of the answer tokens, and the output of the model."""
     output = model(**arranged.inputs, **options, use_cache=False)
     return F.cross_entropy(output.logits[0, arranged.asking].float(), arranged.wanted), output

@@ -1,4 +1,4 @@
-"""Collator that packs several samples into a row, with the position ids of a scheme; the model isolates the samples."""
+"""Packing collator: several samples per row with the position ids of a scheme; the model isolates the samples."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from vispe.hosts.transformers.language.image_placeholders import stream_of, toke
 from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.train.vlm.prompts import Arranged
 
-IGNORED = -100  # label of a token that has no loss, as in transformers
+IGNORED = -100  # label of tokens without loss, as in transformers
 PER_TOKEN = {"mm_token_type_ids": 0, "token_type_ids": 0, "moe_mm_token_type_ids": 0, "parallel_ids": -1}
-"""Inputs with one value for each token, and that of padding."""
+"""Inputs with one value per token, and their padding values."""
 
 
 class Packing:
-    """A collator: samples in, inputs of a converted model out, as many samples in a row as fit.
+    """Collator that packs samples into rows for a converted model.
 
-    It gives `position_ids` (1 + axes, b, s) and no mask: ordinary ids, which start at 0 with each sample, and the
+    Returns `position_ids` (1 + axes, b, s) and no mask: ordinary ids, which restart at 0 with each sample, and the
     coordinates of the scheme. The converted model isolates samples by the ordinary ids, in training and evaluation,
-    with a cache or without; no keyword is needed. A row is filled up with a sample of padding, without loss.
+    with or without a cache. Rows are filled with a padding sample without loss.
 
     Args:
-        model: converted; says which scheme, and which tokens are pictures.
-        length: tokens of a row, at most.
-        training: whether schemes with random coordinates draw them; the draw follows from the samples and `seed`, so
-            a run that goes on draws what it would have drawn.
-        seed: of the draw.
+        model: converted model, which defines the scheme and the image tokens.
+        length: largest number of tokens per row.
+        training: whether schemes with random coordinates sample them; samples depend on the tokens and `seed` only, so
+            resumed runs are identical.
+        seed: seed of the random coordinates.
 
     Raises:
         OptionError: the model is not converted.
-        UnsupportedHost: layers of the model carry a state from sample to sample, as linear attention does.
+        UnsupportedHost: layers of the model carry a state across samples, such as linear attention.
     """
 
     def __init__(self, model: nn.Module, length: int, *, training: bool = False, seed: int = 0) -> None:
@@ -46,7 +46,7 @@ class Packing:
         scheme = getattr(inner, "vispe_scheme", None)
         if scheme is None or length < 1:
             raise OptionError(
-                f"Packing needs a model that vispe.convert has given a scheme, and a length of 1 or more, got a "
+                f"Packing: needs a model that vispe.convert has converted to a scheme, and length=1 or more, got a "
                 f"{type(model).__name__} {'without' if scheme is None else 'with'} one and length={length}."
             )
         check_layers(text_of(inner), "Packing")
@@ -54,11 +54,11 @@ class Packing:
         self.training, self.seed = training, seed
 
     def __call__(self, samples: Sequence[Arranged]) -> dict[str, Tensor]:
-        """Return the inputs of the model and `labels` (b, s), `IGNORED` but for answers.
+        """Return the inputs of the model and `labels` (b, s), `IGNORED` except for answers.
 
         Raises:
-            InputError: a sample is longer than a row, has padding, or is a batch of several; or inputs of two samples
-                cannot be joined.
+            InputError: a sample is longer than a row, has padding, or is a batch of several; or the inputs of two
+                samples cannot be concatenated.
         """
         for number, sample in enumerate(samples):
             _check_sample(number, sample)
@@ -70,52 +70,52 @@ class Packing:
         per_token = {
             n: torch.full_like(tokens, v) for n, v in PER_TOKEN.items() if any(n in s.inputs for s in samples)
         }
-        for at, row in enumerate(rows):
+        for row_index, row in enumerate(rows):
             end = 0
             for count, k in enumerate(row):
                 start, end = end, end + samples[k].inputs["input_ids"].shape[1]
-                tokens[at, start:end] = samples[k].inputs["input_ids"][0]
-                keys[at, start:end] = torch.arange(end - start)
-                number[at, start:end] = count
-                asked = samples[k].answer
-                labels[at, start + asked.start : start + asked.stop] = samples[k].wanted
-                labels[at, start] = IGNORED  # the token before it is of another sample
+                tokens[row_index, start:end] = samples[k].inputs["input_ids"][0]
+                keys[row_index, start:end] = torch.arange(end - start)
+                number[row_index, start:end] = count
+                answer = samples[k].answer
+                labels[row_index, start + answer.start : start + answer.stop] = samples[k].wanted
+                labels[row_index, start] = IGNORED  # the previous token belongs to another sample
                 for name, values in per_token.items():
                     if name in samples[k].inputs:
-                        values[at, start:end] = samples[k].inputs[name][0]
-            # padding is a sample of its own
-            keys[at, end:] = torch.arange(width - end)
-            number[at, end:] = len(row)
-        inputs = _joined(ordered)
+                        values[row_index, start:end] = samples[k].inputs[name][0]
+            # padding is a separate sample
+            keys[row_index, end:] = torch.arange(width - end)
+            number[row_index, end:] = len(row)
+        inputs = _concatenated(ordered)
         types = token_types(self.inner.config, tokens, None, tuple(tokens.shape))
-        everything = torch.ones_like(tokens, dtype=torch.bool)
-        stream = stream_of(self.inner, types, everything, number, dict(inputs))  # type: ignore[arg-type]
-        # of the samples alone, so that it does not matter what was drawn before
+        all_tokens = torch.ones_like(tokens, dtype=torch.bool)
+        stream = stream_of(self.inner, types, all_tokens, number, dict(inputs))  # type: ignore[arg-type]
+        # seeded by the samples, independent of previous random numbers
         generator = torch.Generator().manual_seed(zlib.crc32(tokens.numpy().tobytes()) + self.seed)
-        found = self.scheme.coordinates(stream, training=self.training, generator=generator)
-        ids = torch.cat([keys[None].double(), found.ids])
+        coordinates = self.scheme.coordinates(stream, training=self.training, generator=generator)
+        ids = torch.cat([keys[None].double(), coordinates.ids])
         return {"input_ids": tokens, "position_ids": ids, "labels": labels, **per_token, **inputs}
 
     def rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return which samples stand in each row: longest first, each in the first row with room.
+        """Return the sample indices of each row (first-fit decreasing bin packing).
 
         Raises:
             InputError: a sample is longer than a row.
         """
         rows: list[list[int]] = []
-        room: list[int] = []
+        free: list[int] = []
         for k in sorted(range(len(lengths)), key=lambda k: -lengths[k]):
             if lengths[k] > self.length:
                 raise InputError(
-                    f"A sample has {lengths[k]} tokens, more than the {self.length} of a row; give a larger length, or "
-                    "smaller pictures."
+                    f"Packing: samples must have at most length={self.length} tokens, got {lengths[k]}. Increase "
+                    "`length`, or reduce the images."
                 )
-            at = next((r for r, left in enumerate(room) if left >= lengths[k]), len(rows))
-            if at == len(rows):
+            row_index = next((r for r, left in enumerate(free) if left >= lengths[k]), len(rows))
+            if row_index == len(rows):
                 rows.append([])
-                room.append(self.length)
-            rows[at].append(k)
-            room[at] -= lengths[k]
+                free.append(self.length)
+            rows[row_index].append(k)
+            free[row_index] -= lengths[k]
         return rows
 
 
@@ -125,14 +125,14 @@ def _check_sample(number: int, sample: Arranged) -> None:
     mask = sample.inputs.get("attention_mask")
     if rows != 1 or (mask is not None and not bool((mask == 1).all())):
         raise InputError(
-            f"Packing: a sample is one row (1, s) without padding, got sample {number} with {rows} rows"
+            f"Packing: samples must be one row (1, s) without padding, got sample {number} with {rows} rows"
             f"{'' if mask is None else f' and an attention_mask with the sum {int(mask.sum())} of {mask.numel()}'}. "
             "Split the batch, and remove padding."
         )
 
 
-def _joined(samples: Sequence[Arranged]) -> dict[str, Any]:
-    """Return the inputs that are not one value for each token, sample after sample."""
+def _concatenated(samples: Sequence[Arranged]) -> dict[str, Any]:
+    """Return the concatenated inputs that are not per-token values."""
     names = {n: None for s in samples for n in s.inputs}
     others = ("input_ids", "attention_mask", *PER_TOKEN)
     values = {n: [s.inputs[n] for s in samples if n in s.inputs] for n in names if n not in others}
@@ -142,29 +142,33 @@ def _joined(samples: Sequence[Arranged]) -> dict[str, Any]:
         pixels = "pixel_values_videos" if name.startswith("video") else "pixel_values"
         counts = torch.tensor([0, *(p.shape[:-1].numel() for p in values[pixels])]).cumsum(0).tolist()
         values[name] = [torch.where(v < 0, v, v + n) for v, n in zip(values[name], counts, strict=False)]
-    return {n: _one(n, v) for n, v in values.items()}
+    return {n: _concatenate(n, v) for n, v in values.items()}
 
 
-def _one(name: str, values: list[Any]) -> Any:
-    """Return the values of all samples as one; images of several sizes are padded as processors do."""
+def _concatenate(name: str, values: list[Any]) -> Any:
+    """Return the concatenated values of all samples; images of different sizes are padded as by processors.
+
+    Raises:
+        InputError: the values cannot be concatenated.
+    """
     if not isinstance(values[0], Tensor):
         if any(value != values[0] for value in values):
             raise InputError(
-                f"Packing: {name} must be the same in all samples of a call, got {values}. Sort them."
+                f"Packing: {name} must be equal in all samples of a batch, got {values}. Group the samples."
             )
         return values[0]
     if len({v.shape[1:] for v in values}) > 1 and len({v.ndim for v in values}) == 1:
         if not name.startswith("pixel") and not name.endswith("position_ids"):
             raise InputError(
-                f"Packing: {name} of several samples cannot be joined, got the shapes "
-                f"{', '.join(str(tuple(v.shape)) for v in values)}. Give all samples the same."
+                f"Packing: {name} must have equal shapes in all samples of a batch, got "
+                f"{', '.join(str(tuple(v.shape)) for v in values)}. Group the samples."
             )
         fill = -1 if name.endswith("position_ids") else 0
-        most = torch.tensor([v.shape[1:] for v in values]).amax(0).tolist()
+        largest = torch.tensor([v.shape[1:] for v in values]).amax(0).tolist()
         values = [
             pad(
                 v,
-                [n for m, s in zip(most[::-1], v.shape[:0:-1], strict=True) for n in (0, m - s)],
+                [n for m, s in zip(largest[::-1], v.shape[:0:-1], strict=True) for n in (0, m - s)],
                 value=fill,
             )
             for v in values

@@ -1,4 +1,4 @@
-"""Prompts with several items, of which the order is free: pieces of tokens and pixels, put in any order."""
+"""Prompts with several items in arbitrary order, assembled from pieces of tokens and pixels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vispe.errors import OptionError, ShapeError
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some tokens, with the pixels that stand behind them.
+    """Tokens with their pixels.
 
     Attributes:
         tokens: (n,) int64.
-        inputs: what the model takes beside, such as pixel_values; pieces are joined along the first axis.
-        per_token: what it takes for each token, such as mm_token_type_ids, (n,); 0 for pieces that have none.
+        inputs: further inputs of the model, such as pixel_values; pieces are concatenated along the first axis.
+        per_token: per-token inputs, such as mm_token_type_ids, (n,); 0 for pieces without them.
     """
 
     tokens: Tensor
@@ -29,12 +29,12 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Arranged:
-    """A prompt in one order.
+    """Prompt with its items in a specific order.
 
     Attributes:
-        inputs: of the model, a batch of one.
-        items: tokens of each slot.
-        answer: tokens of the answer.
+        inputs: inputs of the model, a batch of one.
+        items: token range of each item, in order.
+        answer: token range of the answer.
     """
 
     inputs: dict[str, Any]
@@ -43,7 +43,7 @@ class Arranged:
 
     @property
     def asking(self) -> slice:
-        """The tokens after which those of the answer are said."""
+        """Token range whose logits predict the answer."""
         return slice(self.answer.start - 1, self.answer.stop - 1)
 
     @property
@@ -54,17 +54,17 @@ class Arranged:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Items, such as pictures, a question about them, and its answer.
+    """Items, such as images, a question about them, and its answer.
 
     >>> items = [Piece(torch.tensor([7, k])) for k in range(3)]
-    >>> asked = Prompt(items, answer=Piece(torch.tensor([9])), after=Piece(torch.tensor([5])))
-    >>> asked.arranged([2, 0, 1]).inputs["input_ids"].tolist()
+    >>> prompt = Prompt(items, answer=Piece(torch.tensor([9])), after=Piece(torch.tensor([5])))
+    >>> prompt.arranged([2, 0, 1]).inputs["input_ids"].tolist()
     [[7, 2, 7, 0, 7, 1, 5, 9]]
 
     Attributes:
-        items: whose order does not matter to the answer.
-        answer: that is to be said.
-        before: tokens in front of the items.
+        items: items whose order does not affect the answer.
+        answer: the answer.
+        before: tokens before the items.
         after: tokens between items and answer, such as the question.
 
     Raises:
@@ -79,24 +79,24 @@ class Prompt:
     def __post_init__(self) -> None:
         if not self.items or not len(self.answer.tokens):
             raise OptionError(
-                f"A prompt needs an item or more and an answer, got {len(self.items)} items and an answer of "
+                f"Prompt: needs one or more items and an answer, got {len(self.items)} items and an answer of "
                 f"{len(self.answer.tokens)} tokens."
             )
 
     def arranged(self, order: Iterable[int], device: torch.device | str = "cpu") -> Arranged:
-        """Return the prompt with item `order[k]` at slot k.
+        """Return the prompt with item `order[k]` at index k.
 
         Raises:
-            OptionError: `order` does not name each item once.
-            ShapeError: values that are not one for each token.
+            OptionError: `order` is not a permutation of the items.
+            ShapeError: per-token inputs of another length than the tokens.
         """
         order = [int(k) for k in order]
         if sorted(order) != list(range(len(self.items))):
-            raise OptionError(f"order={order} does not name each of {len(self.items)} items once.")
+            raise OptionError(f"Prompt: order must be a permutation of {len(self.items)} items, got {order}.")
         pieces = [p for p in (self.before, *(self.items[k] for k in order), self.after, self.answer) if p]
         first = self.before is not None
-        ends = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0).tolist()
-        slots = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        bounds = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0).tolist()
+        slots = [slice(a, b) for a, b in zip([0, *bounds], bounds, strict=False)]
         inputs: dict[str, Any] = {"input_ids": torch.cat([p.tokens for p in pieces])[None]}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         for name in sorted({name for p in pieces for name in p.inputs}):
@@ -104,7 +104,9 @@ class Prompt:
         for name in sorted({name for p in pieces for name in p.per_token}):
             values = [p.per_token.get(name, torch.zeros_like(p.tokens)) for p in pieces]
             if any(v.shape != p.tokens.shape for v, p in zip(values, pieces, strict=True)):
-                raise ShapeError(f"{name} needs one value for each token of its piece.")
+                raise ShapeError(
+                    f"Prompt: {name} must have one value per token, got {[tuple(v.shape) for v in values]}."
+                )
             inputs[name] = torch.cat(values)[None]
         inputs = {name: value.to(device) for name, value in inputs.items()}
         return Arranged(inputs, tuple(slots[first : first + len(order)]), slots[-1])

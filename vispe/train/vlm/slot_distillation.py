@@ -1,8 +1,8 @@
-"""Slot distillation: a model teaches itself to answer alike wherever the telling item stands among the others.
+"""Slot distillation: self-distillation for answers that do not depend on the slot (index) of the relevant item.
 
-Source: Pos2Distill (github.com/AMAP-ML/Pos2Distill, kd/loss_design.py, commit ffa9715). The frozen model, with that
-item at a slot where it answers well, is the teacher; the student sees it at other slots. Slots at which the two differ
-most weigh most.
+Source: Pos2Distill (github.com/AMAP-ML/Pos2Distill, kd/loss_design.py, commit ffa9715). The teacher is the frozen model
+with the relevant item at a good slot; the student has it at other slots. Slots with a larger divergence have a larger
+weight.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from vispe.errors import OptionError, ShapeError
 
 @dataclass(frozen=True)
 class SlotLoss:
-    """The loss of a batch, and what it is made of.
+    """Loss of a batch with its components.
 
     Attributes:
-        loss: scalar: this process's share, such that shares, and their gradients, add up over the processes.
+        loss: scalar of this process; losses and gradients must be summed over processes.
         kl: divergence of each sample of this process, (b,).
-        weights: of these samples, (b,), without gradient.
+        weights: weights of these samples, (b,), without gradient.
     """
 
     loss: Tensor
@@ -45,25 +45,25 @@ def slot_distillation(
 ) -> SlotLoss:
     """Return the sum over samples of weight * KL(teacher || student) * temperature^2.
 
-    Weights follow from the batch of all processes (see `slot_weights`). A wrapper that averages gradients over
-    processes, as DistributedDataParallel does, needs the loss times their number.
+    Weights are computed over the batch of all processes (see `slot_weights`). With wrappers that average gradients over
+    processes, such as DistributedDataParallel, multiply the loss by the number of processes.
 
     Args:
         student: logits (b, l, v) with the item at `slots`.
-        teacher: logits (b, l', v) with it at the good slot.
-        slots: where the item stands, (b,) whole numbers; 0 is the good slot.
-        student_mask: which logits are of the answer, (b, l) bool; all by default.
-        teacher_mask: the same of the teacher, (b, l') bool, as many for each sample.
-        anchor_weight: of samples at the good slot, which hold the model where it is.
-        temperature: that logits are divided by.
-        processes: that train together; this one alone by default.
+        teacher: logits (b, l', v) with the item at the good slot.
+        slots: slot of the item, (b,) integers; 0 is the good slot.
+        student_mask: logits of the answer, (b, l) bool; default all.
+        teacher_mask: logits of the answer of the teacher, (b, l') bool, with equal counts per sample.
+        anchor_weight: weight of samples at the good slot, which regularise the model.
+        temperature: divisor of the logits.
+        processes: processes of the training; default a single process.
 
     Raises:
-        ShapeError: shapes that do not fit, or answers of different lengths, or without a token.
-        OptionError: a temperature not above 0, or a weight below 0.
+        ShapeError: shapes that do not match, or answers of different lengths or without tokens.
+        OptionError: `temperature` is not above 0, or `anchor_weight` is below 0.
 
-    >>> found = slot_distillation(torch.zeros(1, 1, 2), torch.tensor([[[9.0, -9.0]]]), torch.tensor([2]))
-    >>> round(float(found.loss), 4)
+    >>> result = slot_distillation(torch.zeros(1, 1, 2), torch.tensor([[[9.0, -9.0]]]), torch.tensor([2]))
+    >>> round(float(result.loss), 4)
     0.6931
     """
     if not temperature > 0 or not anchor_weight >= 0:
@@ -74,41 +74,42 @@ def slot_distillation(
     kl = divergence(student, teacher, student_mask, teacher_mask, temperature)
     if slots.shape != kl.shape or slots.is_floating_point():
         raise ShapeError(
-            f"slots must be {len(kl)} whole numbers, one for each sample, got {tuple(slots.shape)} {slots.dtype}."
+            f"slots must be {len(kl)} integers, one per sample, got {tuple(slots.shape)} {slots.dtype}."
         )
     processes = processes or Processes()
     parts = processes.joined((kl.detach().cpu(), slots.cpu()))
-    whole = slot_weights(*map(torch.cat, zip(*parts, strict=True)), anchor_weight)
-    own = whole.split([len(part) for part, _ in parts])[processes.rank].to(kl)
-    return SlotLoss((own * kl).sum() * temperature**2, kl, own)
+    all_weights = slot_weights(*map(torch.cat, zip(*parts, strict=True)), anchor_weight)
+    local_weights = all_weights.split([len(part) for part, _ in parts])[processes.rank].to(kl)
+    return SlotLoss((local_weights * kl).sum() * temperature**2, kl, local_weights)
 
 
 def slot_weights(kl: Tensor, slots: Tensor, anchor_weight: float = 1.0) -> Tensor:
-    """Return the weight of each sample of a whole batch, (b,), without gradient.
+    """Return the weight of each sample of a global batch, (b,), without gradient.
 
-    A sample at slot 0 has `anchor_weight`. Of the others, n slots occur: each has n * softmax over slots of its mean
-    divergence; its samples share that alike, times their divergence over the largest of their slot.
+    Samples at slot 0 have `anchor_weight`. Each of the n other slots in the batch has the weight n * softmax over slots
+    of its mean divergence, which is divided equally among its samples and multiplied by their divergence relative to
+    the largest of the slot.
 
     >>> slot_weights(torch.tensor([3.0, 1.0, 1.0, 0.5]), torch.tensor([0, 2, 1, 1]))
     tensor([1.0000, 1.1244, 0.4378, 0.2189])
 
     Args:
         kl: divergences (b,).
-        slots: (b,) whole numbers.
-        anchor_weight: of samples at slot 0.
+        slots: (b,) integers.
+        anchor_weight: weight of samples at slot 0.
     """
-    # rounding may leave what is answered alike a hair below 0
+    # rounding can make the divergence of equal answers slightly negative
     kl = kl.detach().clamp(min=0)
     numbers = slots[slots != 0].unique()
     if not len(numbers):
         return torch.full_like(kl, anchor_weight)
     members = slots == numbers[:, None]
-    own, counts = members * kl, members.sum(1)
-    # slots that are answered worst weigh most, and all of them 1 on average
-    share = len(numbers) * (own.sum(1) / counts).softmax(0)
-    # within a slot, samples that are answered worst; a slot that is answered as by the teacher has nothing to weigh
-    largest = own.amax(1).clamp(min=torch.finfo(kl.dtype).tiny)
-    weights = ((share / counts)[:, None] * (own / largest[:, None])).sum(0)
+    kl_by_slot, counts = members * kl, members.sum(1)
+    # slots with the largest divergence have the largest weight; the mean weight is 1
+    slot_weight = len(numbers) * (kl_by_slot.sum(1) / counts).softmax(0)
+    # within a slot, proportional to the divergence; clamped for slots without divergence
+    largest = kl_by_slot.amax(1).clamp(min=torch.finfo(kl.dtype).tiny)
+    weights = ((slot_weight / counts)[:, None] * (kl_by_slot / largest[:, None])).sum(0)
     return weights.masked_fill(slots == 0, anchor_weight)
 
 
@@ -119,26 +120,30 @@ def divergence(
     teacher_mask: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """Return KL(teacher || student) of each sample, mean over the tokens of its answer, (b,) float32.
+    """Return KL(teacher || student) of each sample, mean over the answer tokens, (b,) float32.
 
     Args:
         student: logits (b, l, v).
-        teacher: logits (b, l', v), which get no gradient.
-        student_mask: which of them are of the answer, (b, l) bool; all by default.
-        teacher_mask: the same, (b, l') bool.
-        temperature: that logits are divided by.
+        teacher: logits (b, l', v), without gradient.
+        student_mask: logits of the answer, (b, l) bool; default all.
+        teacher_mask: logits of the answer of the teacher, (b, l') bool.
+        temperature: divisor of the logits.
 
     Raises:
-        ShapeError: shapes that do not fit, or answers of different lengths, or without a token.
+        ShapeError: shapes that do not match, or answers of different lengths or without tokens.
     """
     masks = [_mask(*pair) for pair in ((student, student_mask), (teacher, teacher_mask))]
-    counts, wanted = (mask.sum(1) for mask in masks)
-    if student.shape[::2] != teacher.shape[::2] or not torch.equal(counts, wanted) or not counts.all():
+    counts, teacher_counts = (mask.sum(1) for mask in masks)
+    if (
+        student.shape[::2] != teacher.shape[::2]
+        or not torch.equal(counts, teacher_counts)
+        or not counts.all()
+    ):
         raise ShapeError(
-            f"Answers are compared token by token, got logits {tuple(student.shape)} and {tuple(teacher.shape)} with "
-            f"{counts.tolist()} and {wanted.tolist()} tokens; give both the same answers, of one token or more."
+            f"divergence: answers must have equal lengths of one or more tokens, got logits {tuple(student.shape)} and "
+            f"{tuple(teacher.shape)} with {counts.tolist()} and {teacher_counts.tolist()} tokens."
         )
-    # as many tokens of each sample on both sides, in order: row k of one belongs to row k of the other
+    # both have equal token counts per sample, so row k of one corresponds to row k of the other
     logs, of_teacher = (
         (logits[mask].float() / temperature).log_softmax(-1)
         for logits, mask in zip((student, teacher.detach()), masks, strict=True)
@@ -152,8 +157,8 @@ def _mask(logits: Tensor, mask: Tensor | None) -> Tensor:
     if logits.ndim != 3 or (
         mask is not None and (mask.shape != logits.shape[:2] or mask.dtype != torch.bool)
     ):
-        had = "none" if mask is None else f"{tuple(mask.shape)} {mask.dtype}"
+        got = "none" if mask is None else f"{tuple(mask.shape)} {mask.dtype}"
         raise ShapeError(
-            f"Slot distillation needs logits (b, l, v) and a mask (b, l) of bool, got {tuple(logits.shape)} and {had}."
+            f"divergence: needs logits (b, l, v) and a mask (b, l) of bool, got {tuple(logits.shape)} and {got}."
         )
     return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device) if mask is None else mask

@@ -242,7 +242,7 @@ def test_segmentations_that_cannot_be_used_are_refused():
         consistency(lambda image: np.ones((8, 8), int), [x], 2)
     with pytest.raises(InputError, match="returned float64 values"):
         consistency(lambda image: np.ones((16, 16)), [x], 2)
-    with pytest.raises(InputError, match="holds class 3, but n_classes=2"):
+    with pytest.raises(InputError, match="contains class 3, but n_classes=2"):
         consistency(lambda image: np.full((16, 16), 3), [x], 2)
     with pytest.raises(InputError, match="Image 1 has no truth: there are 1"):
         across_poses(bright, [x, x], 2, [bright(x)], angles=(0,), margin=2, how="disc")

@@ -1,1 +1,1 @@
-"""A window in the browser in which strokes are painted and the result follows: `vispe paint`."""
+"""Browser window for interactive scribbles with live results: `vispe paint`."""

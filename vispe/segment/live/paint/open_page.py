@@ -1,4 +1,4 @@
-"""From the name of a file to a window's page."""
+"""Opening of an image for the paint window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vispe.images.read import read_image
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
-from vispe.segment.run.inputs import Reading, one_mask
+from vispe.segment.run.inputs import Reading, single_mask
 
 
 def open_paint(
@@ -30,42 +30,47 @@ def open_paint(
     device: str = "auto",
     force: bool = False,
 ) -> Paint:
-    """Read an image and get ready to paint on it.
+    """Read an image and create a paint session.
 
     Args:
-        image: a file.
-        out: folder for what is saved; None for one beside the image.
-        names: of the classes.
+        image: image file.
+        out: folder for saved files; None: one next to the image.
+        names: class names.
         page: of a stack, from 0; None for the middle one.
         channel: as in `vispe segment`.
-        axes: likewise.
-        crop: likewise.
-        mask: a file, likewise.
+        axes: as in `vispe segment`.
+        crop: as in `vispe segment`.
+        mask: a mask file, as in `vispe segment`.
         features: `'filters'`, `'tokens'` or `'both'`; None for both.
-        classifier: likewise.
-        seed: likewise.
-        device: likewise.
-        force: replace files that exist.
+        classifier: as in `vispe segment`.
+        seed: as in `vispe segment`.
+        device: as in `vispe segment`.
+        force: overwrite existing files.
 
     Raises:
-        InputError: the image cannot be read, is a store, or has no such page.
+        InputError: an unreadable image, a store, or a page that does not exist.
     """
     path = Path(expanded(str(image)))
     if path.is_dir():
         raise InputError(
-            f"{image} is a folder; vispe paint opens one image file. Of an OME-Zarr store, cut out a part as TIFF."
+            f"{image} is a folder, but vispe paint needs an image file. Export a part of an OME-Zarr store as TIFF."
         )
-    # strokes are saved in the frame in which vispe segment reads the image
-    how = Reading(channel=channel, axes=axes, crop=crop, mask=() if mask is None else (mask,))
-    found = read_image(
-        path, channel=channel, axes=axes, orientation=how.orientation, crop=crop, mask=one_mask(how)
+    # scribbles are saved in the orientation in which vispe segment reads the image
+    reading = Reading(channel=channel, axes=axes, crop=crop, mask=() if mask is None else (mask,))
+    micrograph = read_image(
+        path,
+        channel=channel,
+        axes=axes,
+        orientation=reading.orientation,
+        crop=crop,
+        mask=single_mask(reading),
     )
-    number = found.n_pages // 2 if page is None else page
+    number = micrograph.n_pages // 2 if page is None else page
     config = None
     if features is not None:
         config = FeatureConfig(features, model=None if features == "filters" else NAME)
     folder = path.with_name(f"{path.stem}_paint") if out is None else Path(expanded(str(out)))
     return Paint(
-        found, number, folder, names=names, features=config, classifier=classifier, seed=seed, device=device,
+        micrograph, number, folder, names=names, features=config, classifier=classifier, seed=seed, device=device,
         force=force,
     )  # fmt: skip

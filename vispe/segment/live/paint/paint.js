@@ -1,12 +1,12 @@
 "use strict";
-// The window of vispe paint: strokes are kept in pixels of the image, and sent whole after each change.
+// Window of vispe paint: scribbles are stored in image pixels, and all of them are sent after each change.
 
 const token = document.querySelector("meta[name=token]").content;
 const at = (path) => `${path}?token=${encodeURIComponent(token)}`;
 const find = (id) => document.getElementById(id);
 const canvas = find("view"), pen = canvas.getContext("2d");
 
-// the server tells windows apart by this name, so that one does not overwrite the strokes of another
+// identifier of this window for the server, so that one window does not overwrite the scribbles of another
 const me = Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("-");
 let revision = 0;
 let state = null, picture = null, result = null, unsure = null, fractions = [];
@@ -35,7 +35,7 @@ function load(source) {
   return new Promise((done, failed) => {
     const image = new Image();
     image.onload = () => done(image);
-    image.onerror = () => failed(new Error("the picture did not load; is vispe paint still running?"));
+    image.onerror = () => failed(new Error("the image did not load. Is vispe paint still running?"));
     image.src = source;
   });
 }
@@ -55,7 +55,7 @@ function line(stroke, faint) {
   pen.globalAlpha = faint ? 0.5 : 1;
   pen.lineWidth = stroke.width;
   pen.beginPath();
-  // pixel centres are whole numbers, and the canvas counts from the corner
+  // pixel centres have integer coordinates, but the canvas counts from the corner
   const [first, ...rest] = stroke.points;
   if (!rest.length) {
     pen.arc(first[0] + 0.5, first[1] + 0.5, stroke.width / 2, 0, 2 * Math.PI);
@@ -94,7 +94,7 @@ function draw() {
   }
 }
 
-// --- what is painted
+// --- scribbles
 
 function changed() {
   saved = strokes.length === 0;
@@ -176,7 +176,7 @@ function refresh() {
   find("add").disabled = names.length >= state.most;
   find("undo").disabled = !past.length;
   find("redo").disabled = !future.length;
-  find("files").textContent = saved ? "" : `not saved yet; goes to ${state.folder}`;
+  find("files").textContent = saved ? "" : `not saved yet; folder: ${state.folder}`;
   find("width-shown").textContent = `${find("width").value} px`;
 }
 
@@ -186,7 +186,7 @@ function mark() {
 function choose(number) { if (number <= names.length) { current = number; use("brush"); mark(); draw(); } }
 function rename(i, name) {
   if (!name || names.some((other, j) => j !== i && other === name)) {
-    say(name ? `there is a class ${name} already.` : "a class needs a name.", true);
+    say(name ? `class ${name} already exists.` : "a class needs a name.", true);
     return refresh();
   }
   names[i] = name;
@@ -211,7 +211,7 @@ async function save() {
     saved = strokes === sent && names.join("\n") === called;
     refresh();
     find("files").textContent = `${files.join(", ")} in ${state.folder}`;
-    say(saved ? "saved." : "saved, but for what was painted meanwhile.");
+    say(saved ? "saved." : "saved, except later changes.");
   } catch (error) { say(error.message, true); }
 }
 
@@ -248,7 +248,7 @@ canvas.addEventListener("pointermove", (event) => {
     view.x = event.clientX - panning[0];
     view.y = event.clientY - panning[1];
   } else if (painting && !inside(pointer)) {
-    // a pen that leaves the picture lifts, and comes down again where it returns
+    // a scribble ends where it leaves the image, and a new one starts where it returns
     if (drawing) { pieces.push(drawing); drawing = null; }
   } else if (painting && !drawing) {
     drawing = { class: current, width: Number(find("width").value), points: [pointer], page: state.page };
@@ -339,7 +339,7 @@ find("width").addEventListener("input", () => { refresh(); draw(); });
     find("title").textContent = `${state.title}, ${state.width} x ${state.height} px${page}`;
     refresh();
     fit();
-    say("Paint a stroke of each class.");
+    say("Paint a scribble of each class.");
     document.body.dataset.ready = "yes";
     if (strokes.length) update();
   } catch (error) { say(error.message, true); }

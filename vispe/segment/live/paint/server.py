@@ -1,4 +1,4 @@
-"""The window's server: on this machine only, and only for who has the address with its token."""
+"""HTTP server of the paint window: local only, with a secret token in the address."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vispe.errors import VispeError, is_memory
 from vispe.segment.live.paint.session import Paint, StaleWindow
 
 HOST = "127.0.0.1"
-_LARGEST = 32 << 20  # bytes of what the window sends
-_PARTS = {"/paint.js": "text/javascript", "/style.css": "text/css"}
+_LARGEST = 32 << 20  # upper bound of a request in bytes
+_ASSETS = {"/paint.js": "text/javascript", "/style.css": "text/css"}
 _HEADERS = {
-    # nothing is fetched from elsewhere, and no other page may show this one
+    # no external resources, and no embedding in other pages
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one window on 127.0.0.1, at a port that the system chooses.
+    """Serves one window on 127.0.0.1, at a port chosen by the operating system.
 
     Args:
-        paint: what is painted.
-        port: 0 for any that is free.
+        paint: the session.
+        port: 0 for any free port.
 
     Attributes:
-        address: with the token; whoever has it may paint.
+        address: URL with the token, which grants access.
     """
 
     daemon_threads = True
@@ -52,14 +52,14 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address of the window."""
+        """URL of the window."""
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = 15  # seconds without a byte, after which a connection ends
+    timeout = 15  # seconds of inactivity until a connection is closed
 
     def do_GET(self) -> None:
         path = self._allowed()
@@ -68,14 +68,14 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/":
             text = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
             self._send(text.replace("TOKEN", self.server.token).encode(), "text/html; charset=utf-8")
-        elif path in _PARTS:
-            self._send(files(__package__).joinpath(path[1:]).read_bytes(), f"{_PARTS[path]}; charset=utf-8")
+        elif path in _ASSETS:
+            self._send(files(__package__).joinpath(path[1:]).read_bytes(), f"{_ASSETS[path]}; charset=utf-8")
         elif path == "/image.png":
-            self._guarded(lambda: self._send(self.server.paint.picture(), "image/png"))
+            self._guarded(lambda: self._send(self.server.paint.image_png(), "image/png"))
         elif path == "/state":
             self._answer(self.server.paint.state)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "there is no such page.")
+            self._refuse(HTTPStatus.NOT_FOUND, "page not found.")
 
     def do_POST(self) -> None:
         path = self._allowed()
@@ -83,51 +83,53 @@ class _Handler(BaseHTTPRequestHandler):
             return
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
-            return self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length must be a whole number.")
+            return self._refuse(HTTPStatus.BAD_REQUEST, "Content-Length must be an integer.")
         if len(length) > 12 or int(length) > _LARGEST:
-            return self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the strokes are too many; undo some.")
+            return self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "there are too many scribbles. Undo some."
+            )
         body = self.rfile.read(int(length))
         if self.headers.get_content_type() != "application/json":
-            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "only JSON is taken.")
+            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "only JSON is accepted.")
         try:
             content = json.loads(body or b"{}")
             if not isinstance(content, dict):
                 raise ValueError("no object")
-        except (ValueError, RecursionError):  # texts that are nested thousands deep
-            return self._refuse(HTTPStatus.BAD_REQUEST, "what was sent is no JSON object.")
+        except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
+            return self._refuse(HTTPStatus.BAD_REQUEST, "the request is not a JSON object.")
         if path == "/update":
             return self._answer(lambda: self.server.paint.update(content))
         if path == "/save":
             return self._answer(lambda: {"files": self.server.paint.save(content)})
-        self._refuse(HTTPStatus.NOT_FOUND, "there is no such page.")
+        self._refuse(HTTPStatus.NOT_FOUND, "page not found.")
         return None
 
     def _allowed(self) -> str | None:
-        """Return the path of a request from this window; refuse any other."""
-        # a name that someone lets point here, and pages of others, must not reach the server
+        """Return the path of a request from this window; reject all others."""
+        # reject DNS rebinding and cross-origin requests
         origin = self.headers.get("Origin")
         foreign = origin is not None and origin not in {f"http://{host}" for host in self.server.hosts}
         if self.headers.get("Host") not in self.server.hosts or foreign:
-            self._refuse(HTTPStatus.FORBIDDEN, "this address is for the window on this machine only.")
+            self._refuse(HTTPStatus.FORBIDDEN, "access is restricted to the window on this machine.")
             return None
         try:
-            found = urlsplit(self.path)
+            url = urlsplit(self.path)
         except ValueError:
-            self._refuse(HTTPStatus.BAD_REQUEST, "this is no address.")
+            self._refuse(HTTPStatus.BAD_REQUEST, "invalid URL.")
             return None
-        given = parse_qs(found.query).get("token", [""])[0]
-        if not secrets.compare_digest(given.encode(), self.server.token.encode()):
+        token = parse_qs(url.query).get("token", [""])[0]
+        if not secrets.compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(
-                HTTPStatus.FORBIDDEN, "the address lacks its token; copy it whole from the terminal."
+                HTTPStatus.FORBIDDEN, "the URL lacks its token. Copy the complete URL from the terminal."
             )
             return None
-        return found.path
+        return url.path
 
     def _answer(self, work: Any) -> None:
         self._guarded(lambda: self._json(work()))
 
     def _guarded(self, send: Any) -> None:
-        """Send an answer, or say what went wrong."""
+        """Send a response, or an error message."""
         try:
             send()
         except StaleWindow as error:
@@ -135,17 +137,17 @@ class _Handler(BaseHTTPRequestHandler):
         except (VispeError, OSError) as error:
             self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         except Exception as error:
-            # the window must not hang on what was not foreseen; the log has it all
+            # report unexpected errors to the window; the log has the traceback
             _log.exception("painting failed")
-            short = "out of memory; take a part of the image." if is_memory(error) else type(error).__name__
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"unexpected: {short}")
+            summary = "out of memory. Crop the image." if is_memory(error) else type(error).__name__
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"unexpected: {summary}")
 
     def _json(self, content: Mapping[str, Any]) -> None:
         self._send(json.dumps(content).encode(), "application/json")
 
-    def _refuse(self, status: HTTPStatus, why: str) -> None:
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
         self.close_connection = True
-        self._send(json.dumps({"error": why}).encode(), "application/json", status)
+        self._send(json.dumps({"error": reason}).encode(), "application/json", status)
 
     def _send(self, body: bytes, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
         self.send_response(status)
@@ -158,5 +160,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the address in the log would hold the token."""
+        """Disable logging: the logged URL would contain the token."""
         del format, args

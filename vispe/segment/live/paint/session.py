@@ -1,4 +1,4 @@
-"""What the window shows and saves: strokes, classes and the result of one page, without any network."""
+"""Paint session: scribbles, classes and the result of one page, independent of the server."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from vispe.segment.overlays import PALETTE, Color
 from vispe.segment.run.prediction import Prediction
 
 SIDE = 2048
-"""Pixels of a picture that the window gets at most; strokes are kept in pixels of the image."""
+"""Largest side in pixels of the image sent to the window; scribbles are in pixels of the original image."""
 
-_POINTS = 200_000  # of all strokes together
+_POINTS = 200_000  # upper bound of the points of all scribbles
 
 
 class StaleWindow(InputError):
-    """Strokes from a window that has not seen those of another window."""
+    """Scribbles from a window that is unaware of changes in another window."""
 
 
 class Paint:
-    """One page, its strokes, and what follows from them.
+    """One page with its scribbles and result.
 
     Args:
         image: the image.
-        page: which of its pages, from 0.
-        out: folder for what is saved.
-        names: classes to begin with.
-        features: what a pixel is described by; None for those of `vispe segment`.
+        page: its page, from 0.
+        out: folder for saved files.
+        names: initial class names.
+        features: features of a pixel; None for those of `vispe segment`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`.
-        seed: of all random numbers.
-        device: where features are computed.
-        force: replace files that exist.
+        seed: seed of all random numbers.
+        device: device of the features.
+        force: overwrite existing files.
 
     Raises:
-        OptionError: fewer than two names, two that are equal, or too many.
-        InputError: the page is not there.
+        OptionError: fewer than two names, duplicate names, or too many.
+        InputError: the page does not exist.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class Paint:
         self.live = Live(image, page=page, features=features, classifier=classifier, seed=seed, device=device)
         self.names = checked_names(names or ("background", "object"))
         self.strokes: list[Stroke] = []
-        self.found: Prediction | None = None
+        self.prediction: Prediction | None = None
         self.saved = True
         self.revision = 0
-        self._window: str | None = None  # whose strokes these are
+        self._window: str | None = None  # identifier of the window that sent the scribbles
         self._written: set[Path] = set()
         self._lock = threading.Lock()
 
     @property
     def colors(self) -> list[Color]:
-        """The colour of each class."""
+        """Colour of each class."""
         return [PALETTE[i % len(PALETTE)] for i in range(len(self.names))]
 
     def state(self) -> dict[str, Any]:
-        """Return what the window needs when it opens; JSON-able."""
+        """Return the initial state of the window, JSON-able."""
         height, width = self.image.shape
         return {
             "title": self.image.path.name,
@@ -101,28 +101,28 @@ class Paint:
             "folder": str(self.out),
         }
 
-    def picture(self) -> bytes:
-        """Return the page as the window shows it, a PNG of `SIDE` pixels at most."""
+    def image_png(self) -> bytes:
+        """Return the page as shown in the window, a PNG of at most `SIDE` pixels."""
         grey, valid = self.live.normalized()
-        shown = (np.where(valid[..., None], np.nan_to_num(grey), 0) * 255).round().astype(np.uint8)
-        # of other numbers of channels the mean is shown, as on overlays
-        shown = shown if shown.shape[2] == 3 else shown.mean(2).round().astype(np.uint8)
-        return _png(_fitting(Image.fromarray(shown), Image.Resampling.BOX))
+        pixels = (np.where(valid[..., None], np.nan_to_num(grey), 0) * 255).round().astype(np.uint8)
+        # other numbers of channels are shown as their mean, as in overlays
+        pixels = pixels if pixels.shape[2] == 3 else pixels.mean(2).round().astype(np.uint8)
+        return _png(_fitting(Image.fromarray(pixels), Image.Resampling.BOX))
 
     def update(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """Take over strokes and classes, and segment the page again.
+        """Set scribbles and classes, and segment the page again.
 
         Args:
-            content: 'names', and 'strokes' as a list of 'class' (from 1), 'width' and 'points'. A browser window adds
-                'window', its own random name, and 'revision', the last one that it has seen.
+            content: 'names', and 'strokes', a list of 'class' (from 1), 'width' and 'points'. A browser window adds
+                'window', its own random identifier, and 'revision', the last one it received.
 
         Returns:
             'ready', whether there is a result: 'labels' and 'uncertainty' as PNGs in base64, 'fractions' of the label
-            map, and 'notes'; else 'why' in a sentence. For a browser window also 'revision'.
+            map, and 'notes'; else 'why', the reason. For a browser window also 'revision'.
 
         Raises:
-            InputError, OptionError: what is no list of strokes or names.
-            StaleWindow: another window has changed the strokes since `revision`.
+            InputError, OptionError: invalid scribbles or names.
+            StaleWindow: another window has changed the scribbles since `revision`.
         """
         with self._lock:
             self._take(content)
@@ -130,31 +130,31 @@ class Paint:
             return answer | ({"revision": self.revision} if "window" in content else {})
 
     def _answer(self) -> dict[str, Any]:
-        """Segment the page again, and return what `update` returns."""
-        self.found = None
+        """Segment the page again, and return the result of `update`."""
+        self.prediction = None
         labels = self.labels()
-        # a stroke may lie under another one, and then says nothing
+        # a scribble may be covered by another one, and then has no label
         if len(np.unique(labels[labels > 0])) < 2:
-            return {"ready": False, "why": "paint strokes of two classes or more."}
+            return {"ready": False, "why": "paint scribbles of at least two classes."}
         self._segment(labels)
-        found = self.found
+        prediction = self.prediction
         return (
-            {"ready": False, "why": "no result."} if found is None else {"ready": True, **self._shown(found)}
+            {"ready": False, "why": "no result."}
+            if prediction is None
+            else {"ready": True, **self._shown(prediction)}
         )
 
     def _take(self, content: Mapping[str, Any]) -> bool:
-        """Take over names and strokes; return whether they are others than before."""
+        """Set names and scribbles; return whether they have changed."""
         window, revision = content.get("window"), content.get("revision")
-        # a window may send twice before it gets an answer, so its own changes do not count
+        # a window may send two requests before the first response, so its own changes do not conflict
         if window != self._window and revision != self.revision:
-            raise StaleWindow(
-                "the strokes were changed in another window; reload this page to get them, then paint here."
-            )
-        before = self.names, self._listed()
+            raise StaleWindow("the scribbles were changed in another window. Reload this page to get them.")
+        earlier = self.names, self._listed()
         names = checked_names(content.get("names"))
         strokes = checked_strokes(content.get("strokes"), len(names), self.page, self.image.shape)
         self.names, self.strokes = names, strokes
-        changed = before != (names, self._listed())
+        changed = earlier != (names, self._listed())
         if changed:
             self.revision += 1
             self._window = window if isinstance(window, str) else None
@@ -165,10 +165,10 @@ class Paint:
         self.live.names = tuple(self.names)
         self.live.draw(labels)
         self.live.fit()
-        self.found = self.live.predict()
+        self.prediction = self.live.predict()
 
     def labels(self) -> np.ndarray:
-        """Return the pixels under the strokes (h, w) uint8, later ones over earlier ones, 0 = none."""
+        """Return the labels (h, w) uint8 of the scribbles, later ones over earlier ones, 0 = none."""
         h, w = self.image.shape
         labels = np.zeros((h, w), np.uint8)
         for stroke in self.strokes:
@@ -176,36 +176,38 @@ class Paint:
         return labels
 
     def save(self, content: Mapping[str, Any] | None = None) -> list[str]:
-        """Write strokes, and once there is a result the model and the label map; return the names of the files.
+        """Write the scribbles, and, if there is a result, the model and the label map; return the file names.
 
         Args:
-            content: names and strokes as in `update`, which may be newer than the last result; None for those of it.
+            content: names and scribbles as in `update`, which may be newer than the last result; None for the current.
 
         Raises:
-            InputError: no stroke yet, or a file exists that this window has not written.
+            InputError: no scribble yet, or a file exists that this window has not written.
         """
         with self._lock:
             if content is not None and self._take(content):
-                self.found, labels = None, self.labels()
+                self.prediction, labels = None, self.labels()
                 if len(np.unique(labels[labels > 0])) > 1:
                     self._segment(labels)
             if not self.strokes:
-                raise InputError("there is nothing to save yet; paint a stroke first.")
+                raise InputError("there is nothing to save yet. Paint a scribble first.")
             files = self._files()
-            if self.found is None:
+            if self.prediction is None:
                 files = {"strokes": files["strokes"]}
-            new = [path for path in files.values() if path not in self._written]
-            check_writable(new, self.force, protect=[self.image.path] if self.image.path.is_file() else [])
+            unwritten = [path for path in files.values() if path not in self._written]
+            check_writable(
+                unwritten, self.force, protect=[self.image.path] if self.image.path.is_file() else []
+            )
             self.out.mkdir(parents=True, exist_ok=True)
-            # a file that is written belongs to this window, even if the next one fails
+            # record each file at once: it may be overwritten later, even if the next one fails
             write_json(files["strokes"], self._listed(), force=True)
             self._written.add(files["strokes"])
-            if self.found is not None:
+            if self.prediction is not None:
                 save_model(files["model"], self.live.model, True)
                 self._written.add(files["model"])
                 page = self.image.pages[self.page : self.page + 1]
-                one = Micrograph(self.image.path, page, self.image.pixel_size, self.image.resolution)
-                write_labels(files["labels"], self.found.labels[None], one, True)
+                page_image = Micrograph(self.image.path, page, self.image.pixel_size, self.image.resolution)
+                write_labels(files["labels"], self.prediction.labels[None], page_image, True)
                 self._written.add(files["labels"])
             self.saved = True
             return [path.name for path in files.values()]
@@ -216,7 +218,7 @@ class Paint:
         return {kind: self.out / name for kind, name in names.items()}
 
     def _listed(self) -> list[dict[str, Any]]:
-        """Return the strokes as `vispe segment --labels` reads them."""
+        """Return the scribbles in the format of the labels of `vispe segment`."""
         return [
             {
                 "class": int(s.level[0]),
@@ -227,82 +229,81 @@ class Paint:
             for s in self.strokes
         ]
 
-    def _shown(self, found: Prediction) -> dict[str, Any]:
-        counts = np.bincount(found.labels.ravel(), minlength=len(self.names) + 1)[1:]
+    def _shown(self, prediction: Prediction) -> dict[str, Any]:
+        counts = np.bincount(prediction.labels.ravel(), minlength=len(self.names) + 1)[1:]
         total = max(int(counts.sum()), 1)
-        palette = Image.fromarray(found.labels)
+        palette = Image.fromarray(prediction.labels)
         palette.putpalette([0, 0, 0, *(int(v) for color in self.colors for v in color)])
-        unsure = np.nan_to_num(found.uncertainty * 255).round().astype(np.uint8)
+        uncertainty = np.nan_to_num(prediction.uncertainty * 255).round().astype(np.uint8)
         return {
             "labels": _text(palette, Image.Resampling.NEAREST, transparency=0),
-            "uncertainty": _text(Image.fromarray(unsure), Image.Resampling.BOX),
+            "uncertainty": _text(Image.fromarray(uncertainty), Image.Resampling.BOX),
             "fractions": [int(n) / total for n in counts],
-            "notes": list(dict.fromkeys([*self.live.notes, *found.notes])),
+            "notes": list(dict.fromkeys([*self.live.notes, *prediction.notes])),
         }
 
 
 def checked_names(names: Any) -> list[str]:
-    """Return names of classes.
+    """Validate class names.
 
     Raises:
-        OptionError: no list of at least two names that differ, at most `MAX_CLASSES`; a name that a model file
-            cannot hold.
+        OptionError: not a list of 2 to `MAX_CLASSES` distinct names, or a name that model files do not allow.
     """
-    good = isinstance(names, Sequence) and not isinstance(names, str)
-    if not good or not all(isinstance(n, str) and n.strip() for n in names):
-        raise OptionError(f"names={str(names)[:80]} must be a list of words.")
-    given = [n.strip() for n in names]
-    for name in given:
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_list or not all(isinstance(n, str) and n.strip() for n in names):
+        raise OptionError(f"names={str(names)[:80]} must be a list of names.")
+    stripped = [n.strip() for n in names]
+    for name in stripped:
         if len(name) > LONGEST or has_controls(name):
             raise OptionError(
                 f"names={name[:40]!a}... must have up to {LONGEST} characters without control characters, got "
-                f"{len(name)}; rename the class."
+                f"{len(name)}. Rename the class."
             )
-    if not 2 <= len(given) <= MAX_CLASSES or len(set(given)) < len(given):
+    if not 2 <= len(stripped) <= MAX_CLASSES or len(set(stripped)) < len(stripped):
         raise OptionError(
-            f"names={', '.join(given)} must be 2 to {MAX_CLASSES} words, each once; give other names."
+            f"names={', '.join(stripped)} must be 2 to {MAX_CLASSES} distinct names. Use other names."
         )
-    return given
+    return stripped
 
 
 def checked_strokes(content: Any, count: int, page: int, shape: tuple[int, int]) -> list[Stroke]:
-    """Return the strokes that the window sent.
+    """Validate the scribbles sent by the window.
 
     Raises:
-        InputError: what is no list of strokes, a class that is not there, a point far outside.
+        InputError: not a list of scribbles, a class that does not exist, or a point outside the image.
     """
     if not isinstance(content, list):
         raise InputError("strokes must be a list.")
-    found, total = [], 0
+    scribbles, total = [], 0
     for number, entry in enumerate(content):
         entry = entry if isinstance(entry, dict) else {}
         level, width = entry.get("class"), entry.get("width")
         if not is_whole(level) or not 1 <= level <= count or not is_whole(width) or not 1 <= width <= WIDEST:
-            raise InputError(f"stroke {number} has class={level!r} and width={width!r}; paint it again.")
+            raise InputError(f"scribble {number} has class={level!r} and width={width!r}. Paint it again.")
         try:
             points = np.array(entry.get("points"), np.float64)
         except (TypeError, ValueError) as error:
-            raise InputError(f"stroke {number} has points that are no numbers; paint it again.") from error
+            raise InputError(f"scribble {number} has non-numeric points. Paint it again.") from error
         if points.ndim != 2 or points.shape[1] != 2 or not len(points) or not np.isfinite(points).all():
-            raise InputError(f"stroke {number} has points that are no [x, y] pairs; paint it again.")
-        # what is painted is what the file will hold
+            raise InputError(f"scribble {number} has points that are not [x, y] pairs. Paint it again.")
+        # use the rounded points of the saved file
         points = points.round(2)
         if ((points < -0.5) | (points >= (shape[1] - 0.5, shape[0] - 0.5))).any():
-            raise InputError(f"stroke {number} has points outside the picture; paint it again.")
+            raise InputError(f"scribble {number} has points outside the image. Paint it again.")
         total += len(points)
-        found.append(Stroke((int(level),), int(width), points, page))
+        scribbles.append(Stroke((int(level),), int(width), points, page))
     if total > _POINTS:
-        raise InputError(f"the strokes have {total} points, more than {_POINTS}; undo some.")
-    check_work("the window", found, *shape)
-    return found
+        raise InputError(f"the scribbles have {total} points, more than {_POINTS}. Undo some.")
+    check_work("the window", scribbles, *shape)
+    return scribbles
 
 
-def _fitting(image: Image.Image, how: Image.Resampling) -> Image.Image:
-    """Return a picture of `SIDE` pixels at most."""
-    share = SIDE / max(image.size)
-    if share >= 1:
+def _fitting(image: Image.Image, resampling: Image.Resampling) -> Image.Image:
+    """Downscale an image to at most `SIDE` pixels."""
+    scale = SIDE / max(image.size)
+    if scale >= 1:
         return image
-    return image.resize((max(round(image.width * share), 1), max(round(image.height * share), 1)), how)
+    return image.resize((max(round(image.width * scale), 1), max(round(image.height * scale), 1)), resampling)
 
 
 def _png(image: Image.Image, **options: Any) -> bytes:
@@ -311,5 +312,5 @@ def _png(image: Image.Image, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def _text(image: Image.Image, how: Image.Resampling, **options: Any) -> str:
-    return base64.b64encode(_png(_fitting(image, how), **options)).decode()
+def _text(image: Image.Image, resampling: Image.Resampling, **options: Any) -> str:
+    return base64.b64encode(_png(_fitting(image, resampling), **options)).decode()
