@@ -143,7 +143,7 @@ REFUSED = [
     ("nonsense", {}, "no encoding 'nonsense'"),
     ("alibi", {}, "1 axes"),
     ("alibi2d(slopes=huge)", {}, "slopes must be"),
-    ("alibi2d+sincos2d", {"wrap": False}, "beside a sum are ambiguous"),
+    ("alibi2d+sincos2d", {"wrap": False}, "cannot assign options to members of a sum"),
     ("alibi2d", {"warp": False}, "no option 'warp'.*Did you mean 'wrap'"),
     ("alibi2d(layers=[9])", {}, "below depth=2"),
     ("learned(std=a)", {"grid": [0, 1]}, "grid needs a list of 2 whole numbers"),

@@ -81,9 +81,7 @@ def test_without_a_saved_grid_equal_sides_are_assumed(spec, tmp_path):
     if "loope" in spec:  # a table with two axes says its grid
         ours.load_state_dict(dict(wide.state_dict()))
         return
-    with pytest.raises(
-        EncodingMismatch, match=r"its model has the grid \(3, 5\).* does not say for which grid"
-    ):
+    with pytest.raises(EncodingMismatch, match=r"its model has the grid \(3, 5\).* does not record its grid"):
         ours.load_state_dict(dict(wide.state_dict()))
 
 

@@ -220,7 +220,11 @@ def test_specs_that_do_not_fit_are_refused():
     refused(tiny_clip(), "rope+alibi2d", UnsupportedCombination, "no rotary embedding to keep")
     refused(tiny_clip(), "alibi2dd", vispe.VispeError, "alibi2dd")
     refused(
-        tiny_clip(), "alibi2d+learned", vispe.VispeError, "beside a sum are ambiguous", metric="manhattan"
+        tiny_clip(),
+        "alibi2d+learned",
+        vispe.VispeError,
+        "cannot assign options to members of a sum",
+        metric="manhattan",
     )
     source = vispe.create_encoding("learned", dim=32, grid=(4, 4))
     refused(

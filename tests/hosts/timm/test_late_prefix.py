@@ -98,7 +98,7 @@ def test_who_cannot_hold_them_back():
         vispe.convert(tower, SPEC)
     layer = Attention(32, 4, "gpsa(layers=[0],late_prefix=true)")
     assert layer(torch.ones(1, 6, 32), (2, 3)).shape == (1, 6, 32)
-    with pytest.raises(UnsupportedCombination, match="lets no prefix token into block 0, got 1"):
+    with pytest.raises(UnsupportedCombination, match="allows no prefix token in block 0, got 1"):
         layer(torch.ones(1, 7, 32), vispe.Grid((2, 3), 1))
-    with pytest.raises(OptionError, match="late_prefix=true needs the blocks"):
+    with pytest.raises(OptionError, match="late_prefix=true needs layers, the blocks"):
         vispe.create_encoding("gpsa(late_prefix=true)", num_heads=4)

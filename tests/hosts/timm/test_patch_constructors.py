@@ -98,7 +98,7 @@ def test_the_distilled_model_has_no_table_although_timm_always_makes_one():
         ("alibi2d(slope=learned)", OptionError, "no option 'slope'.* Did you mean 'slopes'"),
         ("alibi2d(slopes=big)", OptionError, "slopes must be one of"),
         ("alibi2d(layers=[7])", OptionError, "below depth=2"),
-        ("learn+", OptionError, "The encoding '' cannot be read; write name"),
+        ("learn+", OptionError, "The encoding '' cannot be parsed. Use name"),
         (7, OptionError, "got 7"),
         ({"wrap": True}, OptionError, "needs a 'name'"),
     ],
