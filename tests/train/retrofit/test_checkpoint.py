@@ -118,7 +118,7 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     assert torch.equal(subject.mean, student.mean)
     assert not subject.exact
     assert torch.equal(host_of(subject).maps(images), student(images))
-    with pytest.raises(OptionError, match="taken for a retrofit"):
+    with pytest.raises(OptionError, match="loaded as a retrofit"):
         load_subject(str(out), weights="random")
     assert "cosine" in result.verdict
 

@@ -230,7 +230,7 @@ def test_what_cannot_be_measured_is_refused():
         equivariance(lambda v: v / 0, [x])
     with pytest.raises(ShapeError, match="wrap a function of a single image in PerImage"):
         equivariance(lambda v: v[0], [x])
-    with pytest.raises(ShapeError, match="does every pose give the same grid"):
+    with pytest.raises(ShapeError, match="feature maps must have one shape"):
         equivariance(lambda v: v[..., : v.shape[-2] // 2, :], [x])
     with pytest.raises(OptionError, match="no measure 'l2'"):
         equivariance(raw_intensity, [x], measures=["l2"])
@@ -255,7 +255,7 @@ def test_a_margin_leaves_the_frame_out():
     assert get(rows, "D4", "invariant_share") == pytest.approx(1)
     f = ModelFeatures(vit("alibi2d(wrap=true)", False, depth=1))
     assert position_equivariance(f, [noise((42, 42))], margin=2)[0].values < 1e-13
-    with pytest.raises(ShapeError, match="margin=4 must be 0 or more tokens and leave some of a map of 7x9"):
+    with pytest.raises(ShapeError, match="below half of 7x9 tokens, got 4"):
         equivariance(raw_intensity, [x], margin=4)
 
 
@@ -270,7 +270,7 @@ def test_controls_of_a_model_and_of_a_function():
     assert get(rows, "rot90", "error", part="random weights, position code").max() < 1e-13
     rows, notes = control_rows(raw_intensity, images, measures=["error"])
     assert {r.part for r in rows} == {"raw intensity"}
-    assert notes == ("There is no control of random weights: they are known of models only.",)
+    assert notes == ("There is no control of random weights, which needs a model.",)
 
 
 def test_a_function_of_one_image_is_wrapped():
