@@ -128,9 +128,7 @@ def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
     assert "Did you mean 'test_vit'" in failed(capsys, "test_vitt", "--noise", "1", "--weights", "random")
     assert "nope.png does not exist" in failed(capsys, "test_vit", "nope.png", "--weights", "random")
     assert "There is no encoding 'alibi2'" in failed(capsys, *MODEL, "--noise", "1", "--pos-embed", "alibi2")
-    assert "weights=nope.pth is not a file" in failed(
-        capsys, "test_vit", "--noise", "1", "--weights", "nope.pth"
-    )
+    assert "a trial, got nope.pth" in failed(capsys, "test_vit", "--noise", "1", "--weights", "nope.pth")
     assert "--target must be 'lr+ud' or 'lr'" in failed(capsys, *MODEL, "--noise", "1", "--target", "x")
 
 

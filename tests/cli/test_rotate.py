@@ -172,11 +172,11 @@ def test_python_callables(folder, capsys):
         (["my.py:nothing", "IMAGES"], "names the file my.py, which does not exist"),
         (
             ["no_such_module:f", "IMAGES"],
-            "names the Python module 'no_such_module', which cannot be imported",
+            "the Python module 'no_such_module' cannot be imported",
         ),
         (["FILE:bloks", "IMAGES"], "has no 'bloks'. Did you mean 'blocks'?"),
-        (["FILE:number", "IMAGES"], "is a int; name a function of images"),
-        (["FILE:Leaning", "IMAGES"], "is a class; name a function of images"),
+        (["FILE:number", "IMAGES"], "must be a function of images or a callable object, got a int"),
+        (["FILE:Leaning", "IMAGES"], "must be a function of images or a callable object, got a class"),
         (["FILE:blocks", "IMAGES", "--symmetrize"], "has no effect on"),
         (
             ["FILE:blocks", "IMAGES", "--weights", "random"],

@@ -168,10 +168,10 @@ def test_what_samplers_do_to_others_is_said():
         model = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="shift+rope_axial")
     assert "shift has no effect between patches" in vispe.describe(model)
     near = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=4)+rope_axial")
-    assert "half a circle" not in vispe.describe(near)
+    assert "half a turn" not in vispe.describe(near)
     far = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=64)+rope_axial")
     # 4 cells are 16 apart: of the 4 frequencies of an axis, 100^(-k/4), those above pi/16 are 1 and 0.316
-    assert "rfs turns 50% of the pairs of rope_axial by more than half a circle" in vispe.describe(far)
+    assert "rfs turns 50% of the pairs of rope_axial by more than half a turn" in vispe.describe(far)
 
 
 def test_shift_is_invisible_to_distances():

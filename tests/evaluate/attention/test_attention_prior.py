@@ -66,9 +66,9 @@ def test_calibration_keeps_the_total_and_takes_out_the_prior():
         assert found.attention[3:5].abs().max() == 0
         assert found.attention.sum().item() == pytest.approx(attention.sum().item())
     assert not calibrate(torch.zeros(6), item, prior, 1.0).attention.any()
-    with pytest.raises(OptionError, match="temperature above 0"):
+    with pytest.raises(OptionError, match="temperature must be above 0"):
         calibrate(attention, item, prior, 0.0)
-    with pytest.raises(ShapeError, match="3 items and the prior of 2 slots"):
+    with pytest.raises(ShapeError, match="each of 3 items, got 2"):
         calibrate(attention, item, prior[:2], 1.0)
 
 

@@ -187,7 +187,7 @@ def test_nothing_stays_on_the_model_and_outputs_are_bit_equal():
 
 
 def test_models_that_cannot_be_read_are_refused():
-    with pytest.raises(UnsupportedHost, match="ResNet has no attention layers that can be read"):
+    with pytest.raises(UnsupportedHost, match="must have supported attention layers, got ResNet"):
         attention_layers(timm.create_model("resnet10t"))
     with pytest.raises(
         UnsupportedHost, match=r"blocks\.0\.attn cannot be read: DiffAttention subtracts two maps"

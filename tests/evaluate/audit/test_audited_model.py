@@ -51,7 +51,7 @@ def test_segmenters_give_probabilities_or_labels_one_hot():
 
 
 def test_training_mode_is_refused():
-    with pytest.raises(OptionError, match=r"call model.eval\(\)"):
+    with pytest.raises(OptionError, match=r"Call model.eval\(\)"):
         host_of(timm.create_model("test_vit"))
 
 

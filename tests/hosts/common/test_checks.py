@@ -37,9 +37,9 @@ def reason(name, host):
     """What the refusal must say; None where the encoding is accepted."""
     cls, axes = encoding_class(name), 3 if host == "videomae" else 2
     if issubclass(cls, Sampler):
-        return "draws positions" if host in IN_ATTENTION else "no encoding reads them"
+        return "samples positions" if host in IN_ATTENTION else "no encoding reads them"
     if host in IN_ATTENTION and issubclass(cls, Additive | Mixing):
-        return "outside of attention"
+        return "outside attention"
     if axes not in cls.ndim:
         return f"form a {axes}-axis grid"
     if (name, host) == ("gta", "videomae"):  # its default groups are those of two axes

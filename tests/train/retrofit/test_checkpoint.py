@@ -199,7 +199,7 @@ def test_states_are_read_as_they_were_written(tmp_path):
 
 
 def test_load_student_says_what_is_missing(tmp_path):
-    with pytest.raises(InputError, match="holds no finished retrofit"):
+    with pytest.raises(InputError, match="must contain a finished retrofit"):
         load_student(tmp_path)
     (tmp_path / "student.safetensors").write_bytes(b"")
     (tmp_path / "card.json").write_text("{}")

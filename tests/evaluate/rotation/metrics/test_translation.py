@@ -78,7 +78,7 @@ def test_crop_shift_compares_the_same_places():
 
 def test_what_cannot_be_shifted_is_refused():
     x = noise((8, 8))
-    with pytest.raises(OptionError, match="How many pixels a token spans is not known"):
+    with pytest.raises(OptionError, match="must be the number of pixels per token"):
         roll_equivariance(raw_intensity, [x])
     with pytest.raises(ShapeError, match=r"patch=2 does not match a map of \(8, 8\) tokens"):
         roll_equivariance(raw_intensity, [x], patch=2)
