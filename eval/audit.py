@@ -1,11 +1,11 @@
-"""Audit a real model, what a retrofit made of it, and small ViTs of several encodings; and count false alarms.
+"""Audit a pretrained model, its retrofit, and small ViTs with several encodings, and count false positives.
 
     python eval/audit.py small [--encodings learned alibi2d ...]   # trained here, about a minute each
     python eval/audit.py alarms [--seeds 20]                       # random weights without an encoding
     vispe audit vit_small_patch14_dinov2 IMAGES --weights FILE --img-size 518 --against RETROFIT -o OUT
     python eval/audit.py keep --report OUT/report.json             # the numbers of that, without details
 
-Each writes a file into eval/results/audit. The first two go on where they were stopped.
+Each writes a file to eval/results/audit. The first two resume after an interruption.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Audit
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.extrapolation import PATCH, Recipe, train
@@ -39,7 +39,7 @@ RECIPE = Recipe(shape=(12, 12), steps=400)
 
 
 def textures(n: int, side: int, seed: int = 0) -> list[torch.Tensor]:
-    """Return n homogeneous textures (3, side, side) about zero: they show no place."""
+    """Return n homogeneous textures (3, side, side) with mean 0, which carry no position."""
     kinds = (random_field, disc_packing, voronoi)
     grey = (kinds[k % 3](seed * 100 + k).render(side)[0] for k in range(n))
     return [(g - g.mean()).div(g.std()).expand(3, -1, -1).contiguous() for g in grey]
@@ -49,11 +49,11 @@ def brief(found: Audit) -> dict[str, Any]:
     """Return value, interval, controls and verdict of every measure, rounded."""
     entries = {}
     for f in found.findings:
-        ends = None if f.interval is None else [round(e, 4) for e in f.interval]
+        bounds = None if f.interval is None else [round(e, 4) for e in f.interval]
         controls = {name: round(v, 4) for name, v in f.control.items()}
         entries[f.name] = {
             "value": round(f.value, 4),
-            "interval": ends,
+            "interval": bounds,
             "control": controls,
             "verdict": f.verdict,
         }
@@ -65,21 +65,21 @@ def brief(found: Audit) -> dict[str, Any]:
 
 
 def small(encodings: list[str]) -> None:
-    """Train a small ViT with each encoding on a task of places, and audit it on textures."""
+    """Train a small ViT with each encoding on a task of relative positions, and audit it on textures."""
     path = OUT / "small.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     for name in encodings:
         if name in rows:
             continue
         body = train(name, 0, RECIPE).body.eval()
-        host = Host(VisionModel(body), f"small ViT + {name}")
-        rows[name] = brief(audit(host, textures(8, 12 * PATCH)))
+        audited = AuditedModel(VisionModel(body), f"small ViT + {name}")
+        rows[name] = brief(audit(audited, textures(8, 12 * PATCH)))
         write_json(path, {"environment": environment(), "rows": rows}, force=True)
         print(name, rows[name]["verdict"], flush=True)
 
 
 def alarms(seeds: int) -> None:
-    """Count verdicts on random weights without an encoding: every yes is a false alarm."""
+    """Count verdicts on random weights without an encoding, where every yes is a false positive."""
     path = OUT / "alarms.json"
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     for seed in range(seeds):
@@ -87,17 +87,17 @@ def alarms(seeds: int) -> None:
             continue
         torch.manual_seed(seed)
         model = convert(timm.create_model("test_vit"), "none").eval()
-        found = audit(Host(VisionModel(model), "random"), textures(8, 160, seed), seed=seed)
+        found = audit(AuditedModel(VisionModel(model), "random"), textures(8, 160, seed), seed=seed)
         rows[str(seed)] = {f.name: f.verdict for f in found.findings}
         verdicts = [v for row in rows.values() for v in row.values()]
-        share = verdicts.count("yes") / len(verdicts)
-        summary = {"yes": verdicts.count("yes"), "verdicts": len(verdicts), "share": round(share, 4)}
+        fraction = verdicts.count("yes") / len(verdicts)
+        summary = {"yes": verdicts.count("yes"), "verdicts": len(verdicts), "share": round(fraction, 4)}
         write_json(path, {"environment": environment(), **summary, "rows": rows}, force=True)
         print(seed, {n: v for n, v in rows[str(seed)].items() if v != "no"}, summary, flush=True)
 
 
 def keep(report: Path) -> None:
-    """Write what a report of the command says, rounded, with the value of every image and without details."""
+    """Store a report of the command, rounded, with the values of every image and without details."""
     found = json.loads(report.read_text())
 
     def short(value: Any) -> Any:
@@ -107,7 +107,7 @@ def keep(report: Path) -> None:
             }
         if isinstance(value, list):
             return [short(v) for v in value]
-        # a folder is named by its last part
+        # keep only the name of a folder
         value = Path(value).name if isinstance(value, str) and value.startswith("/") else value
         return round(value, 4) if isinstance(value, float) else value
 

@@ -1,9 +1,9 @@
-"""Train a small ViT on one grid with each encoding, and ask it on other grids.
+"""Train a small ViT on one grid with each encoding, and evaluate it on other grids.
 
     python eval/extrapolation.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--workers 2]
 
-Writes eval/results/extrapolation.json after every model, and goes on where it was stopped. The task is that of
-`vispe.evaluate.behaviour.extrapolation`. `python eval/figures.py` draws the result.
+Writes eval/results/extrapolation.json after every model, and resumes after an interruption. The task is that of
+`vispe.evaluate.behaviour.extrapolation`. `python eval/figures.py` plots the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from timing import environment
 OUT = Path(__file__).parent / "results" / "extrapolation.json"
 SHAPES = {"0.5x": (3, 3), "1x": (6, 6), "1.5x": (9, 9), "2x": (12, 12), "wide": (6, 12), "tall": (9, 5)}
 MEMBERS = vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions"))
-# places in training reach those of the largest grid; a shift shows nothing to rotations and distances
+# training positions cover those of the largest grid; rotations and distances are invariant to shifts
 SAMPLERS = (
     "randomized(reach=12)",
     "rfs(reach=12)",
@@ -60,10 +60,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     recipe = asdict(Recipe())
-    kept = json.loads(args.out.read_text()) if args.out.exists() else {"rows": [], "recipe": None}
-    if kept["rows"] and kept["recipe"] != json.loads(json.dumps(recipe)):
-        parser.error(f"{args.out} was made with {kept['recipe']}, the recipe is now {recipe}; move the file.")
-    rows = kept["rows"]
+    previous = json.loads(args.out.read_text()) if args.out.exists() else {"rows": [], "recipe": None}
+    if previous["rows"] and previous["recipe"] != json.loads(json.dumps(recipe)):
+        parser.error(
+            f"{args.out} was made with {previous['recipe']}, the recipe is now {recipe}; move the file."
+        )
+    rows = previous["rows"]
     done = {(r["encoding"], r["seed"]) for r in rows}
     jobs = [(e, s) for s in range(args.seeds) for e in args.encodings if (e, s) not in done]
     args.out.parent.mkdir(exist_ok=True)

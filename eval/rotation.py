@@ -1,12 +1,12 @@
-"""Measure small ViTs that differ in nothing but their positional encoding: rotation, translation, readable position.
+"""Measure small ViTs that differ only in their positional encoding: rotation, translation, linear position.
 
     python eval/rotation.py [--models learned alibi2d ...] [--runs runs/rotation] [--images 4] [--draw]
 
-Each model is trained from scratch without labels (`models/masked.py`: synthetic micrographs and pictures of
-scikit-image; the same pictures, steps and seed for all), then measured on micrographs that it has never seen and on
-synthetic ones of other seeds. Public micrographs are read from `--micrographs`, one folder per material with `images`
-and `masks`, as many of each as `--images` says, by name. Writes eval/results/rotation/MODEL.json with the value of
-every image and eval/results/rotation/summary.png; a run that was stopped goes on where it was.
+Each model is trained from scratch without labels (`models/masked.py`: synthetic micrographs and images of
+scikit-image; the same images, steps and seed for all), then measured on held-out micrographs and on synthetic ones
+with other seeds. Public micrographs are read from `--micrographs`, one folder per material with `images` and `masks`,
+the first `--images` of each by name. Writes eval/results/rotation/MODEL.json with the values of every image and
+eval/results/rotation/summary.png; an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument(
-        "--runs", type=Path, default=ROOT / "runs" / "rotation", help="where weights are kept"
-    )
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "rotation", help="folder of the weights")
     parser.add_argument("--micrographs", type=Path, default=MICROGRAPHS)
     parser.add_argument(
         "--images", type=int, default=3, help="of each material; as many synthetic ones in all"
@@ -94,8 +92,10 @@ def main() -> None:
         part.write_text(json.dumps(rounded(report.to_dict()), separators=(",", ":")) + "\n")
         part.replace(file)
         print(report.to_markdown(), flush=True)
-    kept = {name: json.loads(f.read_text()) for name in MODELS if (f := OUT / f"{slug(name)}.json").exists()}
-    plot_models(kept).savefig(OUT / "summary.png")
+    results = {
+        name: json.loads(f.read_text()) for name in MODELS if (f := OUT / f"{slug(name)}.json").exists()
+    }
+    plot_models(results).savefig(OUT / "summary.png")
 
 
 def trained(name: str, runs: Path) -> nn.Module:

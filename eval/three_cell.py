@@ -1,9 +1,9 @@
-"""Train a small ViT on the three-cell benchmark with every two-axis encoding, and draw the table.
+"""Train a small ViT on the three-cell benchmark with every two-axis encoding, and plot the table.
 
     python eval/three_cell.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--workers 2]
 
-Writes eval/results/three_cell.json after every run and goes on where it was stopped, also within a run, then draws
-eval/results/three_cell.png. `--draw` only draws.
+Writes eval/results/three_cell.json after every run, resumes after an interruption, also within a run, and then plots
+eval/results/three_cell.png. `--draw` only plots.
 """
 
 from __future__ import annotations

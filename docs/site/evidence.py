@@ -116,7 +116,9 @@ def audits_table(path: Path = RESULTS / "audit" / "small.json") -> str:
 
 def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
     """Return the audit of a pretrained model and of its retrofit, with paired differences."""
-    report = json.loads(path.read_text())
+    from vispe.evaluate.audit.measure import all_measures
+
+    report, measures = json.loads(path.read_text()), all_measures()
     after = {f["name"]: f for f in report["against"]["audit"]["findings"]}
     rows = ["| question | before | | after | | difference, 95 % |", "|---|--:|---|--:|---|--:|"]
     for f in report["findings"]:
@@ -126,7 +128,7 @@ def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
         ends = pair["interval"]
         span = "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
         cells = [f"{f['value']:.3f}", f["verdict"], f"{g['value']:.3f}", g["verdict"]]
-        rows.append(f"| {f['asks']} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
+        rows.append(f"| `{f['name']}`: {measures[f['name']].asks} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
     return "\n".join(rows)
 
 

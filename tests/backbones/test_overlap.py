@@ -24,21 +24,21 @@ def test_the_table_is_that_of_timm_at_every_whole_patch_and_smooth_between(old, 
     from timm.layers import resample_abs_pos_embed
 
     table = torch.randn(1, 1 + old[0] * old[1], 3, generator=torch.Generator().manual_seed(0))
-    wanted = resample_abs_pos_embed(table, new, old, 1)
+    expected = resample_abs_pos_embed(table, new, old, 1)
     shape = tuple(2 * n - 1 for n in new)
-    found = table_at(table, old, shape, (0.5, 0.5), 1)
-    assert torch.equal(found[:, 0], table[:, 0])
-    there = found[:, 1:].unflatten(1, shape)[:, ::2, ::2].flatten(1, 2)
-    torch.testing.assert_close(there, wanted[:, 1:], atol=2e-6, rtol=1e-5)
+    actual = table_at(table, old, shape, (0.5, 0.5), 1)
+    assert torch.equal(actual[:, 0], table[:, 0])
+    there = actual[:, 1:].unflatten(1, shape)[:, ::2, ::2].flatten(1, 2)
+    torch.testing.assert_close(there, expected[:, 1:], atol=2e-6, rtol=1e-5)
 
 
 def test_a_table_of_places_gives_each_token_its_place():
     # entries that say where they are, read where the kernel does not touch the border
     rows, columns = torch.meshgrid(torch.arange(10.0), torch.arange(12.0), indexing="ij")
     table = torch.stack([rows, columns], -1).flatten(0, 1)[None]
-    found = table_at(table, (10, 12), (28, 34), (1 / 3, 1 / 3), 0).unflatten(1, (28, 34))[0]
-    wanted = torch.stack(torch.meshgrid(torch.arange(28) / 3, torch.arange(34) / 3, indexing="ij"), -1)
-    torch.testing.assert_close(found[6:-6, 6:-6], wanted[6:-6, 6:-6], atol=1e-5, rtol=0)
+    actual = table_at(table, (10, 12), (28, 34), (1 / 3, 1 / 3), 0).unflatten(1, (28, 34))[0]
+    expected = torch.stack(torch.meshgrid(torch.arange(28) / 3, torch.arange(34) / 3, indexing="ij"), -1)
+    torch.testing.assert_close(actual[6:-6, 6:-6], expected[6:-6, 6:-6], atol=1e-5, rtol=0)
 
 
 def test_attention_over_dense_tokens_measures_true_distances():
@@ -53,7 +53,7 @@ def test_attention_over_dense_tokens_measures_true_distances():
     model.double()
     image = torch.rand(1, 3, 48, 64, dtype=torch.float64)
     with torch.no_grad():
-        found = VisionModel(model, norm=False)(image)[0].permute(1, 2, 0)
+        actual = VisionModel(model, norm=False)(image)[0].permute(1, 2, 0)
         block, projection = model.blocks[0], model.patch_embed.proj
         # patches are cut by hand, 8 px apart
         cuts = [
@@ -61,10 +61,10 @@ def test_attention_over_dense_tokens_measures_true_distances():
         ]
         x = torch.stack(cuts) @ projection.weight.flatten(1).T + projection.bias
         x = torch.cat([model.cls_token[0], x])
-        places = [(y / 2, x / 2) for y in range(5) for x in range(7)]
+        positions = [(y / 2, x / 2) for y in range(5) for x in range(7)]
         far = torch.zeros(36, 36, dtype=torch.float64)
-        for i, a in enumerate(places):
-            for j, b in enumerate(places):
+        for i, a in enumerate(positions):
+            for j, b in enumerate(positions):
                 far[1 + i, 1 + j] = math.dist(a, b)
         slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
         qkv = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, 2, 32)).permute(1, 2, 0, 3)
@@ -73,14 +73,14 @@ def test_attention_over_dense_tokens_measures_true_distances():
         y = block.attn.proj((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
         x = x + block.ls1(y)
         x = x + block.ls2(block.mlp(block.norm2(x)))
-    torch.testing.assert_close(found, x[1:].unflatten(0, (5, 7)), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual, x[1:].unflatten(0, (5, 7)), atol=1e-6, rtol=1e-6)
 
 
 def test_rotary_embeddings_of_a_model_itself_are_refused():
     eva = timm.create_model(
         "eva02_tiny_patch14_224", depth=1, num_classes=0, img_size=28, dynamic_img_size=True
     )
-    with pytest.raises(UnsupportedHost, match="has a rotary embedding of its own"):
+    with pytest.raises(UnsupportedHost, match="not supported with the rotary embedding"):
         overlap(eva.eval(), 7)
     assert eva.patch_embed.proj.stride == (14, 14)
     converted = load_backbone(
@@ -88,8 +88,8 @@ def test_rotary_embeddings_of_a_model_itself_are_refused():
         options={"depth": 1, "img_size": 28},
     )  # fmt: skip
     overlap(converted, 7)
-    found = VisionModel(converted)(torch.rand(1, 3, 42, 56))
-    assert found.shape[-2:] == (5, 7)
+    actual = VisionModel(converted)(torch.rand(1, 3, 42, 56))
+    assert actual.shape[-2:] == (5, 7)
 
 
 @pytest.mark.parametrize("pos_embed", [BIASED, f"learn+{BIASED}"])
@@ -100,7 +100,7 @@ def test_towers_of_open_clip_look_at_overlapping_patches_once_they_are_converted
         16, vision, {"context_length": 4, "vocab_size": 9, "width": 32, "heads": 2, "layers": 1}
     )
     clip.visual.image_mean = clip.visual.image_std = (0.5, 0.5, 0.5)
-    with pytest.raises(OptionError, match="takes images of any size"):
+    with pytest.raises(OptionError, match="needs a model for images of any size"):
         VisionModel(copy.deepcopy(clip).eval(), stride=4)
     tower = vispe.convert(clip, pos_embed).visual.eval()
     for block in tower.transformer.resblocks:
@@ -108,9 +108,9 @@ def test_towers_of_open_clip_look_at_overlapping_patches_once_they_are_converted
     image = torch.rand(1, 3, 48, 40)
     plain = VisionModel(copy.deepcopy(tower))(image)
     fine = VisionModel(tower, stride=4)
-    found = fine(image)
-    assert (fine.patch, found.shape[-2:]) == (8, (11, 9))
-    torch.testing.assert_close(found[..., ::2, ::2], plain, atol=2e-5, rtol=1e-5)
+    actual = fine(image)
+    assert (fine.patch, actual.shape[-2:]) == (8, (11, 9))
+    torch.testing.assert_close(actual[..., ::2, ::2], plain, atol=2e-5, rtol=1e-5)
 
 
 def test_a_traced_graph_keeps_the_places_of_overlapping_patches():

@@ -36,19 +36,19 @@ def test_maps_are_the_last_hidden_state_behind_the_prefix(kind):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_watched_attention_is_what_the_model_shows(kind, attention):
-    net, images, seen = build(kind, attention), torch.rand(1, 3, 32, 32), []
+    net, images, recorded = build(kind, attention), torch.rand(1, 3, 32, 32), []
     before, own = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
     outputs = []
     handle = net.register_forward_hook(lambda m, a, out: outputs.append(out.last_hidden_state))
-    watch(net, images, seen.append)
+    watch(net, images, recorded.append)
     handle.remove()
     assert torch.equal(outputs[0], before)
     assert transformers.AttentionInterface.get_interface is own
     assert not any(m._forward_pre_hooks for m in net.modules())
     net.set_attn_implementation("eager")
     shown = net(images, output_attentions=True).attentions
-    assert [s.path for s in seen] == [path for path, _ in attention_layers(net)]
-    for one, weights in zip(seen, shown, strict=True):
+    assert [s.path for s in recorded] == [path for path, _ in attention_layers(net)]
+    for one, weights in zip(recorded, shown, strict=True):
         torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
         assert one.grid.shape == (4, 4)
         assert one.grid.tokens == one.x.shape[1]
@@ -58,10 +58,10 @@ def test_watched_attention_is_what_the_model_shows(kind, attention):
 def test_a_language_model_is_one_causal_row(attention):
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=50)
     net = transformers.LlamaModel._from_config(config, attn_implementation=attention).eval()
-    seen, ids = [], torch.arange(7)[None]
-    watch(net, ids, seen.append)
+    recorded, ids = [], torch.arange(7)[None]
+    watch(net, ids, recorded.append)
     net.set_attn_implementation("eager")
-    for one, weights in zip(seen, net(ids, output_attentions=True).attentions, strict=True):
+    for one, weights in zip(recorded, net(ids, output_attentions=True).attentions, strict=True):
         torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
         assert (one.grid.shape, one.grid.prefix) == ((1, 7), 0)
 
@@ -78,19 +78,19 @@ def test_a_twin_is_drawn_again_whatever_was_loaded(kind, tmp_path):
 def test_a_folder_is_a_subject_and_a_host(tmp_path):
     net = build("CLIPVision")
     net.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"no preprocessor_config.json"):
+    with pytest.raises(InputError, match=r"needs preprocessor_config\.json"):
         load_subject(f"hf:{tmp_path}", device="cpu")
     colours = '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}'
     (tmp_path / "preprocessor_config.json").write_text(colours)
     subject, images = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32)
-    host, seen = host_of(subject), []
+    host, recorded = host_of(subject), []
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     assert torch.equal(host.maps(images), host_of(net).maps(images))
     assert host.can == {"maps", "pooled", "attention"}
     bare = host.without()
-    bare.watch(images, seen.append)
+    bare.watch(images, recorded.append)
     assert not torch.equal(bare.maps(images), host.maps(images))
-    assert [s.grid.shape for s in seen] == [(4, 4)] * 2
+    assert [s.grid.shape for s in recorded] == [(4, 4)] * 2
 
 
 TEXT = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -109,14 +109,14 @@ def test_a_vision_language_model_gives_its_tower(inside, tmp_path):
         (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {COLOURS}}}')
     else:
         (tmp_path / "preprocessor_config.json").write_text(COLOURS)
-    subject, images, seen = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32), []
+    subject, images, recorded = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32), []
     host = host_of(subject)
     own = net.model.vision_tower(images).last_hidden_state[:, 1:]
     torch.testing.assert_close(host.maps(images), own.mT.unflatten(2, (4, 4)).detach())
     assert torch.equal(host_of(net).maps(images), host.maps(images))
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
-    host.watch(images, seen.append)
-    assert [s.grid.shape for s in seen] == [(4, 4)] * 2
+    host.watch(images, recorded.append)
+    assert [s.grid.shape for s in recorded] == [(4, 4)] * 2
 
 
 def test_towers_without_a_convolution_for_patches_and_texts_are_refused(tmp_path):
@@ -133,12 +133,12 @@ def test_towers_without_a_convolution_for_patches_and_texts_are_refused(tmp_path
         net.save_pretrained(tmp_path / name)
         (tmp_path / name / "preprocessor_config.json").write_text(COLOURS)
         with pytest.raises(
-            UnsupportedHost, match=r"has no image tower with blocks, one convolution"
+            UnsupportedHost, match=r"must have an image tower with blocks, one convolution"
         ) as error:
             load_subject(f"hf:{tmp_path / name}", device="cpu")
         assert str(error.value).count("\n") == 0
 
 
 def test_a_folder_that_does_not_exist_is_named():
-    with pytest.raises(InputError, match="names the folder /no/such, which does not exist"):
+    with pytest.raises(InputError, match="the folder /no/such does not exist"):
         load_subject("hf:/no/such")

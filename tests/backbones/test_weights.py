@@ -58,9 +58,9 @@ def theirs(name, state, size, **options):
     ).eval()
 
 
-def same(ours, wanted):
-    assert ours.state_dict().keys() == wanted.state_dict().keys()
-    for name, value in wanted.state_dict().items():
+def same(ours, expected):
+    assert ours.state_dict().keys() == expected.state_dict().keys()
+    for name, value in expected.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
 
 
@@ -171,20 +171,20 @@ def every_door(file, **options):
     [
         (
             lambda s: {k: v for k, v in s.items() if k != "norm.bias"},
-            "it lacks weights norm.bias; check the name",
+            "it lacks weights norm.bias. Check the name",
         ),
         (
             lambda s: {**s, "strange.weight": torch.ones(1)},
-            "it has the unknown weights strange.weight; check",
+            "it has the unexpected weights strange.weight. Check",
         ),
         (
             lambda s: {**s, "blocks.0.attn.pos_enc.freqs": torch.ones(1)},
-            "unknown weights blocks.0.attn.pos_enc.freqs",
+            "unexpected weights blocks.0.attn.pos_enc.freqs",
         ),
         (lambda s: {**s, "norm.bias": torch.ones(3)}, "size mismatch for norm.bias"),
-        (lambda s: {"optimizer": {"lr": 1.0}, "epoch": {"n": 3}}, "it holds optimizer, epoch, and none"),
-        (lambda s: [1, 2], "it holds a list, no state dict"),
-        (lambda s: {"model": torch.nn.Linear(2, 2)}, "could run code"),
+        (lambda s: {"optimizer": {"lr": 1.0}, "epoch": {"n": 3}}, "it contains optimizer, epoch, none"),
+        (lambda s: [1, 2], "it contains a list instead of a state dict"),
+        (lambda s: {"model": torch.nn.Linear(2, 2)}, "other objects can run code"),
     ],
 )
 def test_one_error_for_every_command(change, text, tmp_path):
@@ -200,7 +200,7 @@ def test_one_error_for_every_command(change, text, tmp_path):
     (tmp_path / "text.pth").write_text("no checkpoint")
     for path, words in (
         ("text.pth", "text.pth does not fit the model ("),
-        ("gone.pth", "gone.pth is not a file"),
+        ("gone.pth", "weights must be a checkpoint file"),
     ):
         for door in every_door(tmp_path / path):
             with pytest.raises(InputError) as caught:
@@ -260,12 +260,12 @@ def test_doctor_loads_an_encoding_with_its_weights(tmp_path, capsys):
 def test_a_published_dinov2(tmp_path, capsys):
     state = timm.models.load_state_dict(str(REAL))
     for size in (224, 518, (196, 252)):
-        wanted = theirs(NAME, state, size)
+        expected = theirs(NAME, state, size)
         ours = load_backbone(NAME, weights=str(REAL), img_size=size)
         h, w = (size, size) if isinstance(size, int) else size
         x = torch.randn(1, 3, h, w, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            assert torch.equal(ours.forward_features(x), wanted.forward_features(x))
+            assert torch.equal(ours.forward_features(x), expected.forward_features(x))
     for words in commands(NAME, REAL, 224, tmp_path):
         assert main(words) == 0, capsys.readouterr().err
 

@@ -43,9 +43,9 @@ def test_the_table_has_a_row_for_every_question(capsys):
     rows = [[c.strip() for c in line.split("|")[1:-1]] for line in out.splitlines() if line.startswith("| ")]
     assert rows[0] == ["question", "number", "95 % interval", "control", "verdict"]
     assert [row[0] for row in rows[1:]] == [
-        "Can place be read from the features?",
+        "Can the position be decoded from the features?",
         "Do heads collapse onto one token?",
-        "Do features change when the same content stands elsewhere?",
+        "Do features change when the same content is shifted?",
     ]
     assert {row[-1] for row in rows[1:]} <= {"yes", "no", "not decided"}
 
@@ -63,7 +63,7 @@ def test_files_hold_every_image_and_are_not_overwritten(capsys, images, tmp_path
     assert set(probe["control"]) == {"mean place", "shuffled positions", "random", "none"}
     page = (out / "report.html").read_text()
     assert "Audit of positions: test_vit (random weights)" in page
-    assert "When a number misleads" in page
+    assert "Caveats of each number" in page
     assert "prefers-color-scheme: dark" in page
     with Image.open(out / "audit.png") as picture:
         assert min(picture.size) > 300
@@ -81,10 +81,10 @@ def test_two_models_are_compared_in_pairs(capsys, tmp_path):
     assert main(["audit", f"{code}:f", *words[4:], "--against", f"{code}:f", "-o", str(out)]) == 0
     report = json.loads((out / "report.json").read_text())
     assert report["against"]["differences"]["shift"] == {"difference": 0.0, "interval": [0.0, 0.0]}
-    assert report["against"]["heads"] == {"why": "attention was not asked about"}
+    assert report["against"]["heads"] == {"why": "no measure of attention was requested"}
     page = (out / "report.html").read_text()
-    assert "Against" in page
-    assert "Heads of the two models were not compared: attention was not asked about." in page
+    assert "Comparison with" in page
+    assert "Heads of the two models were not compared: no measure of attention was requested." in page
 
 
 def test_heads_of_two_models_are_compared(tmp_path):
@@ -99,13 +99,15 @@ def test_heads_of_two_models_are_compared(tmp_path):
     # the same model: every layer has itself
     np.testing.assert_allclose(np.diag(nats), 0, atol=1e-12)
     assert (nats[~np.eye(6, dtype=bool)] > 1e-6).all()
-    assert "How far the heads of two layers are apart" in (tmp_path / "out" / "report.html").read_text()
+    assert "Divergence between the heads of two layers" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_refusals(capsys, images):
-    assert "give images, --noise N or --textures N" in failed(capsys, *MODEL)
-    assert "no measure or family 'prove'" in failed(capsys, *MODEL, "--noise", "1", "--only", "prove")
-    assert "There is no control 'nothing'" in failed(capsys, *MODEL, "--noise", "1", "--controls", "nothing")
+    assert "Pass paths, noise or textures" in failed(capsys, *MODEL)
+    assert "unknown measure or family, got 'prove'" in failed(
+        capsys, *MODEL, "--noise", "1", "--only", "prove"
+    )
+    assert "unknown control, got 'nothing'" in failed(capsys, *MODEL, "--noise", "1", "--controls", "nothing")
     assert "no open_clip" not in failed(capsys, "audit", "no_such_model", "--noise", "1")
 
 

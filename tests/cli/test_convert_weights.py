@@ -145,7 +145,7 @@ def test_the_kind_may_be_said(case, tmp_path, capsys):
     other = "rope-vit" if kind != "rope-vit" else "dino-saw"
     assert main([*words, "--force", "--from", other]) == 2
     assert (
-        f"no weights of a {other} encoding, which are named as {KINDS[other].example}"
+        f"no weights of a {other} encoding, which have names such as {KINDS[other].example}"
         in capsys.readouterr().err
     )
     assert main([*words, "--force", "--from", "rope-vitt"]) == 2
@@ -203,7 +203,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
         capsys, tmp_path / "no.pth", target
     )
     torch.save({"state_dict": dino_saw(), "code": Code()}, tmp_path / "code.pth")
-    assert "which could run code" in failed(capsys, tmp_path / "code.pth", target)
+    assert "other objects can run code" in failed(capsys, tmp_path / "code.pth", target)
     for name in ("bad.pth", "bad.safetensors"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
         assert "code.pth" not in (err := failed(capsys, tmp_path / name, target))
@@ -212,13 +212,13 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "half.pth").write_bytes((tmp_path / "whole.pth").read_bytes()[:9000])
     assert "half.pth" in failed(capsys, tmp_path / "half.pth", target)
     torch.save([1, 2], tmp_path / "list.pth")
-    assert "is not a state dict, but holds list" in failed(capsys, tmp_path / "list.pth", target)
+    assert "expected a state dict, got list" in failed(capsys, tmp_path / "list.pth", target)
     torch.save({"epoch": 1}, tmp_path / "epoch.pth")
-    assert "is not a state dict, but holds epoch; say where it is by --key" in failed(
+    assert "expected a state dict, got epoch. Pass its key as `key`" in failed(
         capsys, tmp_path / "epoch.pth", target
     )
     (tmp_path / "a.npz").write_bytes(b"x")
-    assert "the name must end in .safetensors" in failed(capsys, tmp_path / "a.npz", target)
+    assert "must end in .safetensors" in failed(capsys, tmp_path / "a.npz", target)
     assert "must end in .safetensors" in failed(capsys, tmp_path / "whole.pth", tmp_path / "out.npz")
     assert not target.exists()
 
@@ -226,63 +226,66 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
 def test_the_place_of_the_state_dict(tmp_path, capsys):
     torch.save({"ema": dino_saw(), "model": stock()}, tmp_path / "a.pth")
     words = [tmp_path / "a.pth", tmp_path / "b.pt"]
-    assert "No released checkpoint that is known" in failed(capsys, *words)
-    assert "has no state dict 'emo'; it holds ema, model" in failed(capsys, *words, "--key", "emo")
+    assert "not those of a supported released checkpoint" in failed(capsys, *words)
+    assert "has no state dict 'emo', got the entries ema, model" in failed(capsys, *words, "--key", "emo")
     assert main(["convert-weights", *map(str, words), "--key", "ema"]) == 0
     assert read_weights(tmp_path / "a.pth", "ema")[1] == ["model"]
 
 
 def test_what_is_not_recognised_or_does_not_fit():
-    with pytest.raises(InputError, match=re.escape("names as cls_token, ")):
+    with pytest.raises(InputError, match=re.escape("got the names cls_token, ")):
         convert_weights({k: v for k, v in stock().items() if k != "pos_embed"})
-    with pytest.raises(InputError, match="constant slopes and axial rotation for two, need no converting"):
+    with pytest.raises(InputError, match="such as constant slopes or axial RoPE, need no conversion"):
         convert_weights(stock())
-    with pytest.raises(OptionError, match=r"no kind 'rope_vit'\. Did you mean 'rope-vit'"):
-        convert_weights(rope_vit(), "rope_vit")
-    with pytest.raises(InputError, match=r"names of dino-saw and deit-irpe; say which by `kind`"):
-        convert_weights({**irpe(), **dino_saw()})
-    with pytest.raises(InputError, match=r"names of vispe \(pos_enc\) already"):
-        convert_weights(convert_weights(dino_saw()).weights)
-    with pytest.raises(InputError, match=r"is a model in stages \(blocks.0.1.attn.q.weight.*one width"):
-        convert_weights({**peg(), "blocks.0.1.attn.q.weight": torch.zeros(3, 3)})
-    with pytest.raises(InputError, match="m is not beside the blocks of one ViT"):
-        convert_weights({k: v for k, v in dino_saw().items() if ".qkv." not in k})
-    with pytest.raises(InputError, match=r"The blocks \[0, 2\] do not form one ViT of width 32"):
-        convert_weights({k: v for k, v in dino_saw().items() if not k.startswith("blocks.1.")})
     with pytest.raises(
-        InputError, match=r"shape \(1, 8, 51\) fits no published deit-irpe .*say which by `spec`"
+        OptionError, match=r"kind must be one of .*, got 'rope_vit'\. Did you mean 'rope-vit'"
     ):
+        convert_weights(rope_vit(), "rope_vit")
+    with pytest.raises(InputError, match=r"names of dino-saw and deit-irpe. Pass `kind`"):
+        convert_weights({**irpe(), **dino_saw()})
+    with pytest.raises(InputError, match=r"already have names of vispe \(pos_enc\)"):
+        convert_weights(convert_weights(dino_saw()).weights)
+    with pytest.raises(
+        InputError, match=r"a ViT with one width, got a model with stages \(blocks.0.1.attn.q.weight"
+    ):
+        convert_weights({**peg(), "blocks.0.1.attn.q.weight": torch.zeros(3, 3)})
+    with pytest.raises(InputError, match="m has no blocks of a ViT"):
+        convert_weights({k: v for k, v in dino_saw().items() if ".qkv." not in k})
+    with pytest.raises(InputError, match=r"must form one ViT of width 32, got the blocks \[0, 2\]"):
+        convert_weights({k: v for k, v in dino_saw().items() if not k.startswith("blocks.1.")})
+    with pytest.raises(InputError, match=r"No published deit-irpe .* shape \(1, 8, 51\)"):
         convert_weights(irpe(k=(1, 8, 51)))
-    with pytest.raises(InputError, match="fits no published dino-saw encoding"):
+    with pytest.raises(InputError, match="No published dino-saw encoding"):
         convert_weights({k: v for k, v in dino_saw().items() if k != "blocks.1.attn.m"})
     weights = irpe(q=(1, 8, 50), k=(1, 8, 50))
     del weights["blocks.1.attn.rpe_q.lookup_table_weight"]
-    with pytest.raises(InputError, match="fits no published deit-irpe encoding"):
+    with pytest.raises(InputError, match="No published deit-irpe encoding"):
         convert_weights(weights)
     weights = peg()
     del weights["pos_block.1.proj.bias"]
-    with pytest.raises(InputError, match="fits no published cpvt encoding"):
+    with pytest.raises(InputError, match="No published cpvt encoding"):
         convert_weights(weights)
 
 
 def test_heads_and_specs_that_the_weights_do_not_tell():
     weights = {**stock(False), "freqs": torch.randn(2, 3, 16)}
-    with pytest.raises(InputError, match="do not tell the number of heads of width 32; give `num_heads`"):
+    with pytest.raises(
+        InputError,
+        match=r"number of heads cannot be inferred from the weights, got the width 32\. Pass `num_heads`",
+    ):
         convert_weights(weights)
     done = convert_weights(weights, num_heads=4)
     assert done.weights["blocks.0.attn.pos_enc.freqs"].shape == (2, 4, 4)
     assert done.notes == ()
-    with pytest.raises(
-        InputError, match=r"num_heads=2 was given, but blocks.0.attn.m is of a model with 4 heads"
-    ):
+    with pytest.raises(InputError, match=r"num_heads must be 4, that of blocks.0.attn.m, got 2"):
         convert_weights(dino_saw(), num_heads=2)
     large = irpe(k=(1, 8, 290))
     done = convert_weights(large, spec="irpe(ratio=4.0)")
     assert done.specs == ("learn+irpe(ratio=4.0)",)
     built(done.specs[0]).load_state_dict(done.weights)
-    with pytest.raises(OptionError, match="is a sum; give that one alone"):
+    with pytest.raises(OptionError, match="must be a single encoding"):
         convert_weights(large, spec="irpe+alibi2d")
-    with pytest.raises(InputError, match="fits no published"):
+    with pytest.raises(InputError, match="No published"):
         convert_weights(large, spec="irpe(ratio=3.0)")
 
 
@@ -297,7 +300,7 @@ def test_convit_is_the_same_model(qkv_bias, pool):
     assert done.kind == "convit"
     assert done.specs == ("learn+gpsa(layers=[0,1],late_prefix=true)",)
     assert done.notes == (
-        f"a ViT that it loads into has embed_dim=32, num_heads=4, qkv_bias={qkv_bias}, no_embed_class=True",
+        f"load it into a ViT with embed_dim=32, num_heads=4, qkv_bias={qkv_bias}, no_embed_class=True",
     )
     assert ("blocks.1.attn.v.weight", "blocks.1.attn.qkv.weight") in done.renamed
     made = {"embed_dim": 32, "num_heads": 4, "no_embed_class": True, "global_pool": pool, "fc_norm": False}

@@ -43,11 +43,11 @@ def test_one_side_is_a_square(capsys):
 
 def test_layers_of_the_model_itself(capsys):
     for words, reason in (
-        ((), "no encoding works inside of it"),
-        (("--encoding", "sincos2d"), "no encoding works inside of it"),
+        ((), "no encoding acts inside it"),
+        (("--encoding", "sincos2d"), "no encoding acts inside it"),
         (
             ("--encoding", "alibi2d"),
-            "one fixed bias on a small grid, as a mask that is kept with its positions",
+            "one fixed bias on a small grid, as a dense mask cached with its positions",
         ),
     ):
         (path,) = told(capsys, *words)["paths"]

@@ -86,7 +86,7 @@ def test_bad_requests(capsys, images):
     assert "health: needs either images or --noise, got" in failed(
         capsys, "test_vit", str(images), "--noise", "1"
     )
-    assert "batch must be 1 or more" in failed(capsys, *MODEL, "--noise", "1", "--batch", "0")
+    assert "batch must be at least 1" in failed(capsys, *MODEL, "--noise", "1", "--batch", "0")
     assert "resnet10t" not in failed(capsys, "resnet1o", "--noise", "1", "--weights", "random").split(":")[0]
     error = failed(capsys, "resnet10t", "--noise", "1", "--weights", "random")
-    assert "has no attention layers that can be read" in error
+    assert "must have supported attention layers" in error

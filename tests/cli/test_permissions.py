@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 def test_a_recipe_runs_no_code(folder, capsys, command, name):
     Path("c.yaml").write_text(f"model: {name}\nimages: [i.png]\nout: o\n")
     assert main([command, "--config", "c.yaml"]) == 2
-    assert f"model={name} names Python code, and a recipe alone does not run code" in capsys.readouterr().err
+    assert f"model={name} is Python code, which a recipe alone may not run" in capsys.readouterr().err
     assert not Path("RAN").exists()
     assert not Path("o").exists()
 

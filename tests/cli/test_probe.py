@@ -122,19 +122,17 @@ def test_another_encoding_takes_the_place_of_the_models_own(capsys):
 
 
 def test_nothing_to_look_at_and_wrong_names_are_explained(capsys):
-    assert "give images, or --noise N, or --textures N" in failed(capsys, *MODEL)
-    assert "were not asked for; add --baselines" in failed(capsys, *MODEL, "--noise", "1", "--blank", "3")
-    assert "were not asked for; add --baselines" in failed(capsys, *MODEL, "--noise", "1", "--shifts", "2")
+    assert "Pass paths, noise or textures" in failed(capsys, *MODEL)
+    assert "need baselines=True" in failed(capsys, *MODEL, "--noise", "1", "--blank", "3")
+    assert "need baselines=True" in failed(capsys, *MODEL, "--noise", "1", "--shifts", "2")
     assert "Did you mean 'test_vit'" in failed(capsys, "test_vitt", "--noise", "1", "--weights", "random")
     assert "nope.png does not exist" in failed(capsys, "test_vit", "nope.png", "--weights", "random")
     assert "There is no encoding 'alibi2'" in failed(capsys, *MODEL, "--noise", "1", "--pos-embed", "alibi2")
-    assert "weights=nope.pth is not a file" in failed(
-        capsys, "test_vit", "--noise", "1", "--weights", "nope.pth"
-    )
+    assert "a trial, got nope.pth" in failed(capsys, "test_vit", "--noise", "1", "--weights", "nope.pth")
     assert "--target must be 'lr+ud' or 'lr'" in failed(capsys, *MODEL, "--noise", "1", "--target", "x")
 
 
 def test_small_grids_name_a_step_that_fits(capsys):
     words = [*MODEL[:-1], "6", "--noise", "1"]
     words[words.index("--img-size") + 1] = "64"
-    assert "step=6 samples no patch of a 4x4 grid" in failed(capsys, *words)
+    assert "step must be at most 2 for a 4x4 grid, got 6" in failed(capsys, *words)

@@ -76,7 +76,7 @@ def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr()
     assert said.out.startswith(
-        "test_vit (random weights), 2 image(s)\nfeatures under rotation and mirroring: strong"
+        "test_vit (random weights), 2 image(s)\nfeatures under rotation and reflection: strong"
     )
     assert "The patch kernel breaks the symmetry" in said.out
     assert "turned by quarters and mirrored" in said.out
@@ -142,7 +142,7 @@ def test_a_saved_segmentation_model(folder, capsys):
     rows = {(r["transform"], r["metric"]): r["values"] for r in report["rows"]}
     assert rows["D4", "miou"][0] == 1
     assert report["images"][1] == "texture 0, random field"
-    assert "masks of the textures were not used" in " ".join(report["notes"])
+    assert "masks of the textures were ignored" in " ".join(report["notes"])
 
 
 def test_python_callables(folder, capsys):
@@ -172,25 +172,25 @@ def test_python_callables(folder, capsys):
         (["my.py:nothing", "IMAGES"], "names the file my.py, which does not exist"),
         (
             ["no_such_module:f", "IMAGES"],
-            "names the Python module 'no_such_module', which cannot be imported",
+            "the Python module 'no_such_module' cannot be imported",
         ),
         (["FILE:bloks", "IMAGES"], "has no 'bloks'. Did you mean 'blocks'?"),
-        (["FILE:number", "IMAGES"], "is a int; name a function of images"),
-        (["FILE:Leaning", "IMAGES"], "is a class; name a function of images"),
-        (["FILE:blocks", "IMAGES", "--symmetrize"], "--symmetrize has no effect on"),
+        (["FILE:number", "IMAGES"], "must be a function of images or a callable object, got a int"),
+        (["FILE:Leaning", "IMAGES"], "must be a function of images or a callable object, got a class"),
+        (["FILE:blocks", "IMAGES", "--symmetrize"], "has no effect on"),
         (
             ["FILE:blocks", "IMAGES", "--weights", "random"],
-            "which is taken for a Python callable; leave it out.",
+            "which is loaded as a Python callable. Omit it.",
         ),
-        (["FILE:bright", "IMAGES", "--kind", "segmenter", "--d4"], "--d4 averages class probabilities"),
+        (["FILE:bright", "IMAGES", "--kind", "segmenter", "--d4"], "averages class probabilities"),
         (["FILE:bright", "IMAGES", "--kind", "segmenter"], "number of classes of a segmenter is not known"),
-        (["MODEL", "IMAGES", "--pos-embed", "alibi2d"], "--pos-embed has no effect on"),
-        (["MODEL", "IMAGES", "--classes", "a,b,c"], "3 class names were given, but"),
+        (["MODEL", "IMAGES", "--pos-embed", "alibi2d"], "has no effect on"),
+        (["MODEL", "IMAGES", "--classes", "a,b,c"], "entries (cluster 1, cluster 2), got 3"),
         (["nothing.vispe", "IMAGES"], "nothing.vispe does not exist"),
         (["test_vit", "--textures", "1", "--masks", "MASKS"], "--masks needs images, got none"),
         (
             ["test_vit", "IMAGES", "--patch", "4"],
-            "--patch has no effect on test_vit, which is taken for a timm model",
+            "has no effect on test_vit, which is loaded as a timm model",
         ),
         (["open_clip:ViT-B-33", "IMAGES"], "open_clip has no model 'ViT-B-33'. Did you mean"),
         (["open_clip:ViT-B-32", "IMAGES"], "open_clip:ViT-B-32 needs one source of weights, got none"),
@@ -237,7 +237,7 @@ def test_subjects_know_their_images():
     assert image.shape == (3, 32, 48)
     np.testing.assert_allclose(subject.picture(image), page.repeat(3, 2), atol=1e-6)
     assert subject.features(image[None]).shape == (1, 64, 2, 3)
-    with pytest.raises(ShapeError, match=r"takes images of 3 channel\(s\), got a page of \(32, 48, 2\)"):
+    with pytest.raises(ShapeError, match=r"images must have 3 channel\(s\), got \(32, 48, 2\)"):
         subject.tensor(page.repeat(2, 2))
     fixed = load_subject("test_vit", weights="random", img_size=64)
     assert fixed.size == 64
@@ -304,7 +304,7 @@ def test_images_without_masks_beside_textures(folder):
     found = load_sources(subject, paths, textures=2)
     assert found.truths is None
     assert len(found.images) == len(found.names) == 3
-    assert "were not used either" in " ".join(found.notes)
+    assert "were ignored as well" in " ".join(found.notes)
     both = load_sources(subject, paths, [folder / "masks" / "a0_mask.png"], textures=2)
     assert len(both.truths) == 3
     assert both.truths[2].shape == (320, 320)

@@ -70,7 +70,7 @@ def test_functions_are_probed_in_final_features(folder, capsys):
     assert "shows no blocks, only final features; add --no-layers" in refused(
         capsys, "probe", "mine.py:flat", *PROBE
     )
-    assert "--weights has no effect on mine.py:flat" in refused(
+    assert "has no effect on mine.py:flat" in refused(
         capsys, "probe", "mine.py:flat", *PROBE, "--weights", "random"
     )
 

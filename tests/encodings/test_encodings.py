@@ -150,9 +150,7 @@ def test_slopes_of_released_checkpoints():
         assert set(state) == {"blocks.0.attn.pos_enc.slope", "blocks.1.attn.m"}
         made.load_state_dict({"slope": state["blocks.0.attn.pos_enc.slope"]})
         torch.testing.assert_close(made.head_slopes(), given.flatten())
-    with pytest.raises(
-        OptionError, match=r"attn\.m has slopes down to -0\.5, which softplus=true cannot hold"
-    ):
+    with pytest.raises(OptionError, match=r"slopes down to -0\.5 in .*attn\.m"):
         made.adopt({"attn.m": torch.tensor([-0.5, 1.0]).reshape(2, 1, 1)}, "attn.", "attn.pos_enc.")
     fixed = create_encoding("alibi2d", num_heads=4)
     state = {"attn.m": given}
@@ -257,7 +255,7 @@ def test_learned_needs_a_grid():
     made = create_encoding("learned", dim=8, grid=(3, 3))
     assert made.weight.std().item() == pytest.approx(0.02, rel=0.3)
     with pytest.raises(
-        ShapeError, match=r"learned needs the tokens of a 2-axis grid, got 2 axes .*; use sincos2d"
+        ShapeError, match=r"learned needs the tokens of a 2-axis grid, got 2 axes .*\. Use sincos2d"
     ):
         made.table(Positions(torch.zeros(1, 4, 2)))
 

@@ -110,13 +110,13 @@ def test_branches_through_the_layer_of_vispe():
 def test_what_branches_refuse():
     both, pos = Both(num_heads=3), Grid((2, 3)).positions()
     with pytest.raises(
-        UnsupportedCombination, match="both takes several softmaxes of its own, and alibi2d was"
+        UnsupportedCombination, match="both uses several softmaxes, which cannot be combined with alibi2d"
     ):
         create_encoding("both+alibi2d", num_heads=3)
     create_encoding("both+sincos2d", num_heads=3, dim=24)
     for one in (bias_of, transform_of):
         with pytest.raises(
-            UnsupportedCombination, match="both takes several softmaxes, so it has not one bias"
+            UnsupportedCombination, match="both uses several softmaxes, so it has no single bias"
         ):
             one([both], pos, 0)
 
@@ -140,7 +140,7 @@ def test_calibrations_come_before_the_rotation(spec):
     wanted = attention(2 * q, k + 1, v, transform=rope)
     torch.testing.assert_close(attend(q, k, v, both.parts(), pos, 0), wanted)
     torch.testing.assert_close(attention(q, k, v, transform=both.transform(pos, 0)), wanted)
-    with pytest.raises(UnsupportedCombination, match=r"rope_axial \+ rope_mixed was asked"):
+    with pytest.raises(UnsupportedCombination, match=r"rope_axial \+ rope_mixed: two rotary encodings"):
         Compose([*both.parts(), create_encoding("rope_mixed", dim=24, num_heads=3)])
 
 

@@ -47,7 +47,7 @@ def test_which_refuse():
     for name in ("learned", "legendre", "fourier", "border", "countdown", "ranked", "seqpe_input", "jitter"):
         encoding = create_encoding(name, **facts)
         with pytest.raises(
-            ShapeError, match=rf"{name} .* which origin='end' does not change.* take origin='start'"
+            ShapeError, match=rf"{name} .* which origin='end' does not change.* Use origin='start'"
         ):
             encoding.embed(torch.zeros(1, 12, DIM), pos) if name != "jitter" else encoding.prepare(pos)
     for name in ("sincos2d", "fourier(normalize=none)", "spder(normalize=false)"):

@@ -154,7 +154,7 @@ def test_errors():
         TapeBlock(dim=6, num_heads=2)
     with pytest.raises(OptionError, match="act must be one of silu, gelu, relu, got 'tanh'"):
         TapeBlock(dim=8, num_heads=2, act="tanh")
-    with pytest.raises(OptionError, match="tape_state turns pairs of channels, got head_dim=5"):
+    with pytest.raises(OptionError, match="tape_state needs an even head_dim, got head_dim=5"):
         tape_state((4,), num_heads=2, head_dim=5)
     with pytest.raises(
         ShapeError, match="tape_state needs a pair of channels per axis, got 2 pairs for 3 axes"

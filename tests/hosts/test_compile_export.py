@@ -51,9 +51,9 @@ def test_compiled_with_jitter_and_dropped_patches():
     eager = vispe.convert(tiny(patch_drop_rate=0.4), "alibi2d(jitter=0.3)").train()
     compiled = torch.compile(eager, fullgraph=True, backend="eager")
     torch.manual_seed(3)
-    wanted = eager(image())
+    expected = eager(image())
     torch.manual_seed(3)
-    close(compiled(image()), wanted)
+    close(compiled(image()), expected)
 
 
 @pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "sincos2d+alibi2d"])
@@ -68,9 +68,9 @@ def test_exported_static_and_with_free_batch(spec):
 def test_exporting_leaves_no_fake_tensor_behind():
     model = vispe.convert(tiny(), "alibi2d")
     with torch.no_grad():
-        wanted = model(image())
+        expected = model(image())
     torch.export.export(model, (image(),))
-    assert torch.equal(model(image()), wanted)
+    assert torch.equal(model(image()), expected)
 
 
 def exported_to_onnx(model, x, path, **options):

@@ -48,7 +48,7 @@ def test_differential_attention_tells_encodings_the_width_of_its_heads(model):
     net = make(model, "rope_mixed")
     assert net.blocks[0].get_submodule("" if "parallel" in model else "attn").pos_enc.width == 8
     with pytest.raises(
-        UnsupportedCombination, match=r"irpe adds to values of width 8, but blocks.0.* has queries"
+        UnsupportedCombination, match=r"irpe adds relative values of head_dim 8, but the values of blocks.0"
     ):
         make(model, "irpe(on=v)")
 
@@ -73,11 +73,11 @@ def test_contracts_of_timm(model, spec):
     net(x).square().mean().backward()
     without = [n for n, p in net.named_parameters() if p.requires_grad and p.grad is None]
     assert not without, "every parameter that is trained has a gradient"
-    wanted = {n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}
+    expected = {n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}
     net.zero_grad()
     net.set_grad_checkpointing()
     net(x).square().mean().backward()
-    close({n: p.grad for n, p in net.named_parameters() if p.grad is not None}, wanted)
+    close({n: p.grad for n, p in net.named_parameters() if p.grad is not None}, expected)
     net.set_grad_checkpointing(False)
     net.eval()
     assert not torch.equal(twin(x), out)

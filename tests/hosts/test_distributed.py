@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> list[dict]:
+def actual(tmp_path_factory) -> list[dict]:
     """What the two processes saved."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("torch is built without gloo")
@@ -37,32 +37,32 @@ def found(tmp_path_factory) -> list[dict]:
 def single() -> tuple[dict, torch.Tensor]:
     """Gradients and outputs of one process on the whole batch."""
     ours = model()
-    wanted = gradients(ours, image(4, 3, 32, 24))
-    return wanted, model()(image(4, 3, 32, 24)).detach()
+    expected = gradients(ours, image(4, 3, 32, 24))
+    return expected, model()(image(4, 3, 32, 24)).detach()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp", "ddp checkpointed", "fsdp"])
-def test_every_gradient_equals_that_of_one_process(way, found, single):
+def test_every_gradient_equals_that_of_one_process(way, actual, single):
     for rank in (0, 1):
-        assert {n for n in found[rank][way] if "pos_enc" in n} == {
+        assert {n for n in actual[rank][way] if "pos_enc" in n} == {
             "pos_enc.weight", "blocks.0.attn.pos_enc.slope", "blocks.1.attn.pos_enc.slope",
         }  # fmt: skip
-        close(found[rank][way], single[0])
+        close(actual[rank][way], single[0])
 
 
 @pytest.mark.slow
-def test_sharded_outputs_equal_those_of_one_process(found, single):
+def test_sharded_outputs_equal_those_of_one_process(actual, single):
     for rank in (0, 1):
-        close(found[rank]["fsdp out"], single[1][2 * rank : 2 * rank + 2])
+        close(actual[rank]["fsdp out"], single[1][2 * rank : 2 * rank + 2])
 
 
-def test_coordinates_stay_float32_under_sharded_mixed_precision(found):
+def test_coordinates_stay_float32_under_sharded_mixed_precision(actual):
     """300 columns: in bfloat16 neighbours beyond 256 would fall together."""
     ours = model("alibi2d.local", img_size=(8, 8 * 300)).to(torch.bfloat16)
-    wanted = ours(image(4, 3, 8, 8 * 300).to(torch.bfloat16)).float()
+    expected = ours(image(4, 3, 8, 8 * 300).to(torch.bfloat16)).float()
     for rank in (0, 1):
-        assert found[rank]["fsdp bf16 coordinates"] == ["torch.float32"] * 2
-        out = found[rank]["fsdp bf16 out"]
+        assert actual[rank]["fsdp bf16 coordinates"] == ["torch.float32"] * 2
+        out = actual[rank]["fsdp bf16 out"]
         assert out.dtype == torch.bfloat16
-        assert (out.float() - wanted[2 * rank : 2 * rank + 2]).abs().max() <= 0.02 * wanted.abs().max()
+        assert (out.float() - expected[2 * rank : 2 * rank + 2]).abs().max() <= 0.02 * expected.abs().max()

@@ -51,7 +51,7 @@ def test_the_same_as_attention_of_vispe():
     attn = model.blocks[0].attn
     layer = vispe.Attention(48, 2, "transformer_xl(std=0.3)", head_dim=32)
     layer.load_state_dict({k: v for k, v in attn.state_dict().items() if k in layer.state_dict()})
-    seen = {}
-    attn.register_forward_hook(lambda module, args, out: seen.update(x=args[0], y=out))
+    recorded = {}
+    attn.register_forward_hook(lambda module, args, out: recorded.update(x=args[0], y=out))
     model(torch.randn(2, 3, 32, 32))
-    close(layer(seen["x"], (4, 4)), seen["y"])
+    close(layer(recorded["x"], (4, 4)), recorded["y"])

@@ -111,7 +111,7 @@ def test_only_timm_is_found_and_by_those_who_find_it_anyway(monkeypatch):
 
 
 def test_an_import_that_fails_can_be_tried_again(monkeypatch):
-    seen = []
+    recorded = []
 
     class Own:
         broken = True
@@ -120,21 +120,21 @@ def test_an_import_that_fails_can_be_tried_again(monkeypatch):
             return ModuleType(spec.name)
 
         def exec_module(self, module):
-            seen.append((module.__loader__, module.__spec__.loader))
+            recorded.append((module.__loader__, module.__spec__.loader))
             if self.broken:
                 raise ImportError("half of it is missing")
 
     own = Own()
-    monkeypatch.setattr(import_hooks, "_install", lambda host: seen.append(f"door of {host}"))
+    monkeypatch.setattr(import_hooks, "_install", lambda host: recorded.append(f"door of {host}"))
     spec = ModuleSpec("timm", import_hooks._Loader(own))
     module = importlib.util.module_from_spec(spec)
     assert module.__name__ == "timm"
     with pytest.raises(ImportError, match="half of it"):
         spec.loader.exec_module(module)
-    assert seen == [(own, own)]
+    assert recorded == [(own, own)]
     own.broken = False
     import_hooks._Loader(own).exec_module(module)
-    assert seen == [(own, own), (own, own), "door of timm"]
+    assert recorded == [(own, own), (own, own), "door of timm"]
 
 
 def test_vispe_can_be_imported_without_timm():

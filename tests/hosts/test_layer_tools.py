@@ -29,10 +29,10 @@ def of_encodings(model):
     return {name: value.clone() for name, value in model.state_dict().items() if "pos_enc" in name}
 
 
-def same(found, wanted):
-    assert found.keys() == wanted.keys()
-    assert wanted
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+def same(actual, expected):
+    assert actual.keys() == expected.keys()
+    assert expected
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 @every
@@ -44,8 +44,8 @@ def test_dynamic_quantisation_leaves_the_encoding_alone(spec):
     same(of_encodings(made), of_encodings(model))
     assert "DynamicQuantizedLinear" in str(made)
     assert "DynamicQuantizedLinear" not in str([m for n, m in made.named_modules() if n.endswith("pos_enc")])
-    found, wanted = made(image()), model(image())
-    assert (found - wanted).norm() < 0.1 * wanted.norm()
+    actual, expected = made(image()), model(image())
+    assert (actual - expected).norm() < 0.1 * expected.norm()
 
 
 def quantised_by_torchao(model, config):
@@ -131,8 +131,8 @@ def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
     (out * cotangent(out)).sum().backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if "lora_" in n)
     with torch.no_grad():
-        wanted = model.eval()(image())
-        torch.testing.assert_close(model.merge_and_unload()(image()), wanted, rtol=1e-3, atol=1e-3)
+        expected = model.eval()(image())
+        torch.testing.assert_close(model.merge_and_unload()(image()), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, old_weight_norm])
@@ -141,10 +141,10 @@ def test_adapters_on_all_linear_layers_all_learn_and_merge(spec, trained):
 @torch.no_grad()
 def test_weight_norm_on_the_layers_of_the_host(spec, norm):
     model = make(spec)
-    wanted, own = model(image()), of_encodings(model)
+    expected, own = model(image()), of_encodings(model)
     for module in [m for m in model.modules() if isinstance(m, nn.Linear)]:
         norm(module)
-    torch.testing.assert_close(model(image()), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(image()), expected, rtol=1e-4, atol=1e-5)
     same(of_encodings(model), own)
 
 
@@ -152,14 +152,14 @@ def test_weight_norm_on_the_layers_of_the_host(spec, norm):
 @torch.no_grad()
 def test_parametrizations_of_the_maps_of_an_encoding_count(norm):
     model = make("fire")
-    wanted = model(image())
+    expected = model(image())
     for module in list(model.modules()):
         if type(module).__name__ == "PreciseLinear":
             norm(module)
     if norm is parametrizations.weight_norm:
-        torch.testing.assert_close(model(image()), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(image()), expected, rtol=1e-4, atol=1e-5)
     else:
-        assert (model(image()) - wanted).abs().max() > 1e-5
+        assert (model(image()) - expected).abs().max() > 1e-5
 
 
 def initialised(model):
@@ -173,12 +173,12 @@ def initialised(model):
             again = copy.deepcopy(encoding)
             again.reset_parameters()
             drawn.append(dict(again.named_parameters()))
-        for name, found in encoding.named_parameters():
+        for name, actual in encoding.named_parameters():
             first, second = (d[name] for d in drawn)
             if torch.equal(first, second):
-                assert torch.equal(found, first), name
-            elif found.numel() > 60:
-                assert 0.5 < found.std() / first.std() < 2, name
+                assert torch.equal(actual, first), name
+            elif actual.numel() > 60:
+                assert 0.5 < actual.std() / first.std() < 2, name
 
 
 @every
@@ -215,6 +215,6 @@ def test_tied_projections_of_deberta_follow_an_adapter(fused):
     config = peft.LoraConfig(target_modules=names, r=2, init_lora_weights=False)
     model = peft.get_peft_model(nn.ModuleDict({"attn": layer}), config).eval()
     with torch.no_grad():
-        wanted = layer(x, grid)
+        expected = layer(x, grid)
         model.merge_and_unload()
-        torch.testing.assert_close(layer(x, grid), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer(x, grid), expected, rtol=1e-4, atol=1e-5)

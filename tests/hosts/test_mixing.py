@@ -81,15 +81,15 @@ def test_tokens_are_mixed_after_each_active_block(options, checkpointing):
     models = pair(**options)
     models.ours.set_grad_checkpointing(checkpointing)
     x = image()
-    wanted, taken = by_hand(models, x)
-    found = models.ours.forward_features(x)
-    close(found, wanted)
-    mine = grads(models.ours, found)
+    expected, taken = by_hand(models, x)
+    actual = models.ours.forward_features(x)
+    close(actual, expected)
+    mine = grads(models.ours, actual)
     mixing = mine.pop("pos_enc.scale")
-    close(mine, grads(models.stock, wanted))
+    close(mine, grads(models.stock, expected))
     assert mixing.abs().min() > 1e-4
     final, intermediates = models.ours.forward_intermediates(x, output_fmt="NLC")
-    close(final, wanted)
+    close(final, expected)
     for mixed, tokens in zip(intermediates, taken, strict=True):
         close(mixed, tokens[:, models.stock.num_prefix_tokens :])
 
@@ -100,9 +100,9 @@ def test_dropped_patches_take_their_places_along():
     models.ours.train()
     keep = keep_of(3, 2, 15, 1, 0.4)
     torch.manual_seed(3)
-    found = models.ours.forward_features(x)
-    close(found, by_hand(models, x, keep)[0])
-    assert found.shape[1] < 16
+    actual = models.ours.forward_features(x)
+    close(actual, by_hand(models, x, keep)[0])
+    assert actual.shape[1] < 16
 
 
 def test_mixing_beside_a_bias_and_after_restoring():

@@ -26,10 +26,10 @@ def test_predicting_first_does_not_spoil_training(spec):
         first = model(x).clone()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert model(mode.from_tensor(x)).shape == (2, 5)
-    found = grads(model, model(x))
+    actual = grads(model, model(x))
     fresh = vispe.convert(tiny(dynamic_img_size=True), spec)
     fresh.load_state_dict(model.state_dict())
-    close(found, grads(fresh, fresh(x)))
+    close(actual, grads(fresh, fresh(x)))
     close(first, fresh(x))
     for dtype in (torch.float64, torch.bfloat16, torch.float32):
         model, fresh = model.to(dtype), copy.deepcopy(fresh).to(dtype)
@@ -69,16 +69,16 @@ def test_function_transforms_agree_and_leave_the_cache_clean():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("spec", ["alibi2d", "alibi2d(slopes=learned)", "sincos2d"])
 def test_half_precision_models_and_autocast_stay_near(spec, dtype):
-    wanted = vispe.convert(tiny(qk_norm=True), spec)
-    model, x = copy.deepcopy(wanted).to(dtype), image()
+    expected = vispe.convert(tiny(qk_norm=True), spec)
+    model, x = copy.deepcopy(expected).to(dtype), image()
     out = model(x.to(dtype))
     assert out.dtype == dtype
-    assert (out.float() - wanted(x)).abs().max() < 0.1 * wanted(x).abs().max()
+    assert (out.float() - expected(x)).abs().max() < 0.1 * expected(x).abs().max()
     stock = vispe.convert(tiny(qk_norm=True), "none")
-    assert (wanted(x) - stock(x)).abs().max() > 0 or spec == "none"
+    assert (expected(x) - stock(x)).abs().max() > 0 or spec == "none"
     with torch.autocast("cpu", dtype):
-        auto = wanted(x)
-    assert (auto.float() - wanted(x)).abs().max() < 0.1 * wanted(x).abs().max()
+        auto = expected(x)
+    assert (auto.float() - expected(x)).abs().max() < 0.1 * expected(x).abs().max()
 
 
 class Float32Norm(torch.nn.LayerNorm):
@@ -111,9 +111,9 @@ def test_distances_are_float32_in_a_half_precision_model():
 
 def test_channels_last():
     model = vispe.convert(tiny(), "alibi2d(slopes=learned)")
-    wanted = model(image())
+    expected = model(image())
     model = model.to(memory_format=torch.channels_last)
-    close(model(image().to(memory_format=torch.channels_last)), wanted)
+    close(model(image().to(memory_format=torch.channels_last)), expected)
 
 
 def test_this_timm_is_one_of_the_tested():

@@ -45,10 +45,10 @@ def test_rope_keeps_bfloat16_activations(spec, how):
         block.attn.proj.register_forward_hook(lambda module, args, out: dtypes.append(args[0].dtype))
     x = image(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     with torch.no_grad():
-        reference, found = model(x), half(x.bfloat16())
+        reference, actual = model(x), half(x.bfloat16())
     assert dtypes == [torch.bfloat16] * 2
-    assert found.dtype == torch.bfloat16
-    error = (found.float() - reference).norm() / reference.norm()
+    assert actual.dtype == torch.bfloat16
+    error = (actual.float() - reference).norm() / reference.norm()
     assert error < 2e-2
 
 
@@ -60,8 +60,8 @@ def test_x_and_y_of_pe_core_keep_their_order(size):
     x = image(2, 3, *size)
     with torch.no_grad():
         expected = model(x)
-        found = vispe.convert(model, "rope_axial.pe", keep_abs=True)(x)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        actual = vispe.convert(model, "rope_axial.pe", keep_abs=True)(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_slide_coordinates_do_not_depend_on_the_offset():
     torch.manual_seed(0)
     layer = vispe.Attention(64, 4, "alibi2d").eval()
     h, w = 24, 21
-    kept = torch.randperm(h * w, generator=torch.Generator().manual_seed(1))[:420].sort().values
-    rows, columns = kept // w, kept % w
+    remaining = torch.randperm(h * w, generator=torch.Generator().manual_seed(1))[:420].sort().values
+    rows, columns = remaining // w, remaining % w
     cells = torch.stack([rows, columns], 1)
     pixels = 512.0 * cells[None].double()
     cell, extent = torch.tensor([[512.0, 512.0]]).double(), torch.tensor([[512.0 * h, 512.0 * w]]).double()
@@ -98,7 +98,7 @@ def test_slide_coordinates_do_not_depend_on_the_offset():
     with torch.no_grad():
         here = layer(x, vispe.Positions(pixels, extent=extent, cell=cell))
         there = layer(x, vispe.Positions(pixels + 1e6, extent=extent, cell=cell))
-        grid = layer(x, vispe.Grid((h, w)).positions().gather(kept[None]))
+        grid = layer(x, vispe.Grid((h, w)).positions().gather(remaining[None]))
     torch.testing.assert_close(there, here, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(here, grid, rtol=1e-5, atol=1e-5)
 
@@ -114,10 +114,10 @@ def test_the_error_of_bfloat16_does_not_grow_with_the_grid(spec, how):
         x = image(1, 3, *size)
         with torch.no_grad():
             reference = model.forward_features(x)
-            found = half.forward_features(x.bfloat16()).float()
+            actual = half.forward_features(x.bfloat16()).float()
             with torch.autocast("cpu", torch.bfloat16):
                 cast = model.forward_features(x).float()
-        errors.append([float((y - reference).norm() / reference.norm()) for y in (found, cast)])
+        errors.append([float((y - reference).norm() / reference.norm()) for y in (actual, cast)])
     for small_grid, large_grid in zip(*errors, strict=True):
         assert large_grid < 1.5 * small_grid
         assert large_grid < 5e-2
@@ -145,9 +145,9 @@ def test_videos_of_another_length_equal_a_model_built_for_it(spec, frames, side)
     built.load_state_dict(model.state_dict())
     video = torch.randn(1, frames, 3, side, side, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        found = model(video, skip_predictor=True).last_hidden_state
+        actual = model(video, skip_predictor=True).last_hidden_state
         expected = built(video, skip_predictor=True).last_hidden_state
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_windowed_dino_of_rf_detr_is_right_or_refused_before_a_change():
@@ -182,10 +182,10 @@ def test_swin_unetr_in_two_dimensions_at_any_size(spec, how, size):
     x = image(1, 1, *size)
     with torch.no_grad():
         expected = model(x)
-        found = vispe.convert(model, spec, **how)(x)
-    assert found.shape == expected.shape == (1, 2, *size)
-    assert bool(found.isfinite().all())
-    assert not torch.equal(found, expected)
+        actual = vispe.convert(model, spec, **how)(x)
+    assert actual.shape == expected.shape == (1, 2, *size)
+    assert bool(actual.isfinite().all())
+    assert not torch.equal(actual, expected)
 
 
 def test_released_mixed_frequencies_of_another_grid_load(tmp_path):

@@ -107,8 +107,8 @@ def test_the_table_follows_sizes_types_and_copies():
     model = pickle.loads(pickle.dumps(copy.deepcopy(model))).double()
     vispe.restore(model)
     assert model.pos_embed.dtype == torch.float64
-    wanted = resample_abs_pos_embed(stock.pos_embed, new_size=(5, 3), old_size=(3, 5), num_prefix_tokens=1)
-    torch.testing.assert_close(model.pos_embed.detach(), wanted.detach().double())
+    expected = resample_abs_pos_embed(stock.pos_embed, new_size=(5, 3), old_size=(3, 5), num_prefix_tokens=1)
+    torch.testing.assert_close(model.pos_embed.detach(), expected.detach().double())
     assert model(image(2, 3, 40, 24).double()).shape == (2, 5)
     frozen = tiny()
     frozen.pos_embed.requires_grad_(False)
@@ -119,8 +119,8 @@ def test_the_table_follows_sizes_types_and_copies():
 def test_a_table_can_be_put_aside_and_taken_up_again():
     model = vispe.convert(tiny(), "alibi2d")
     vispe.convert(model, "alibi2d", keep_abs=True)
-    wanted = vispe.convert(tiny(), "alibi2d", keep_abs=True)
-    assert torch.equal(model(image()), wanted(image()))
+    expected = vispe.convert(tiny(), "alibi2d", keep_abs=True)
+    assert torch.equal(model(image()), expected(image()))
     assert torch.equal(vispe.restore(model)(image()), tiny()(image()))
 
 
@@ -134,16 +134,16 @@ def test_what_was_built_without_a_table_cannot_be_restored():
     same(snapshot(model), before)
     with pytest.raises(UnsupportedHost, match="VisionTransformer has no encoding of vispe"):
         vispe.restore(tiny())
-    kept = timm.create_model("vit_tiny_patch16_224", pos_embed="learn+alibi2d", **SHAPE).eval()
-    assert type(vispe.restore(kept)) is VisionTransformer
-    assert kept.pos_embed is not None
+    remaining = timm.create_model("vit_tiny_patch16_224", pos_embed="learn+alibi2d", **SHAPE).eval()
+    assert type(vispe.restore(remaining)) is VisionTransformer
+    assert remaining.pos_embed is not None
 
 
 REFUSED = [
     ("nonsense", {}, "no encoding 'nonsense'"),
     ("alibi", {}, "1 axes"),
     ("alibi2d(slopes=huge)", {}, "slopes must be"),
-    ("alibi2d+sincos2d", {"wrap": False}, "beside a sum are ambiguous"),
+    ("alibi2d+sincos2d", {"wrap": False}, "of a sum of encodings are ambiguous"),
     ("alibi2d", {"warp": False}, "no option 'warp'.*Did you mean 'wrap'"),
     ("alibi2d(layers=[9])", {}, "below depth=2"),
     ("learned(std=a)", {"grid": [0, 1]}, "grid needs a list of 2 whole numbers"),
@@ -234,16 +234,16 @@ def test_what_was_built_with_all_of_its_own_positions_is_restored():
     stock.load_state_dict(vispe.restore(model.eval()).state_dict())
     assert type(model) is type(stock)
     assert torch.equal(model(image(2, 3, 32, 32)), stock(image(2, 3, 32, 32)))
-    kept = vispe.convert(tiny(), "learn+alibi2d")
-    assert torch.equal(vispe.restore(kept)(image()), tiny()(image()))
+    remaining = vispe.convert(tiny(), "learn+alibi2d")
+    assert torch.equal(vispe.restore(remaining)(image()), tiny()(image()))
 
 
 @pytest.mark.parametrize("depth", [1, 5])
 def test_a_finished_encoding_of_another_depth_is_refused(depth):
-    given = vispe.create_encoding("peg(first=5)", dim=32, depth=depth)
+    sample = vispe.create_encoding("peg(first=5)", dim=32, depth=depth)
     model = tiny(depth=3)
     with pytest.raises(UnsupportedCombination, match=r"The given peg has .* but this model needs"):
-        vispe.convert(model, given)
+        vispe.convert(model, sample)
     assert type(model) is VisionTransformer
 
 

@@ -197,9 +197,9 @@ def test_exceptions_raise_a_sentence(mode, spec, tmp_path):
 
 def test_the_documentation_lists_the_exceptions():
     text = " ".join(DOCS.read_text().split())
-    found = re.search(r"take dynamic height and width with every encoding, preset and sum(.*?)\.", text)
-    assert found, "hosts.md says what can be exported with dynamic sizes"
-    assert set(re.findall(r"`([^`]+)`", found[1])) == {spec for _, spec in EXCEPTIONS}
+    actual = re.search(r"take dynamic height and width with every encoding, preset and sum(.*?)\.", text)
+    assert actual, "hosts.md says what can be exported with dynamic sizes"
+    assert set(re.findall(r"`([^`]+)`", actual[1])) == {spec for _, spec in EXCEPTIONS}
 
 
 def test_every_encoding_is_in_the_table():
@@ -245,8 +245,8 @@ def test_encodings_of_one_and_three_axes(axes, spec, tmp_path):
 @pytest.mark.parametrize("start", ["width", "longer", "even"])
 def test_the_curve_in_operations_of_onnx_is_that_of_the_recursion(start):
     for shape in [(h, w) for h in range(1, 8) for w in range(1, 8)] + [(37, 14), (14, 37)]:
-        found = traced_places(*shape, start, torch.device("cpu"))
-        assert np.array_equal(found.numpy(), curve_order(shape, start).ravel()), shape
+        actual = traced_places(*shape, start, torch.device("cpu"))
+        assert np.array_equal(actual.numpy(), curve_order(shape, start).ravel()), shape
 
 
 def test_the_curve_of_a_grid_beyond_its_limit_is_not_a_number(monkeypatch):

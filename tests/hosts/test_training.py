@@ -42,8 +42,8 @@ def crops_gradients(model) -> dict[str, torch.Tensor]:
     crops = [image(2, 3, *size, seed=i).requires_grad_() for i, size in enumerate(CROPS)]
     loss = sum((out * cotangent(out, i)).sum() for i, out in enumerate(map(model, crops)))
     loss.backward()
-    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-    return found | {f"crop {i}": crop.grad for i, crop in enumerate(crops)}
+    actual = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return actual | {f"crop {i}": crop.grad for i, crop in enumerate(crops)}
 
 
 @pytest.fixture(params=[False, True], ids=["non-reentrant", "reentrant"])
@@ -56,35 +56,37 @@ def reentrant(request):
 @pytest.mark.parametrize("spec", SPECS)
 def test_checkpointing_with_equal_token_counts_gives_exact_gradients(spec, reentrant, monkeypatch):
     model = vispe.convert(tiny(dynamic_img_size=True), spec).train()
-    wanted = crops_gradients(model)
+    expected = crops_gradients(model)
     calls = []
     original = torch.utils.checkpoint.checkpoint
     monkeypatch.setattr(
         torch.utils.checkpoint, "checkpoint", lambda *a, **k: calls.append(k) or original(*a, **k)
     )
     model.set_grad_checkpointing()
-    found = crops_gradients(model)
+    actual = crops_gradients(model)
     assert len(calls) == 6, "every block of every crop is checkpointed"
     assert all(k["use_reentrant"] is reentrant for k in calls)
     assert (
-        set(found) == set(wanted) == {n for n, _ in model.named_parameters()} | {"crop 0", "crop 1", "crop 2"}
+        set(actual)
+        == set(expected)
+        == {n for n, _ in model.named_parameters()} | {"crop 0", "crop 1", "crop 2"}
     )
     exact = (
         not reentrant or "learned)" not in spec
     )  # else the first pass takes another kernel, as it needs no gradient
-    for name in wanted:
-        assert torch.equal(found[name], wanted[name]) or not exact, name
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+    for name in expected:
+        assert torch.equal(actual[name], expected[name]) or not exact, name
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("block", [ParallelThingsBlock, DiffParallelScalingBlock])
 def test_checkpointing_other_blocks(block, reentrant):
     model = vispe.convert(tiny(dynamic_img_size=True, block_fn=block), "alibi2d(slopes=learned)").train()
-    wanted = crops_gradients(model)
+    expected = crops_gradients(model)
     model.set_grad_checkpointing()
-    found = crops_gradients(model)
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-5)
+    actual = crops_gradients(model)
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
 def test_three_crops_are_three_separate_gradients():
@@ -93,8 +95,8 @@ def test_three_crops_are_three_separate_gradients():
     slopes = torch.zeros(2, 4)
     for i, size in enumerate(CROPS):
         out = model(image(2, 3, *size, seed=i))
-        (found,) = torch.autograd.grad((out * cotangent(out, i)).sum(), [model.blocks[0].attn.pos_enc.slope])
-        slopes[0] += found
+        (actual,) = torch.autograd.grad((out * cotangent(out, i)).sum(), [model.blocks[0].attn.pos_enc.slope])
+        slopes[0] += actual
     close(together["blocks.0.attn.pos_enc.slope"], slopes[0])
 
 
@@ -111,13 +113,13 @@ def test_patch_dropout_takes_the_rows_of_the_dense_bias(form, checkpointing):
     keep = keep_of(9, 2, 15, prefix, 0.5)
     assert keep.shape == (2, prefix + 7)
     distance = dense(3, 5, prefix)
-    kept = torch.stack([distance[k][:, k] for k in keep])[:, None]
-    masks = [-s[None, :, None, None] * kept for s in slopes]
-    wanted = oracle(stock, x, masks, keep=keep)
+    remaining = torch.stack([distance[k][:, k] for k in keep])[:, None]
+    masks = [-s[None, :, None, None] * remaining for s in slopes]
+    expected = oracle(stock, x, masks, keep=keep)
     torch.manual_seed(9)
-    found = ours.forward_features(x)
-    close(found, wanted)
-    theirs, mine = grads(stock, wanted), grads(ours, found)
+    actual = ours.forward_features(x)
+    close(actual, expected)
+    theirs, mine = grads(stock, expected), grads(ours, actual)
     close(torch.stack([mine.pop(f"blocks.{i}.attn.pos_enc.slope") for i in (0, 1)]), slopes.grad)
     close(mine, theirs)
     ours.eval()
@@ -141,31 +143,31 @@ def test_jitter_is_one_draw_per_training_pass_and_follows_dropped_tokens():
     close(ours.forward_features(x), oracle(stock, x, head_masks(stock, dense(3, 5, 1))))
     ours.train()
     torch.manual_seed(4)
-    found = ours.forward_features(x)
+    actual = ours.forward_features(x)
     torch.manual_seed(4)
     noise = torch.randn(1, 4, 16, 16) * 0.5
-    close(found, oracle(stock, x, [noise + m for m in head_masks(stock, dense(3, 5, 1))]))
+    close(actual, oracle(stock, x, [noise + m for m in head_masks(stock, dense(3, 5, 1))]))
     torch.manual_seed(4)
     ours.set_grad_checkpointing()
     again = ours.forward_features(x)
-    assert torch.equal(again, found)
-    wanted = grads(ours, again)
+    assert torch.equal(again, actual)
+    expected = grads(ours, again)
     ours.set_grad_checkpointing(False)
     torch.manual_seed(4)
-    close(grads(ours, ours.forward_features(x)), wanted)
+    close(grads(ours, ours.forward_features(x)), expected)
     dropping = vispe.convert(tiny(patch_drop_rate=0.5), "alibi2d(jitter=0.5)").train()
     torch.manual_seed(4)
     noise = torch.randn(1, 4, 16, 16) * 0.5
     rest = torch.get_rng_state()
     torch.manual_seed(4)
-    found = dropping.forward_features(x)
+    actual = dropping.forward_features(x)
     torch.set_rng_state(rest)
     keep = torch.cat(
         [torch.zeros(2, 1, dtype=torch.long), torch.argsort(torch.randn(2, 15), -1)[:, :7] + 1], 1
     )
     mask = (noise - dense(3, 5, 1))[0]
-    kept = torch.stack([mask[:, k][:, :, k] for k in keep])
-    close(found, oracle(stock, x, [kept] * 2, keep=keep))
+    remaining = torch.stack([mask[:, k][:, :, k] for k in keep])
+    close(actual, oracle(stock, x, [remaining] * 2, keep=keep))
 
 
 def test_dropout_of_positions_and_attention_is_timms():
@@ -175,9 +177,9 @@ def test_dropout_of_positions_and_attention_is_timms():
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
     x = image()
     torch.manual_seed(2)
-    wanted = oracle(stock, x, head_masks(stock, dense(3, 5, 1)))
+    expected = oracle(stock, x, head_masks(stock, dense(3, 5, 1)))
     torch.manual_seed(2)
-    close(ours.forward_features(x), wanted)
+    close(ours.forward_features(x), expected)
 
 
 def test_ema_copy_is_a_model_of_its_own():

@@ -121,13 +121,13 @@ def test_seqpe_has_one_projection_for_each_layer(host):
     assert all(len(e.pe_qk) == 1 for e in layers)
     # a checkpoint with the projections of all blocks in every layer
     saved = model.state_dict()
-    wanted = {}
+    expected = {}
     for name in [n for n in saved if ".pe_qk.0." in n]:
         block = [f"{p}.pos_enc" for _, p, _ in model.vispe_attentions()].index(name.partition(".pe_qk")[0])
         old = {i: saved[name] + 1 + i for i in range(len(layers))}
-        wanted[name] = old[block]
+        expected[name] = old[block]
         saved.update({name.replace(".pe_qk.0.", f".pe_qk.{i}."): value for i, value in old.items()})
     model.load_state_dict(saved)
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in wanted.items())
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.items())
     again = vispe.create_encoding(layers[0].config)
     assert again.state_dict().keys() == layers[0].state_dict().keys()

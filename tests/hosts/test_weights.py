@@ -129,8 +129,8 @@ def test_released_checkpoints_load_by_name(learned, tmp_path):
     slopes = torch.stack([weights[f"blocks.{i}.attn.m"].flatten() for i in range(depth)]) if learned else None
     x = image(1, 3, 56, 56)
     stock = without_table(stock).eval()
-    wanted = oracle(stock, x, head_masks(stock, dense(4, 4, 5), slopes))
-    close(ours.forward_features(x), wanted, 1e-4)
+    expected = oracle(stock, x, head_masks(stock, dense(4, 4, 5), slopes))
+    close(ours.forward_features(x), expected, 1e-4)
     if learned:
         del weights["blocks.1.attn.m"]
         with pytest.raises(RuntimeError, match=r"Missing key.*blocks.1.attn.pos_enc.slope"):
@@ -204,18 +204,18 @@ def test_local_dir_round_trip(spec, late, tmp_path):
 
 def test_a_finished_encoding_brings_its_weights_and_a_json_able_spec():
     facts = {"dim": 32, "num_heads": 4, "depth": 2, "grid": (3, 5)}
-    given = vispe.create_encoding("alibi2d(slopes=learned)+learned", **facts)
-    shake(given)
+    sample = vispe.create_encoding("alibi2d(slopes=learned)+learned", **facts)
+    shake(sample)
     for model in (
-        vispe.convert(tiny(), given),
-        timm.create_model("vit_tiny_patch16_224", pos_embed=given, **SHAPE),
-        vispe.convert(tiny(), [*given.parts()]),
+        vispe.convert(tiny(), sample),
+        timm.create_model("vit_tiny_patch16_224", pos_embed=sample, **SHAPE),
+        vispe.convert(tiny(), [*sample.parts()]),
     ):
-        assert all(torch.equal(b.attn.pos_enc.slope, given.members[0].slope) for b in model.blocks)
-        assert torch.equal(model.pos_enc.weight, given.members[1].weight)
-        assert model.blocks[0].attn.pos_enc.slope is not given.members[0].slope
-        assert json.loads(json.dumps(model._model_args["pos_embed"])) == given.spec
-    other = copy.deepcopy(given.members[1])
+        assert all(torch.equal(b.attn.pos_enc.slope, sample.members[0].slope) for b in model.blocks)
+        assert torch.equal(model.pos_enc.weight, sample.members[1].weight)
+        assert model.blocks[0].attn.pos_enc.slope is not sample.members[0].slope
+        assert json.loads(json.dumps(model._model_args["pos_embed"])) == sample.spec
+    other = copy.deepcopy(sample.members[1])
     model = tiny(img_size=(24, 24))
     with pytest.raises(
         vispe.VispeError, match=r"given learned has weight of shape \(1, 15, 32\), .* needs \(1, 9, 32\)"

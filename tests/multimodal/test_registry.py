@@ -186,7 +186,7 @@ WRONG = {
         r"'mrope' has no option 'strides'\. Did you mean 'stride'.*It has: sections",
     ),
     "rope1d(stride=2)": (OptionError, "'rope1d' has no option 'stride'.*It has: none"),
-    "mrope+vrope": (OptionError, "cannot be added up; 'mrope.vrope' names 2"),
+    "mrope+vrope": (OptionError, "cannot be summed, got 2 in 'mrope.vrope'"),
     "mrope(stride=0)": (OptionError, "mrope: stride needs a number above 0, got stride=0"),
     "mrope(stride=-1)": (OptionError, "mrope: stride needs a number above 0, got stride=-1"),
     "mrope(stride=x)": (OptionError, "mrope: stride needs a number above 0, got stride='x'"),
@@ -212,7 +212,7 @@ WRONG = {
     "bilevel(rotate=inter,sections=[4,4,4])": (OptionError, r"rotate='inter' leaves nothing to share; say"),
     "bilevel(train_length=0)": (OptionError, "train_length needs a whole number above 0, got train_length=0"),
     "pype(rings=0)": (OptionError, "pype: rings needs a whole number above 0, got rings=0"),
-    "mmrope(sections=[4,4,4])": (OptionError, "fixed pattern of axes; leave sections out"),
+    "mmrope(sections=[4,4,4])": (OptionError, "fixed pattern of axes. Omit sections"),
     "mmrope(scale=[1,2])": (
         OptionError,
         r"mmrope: scale needs a list of 3 numbers above 0, got scale=\(1, 2\)",
@@ -257,7 +257,7 @@ def test_a_scheme_of_ones_own():
         ids = create_scheme("halves").coordinates(Stream.of([[Text(2), Image(1, 3), Text(1)]])).ids
         assert ids[0, 0].tolist() == [0, 1, 2, 2, 3, 4]
         assert register_scheme(Halves) is Halves
-        with pytest.raises(OptionError, match=r"scheme name 'halves' is taken by .*Halves; choose another"):
+        with pytest.raises(OptionError, match=r"scheme name 'halves' is taken by .*Halves\. Choose another"):
             register_scheme(type("Others", (Halves,), {}))
     finally:
         del _SCHEMES["halves"]
@@ -273,7 +273,7 @@ def test_coordinates_refuse_what_does_not_fit():
         scheme.coordinates(stream).delta("last")
     groups = Stream.of([[Text(2), Text(2, group=1)]])
     with pytest.raises(
-        UnsupportedCombination, match=r"mrope has one counter .* several groups; use group_pe"
+        UnsupportedCombination, match=r"mrope has one counter .* several groups\. Use group_pe"
     ):
         scheme.coordinates(groups)
 

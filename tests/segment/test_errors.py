@@ -202,7 +202,7 @@ def test_weights_that_cannot_be_had_are_said_at_once(capsys, monkeypatch):
         "vit_tiny_patch16_224",
         "no route to host",
         "vit_small_patch14_dinov2.lvd142m",
-        "--weights FILE",
+        "a checkpoint file as weights",
     )
 
 
@@ -263,9 +263,9 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
         ("--labels a_labels.png --cluster 2 -o out", "got labels and cluster"),
         ("--cluster 1 -o out", "cluster=1 must be between 2 and 255"),
         (f"{LEARN} --features filters --weights w.pth", "weights='w.pth' has no effect on features=filters"),
-        (f"{LEARN} --weights w.pth", "w.pth is not a file; give weights of vispe_micro"),
-        (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' is not supported by vispe_micro"),
-        (f"{LEARN} --device warp", "device='warp' cannot be used here"),
+        (f"{LEARN} --weights w.pth", "must be a file with weights of vispe_micro, got w.pth"),
+        (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' cannot be given to vispe_micro"),
+        (f"{LEARN} --device warp", "device='warp' is not available"),
         (f"{LEARN} --tile 3", "tile=3 px is too small"),
         (f"{LEARN} --normalize never", "normalize"),
         (f"{LEARN} --truth b.txt", "b.txt"),

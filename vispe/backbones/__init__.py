@@ -1,1 +1,1 @@
-"""Frozen vision models: where their weights come from."""
+"""Pretrained vision models: loading by name, weights on disk or from a hub, and access to their features."""

@@ -1,8 +1,8 @@
-"""What attention does in every layer of a model, seen while an image passes, without changing the model.
+"""Observation of the attention of every layer during a forward pass, without changing the model.
 
-A pre-hook on each attention layer hands its arguments to the code with which vispe runs that kind of layer, which
-gives queries, keys, bias and rotation as one `Call`; maps are computed from it as the reference backend does. The
-layer itself then runs as ever, so outputs are bit-identical, and the hooks are gone afterwards.
+A pre-hook on each attention layer passes its arguments to vispe's implementation of that kind of layer, which returns
+queries, keys, bias and rotation as one `Call`; maps are computed from it as in the reference backend. The layer itself
+then runs unchanged, so outputs are bit-identical, and the hooks are removed afterwards.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Seen:
     """One layer in one forward pass.
 
     Attributes:
-        layer: its number, from 0.
-        path: its name in the model.
-        call: queries and keys (b, h, n, d_h) as they enter vispe's attention, and what is done to them. A rotary
-            embedding of the host itself has been applied already.
+        layer: index of the layer, from 0.
+        path: name of the module.
+        call: queries and keys (b, h, n, d_h) as passed to vispe's attention, with bias, rotation and masks. A rotary
+            embedding of the model's own is already applied.
         x: input of the layer (b, n, d).
-        grid: the tokens: prefix, then the patches row-major; a text is one row (1, n).
-        turned: by how much a rotary embedding of the host itself has turned the patches, if it has one.
+        grid: grid of the tokens: prefix, then the patches row-major; a text is one row (1, n).
+        turned: rotation of the patches by a rotary embedding of the model's own; None without.
     """
 
     layer: int
@@ -59,7 +59,7 @@ class Seen:
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def remember(self, name: str, make: Callable[[], T]) -> T:
-        """Return what was made of this layer under a name, made at the first call."""
+        """Return the cached result of `make` for this layer and name, computed in the first call."""
         if name not in self._known:
             self._known[name] = make()
         return self._known[name]
@@ -73,7 +73,7 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
             `vispe.Attention` layers, with or without an encoding of vispe.
 
     Raises:
-        UnsupportedHost: there are no such layers, or one is of a kind whose maps cannot be read.
+        UnsupportedHost: there are no such layers, or one whose maps cannot be computed.
     """
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
     tower, start = _tower(model)
@@ -87,11 +87,11 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
         return [(f"{start}{path}", module) for path, module in transformers_attention.attentions(tower)]
     for path, module in layers:
         if reason := _unreadable(module):
-            raise UnsupportedHost(f"The attention of {path} cannot be read: {reason}.")
+            raise UnsupportedHost(f"The attention maps of {path} cannot be computed: {reason}.")
     if not layers:
         raise UnsupportedHost(
-            f"{type(model).__name__} has no attention layers that can be read; use a ViT of timm or open_clip, or "
-            "vispe.Attention in your own."
+            f"The model must have supported attention layers, got {type(model).__name__} without. Use a ViT of timm or "
+            "open_clip, or vispe.Attention in your own model."
         )
     return layers
 
@@ -107,14 +107,14 @@ def watch(
 
     Args:
         model: of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
-        images: (b, 3, H, W) on the model's device; for language models of transformers ids of tokens (b, n).
-        on_layer: called with each layer; it should keep sums, not maps.
-        go: runs the model on these images, for callers who want its output too.
+        images: (b, 3, H, W) on the model's device; for language models of transformers token ids (b, n).
+        on_layer: called with each layer; it should accumulate statistics and not store maps.
+        go: function that runs the model on these images, for callers that need its output.
 
     Raises:
         OptionError: the model is in training mode.
-        UnsupportedHost: there are no attention layers, or one whose maps cannot be read.
-        ShapeError: the tokens are not the patches of the image behind prefix tokens.
+        UnsupportedHost: there are no attention layers, or one whose maps cannot be computed.
+        ShapeError: the tokens are not prefix tokens followed by the patches of the image.
 
     >>> import timm
     >>> def show(seen: Seen) -> None:
@@ -124,7 +124,7 @@ def watch(
     """
     if model.training:
         raise OptionError(
-            "The model is in training mode, where its attention is random; call model.eval() first."
+            "The model must be in evaluation mode, as attention is random in training mode. Call model.eval() first."
         )
     layers = attention_layers(model)
     tower, _ = _tower(model)
@@ -133,11 +133,11 @@ def watch(
         if of_transformers(tower):
             numbers = {module: (number, path) for number, (path, module) in enumerate(layers)}
 
-            def found(module: nn.Module, call: Call, x: Tensor) -> None:
+            def on_call(module: nn.Module, call: Call, x: Tensor) -> None:
                 grid = _grid(tower, size, x.shape[1]) if images.ndim == 4 else Grid((1, x.shape[1]))
-                on_layer(_seen(*numbers[module], call, x, grid))
+                on_layer(_observed(*numbers[module], call, x, grid))
 
-            handles.enter_context(transformers_attention.reading(list(numbers), found))
+            handles.enter_context(transformers_attention.reading(list(numbers), on_call))
         for number, (path, module) in enumerate(layers):
             hook = _hook(tower, size, number, path, on_layer)
             handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -150,7 +150,7 @@ def watch(
 
 
 def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor]:
-    """Return logits and attention (b, h, n, m) of some heads of a call, float32 or better.
+    """Return logits and attention (b, h, n, m) of some heads of a call, in float32 or float64.
 
     Logits include bias and masks; the attention of fully masked rows is 0.
     """
@@ -161,11 +161,11 @@ def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tenso
 
 
 def logits_of(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor | None]:
-    """Return the logits of `attention_map` without their attention, and which rows are fully masked, if any can be."""
+    """Return the logits of `attention_map` (b, h, n, m), and the mask of fully masked rows; None for none."""
     with no_autocast(call.q.device):
         q, k, _ = call.transformed()
-        wide = torch.promote_types(q.dtype, torch.float32)
-        logits = (q[:, heads].to(wide) * call.factor) @ k[:, heads].to(wide).transpose(-1, -2)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        logits = (q[:, heads].to(dtype) * call.factor) @ k[:, heads].to(dtype).transpose(-1, -2)
         parts = (call.added(), call.allowed())
         added, keep = (p if p is None or p.shape[1] == 1 else p[:, heads] for p in parts)
         mask, dead = combine(call.dense_bias(heads), added, keep, call.finite)
@@ -173,9 +173,9 @@ def logits_of(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor | 
 
 
 def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
-    """Return what the tokens in front of the patches are: class, distillation, register 1, register 2, ..."""
+    """Return the names of the prefix tokens: class, distillation, register 1, register 2, ..."""
     tower, _ = _tower(model)
-    # NaFlex keeps its tokens in `embeds`
+    # the tokens of NaFlexVit are parameters of `embeds`
     holder = getattr(tower, "embeds", tower)
     first = ("cls_token", "class"), ("class_embedding", "class"), ("dist_token", "distillation")
     names = [word for name, word in first if getattr(holder, name, None) is not None][:prefix]
@@ -183,44 +183,44 @@ def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
     return (*names, *(f"{kind} {i + 1}" for i in range(prefix - len(names))))
 
 
-class _Watch(Context):
-    """A context in which attention is described and not computed."""
+class _Recorder(Context):
+    """A context that records the calls of attention instead of computing them."""
 
-    __slots__ = ("seen",)
+    __slots__ = ("calls",)
 
-    def __init__(self, given: Any) -> None:
-        if isinstance(given, Context):
-            own = (given.positions, given.encodings, given.mask, given.is_causal, given.rope, given.mixed)
+    def __init__(self, mask: Any) -> None:
+        if isinstance(mask, Context):
+            state = (mask.positions, mask.encodings, mask.mask, mask.is_causal, mask.rope, mask.mixed)
         else:
-            own = (None, (), given, False)
-        super().__init__(*own)
-        self.seen: list[tuple[Call, Tensor]] = []
+            state = (None, (), mask, False)
+        super().__init__(*state)
+        self.calls: list[tuple[Call, Tensor]] = []
 
     def idle(self, module: nn.Module) -> bool:
-        """Return False: layers without an encoding are described too."""
+        """Return False, so that layers without an encoding are recorded too."""
         del module
         return False
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> None:
-        """Return None: every layer goes through `attend`."""
+        """Return None, so that every layer calls `attend`."""
         del module, x
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
     ) -> Tensor:
-        """Keep the call; what is returned goes nowhere."""
+        """Record the call; the returned values are not used."""
         del dropout_p
-        own = getattr(module, "pos_enc", None)
-        encodings = self.encodings if own is None else (*self.encodings, *own.parts())
+        of_layer = getattr(module, "pos_enc", None)
+        encodings = self.encodings if of_layer is None else (*self.encodings, *of_layer.parts())
         layer, masks = (
             getattr(module, "vispe_layer", 0),
             {"attn_mask": self.mask, "is_causal": self.is_causal},
         )
-        self.seen.append((_described(q, k, v, encodings, self.positions, layer, x, **masks), x))
+        self.calls.append((_call_with(q, k, v, encodings, self.positions, layer, x, **masks), x))
         return v
 
 
-def _described(
+def _call_with(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -230,7 +230,7 @@ def _described(
     x: Tensor,
     **masks: Any,
 ) -> Call:
-    """Return the call with what the encodings of a layer do to it."""
+    """Return the call with bias and transform of the encodings of a layer."""
     if not encodings:
         return Call(q, k, v, **masks)
     return Call(q, k, v, bias_of(encodings, pos, layer, x), transform_of(encodings, pos, layer, x), **masks)
@@ -245,44 +245,46 @@ def _hook(
             call, x, pos = _own_call(module, *args, **kwargs)
         elif of_transformers(tower):
             if kwargs.get("vispe_context") is None:
-                return  # read as it passes transformers' interface
-            watcher = _Watch(kwargs["vispe_context"])
-            module.forward(*args, **{**kwargs, "vispe_context": watcher})
-            ((call, x),), pos = watcher.seen, watcher.positions
+                return  # recorded in transformers' attention interface
+            recorder = _Recorder(kwargs["vispe_context"])
+            module.forward(*args, **{**kwargs, "vispe_context": recorder})
+            ((call, x),), pos = recorder.calls, recorder.positions
         else:
             swapped = _swap(_stock(module))
             assert swapped is not None
             bound = inspect.signature(swapped.forward).bind(module, *args, **kwargs)
-            watcher = _Watch(bound.arguments.get("attn_mask"))
+            recorder = _Recorder(bound.arguments.get("attn_mask"))
             if bound.arguments.get("is_causal"):
-                watcher.is_causal = True
-            # the mask is the argument through which vispe's layers get their context
-            if hasattr(swapped, "vispe_attend"):  # stock layers have none of their own
-                swapped.vispe_attend(module, bound.arguments["x"], watcher)
+                recorder.is_causal = True
+            # vispe's layers get their context as the mask argument
+            if hasattr(
+                swapped, "vispe_attend"
+            ):  # called on the class, as stock layers do not have the method
+                swapped.vispe_attend(module, bound.arguments["x"], recorder)
             else:
-                bound.arguments["attn_mask"] = watcher
+                bound.arguments["attn_mask"] = recorder
                 swapped.forward(*bound.args, **bound.kwargs)
-            ((call, x),), pos = watcher.seen, watcher.positions
-            turned = _turned(bound.arguments.get("rope"), bool(getattr(module, "rotate_half", False)))
+            ((call, x),), pos = recorder.calls, recorder.positions
+            turned = _rotation(bound.arguments.get("rope"), bool(getattr(module, "rotate_half", False)))
         grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
-        on_layer(_seen(number, path, call, x, grid, turned))
+        on_layer(_observed(number, path, call, x, grid, turned))
 
     return describe
 
 
-def _seen(
+def _observed(
     number: int, path: str, call: Call, x: Tensor, grid: Grid, turned: PairRotation | None = None
 ) -> Seen:
     if grid.axes != 2 or grid.tokens != x.shape[1]:
         raise ShapeError(
-            f"{path} has {x.shape[1]} tokens, which are not a grid of {grid.shape} patches behind {grid.prefix} "
-            "prefix tokens; give whole images, without dropped patches."
+            f"{path} must have {grid.prefix} prefix tokens and a grid of {grid.shape} patches, got {x.shape[1]} "
+            "tokens. Pass complete images, without dropped patches."
         )
     return Seen(number, path, call, x, grid, turned)
 
 
-def _turned(rope: Tensor | None, half: bool) -> PairRotation | None:
-    """Return timm's tables of a rotation (..., n, 2 d_h), sines before cosines, as ours."""
+def _rotation(rope: Tensor | None, half: bool) -> PairRotation | None:
+    """Return timm's rotation table (..., n, 2 d_h), sines before cosines, as a `PairRotation`."""
     if rope is None:
         return None
     sin, cos = (t[..., : t.shape[-1] // 2] if half else t[..., ::2] for t in rope.float().chunk(2, -1))
@@ -298,7 +300,7 @@ def _own_call(
     attn_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
 ) -> tuple[Call, Tensor, Positions]:
-    """Return the call of a `vispe.Attention`: its own forward pass, with `attend` describing instead of computing."""
+    """Return the call of a `vispe.Attention`, its input and positions, by the steps of its forward pass."""
     pos = as_positions(where, x)
     encodings = () if module.pos_enc is None else module.pos_enc.parts()
     pos = prepare(encodings, pos, batch=x.shape[0])
@@ -309,11 +311,11 @@ def _own_call(
     q, k, v = (t.unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in parts)
     q, k = module.q_norm(q), module.k_norm(k)
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-    return _described(q, k, v, encodings, pos, module.layer, x, **masks), x, pos
+    return _call_with(q, k, v, encodings, pos, module.layer, x, **masks), x, pos
 
 
 def _tower(model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the part of a model that sees images, and the path to it."""
+    """Return the image tower of a model, and its path."""
     tower, path = model, ""
     if isinstance(model, TransformersModel):
         return model.net, "net."
@@ -324,13 +326,13 @@ def _tower(model: nn.Module) -> tuple[nn.Module, str]:
 
 
 def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
-    """Return the grid of a model without positions of vispe."""
+    """Return the grid of a model without encodings of vispe, from image and patch size."""
     embed = getattr(tower, "patch_embed", getattr(tower, "embeds", None))
     patch = getattr(embed, "patch_size", getattr(tower, "patch_size", None))
     if patch is None and of_transformers(tower):
         patch = getattr(tower.config, "patch_size", None)
     if patch is None:
-        raise UnsupportedHost(f"{type(tower).__name__} does not say how large its patches are.")
+        raise UnsupportedHost(f"The model must have a patch_size, got {type(tower).__name__} without.")
     h, w = patch if isinstance(patch, tuple | list) else (patch, patch)
     # a patch at the border may be padded
     shape = (-(-size[0] // h), -(-size[1] // w))
@@ -338,18 +340,18 @@ def _grid(tower: nn.Module, size: tuple[int, ...], tokens: int) -> Grid:
 
 
 def _stock(module: nn.Module) -> type[nn.Module]:
-    """Return the class that an attention layer has in its own library, whether it is swapped or not."""
+    """Return the library's class of an attention layer, converted or not."""
     kind = type(module)
     if kind in _STOCK or kind in timm_attention.SWAPS:
         return _STOCK.get(kind, kind)
-    # open_clip takes a second to import, and models of timm do without
+    # importing open_clip takes a second, and models of timm do not need it
     from vispe.hosts.open_clip.attention import stock_type
 
     return stock_type(module)
 
 
 def _swap(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """Return vispe's class for an attention layer, None where there is none."""
+    """Return vispe's class for a stock class of attention layers; None where there is none."""
     if kind in timm_attention.SWAPS:
         return timm_attention.SWAPS[kind]
     from vispe.hosts.open_clip.attention import SWAPS
@@ -358,16 +360,16 @@ def _swap(kind: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def _unreadable(module: nn.Module) -> str | None:
-    """Return why the maps of an attention layer cannot be read, or None."""
+    """Return the reason why the maps of an attention layer cannot be computed; None where they can."""
     if isinstance(module, Attention):
         return None
     kind = _stock(module)
     if _swap(kind) is None:
-        return f"{type(module).__name__} is not an attention layer that vispe knows"
+        return f"{type(module).__name__} is not a supported attention layer"
     if kind in (DiffAttention, DiffParallelScalingBlock):
         return f"{kind.__name__} subtracts two maps per head"
     if getattr(module, "scaled_cosine", False):
-        return "it compares queries and keys by their cosine"
+        return "its logits are cosine similarities of queries and keys"
     if isinstance(module, nn.MultiheadAttention) and not module.batch_first:
-        return "it takes tokens before samples; build it with batch_first=True"
+        return "its inputs are not batch-first; build it with batch_first=True"
     return None

@@ -1,4 +1,4 @@
-"""Images one batch at a time, and the kinds of callables that the evaluators accept."""
+"""Batching of images, and the types of callables accepted by evaluators."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,14 +12,14 @@ FeatureFunction = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> feature maps (b, d, h, w); wrap a function of one image in `PerImage`."""
 
 Segmenter = Callable[[Tensor], "np.ndarray | Tensor"]
-"""One image (c, H, W) -> labels (H, W) of whole numbers: 1..K are classes, 0 is no data."""
+"""One image (c, H, W) -> integer labels (H, W): 1..K are classes, 0 is no data."""
 
 
 class PerImage:
-    """A feature function of one image, (c, H, W) -> (d, h, w), made to take batches.
+    """A feature function of one image, (c, H, W) -> (d, h, w), applied to each image of a batch.
 
     Args:
-        function: computes the map of one image.
+        function: returns the feature map of one image.
 
     >>> PerImage(lambda image: image[:, ::2, ::2])(torch.zeros(4, 3, 8, 8)).shape
     torch.Size([4, 3, 4, 4])
@@ -32,18 +32,18 @@ class PerImage:
             self.patch = patch
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (b, c, H, W) -> maps (b, d, h, w)."""
+        """Return the feature maps (b, d, h, w) of images (b, c, H, W)."""
         return torch.stack([self.function(image) for image in images])
 
 
 def batches(images: Iterable[Tensor], batch_size: int = 1) -> Iterator[Tensor]:
-    """Yield images as batches (b, c, H, W) in their order; a batch ends where the size changes.
+    """Yield images as batches (b, c, H, W) in order; a batch ends where the image size changes.
 
-    Only one batch is held.
+    Only one batch is in memory at a time.
 
     Args:
-        images: (c, H, W) each, floating point; a tensor (n, c, H, W) serves too.
-        batch_size: most images in a batch.
+        images: (c, H, W) each, floating point; or a tensor (n, c, H, W).
+        batch_size: maximum number of images in a batch.
 
     Raises:
         InputError: no images, or values that are not finite.
@@ -55,48 +55,50 @@ def batches(images: Iterable[Tensor], batch_size: int = 1) -> Iterator[Tensor]:
     """
     if batch_size < 1:
         raise OptionError(f"batch_size must be 1 or more, got {batch_size}.")
-    held: list[Tensor] = []
+    batch: list[Tensor] = []
     number = -1
     for number, image in enumerate(images):
         _check(image, number)
-        if held and (len(held) == batch_size or held[0].shape != image.shape):
-            yield torch.stack(held)
-            held = []
-        held.append(image)
+        if batch and (len(batch) == batch_size or batch[0].shape != image.shape):
+            yield torch.stack(batch)
+            batch = []
+        batch.append(image)
     if number < 0:
-        raise InputError("There are no images to measure; give at least one.")
-    yield torch.stack(held)
+        raise InputError("images must contain at least one image, got none.")
+    yield torch.stack(batch)
 
 
 def features_of(f: FeatureFunction, images: Tensor) -> Tensor:
-    """Return f's maps (b, d, h, w) of a batch in float64, without gradients.
+    """Return the feature maps (b, d, h, w) of a batch in float64, without gradients.
 
     Raises:
-        ShapeError: f returned something else than one map for each image.
-        InputError: the map holds values that are not finite.
+        ShapeError: `f` did not return one map per image.
+        InputError: the map has values that are not finite.
     """
     with torch.no_grad():
         return checked_maps(f(images), len(images))
 
 
 def checked_maps(maps: Tensor, count: int) -> Tensor:
-    """Return maps (b, d, h, w) as float64, and raise where they are none."""
+    """Return maps (b, d, h, w) as float64; errors as in `features_of`."""
     if not isinstance(maps, Tensor) or maps.ndim != 4 or len(maps) != count or 0 in maps.shape:
         raise ShapeError(
-            f"The feature function must return maps (b, d, h, w) for {count} images, got {_shape(maps)}; "
-            "wrap a function of a single image in PerImage."
+            f"The feature function must return maps (b, d, h, w) for {count} images, got {_shape(maps)}. "
+            "Wrap a function of a single image in PerImage."
         )
     if not torch.isfinite(maps).all():
-        raise InputError("The feature map holds values that are not finite; check the model and the images.")
+        raise InputError(
+            "The feature map must be finite, got NaN or infinity. Check the model and the images."
+        )
     return maps.double()
 
 
 def labels_of(s: Segmenter, image: Tensor) -> np.ndarray:
-    """Return s's labels (H, W) int64 of one image.
+    """Return the labels (H, W) int64 of one image.
 
     Raises:
-        ShapeError: the labels are not as large as the image.
-        InputError: the labels are not whole numbers from 0 up.
+        ShapeError: the labels have another size than the image.
+        InputError: the labels are not non-negative integers.
     """
     with torch.no_grad():
         labels = s(image)
@@ -104,24 +106,31 @@ def labels_of(s: Segmenter, image: Tensor) -> np.ndarray:
 
 
 def checked_labels(labels: object, size: tuple[int, ...], who: str) -> np.ndarray:
-    """Return a label map as int64 (H, W), and raise where it is none."""
+    """Return a label map as int64 (H, W); errors as in `labels_of`."""
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.shape != size:
-        raise ShapeError(f"{who} labels {array.shape} for an image of {size} px; they must be equally large.")
+        raise ShapeError(
+            f"{who} labels of shape {array.shape}, but the image has {size} px. The sizes must be equal."
+        )
     if array.dtype.kind not in "ui" or array.min(initial=0) < 0:
         raise InputError(
-            f"{who} {array.dtype} values down to {array.min(initial=0)}; labels are whole numbers, 0 for no data."
+            f"{who} {array.dtype} values with minimum {array.min(initial=0)}. Labels must be non-negative integers, 0 "
+            "for no data."
         )
     return array.astype(np.int64)
 
 
 def patch_of(f: object, patch: int | None) -> int:
-    """Return the side of a patch in pixels: as given, else as `f.patch` says."""
+    """Return the patch size in pixels: `patch`, or `f.patch` by default.
+
+    Raises:
+        OptionError: there is none, or it is below 1.
+    """
     patch = getattr(f, "patch", None) if patch is None else patch
     if patch is None or patch < 1:
         raise OptionError(
-            f"How many pixels a token spans is not known (patch={patch}); give patch=, which is 1 for a map as "
-            "large as the image."
+            f"patch must be the number of pixels per token, got {patch}. Pass patch, which is 1 for maps as large as "
+            "the image."
         )
     return int(patch)
 
@@ -132,7 +141,7 @@ def _check(image: Tensor, number: int) -> None:
     if not image.is_floating_point() or not torch.isfinite(image).all():
         infinite = " with values that are not finite" if image.is_floating_point() else ""
         raise InputError(
-            f"Image {number} must hold finite floating-point values, got {image.dtype}{infinite}; normalise it first."
+            f"Image {number} must have finite floating-point values, got {image.dtype}{infinite}. Normalise it first."
         )
 
 

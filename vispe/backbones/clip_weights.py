@@ -1,4 +1,4 @@
-"""open_clip models with their weights: on this disk first, over the network only when it answers."""
+"""Weights of open_clip models: from disk, or downloaded if a hub is reachable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vispe.backbones.hub import cached, check_reach, downloaded, listed, short, 
 from vispe.errors import InputError, OptionError, UnknownName, did_you_mean
 
 MODEL, TAG = "ViT-B-16", "laion2b_s34b_b88k"
-"""The model and the weights that are taken where none are named."""
+"""The default model and weights."""
 
 FOLDER = "local-dir:"
 _HUB = "hf-hub:"
@@ -28,13 +28,13 @@ _FILES = (*with_safe("open_clip_pytorch_model.bin"), *with_safe("pytorch_model.b
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights that have been found.
+    """Location of the weights of an open_clip model.
 
     Attributes:
-        name: what open_clip builds the model from; a folder where the model comes from a hub.
-        weights: tag, file, `'random'`, or None for those of a folder: what finds them again.
+        name: model name for open_clip; a folder for models of a hub.
+        weights: tag, file, `'random'`, or None for the weights of a folder.
         path: the file; None for random weights.
-        config: what open_clip knows about the tag: mean, std, quick_gelu.
+        config: open_clip's configuration of the tag: mean, std, quick_gelu.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Checkpoint:
 
 
 def find_weights(model: str, weights: str | None) -> Checkpoint:
-    """Find a model and its weights, on disk if they are there.
+    """Locate a model and its weights, on disk or else by download.
 
     Args:
         model: a name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
-        weights: a pretrained tag of open_clip, a checkpoint file, `'random'`, or None: the tag of this model that is
-            on this disk.
+        weights: a pretrained tag of open_clip, a checkpoint file, `'random'`, or None for the tag of this model that is
+            on disk.
 
     Raises:
         UnknownName: open_clip has no such model, or the model no such tag.
-        InputError: weights that are neither on this disk nor within reach.
-        OptionError: several tags to choose from.
+        InputError: the weights are not on disk and cannot be downloaded.
+        OptionError: `weights` is None, and the choice of tag is ambiguous.
 
     >>> find_weights("ViT-B-32", "random").path is None
     True
@@ -66,7 +66,7 @@ def find_weights(model: str, weights: str | None) -> Checkpoint:
         _check_card(folder / _CARD)
     elif model not in (known := open_clip.list_models()):
         hint = did_you_mean(model, known) or f" open_clip has {len(known)}, such as {MODEL}."
-        raise UnknownName(f"open_clip has no model {model!r}.{hint} On this disk: {listed(on_disk())}.")
+        raise UnknownName(f"open_clip has no model {model!r}.{hint} Weights on disk: {listed(on_disk())}.")
     elif weights is None:
         weights = _choose(model)
     if weights == "random":
@@ -79,7 +79,7 @@ def find_weights(model: str, weights: str | None) -> Checkpoint:
     if not open_clip.pretrained.is_pretrained_cfg(model, weights):
         hint = did_you_mean(weights, tags)
         raise UnknownName(
-            f"weights={weights!r} is neither a file nor a tag of {model}.{hint} Its tags are {listed(tags)}."
+            f"weights must be a file or a tag of {model}, got {weights!r}.{hint} Its tags: {listed(tags)}."
         )
     config = open_clip.pretrained.get_pretrained_cfg(model, weights)
     path = _tag_on_disk(config)
@@ -90,26 +90,26 @@ def find_weights(model: str, weights: str | None) -> Checkpoint:
 
 
 def without_weights(model: str, tag: str) -> Checkpoint:
-    """Return a checkpoint that is not read: it says how images of a pretrained tag are normalised.
+    """Return a `Checkpoint` without a file, for the preprocessing of a pretrained tag.
 
     Raises:
         UnknownName: the model has no such tag.
     """
     if tag and not open_clip.pretrained.is_pretrained_cfg(model, tag):
         tags = listed(open_clip.list_pretrained_tags_by_model(model))
-        raise UnknownName(f"open_clip has no weights {tag!r} for {model}; its tags are {tags}.")
+        raise UnknownName(f"open_clip has no weights {tag!r} for {model}. Its tags: {tags}.")
     config = open_clip.pretrained.get_pretrained_cfg(model, tag) if tag else {}
     return Checkpoint(model, tag or None, None, config)
 
 
 def on_disk() -> list[str]:
-    """Return ``model:tag`` of all pretrained weights of open_clip that are on this disk."""
+    """Return ``model:tag`` of all pretrained weights of open_clip on disk."""
     config = open_clip.pretrained.get_pretrained_cfg
     return [f"{m}:{t}" for m, t in open_clip.list_pretrained() if _tag_on_disk(config(m, t)) is not None]
 
 
 def _tag_on_disk(config: dict[str, Any]) -> Path | None:
-    """Return the file of a pretrained tag on this disk."""
+    """Return the file of a pretrained tag on disk; None where there is none."""
     repo, _, file = config.get("hf_hub", "").rpartition("/")
     path = cached(repo, *(with_safe(file) if file else _FILES[:2])) if repo else None
     folder = Path(os.path.expanduser("~/.cache/clip"))  # noqa: PTH111 - never raises
@@ -117,16 +117,17 @@ def _tag_on_disk(config: dict[str, Any]) -> Path | None:
 
 
 def _choose(model: str) -> str:
-    """Return the tag of a model that is on this disk, or the default one."""
-    here = [name.rpartition(":")[2] for name in on_disk() if name.rpartition(":")[0] == model]
-    if model == MODEL and (TAG in here or not here):
+    """Return the only tag of a model on disk, or the default one."""
+    local = [name.rpartition(":")[2] for name in on_disk() if name.rpartition(":")[0] == model]
+    if model == MODEL and (TAG in local or not local):
         return TAG
-    if len(here) == 1:
-        return here[0]
-    where = "several are on this disk" if here else "none of them is on this disk"
-    names = here or open_clip.list_pretrained_tags_by_model(model)
+    if len(local) == 1:
+        return local[0]
+    count = "several are on disk" if local else "none of them is on disk"
+    names = local or open_clip.list_pretrained_tags_by_model(model)
     raise OptionError(
-        f"{model} has the weights {listed(names)}, and {where}; choose with --weights TAG, or give a file."
+        f"The weights of {model} are ambiguous, got weights=None: it has {listed(names)}, and {count}. Pass a tag or a "
+        "file as weights."
     )
 
 
@@ -135,24 +136,24 @@ def _check_card(card: Path) -> None:
         config = json.loads(card.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{card.parent} is not a model folder of open_clip: {card.name} cannot be read ({short(error)})."
+            f"{card.parent} must be a model folder of open_clip, but {card.name} cannot be read ({short(error)})."
         ) from error
     if not isinstance(config, dict) or "model_cfg" not in config:
         raise InputError(
-            f"{card} has no model_cfg; save the model with open_clip's push_to_hf_hub functions."
+            f"{card} has no model_cfg. Save the model with open_clip's push_to_hf_hub functions."
         )
 
 
 def _in_folder(folder: Path, weights: str | None) -> Path:
     """Return the one checkpoint of a folder."""
     if weights is not None:
-        raise InputError(f"weights={weights} is not a file; give a checkpoint.")
+        raise InputError(f"weights must be a checkpoint file, got {weights}.")
     known = [folder / file for file in _FILES if (folder / file).is_file()]
     others = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     if not known and len(others) != 1:
         names = listed([p.name for p in others])
         raise InputError(
-            f"{folder} holds no {_FILES[0]} (checkpoints: {names}); give one with --weights FILE."
+            f"{folder} contains no {_FILES[0]}, got the checkpoints {names}. Pass a file as weights."
         )
     return (known or others)[0]
 
@@ -176,15 +177,15 @@ def _download(config: dict[str, Any], what: str) -> Path:
 
 
 def build(checkpoint: Checkpoint, *, load: bool = True, **options: Any) -> nn.Module:
-    """Build an open_clip model on the CPU, as the tag of its weights says, and load them.
+    """Build an open_clip model on the CPU, with the settings of its tag, and load its weights.
 
     Args:
-        checkpoint: the weights.
-        load: load them; else it is left to `load_checkpoint`.
-        options: more arguments for `open_clip.create_model`.
+        checkpoint: location of the weights.
+        load: load the weights; else call `load_checkpoint` later.
+        options: further arguments of `open_clip.create_model`.
 
     Raises:
-        InputError: the model cannot be built, or the weights do not fit.
+        InputError: the model cannot be built, or the weights do not match it.
     """
     config, path = checkpoint.config, checkpoint.path if load else None
     with quiet():
@@ -206,10 +207,10 @@ def build(checkpoint: Checkpoint, *, load: bool = True, **options: Any) -> nn.Mo
 
 
 def load_checkpoint(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Load weights; each must have its place, and nothing in the file is executed.
+    """Load weights strictly, without executing code from the file.
 
     Raises:
-        InputError: they do not fit.
+        InputError: they do not match the model.
     """
     try:
         open_clip.load_checkpoint(model, str(checkpoint.path), strict=True, weights_only=True)
@@ -219,13 +220,13 @@ def load_checkpoint(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 def _unfit(checkpoint: Checkpoint, error: Exception) -> InputError:
     return InputError(
-        f"{checkpoint.path} does not fit the model ({short(error)}); check the name of the model, {checkpoint.name}."
+        f"{checkpoint.path} does not fit the model ({short(error)}). Check the name of the model, {checkpoint.name}."
     )
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what open_clip writes to the root logger, which would set up logging for the whole process, to itself."""
+    """Prevent open_clip's messages to the root logger from configuring logging for the whole process."""
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:

@@ -1,4 +1,4 @@
-"""Which device computes, and what the CPU does with numbers that are nearly 0."""
+"""Selection of the device, and flushing of denormal numbers on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vispe.errors import OptionError
 
 
 def choose_device(device: str) -> str:
-    """Turn `'auto'` into `'cuda'` or `'cpu'`, and check any other name.
+    """Resolve `'auto'` to `'cuda'` or `'cpu'`, and check any other name.
 
     Raises:
         OptionError: not a device of this machine.
@@ -22,16 +22,16 @@ def choose_device(device: str) -> str:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise OptionError(f"device={device!r} cannot be used here ({reason}); use auto or cpu.") from error
+        raise OptionError(f"device={device!r} is not available ({reason}). Use auto or cpu.") from error
     return device
 
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """Take denormal numbers for 0 in this thread: they slow arithmetic of a CPU down several times.
+    """Flush denormal numbers to 0 in this thread; they slow down CPU arithmetic several times.
 
-    Threads that torch starts meanwhile do the same, so a program that opens this before its first product of tensors
-    has them flushed everywhere.
+    Threads that torch starts inside the ``with`` statement inherit the setting, so enter it before the first tensor
+    operation to cover all threads.
 
     >>> with flushed():
     ...     float(torch.tensor(1e-40) * 1)

@@ -1,7 +1,7 @@
-"""One process or several: which one this is, its share of the work, its device, and results of all of them.
+"""Data-parallel processes: rank, part of the work, device, and gathering of results.
 
-Several processes are started by `torchrun` or `accelerate launch`, on one machine or several. Measurements are shared
-by consecutive numbers and joined; a training sums gradients, and its processes find one another through accelerate.
+Processes are started by `torchrun` or `accelerate launch`, on one machine or several. Measurements are split into
+consecutive parts and gathered; a training sums gradients, and its processes are connected through accelerate.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from vispe.backbones.device import choose_device
 from vispe.errors import OptionError, require
 
 T = TypeVar("T")
-MODEL, POSITIONS = 11, 12  # what is drawn in a step: by torch's global generator, by samplers of positions
+MODEL, POSITIONS = 11, 12  # purposes of random numbers: torch's global generator, position samplers
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which process this is, and of how many.
+    """Rank, number of processes, and device.
 
     >>> [list(Processes(rank, count=2).share(5)) for rank in range(2)]
     [[0, 1, 2], [3, 4]]
 
     Attributes:
-        rank: number of this process, from 0.
+        rank: index of this process, from 0.
         count: number of processes.
-        place: device on which this process trains.
+        place: device of this process in a training.
     """
 
     rank: int = 0
@@ -43,49 +43,50 @@ class Processes:
 
     @classmethod
     def started(cls) -> Processes:
-        """Return the process that `torchrun` started, joined with the others; a single one without `torchrun`."""
+        """Return the process started by `torchrun`, connected to the others; a single one without `torchrun`."""
         if (count := _world()) == 1:
             return cls()
         if not dist.is_initialized():
-            # nothing is sent until the shares are done, and these may differ by hours
+            # nothing is sent until all parts are done, which may differ by hours
             dist.init_process_group("gloo", timeout=timedelta(days=30))
         return cls(dist.get_rank(), count)
 
     @classmethod
     def training(cls, device: str = "auto", amp: str = "no") -> Processes:
-        """Return this process of a training, joined with the others.
+        """Return this process of a training, connected to the others.
 
         Args:
             device: 'auto', 'cpu', 'cuda' ...; with several processes 'auto' or 'cpu'.
             amp: precision of the training, which a launcher must not contradict.
 
         Raises:
-            OptionError: a device that is not there, or a launcher that asks for what this training does by itself.
+            OptionError: the device is not available, or the launcher sets options that the training sets itself.
             MissingExtra: several processes without accelerate.
         """
-        asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-        if asked not in ("no", amp):
+        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if precision not in ("no", amp):
             raise OptionError(
-                f"accelerate launch asks for the precision {asked}, and the config for amp={amp}; set amp in the "
-                "config and leave it out of the launcher."
+                f"The precision of accelerate launch must be that of the config, amp={amp}, got {precision}. Set amp "
+                "in the config, and omit the precision in the launcher."
             )
-        for key, word in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        for key, feature in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
             if os.environ.get(key, "false").lower() == "true":
                 raise OptionError(
-                    f"accelerate launch asks for {word}; a retrofit is data-parallel only, launch it with --multi_gpu."
+                    f"A retrofit supports data-parallel processes only, got {feature} from accelerate launch. Launch "
+                    "it with --multi_gpu."
                 )
-        one = cls._accelerated(device) if _world() > 1 else cls(place=torch.device(choose_device(device)))
-        if amp == "fp16" and one.place.type == "cpu":
-            raise OptionError("amp=fp16 needs a GPU, and this is a CPU; use bf16 or no.")
-        return one
+        process = cls._accelerated(device) if _world() > 1 else cls(place=torch.device(choose_device(device)))
+        if amp == "fp16" and process.place.type == "cpu":
+            raise OptionError("amp=fp16 needs a GPU, got a CPU. Use bf16 or no.")
+        return process
 
     @classmethod
     def _accelerated(cls, device: str) -> Processes:
         require("accelerate", "train", "training in several processes")
         if device not in ("auto", "cpu"):
             raise OptionError(
-                f"device={device!r} with {_world()} processes would put all of them on it; use auto, which gives "
-                "every process its own, or cpu."
+                f"device must be auto or cpu with {_world()} processes, got {device!r}, on which all of them would "
+                "run. Use auto for one device per process."
             )
         from accelerate import PartialState
 
@@ -98,14 +99,14 @@ class Processes:
         return self.rank == 0
 
     def share(self, n: int) -> range:
-        """Return which of n things, in order, belong to this process; the first processes get the larger shares."""
+        """Return the range of n items that this process handles; the first processes get the larger parts."""
         return range(-(-self.rank * n // self.count), -(-(self.rank + 1) * n // self.count))
 
     def joined(self, part: T, error: Exception | None = None) -> list[T]:
-        """Return what every process gave, in the order of their numbers; each of them gets it.
+        """Gather the parts of all processes, in the order of their ranks.
 
         Raises:
-            Exception: the first `error` that a process gave; all of them raise it, so that none waits for ever.
+            Exception: the first `error` of a process; all processes raise it, so that none waits forever.
         """
         parts: list[Any] = [(None if error else part, error)] * self.count
         if self.count > 1:
@@ -116,29 +117,29 @@ class Processes:
         return [p for p, _ in parts]
 
     def seed(self, run: int, step: int, purpose: int = MODEL) -> int:
-        """Return the seed of what this process draws in one step of a training, whenever it is begun or goes on.
+        """Return the random seed of this process in one training step, the same for a new and a resumed training.
 
         Args:
             run: seed of the training.
-            step: number of updates before.
-            purpose: `MODEL` or `POSITIONS`, which draw apart.
+            step: number of previous updates.
+            purpose: `MODEL` or `POSITIONS`, which have separate random numbers.
         """
         entropy = np.random.SeedSequence([run, purpose, step, self.rank])
         return int(entropy.generate_state(1, np.uint64)[0] >> 1)
 
     def device(self, name: str) -> str:
-        """Return the device of this process: 'auto' spreads processes over the GPUs of a machine."""
+        """Return the device of this process; 'auto' distributes processes over the GPUs of a machine."""
         if name == "auto" and self.count > 1 and torch.cuda.is_available():
             return f"cuda:{int(os.environ.get('LOCAL_RANK', self.rank)) % torch.cuda.device_count()}"
         return name
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors of one dtype by their sums over all processes, in one message."""
+        """Replace tensors of one dtype by their sums over all processes, in one all-reduce."""
         if self.count == 1 or not tensors:
             return
-        whole = torch.cat([t.detach().flatten() for t in tensors])
-        dist.all_reduce(whole)
-        for t, values in zip(tensors, whole.split([t.numel() for t in tensors]), strict=True):
+        flat = torch.cat([t.detach().flatten() for t in tensors])
+        dist.all_reduce(flat)
+        for t, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.detach().copy_(values.view_as(t))
 
     def total(self, value: float) -> float:
@@ -148,7 +149,7 @@ class Processes:
         return float(tensor)
 
     def wait(self) -> None:
-        """Return when all processes are here."""
+        """Wait until all processes reach this call."""
         self.total(0.0)
 
 

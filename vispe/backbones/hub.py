@@ -1,4 +1,4 @@
-"""Pretrained weights on this disk or from a hub, and what files from elsewhere may do: download, run Python code."""
+"""Pretrained weights on disk or from a hub, and permissions of foreign files: downloads and Python code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from vispe.errors import InputError
 
-_PATIENCE = 3.0  # seconds to wait for the hub before saying that it cannot be reached
+_PATIENCE = 3.0  # timeout in seconds for an answer of the hub
 _ALLOWED: ContextVar[bool] = ContextVar("downloads_allowed", default=True)
 _GRANTED: ContextVar[bool] = ContextVar("downloads_granted", default=False)
 _COMMAND: ContextVar[tuple[str, ...] | None] = ContextVar("trusted_words", default=None)
@@ -22,10 +22,10 @@ _COMMAND: ContextVar[tuple[str, ...] | None] = ContextVar("trusted_words", defau
 
 @contextmanager
 def downloads(allowed: bool) -> Iterator[None]:
-    """Allow downloads inside, or use what is on this disk alone: then even a check for newer files is skipped.
+    """Allow or forbid downloads inside; if forbidden, only files on disk are used, without checks for newer versions.
 
-    A model file, a card or a recipe from elsewhere must not make vispe contact a server by itself. Permission that
-    an outer context refuses stays refused.
+    A foreign model file, card or recipe must not make vispe contact a server by itself. An inner context cannot allow
+    what an outer one forbids.
     """
     if allowed:
         yield
@@ -43,7 +43,7 @@ def downloads(allowed: bool) -> Iterator[None]:
 
 @contextmanager
 def downloads_granted(by_command: bool) -> Iterator[None]:
-    """Tell inside whether the command line lets files from elsewhere download what they name."""
+    """Set whether the command line allows foreign files to download what they name."""
     token = _GRANTED.set(by_command)
     try:
         yield
@@ -53,16 +53,16 @@ def downloads_granted(by_command: bool) -> Iterator[None]:
 
 @contextmanager
 def named_by_file(allow_download: bool = False) -> Iterator[None]:
-    """Build inside what a model file or card names; it is fetched only if the caller or the command line says so."""
+    """Build what a model file or card names; downloads need the permission of the caller or the command line."""
     with downloads(allow_download or _GRANTED.get()):
         yield
 
 
 @contextmanager
 def code_named_by(words: Sequence[str] | None) -> Iterator[None]:
-    """Let only the words of a command line name Python code inside; None, the default, allows all code.
+    """Restrict Python code to names in the arguments of a command line; None, the default, allows all code.
 
-    A recipe from elsewhere must not run a Python file or module by itself.
+    A foreign recipe must not run a Python file or module by itself.
     """
     token = _COMMAND.set(None if words is None else tuple(words))
     try:
@@ -83,8 +83,8 @@ def check_code(text: str) -> None:
     words = _COMMAND.get()
     if words is not None and not any(text == word or word.endswith(f"={text}") for word in words):
         raise InputError(
-            f"model={text} names Python code, and a recipe alone does not run code; add --allow-code if you trust it, "
-            "or name the model on the command line."
+            f"model={text} is Python code, which a recipe alone may not run. Pass allow_code if you trust it, or name "
+            "the model on the command line."
         )
 
 
@@ -92,20 +92,20 @@ def check_download(what: str) -> None:
     """Check that a server may be contacted.
 
     Args:
-        what: is missing, with its verb: "the weights of X are".
+        what: subject and verb of the message: "the weights of X are".
 
     Raises:
-        InputError: a file from elsewhere asks for it, and the command line does not allow it.
+        InputError: a foreign file requests it, and neither caller nor command line allows it.
     """
     if not _ALLOWED.get():
         raise InputError(
-            f"{what} not on this disk, and a model file, card or recipe alone does not make vispe contact a server; "
-            "add --allow-download if you trust the file, or give the checkpoint with --weights FILE."
+            f"{what} not on this disk, and a model file, card or recipe alone may not contact a server. Pass "
+            "allow_download if you trust the file, or pass a checkpoint file as weights."
         )
 
 
 def cached(repo: str, *files: str) -> Path | None:
-    """Return the first of some files of a repository of the Hugging Face hub that is on this disk, or None."""
+    """Return the first of some files of a Hugging Face repository in the cache on disk; None where there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     paths = (try_to_load_from_cache(repo, file) for file in files)
@@ -113,7 +113,7 @@ def cached(repo: str, *files: str) -> Path | None:
 
 
 def with_safe(file: str) -> tuple[str, str]:
-    """Return the names under which a hub keeps a checkpoint: as safetensors, which is read first, and as named.
+    """Return the file names of a checkpoint in a hub: as safetensors, which takes precedence, and as named.
 
     >>> with_safe("open_clip_pytorch_model.bin")
     ('open_clip_model.safetensors', 'open_clip_pytorch_model.bin')
@@ -122,17 +122,20 @@ def with_safe(file: str) -> tuple[str, str]:
 
 
 def downloaded(url: str | None, folder: Path) -> Path | None:
-    """Return the file in a folder of downloads that came from an address, or None."""
+    """Return the file of a URL in a folder of downloads; None where there is none."""
     path = folder / Path(url or "").name
     return path if url and path.is_file() else None
 
 
 def check_reach(what: str, on_disk: Callable[[], Sequence[str]]) -> None:
-    """Raise InputError at once where something is not on this disk and cannot be fetched either.
+    """Raise `InputError` where something is not on disk and cannot be downloaded.
 
     Args:
-        what: is missing, with its verb: "the weights of X are".
-        on_disk: names what could be taken instead.
+        what: subject and verb of the message: "the weights of X are".
+        on_disk: function that returns the names of available alternatives.
+
+    Raises:
+        InputError: downloads are not allowed, or the hub does not answer.
     """
     from huggingface_hub import constants
 
@@ -141,32 +144,32 @@ def check_reach(what: str, on_disk: Callable[[], Sequence[str]]) -> None:
     if reason is not None:
         raise InputError(
             f"{what} not on this disk and {reason}; the weights on this disk are: {listed(on_disk())}. Choose one of "
-            "them, or give a checkpoint file with --weights FILE, or --weights random for a trial."
+            "them, pass a checkpoint file as weights, or weights=random for a trial."
         )
 
 
 def unreachable(address: str) -> str | None:
-    """Ask an address for a sign of life; return the reason when there is none within `_PATIENCE` seconds."""
+    """Check whether a URL is reachable; return the reason if there is no answer within `_PATIENCE` seconds."""
     reasons = [f"no answer within {_PATIENCE:g} s"]
 
-    def ask() -> None:
+    def request() -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE).close()
             reasons.clear()
         except urllib.error.HTTPError:
-            reasons.clear()  # it answered
+            reasons.clear()  # an error status is an answer
         except OSError as error:
             reasons[0] = str(getattr(error, "reason", error))
 
-    # in a thread, since looking up a name in a broken network cannot be given a time limit
-    thread = threading.Thread(target=ask, daemon=True)
+    # in a thread, since name resolution in a broken network has no timeout
+    thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(_PATIENCE)
     return f"{address} cannot be reached ({reasons[0]})" if reasons else None
 
 
 def repositories() -> list[Any]:
-    """Return what huggingface_hub knows of each repository on this disk, by name."""
+    """Return huggingface_hub's information on each repository in the cache on disk, sorted by name."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:

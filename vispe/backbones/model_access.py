@@ -1,4 +1,4 @@
-"""What can be asked of every vision model of timm and open_clip: its blocks, patches, images, maps and tokens."""
+"""Uniform access to vision models of timm and open_clip: blocks, patches, image size, feature maps and tokens."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vispe.hosts.common.overlapping_patches import spacing_of
 
 
 def image_tower(model: nn.Module) -> nn.Module:
-    """Return the part of an open_clip model that sees images; any other model is that itself."""
+    """Return the image tower of an open_clip model; any other model itself."""
     return getattr(model, "visual", model)
 
 
 def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the final, normed patch features (b, d, h, w) and class tokens (b, d), with gradients.
+    """Return the final, normalised patch features (b, d, h, w) and class tokens (b, d), with gradients.
 
-    The mode of the model, training or evaluation, stays as it is. Class tokens are None where there are none.
+    The mode of the model, training or evaluation, is not changed. Class tokens are None where there are none.
 
     Args:
         model: of timm, or an image tower of open_clip, converted or not.
-        images: normalised, (b, 3, H, W), sides multiples of the patch.
+        images: normalised, (b, 3, H, W), sides multiples of the patch size.
 
     Raises:
         UnsupportedHost: the model returns no feature maps.
@@ -49,15 +49,15 @@ def intermediates(
     Args:
         model: of timm, or an image tower of open_clip.
         images: normalised, (b, 3, H, W).
-        indices: of the blocks, or how many of the last ones.
+        indices: indices of the blocks, or the number of last blocks.
         norm: apply the final norm to each map.
-        prefix: return pairs of a map and the tokens in front of the patches, where there are any.
+        prefix: return pairs of a map and the prefix tokens, where there are any.
     """
     options: dict[str, Any] = {"indices": indices, "output_fmt": "NCHW", "intermediates_only": True}
     if not _of_open_clip(model):
         options |= {"return_prefix_tokens": True} if prefix else {}
         return list(model.forward_intermediates(images, norm=norm, **options))
-    # open_clip has other words for the same
+    # open_clip has other names for these arguments
     options |= {"normalize_intermediates": norm, "output_extra_tokens": prefix}
     output = model.forward_intermediates(images, **options)
     maps = output["image_intermediates"]
@@ -73,15 +73,15 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Return the blocks of a vision transformer.
 
     Raises:
-        UnsupportedHost: it has none, or returns no feature maps.
+        UnsupportedHost: there are none, or the model returns no feature maps.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         blocks = getattr(getattr(model, "transformer", None), "resblocks", None)
     if blocks is None or not hasattr(model, "forward_intermediates"):
         raise UnsupportedHost(
-            f"{type(model).__name__} has no blocks and forward_intermediates, from which features are learnt; use a "
-            "vision transformer of timm or open_clip."
+            f"The model must have blocks and forward_intermediates, got {type(model).__name__}. Use a vision "
+            "transformer of timm or open_clip."
         )
     return blocks
 
@@ -89,8 +89,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 def patch_projection(model: nn.Module, *, overlapping: bool = False) -> nn.Conv2d | None:
     """Return the convolution that embeds the patches of a transformer, or None.
 
-    It is `patch_embed.proj` (timm) or `conv1` (open_clip), reads the image itself and has stride = kernel; with
-    `overlapping` also one whose stride `vispe.backbones.overlap` has made smaller.
+    It is `patch_embed.proj` (timm) or `conv1` (open_clip), the first layer, with stride = kernel; with `overlapping`
+    also one whose stride was reduced by `vispe.backbones.overlap`.
 
     >>> import timm
     >>> patch_projection(timm.create_model("test_vit"))
@@ -106,7 +106,7 @@ def patch_projection(model: nn.Module, *, overlapping: bool = False) -> nn.Conv2
 
 
 def image_size(model: nn.Module) -> tuple[int, int]:
-    """Return height and width in pixels of the images that a model was built for.
+    """Return height and width in pixels of the images of a model.
 
     Args:
         model: a timm model, or the image tower of an open_clip model.
@@ -120,7 +120,7 @@ def image_size(model: nn.Module) -> tuple[int, int]:
 
 
 def input_settings(model: nn.Module) -> tuple[int, Tensor, Tensor]:
-    """Return the image side in pixels, mean and standard deviation (3, 1, 1) that a model expects.
+    """Return the image height in pixels, mean and standard deviation (3, 1, 1) that a model expects.
 
     Args:
         model: a timm model, or the image tower of an open_clip model.

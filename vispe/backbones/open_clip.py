@@ -1,6 +1,6 @@
-"""Vision models by the name that a user gives: of timm, or image towers of open_clip.
+"""Vision models by name: of timm, or image towers of open_clip.
 
-What a name asks for is imported when it is asked for: timm takes seconds.
+Libraries are imported on demand, as importing timm takes seconds.
 """
 
 from __future__ import annotations
@@ -30,17 +30,16 @@ def load_model(
     Args:
         name: a timm model, `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; or `open_clip:MODEL` or `open_clip:MODEL/TAG`.
         pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or random; by default the pretrained weights, which an open_clip model names by its
-            tag.
-        img_size: side of the images in pixels.
-        any_size: let a timm model take images of any size, where its class can.
-        options: more arguments for `timm.create_model`.
-        seed: of random weights.
+        weights: checkpoint file, or 'random'; default: the pretrained weights, for open_clip models those of the tag.
+        img_size: image size in pixels.
+        any_size: let a timm model accept images of any size, if its class supports it.
+        options: further arguments of `timm.create_model`.
+        seed: seed of random weights.
 
     Raises:
         UnknownName: there is no such model.
-        InputError: weights that are not there, cannot be fetched or do not fit.
-        OptionError: an image size that the model refuses; an open_clip model with no or two sources of weights.
+        InputError: weights are missing, cannot be downloaded or do not match the model.
+        OptionError: the model does not support the image size; an open_clip model with no or two sources of weights.
 
     >>> type(load_model("test_vit", weights="random")).__name__
     'VisionTransformer'
@@ -67,14 +66,14 @@ def load_clip(
     Args:
         name: MODEL or MODEL/TAG.
         pos_embed: positional encoding that replaces the tower's own.
-        weights: checkpoint file, or random; needed where there is no tag.
-        img_size: side of the images in pixels.
-        seed: of random weights.
-        load: read the weights; without it the model is random, and only the preprocessing follows from the tag.
+        weights: checkpoint file, or 'random'; required without a tag.
+        img_size: image size in pixels.
+        seed: seed of random weights.
+        load: load the weights; else the model is random, and the tag determines only the preprocessing.
 
     Raises:
         UnknownName: open_clip has no such model, or the model no such tag.
-        InputError: weights that are not there, cannot be fetched or do not fit.
+        InputError: weights are missing, cannot be downloaded or do not match the model.
         OptionError: no source of weights, or two.
     """
     import open_clip
@@ -89,8 +88,8 @@ def load_clip(
     if load and bool(tag) == bool(weights):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(plain)[:4]) or "none"
         raise OptionError(
-            f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}; write "
-            f"open_clip:{plain}/TAG (known: {tags} ...), or --weights FILE, or --weights random."
+            f"open_clip:{name} needs one source of weights, got {'two' if tag else 'none'}. Use open_clip:{plain}/TAG "
+            f"(tags: {tags} ...), or pass a checkpoint file or 'random' as weights."
         )
     checkpoint = find_weights(plain, tag or weights) if load else without_weights(plain, tag)
     with torch.random.fork_rng(devices=[]):
@@ -102,11 +101,11 @@ def load_clip(
 
 
 def tower_of(model: Any) -> nn.Module:
-    """Return the image tower of an open_clip model, or the trunk of one that is timm's."""
+    """Return the image tower of an open_clip model; for towers of timm, the timm model."""
     tower = model.visual
     if not isinstance(getattr(tower, "trunk", None), nn.Module):
         return tower
-    # everything here reads models of timm; the tower around one says how images are prepared
+    # the preprocessing is stored on the tower around the timm model
     for key in ("image_size", "image_mean", "image_std"):
         setattr(tower.trunk, key, getattr(tower, key))
     return tower.trunk
@@ -116,7 +115,7 @@ def tokenizer_of(name: str) -> Any:
     """Return the tokenizer of an open_clip model, MODEL or MODEL/TAG.
 
     Raises:
-        UnsupportedHost: it cannot be loaded, such as one that is kept elsewhere and out of reach.
+        UnsupportedHost: it cannot be loaded, for example because a download fails.
     """
     import open_clip
 
@@ -129,7 +128,7 @@ def tokenizer_of(name: str) -> Any:
 
 
 def names_weights(name: str) -> bool:
-    """Return whether the name of a model says which weights it has and takes no others: `open_clip:MODEL/TAG`.
+    """Return whether a model name includes its weights, as in `open_clip:MODEL/TAG`.
 
     >>> names_weights("open_clip:ViT-B-32/openai"), names_weights("vit_small_patch14_dinov2")
     (True, False)

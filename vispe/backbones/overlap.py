@@ -1,4 +1,4 @@
-"""Vision transformers whose patches overlap, so that there are more tokens than patches side by side."""
+"""Vision transformers with overlapping patches, for a denser grid of tokens."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from vispe.hosts.convert import convert
 
 
 def overlap(model: nn.Module, stride: int) -> None:
-    """Let a model look at patches that begin every `stride` pixels, in place; its weights stay as they are.
+    """Change the stride of the patch embedding in place, so that patches overlap; weights are not changed.
 
-    An image (H, W) then gives (H - patch) / stride + 1 tokens a side, token i centred at i * stride + patch / 2 pixels.
-    All of them attend to each other, at their true distances in patches: encodings of vispe measure a step as
-    stride / patch, and the model's own absolute table is read at the places of the tokens.
+    An image (H, W) then has (H - patch) / stride + 1 tokens per side, token i centred at i * stride + patch / 2 pixels.
+    All tokens attend to each other with their true distances: for encodings of vispe the spacing is stride / patch,
+    and the model's own absolute table is resampled at the positions of the tokens.
 
     Args:
-        model: a plain ViT of timm or a tower of open_clip, or one converted by vispe, that takes images of any size.
-        stride: pixels, a divisor of the patch; at the patch itself nothing changes.
+        model: a plain ViT of timm or a tower of open_clip, or one converted by vispe, for images of any size.
+        stride: pixels between tokens, a divisor of the patch size; the patch size itself changes nothing.
 
     Raises:
-        OptionError: the stride does not divide the patch.
-        UnsupportedHost: a model that vispe cannot convert, or with a rotary embedding of its own.
-        UnsupportedCombination: its encoding counts tokens and does not measure distances.
+        OptionError: the stride does not divide the patch size.
+        UnsupportedHost: vispe cannot convert the model, or it has a rotary embedding of its own.
+        UnsupportedCombination: the encoding does not depend on the spacing of tokens.
 
     >>> import timm, torch
     >>> model = timm.create_model("test_vit", dynamic_img_size=True).eval()
@@ -38,24 +38,21 @@ def overlap(model: nn.Module, stride: int) -> None:
     projection = patch_projection(tower)
     if projection is None:
         raise UnsupportedHost(
-            f"{kind} does not embed patches by one projection, so token_stride={stride} has no meaning for it; leave "
-            "it out, or take a plain ViT."
+            f"token_stride={stride} needs a patch embedding by one convolution, got {kind}. Use a plain ViT."
         )
     sides = set(projection.kernel_size)
     if stride < 1 or any(side % stride for side in sides):
         patch = " x ".join(map(str, projection.kernel_size))
-        raise OptionError(
-            f"token_stride={stride} px does not divide the patch of {patch} px; choose a divisor of it."
-        )
+        raise OptionError(f"token_stride must divide the patch size of {patch} px, got {stride} px.")
     if sides == {stride}:
         return
     if getattr(tower, "rope", None) is not None:
         raise UnsupportedHost(
-            f"{kind} has a rotary embedding of its own, which knows whole patches only, so token_stride={stride} "
-            "cannot be used; replace it with --pos-embed, or leave token_stride out."
+            f"token_stride={stride} is not supported with the rotary embedding of {kind} itself, which assumes patches "
+            "without overlap. Replace it with pos_embed, or omit token_stride."
         )
     if not isinstance(tower, LoadsWeights):
-        # converted, it places its table where the tokens are
+        # converted models resample their table at the positions of the tokens
         tables = (getattr(tower, name, None) for name in ("pos_embed", "positional_embedding"))
         convert(tower, "learn" if any(table is not None for table in tables) else "none")
     _check_encodings(tower, stride)
@@ -63,14 +60,14 @@ def overlap(model: nn.Module, stride: int) -> None:
 
 
 def _check_encodings(tower: nn.Module, stride: int) -> None:
-    """Raise UnsupportedCombination where an encoding counts tokens."""
+    """Raise `UnsupportedCombination` where an encoding does not depend on the spacing of tokens."""
     attention = next((m for _, _, m in tower.vispe_attentions()), None)
     heads = getattr(attention, "num_heads", 1)
     dim = patch_projection(tower).out_channels
     width = getattr(attention, "head_dim", dim // heads)
-    found = without_distances(tower._vispe_all(), dim, heads, width, len(blocks_of(tower)))
-    if found:
+    names = without_distances(tower._vispe_all(), dim, heads, width, len(blocks_of(tower)))
+    if names:
         raise UnsupportedCombination(
-            f"{' and '.join(found)} counts tokens and does not measure how far apart they are, so token_stride="
-            f"{stride} would change its meaning; leave token_stride out, or take alibi2d or rope_axial."
+            f"token_stride={stride} needs an encoding that depends on the spacing of tokens, got "
+            f"{' and '.join(names)}. Omit token_stride, or use alibi2d or rope_axial."
         )

@@ -1,4 +1,4 @@
-"""timm models by name with their weights, their patch features."""
+"""timm models by name with their weights, and their patch features."""
 
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,16 @@ def load_backbone(
         name: timm model name, with or without a tag; or `local-dir:FOLDER`, or `hf-hub:OWNER/NAME`.
         pos_embed: spec of a positional encoding that replaces the model's own.
         weights: `None` for the pretrained weights, from disk or else downloaded; `random` for a seeded random
-            initialisation; else a checkpoint file, in the layout of timm or of its authors.
-        img_size: side of the images in pixels, for models that are built for one size.
-        any_size: build it so that it takes images of any size, where its class can (`dynamic_img_size`).
-        options: more arguments for `timm.create_model`.
-        seed: of the random initialisation, of what is new with `pos_embed` included.
+            initialisation; else a checkpoint file, in the layout of timm or of the authors.
+        img_size: image size in pixels, for models that are built for one size.
+        any_size: build it for images of any size, if its class supports this (`dynamic_img_size`).
+        options: further arguments of `timm.create_model`.
+        seed: seed of the random initialisation, including new parameters of `pos_embed`.
 
     Raises:
         UnknownName: timm has no such model.
-        InputError: weights that are not there, cannot be fetched or do not fit.
-        OptionError: an image size that the model refuses.
+        InputError: weights are missing, cannot be downloaded or do not match the model.
+        OptionError: the model does not support an option or the image size.
 
     >>> type(load_backbone("test_vit", weights="random", img_size=64)).__name__
     'VisionTransformer'
@@ -56,10 +56,10 @@ def load_backbone(
         try:
             return _created(name, any_size, pretrained=weights is None, num_classes=0, **extra)
         except (TypeError, AssertionError) as error:
-            asked = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
-            raise OptionError(f"{name} cannot be built with {asked}: {error}.") from error
+            shown = ", ".join(f"{key}={value}" for key, value in extra.items()) or "no options"
+            raise OptionError(f"{name} cannot be built with {shown}: {error}.") from error
         except Exception as error:
-            # a damaged or foreign file can fail anywhere in torch, timm or safetensors; weights=FILE says it itself
+            # a damaged or foreign file can fail anywhere in torch, timm or safetensors; weights=FILE has its own check
             if weights is not None or isinstance(error, VispeError) or is_memory(error):
                 raise
             raise InputError(f"the weights of {name} cannot be loaded ({short(error)}).") from error
@@ -71,7 +71,7 @@ def load_backbone(
 
 
 def _check_name(name: str) -> None:
-    """Raise `UnknownName` unless timm has such a model, with such weights, or it names a folder or repository."""
+    """Raise `UnknownName` unless timm has such a model and weights, or the name is a folder or repository."""
     plain, _, tag = name.partition(".")
     if name.startswith(_ELSEWHERE):
         return
@@ -81,21 +81,22 @@ def _check_name(name: str) -> None:
     tags = timm.list_pretrained(f"{plain}.*")
     if tag and name not in tags:
         raise UnknownName(
-            f"timm has no weights {tag!r} for {plain}.{did_you_mean(name, tags)} It has {', '.join(tags) or 'none'}."
+            f"timm has no weights {tag!r} for {plain}.{did_you_mean(name, tags)} Its weights: "
+            f"{', '.join(tags) or 'none'}."
         )
 
 
 def _located(name: str, weights: str | None) -> str | None:
-    """Return what weights are loaded from: as given, or the file on this disk; None where timm fetches them.
+    """Return the source of the weights: `weights`, or the file on disk; None where timm downloads them.
 
     Raises:
-        InputError: there are no pretrained weights, or they are neither on this disk nor within reach.
+        InputError: there are no pretrained weights, or they are not on disk and cannot be downloaded.
     """
     what = f"the pretrained weights of {name} are"
-    place, _, repo = name.partition(":")
+    scheme, _, repo = name.partition(":")
     if repo:
-        # a folder is read where it is; only the cache of the hub may lack a repository
-        if place != "local-dir" and not (cached(repo, "config.json") and cached(repo, *with_safe(_FILE))):
+        # folders are always local; repositories may be missing in the cache
+        if scheme != "local-dir" and not (cached(repo, "config.json") and cached(repo, *with_safe(_FILE))):
             check_reach(what, models_on_disk)
         return weights
     if weights is not None:
@@ -103,8 +104,8 @@ def _located(name: str, weights: str | None) -> str | None:
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         raise InputError(
-            f"timm has no pretrained weights for {name}; choose another model, or give a checkpoint with --weights "
-            "FILE, or --weights random for a trial."
+            f"timm has no pretrained weights for {name}. Use another model, pass a checkpoint file as weights, or "
+            "weights=random for a trial."
         )
     path = weights_on_disk(name)
     if path is None:
@@ -113,7 +114,7 @@ def _located(name: str, weights: str | None) -> str | None:
 
 
 def weights_on_disk(name: str) -> Path | None:
-    """Return the file on this disk that holds the pretrained weights of a timm model, or None."""
+    """Return the file on disk with the pretrained weights of a timm model; None where there is none."""
     config = timm.get_pretrained_cfg(name)
     if config is None:
         return None
@@ -122,13 +123,13 @@ def weights_on_disk(name: str) -> Path | None:
 
 
 def models_on_disk() -> list[str]:
-    """Return the names of timm's models whose weights are on this disk."""
+    """Return the names of timm's models whose weights are on disk."""
     repos = (repo.repo_id for repo in repositories())
     return [repo.removeprefix("timm/") for repo in repos if repo.startswith("timm/")]
 
 
 def _created(name: str, any_size: bool, **options: Any) -> nn.Module:
-    """Build a timm model, for any size of image where that is asked and its class knows the option."""
+    """Build a timm model, for any image size if `any_size` and its class supports it."""
     try:
         return timm.create_model(name, **options, **({"dynamic_img_size": True} if any_size else {}))
     except TypeError as error:
@@ -139,9 +140,9 @@ def _created(name: str, any_size: bool, **options: Any) -> nn.Module:
 
 @torch.no_grad()
 def patch_features(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the final, normed patch features of images, (b, h, w, C) float32 on the CPU.
+    """Return the final, normalised patch features of images, (b, h, w, C) float32 on the CPU.
 
-    Class and register tokens are left out.
+    Class and register tokens are not included.
 
     Args:
         model: in evaluation mode.

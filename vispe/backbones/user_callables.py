@@ -1,4 +1,4 @@
-"""Python callables named on the command line, and segmenters averaged over the eight poses of a square."""
+"""Python callables by name, and segmenters averaged over the eight poses of a square (D4)."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ from vispe.symmetry.d4 import D4
 
 
 class D4Segmenter:
-    """A segmenter by the probabilities of another one, averaged over the eight poses of a square.
+    """A segmenter by class probabilities averaged over the eight poses of a square.
 
     Args:
         probabilities: image (c, H, W) -> class probabilities (K, H, W).
@@ -35,7 +35,7 @@ class D4Segmenter:
         self.probabilities = probabilities
 
     def __call__(self, image: Tensor) -> np.ndarray:
-        """Image (c, H, W) -> labels (H, W), 1..K; 0 where no pose gives a probability."""
+        """Return the labels (H, W), 1..K, of an image (c, H, W); 0 where all probabilities are 0."""
         total = 0.0
         for g in D4:
             posed = torch.as_tensor(self.probabilities(g.apply(image))).double()
@@ -45,15 +45,15 @@ class D4Segmenter:
 
 
 def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
-    """Return a callable of a module or of a Python file.
+    """Import a callable from a module or a Python file.
 
     Args:
-        text: how the user wrote it, for messages.
-        place: the module, or the file with its ending `.py`.
-        name: in the module.
+        text: the user's text, for messages.
+        place: name of the module, or path of the file with its suffix `.py`.
+        name: name of the callable in the module.
 
     Raises:
-        InputError: it cannot be imported, or is a class or no callable.
+        InputError: it cannot be imported, or is a class or not callable.
         UnknownName: the module has no such name.
 
     >>> named_callable("math:floor", "math", "floor")(2.5)
@@ -63,39 +63,39 @@ def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UnknownName(
-            f"{text}: {module.__name__} has no {name!r}.{did_you_mean(name, known)} It has: "
-            f"{', '.join(known) or 'nothing to call'}."
+            f"{text}: {module.__name__} has no {name!r}.{did_you_mean(name, known)} Its callables: "
+            f"{', '.join(known) or 'none'}."
         )
     value = getattr(module, name)
     if inspect.isclass(value) or not callable(value):
         kind = "a class" if inspect.isclass(value) else f"a {type(value).__name__}"
-        raise InputError(f"{text} is {kind}; name a function of images, or an object that can be called.")
+        raise InputError(f"{text} must be a function of images or a callable object, got {kind}.")
     return value
 
 
 def _imported(text: str, place: str) -> ModuleType:
     check_code(text)
-    # the folder of the user comes first, as with `python -m`
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    # the working directory comes first, as with `python -m`
+    cwd = str(Path.cwd())
+    sys.path.insert(0, cwd)
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{text} names the Python module {place!r}, which cannot be imported ({error}); run vispe in its "
-            "folder, or name the file: folder/file.py:name."
+            f"{text}: the Python module {place!r} cannot be imported ({error}). Run vispe in its folder, or name the "
+            "file: folder/file.py:name."
         ) from error
     finally:
-        sys.path.remove(here)
+        sys.path.remove(cwd)
 
 
 def _from_file(text: str, path: Path) -> ModuleType:
     check_code(text)
     if not path.is_file():
-        raise InputError(f"{text} names the file {path}, which does not exist; check the path.")
+        raise InputError(f"{text}: the file {path} does not exist. Check the path.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"{path} is not a Python file that can be loaded.")
+        raise InputError(f"{path} cannot be loaded as a Python file.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""A vision model as a function of images, with its tokens moved after the patch embedding, and block by block."""
+"""Vision models as functions from images to feature maps: per block, and with permuted tokens."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.local.transformers_model import draw_again, of_transformers
+from vispe.backbones.local.transformers_model import of_transformers, reinitialize
 from vispe.backbones.model_access import (
     blocks_of,
     has_class_token,
@@ -23,29 +23,30 @@ from vispe.symmetry.d4 import Element
 
 
 class VisionModel:
-    """The patch features of a model: images (b, 3, H, W), normalised -> maps (b, d, h, w).
+    """The patch features of a model: normalised images (b, 3, H, W) -> maps (b, d, h, w).
 
-    Works for every model that has `forward_intermediates`: timm's, open_clip's image towers, and both converted by
-    vispe. Class and register tokens are left out. Gradients flow, so that derivatives can be taken.
+    Supported is every model with `forward_intermediates`: timm's, open_clip's image towers, and both converted by
+    vispe. Class and register tokens are not included. Gradients are computed as usual.
 
     Args:
-        model: in evaluation mode; an open_clip model is taken by its image tower.
-        layer: block whose output is taken; negative counts from the end. Several are joined, channels side by side.
+        model: in evaluation mode; the image tower is used of open_clip models.
+        layer: index of the block whose output is returned; negative from the end. Outputs of several blocks are
+            concatenated along the channels.
         norm: apply the model's final norm.
-        mean: of the channels of images in [0, 1], (3, 1, 1); by default what the model was trained with.
-        std: of the channels, (3, 1, 1), likewise.
-        exact: whether it takes images of its size alone; by default what its class does.
-        stride: pixels between tokens, where patches overlap; the model is changed as `overlap` says.
+        mean: channel means of images in [0, 1], (3, 1, 1); default: those of the model's training.
+        std: channel standard deviations, (3, 1, 1), likewise.
+        exact: whether only images of the model's size are accepted; default: determined from its class.
+        stride: pixels between tokens, for overlapping patches; the model is changed as by `overlap`.
 
     Attributes:
-        size: side in pixels of the images that it was built for.
-        depth: number of its blocks.
-        class_token: whether it has one.
+        size: image size in pixels that the model was built for.
+        depth: number of blocks.
+        class_token: whether there is a class token.
 
     Raises:
         UnsupportedHost: the model returns no feature maps.
-        OptionError: the model is in training mode, where it is random; a block that it does not have, or one twice; a
-            stride that does not divide the patch, or for a model of one size.
+        OptionError: the model is in training mode; a block that does not exist, or is named twice; a stride that does
+            not divide the patch, or for a model of one image size.
 
     >>> import timm
     >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
@@ -69,22 +70,23 @@ class VisionModel:
         tower = image_tower(model)
         if not hasattr(tower, "forward_intermediates"):
             raise UnsupportedHost(
-                f"{type(tower).__name__} has no forward_intermediates, from which patch features are read; "
-                "use a timm or open_clip model, or give a function of images."
+                f"The model must have forward_intermediates, got {type(tower).__name__} without. Use a timm or "
+                "open_clip model, or a function of images."
             )
         if tower.training:
             raise OptionError(
-                "The model is in training mode, where its features are random; call model.eval() first."
+                "The model must be in evaluation mode, as its features are random in training mode. Call model.eval() "
+                "first."
             )
         self.model, self.layer, self.norm = tower, layer, norm
         self.depth = self._depth()
-        self._taken = self._blocks()
-        self.size, own_mean, own_std = input_settings(tower)
-        self.mean = own_mean if mean is None else mean
-        self.std = own_std if std is None else std
+        self._selected = self._blocks()
+        self.size, default_mean, default_std = input_settings(tower)
+        self.mean = default_mean if mean is None else mean
+        self.std = default_std if std is None else std
         self.class_token = has_class_token(tower)
         if exact is None and hasattr(tower, "image_mean"):
-            # open_clip builds a tower for one size, and converting lifts that
+            # open_clip builds towers for one image size, converted towers accept any
             exact = not (isinstance(tower, LoadsWeights) or getattr(tower, "any_size", False))
         elif exact is None:
             exact = hasattr(tower, "patch_embed") and not getattr(tower, "dynamic_img_size", False)
@@ -92,37 +94,37 @@ class VisionModel:
         if stride is not None and stride != self.patch:
             if exact:
                 raise OptionError(
-                    f"token_stride={stride} needs a model that takes images of any size, but this one takes "
-                    f"{self.size} px alone; leave it out, or replace its encoding with --pos-embed."
+                    f"token_stride={stride} needs a model for images of any size, got one for {self.size} px. Omit it, "
+                    "or replace the encoding of the model with pos_embed."
                 )
-            # it converts models, which takes timm with it
+            # imported on demand, as it imports timm
             from vispe.backbones.overlap import overlap
 
             overlap(tower, stride)
 
     @property
     def last(self) -> bool:
-        """Whether its features are those after the last block and the final norm."""
-        return self.norm and self._taken == [self.depth - 1]
+        """Whether the features are those after the last block and the final norm."""
+        return self.norm and self._selected == [self.depth - 1]
 
     @property
     def channels(self) -> int:
         """Width of the features of a transformer."""
-        return self._projection().out_channels * len(self._taken)
+        return self._projection().out_channels * len(self._selected)
 
     @property
     def patch(self) -> int | None:
-        """Side of a patch in pixels; None where the model has no patch embedding."""
+        """Patch size in pixels; None where the model has no patch embedding."""
         conv = patch_projection(self.model, overlapping=True)
         if conv is None:
             return None
         if conv.kernel_size[0] != conv.kernel_size[1]:
-            raise UnsupportedHost(f"The model has patches of {conv.kernel_size} px; square ones are needed.")
+            raise UnsupportedHost(f"The patches of the model must be square, got {conv.kernel_size} px.")
         return int(conv.kernel_size[0])
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (b, 3, H, W) -> maps (b, d, h, w)."""
-        maps = self._maps(images, 1 if self._taken == [self.depth - 1] else self._taken, self.norm)
+        """Return the feature maps (b, d, h, w) of images (b, 3, H, W)."""
+        maps = self._maps(images, 1 if self._selected == [self.depth - 1] else self._selected, self.norm)
         return maps[0] if len(maps) == 1 else torch.cat(maps, 1)
 
     def layers(self, images: Tensor) -> list[Tensor]:
@@ -130,42 +132,42 @@ class VisionModel:
         return self._maps(images, list(range(self.depth)), False)
 
     def permuted(self, images: Tensor, g: Element) -> Tensor:
-        """Return the maps for tokens that were moved by `g` after the patch embedding.
+        """Return the maps for tokens that are transformed by `g` after the patch embedding.
 
-        The patches are embedded as they stand, then the grid of tokens is moved, so the patch kernel has no part in
-        the result; encodings and everything else see the image moved by `g`.
+        The patches are embedded without transformation, then the grid of tokens is transformed, so the patch kernel has
+        no effect on the result; encodings and all later layers process the transformed image.
 
         Args:
             images: (b, 3, H, W).
             g: element of D4.
 
         Raises:
-            UnsupportedHost: the model has no patch embedding that could be measured apart.
+            UnsupportedHost: the patch embedding is not a single convolution.
         """
-        with self._moved_tokens(images, g):
+        with self._transformed_tokens(images, g):
             return self(g.apply(images))
 
     def permuted_layers(self, images: Tensor, g: Element) -> list[Tensor]:
-        """Return what `layers` gives for tokens that were moved as in `permuted`."""
-        with self._moved_tokens(images, g):
+        """Return the maps of `layers` for tokens transformed as in `permuted`."""
+        with self._transformed_tokens(images, g):
             return self.layers(g.apply(images))
 
     @contextmanager
-    def _moved_tokens(self, images: Tensor, g: Element) -> Iterator[None]:
-        """While open, the patch embedding answers with the tokens of `images`, moved."""
+    def _transformed_tokens(self, images: Tensor, g: Element) -> Iterator[None]:
+        """Let the patch embedding return the transformed tokens of `images`."""
         conv = self._projection()
         with torch.no_grad():
             tokens = g.apply(conv(images.to(_device(self.model)))).contiguous()
 
-        def instead(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        def replace(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             if tokens.shape != output.shape:
                 raise ShapeError(
-                    f"The patch embedding gave {tuple(output.shape)} for the moved image and {tuple(tokens.shape)} "
-                    "by moving tokens; make both sides of the image multiples of the patch."
+                    f"Transformed images and transformed tokens must have the same shape, got {tuple(output.shape)} "
+                    f"and {tuple(tokens.shape)}. Use images whose sides are multiples of the patch size."
                 )
             return tokens
 
-        handle = conv.register_forward_hook(instead)
+        handle = conv.register_forward_hook(replace)
         try:
             yield
         finally:
@@ -175,9 +177,9 @@ class VisionModel:
         conv = patch_projection(self.model, overlapping=True)
         if conv is None:
             raise UnsupportedHost(
-                f"{type(self.model).__name__} has no patch embedding by one projection (patch_embed.proj or conv1 with "
-                "stride = kernel), so its position code cannot be measured apart from its patch kernel; measure the "
-                "full error only."
+                "The patch embedding must be one convolution (patch_embed.proj or conv1 with stride = kernel) to "
+                f"separate position code and patch kernel, got {type(self.model).__name__}. Measure the full error "
+                "only."
             )
         return conv
 
@@ -185,38 +187,36 @@ class VisionModel:
         patch, size = self.patch, tuple(images.shape[-2:])
         if patch is not None and (size[0] % patch or size[1] % patch):
             raise ShapeError(
-                f"An image of {size} px is no multiple of the model's patch of {patch} px; "
-                "fit it about its centre with fit_to_patches."
+                f"The image size must be a multiple of the patch size, {patch} px, got {size} px. Crop the image with "
+                "fit_to_patches."
             )
         try:
             return intermediates(self.model, images.to(_device(self.model)), indices, norm=norm)
-        # what timm and open_clip raise for an image of another size
+        # timm and open_clip raise these for an image of another size
         except (AssertionError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "size of tensor" not in str(error):
                 raise
             raise InputError(
-                f"The model refuses an image of {size} px ({error}); build it with dynamic_img_size=True or give "
+                f"The model does not accept images of {size} px ({error}). Build it with dynamic_img_size=True, or use "
                 "square images of its size."
             ) from error
 
     def _blocks(self) -> list[int]:
-        """Return the blocks whose outputs are taken, from the first one on."""
-        several = [self.layer] if isinstance(self.layer, int) else list(self.layer)
-        for layer in several:
+        """Return the indices of the blocks whose outputs are returned, in ascending order."""
+        layers = [self.layer] if isinstance(self.layer, int) else list(self.layer)
+        for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise OptionError(f"layer={layer} is not one of the {self.depth} blocks of the model.")
-        taken = sorted({layer % self.depth for layer in several})
-        if not several or len(taken) < len(several):
-            listed = ", ".join(map(str, several)) or "none"
-            raise OptionError(
-                f"layer={listed} of {self.depth} blocks names one twice or none; name each block once."
-            )
+                raise OptionError(f"layer must be one of the {self.depth} blocks of the model, got {layer}.")
+        selected = sorted({layer % self.depth for layer in layers})
+        if not layers or len(selected) < len(layers):
+            listed = ", ".join(map(str, layers)) or "none"
+            raise OptionError(f"layer must name each of {self.depth} blocks at most once, got {listed}.")
         sides = {one["reduction"] for one in getattr(self.model, "feature_info", None) or ()}
         if not isinstance(self.layer, int) and len(sides) > 1:
             raise UnsupportedHost(
-                f"{type(self.model).__name__} has maps of several sizes, so layers cannot be chosen; take a plain ViT."
+                f"layer: the maps of all blocks must have one size, got {type(self.model).__name__}. Use a plain ViT."
             )
-        return taken
+        return selected
 
     def _depth(self) -> int:
         try:
@@ -225,44 +225,47 @@ class VisionModel:
             return len(getattr(self.model, "feature_info", None) or ()) or 1
 
 
-ModelFeatures = Backbone = VisionModel  # its names before
+ModelFeatures = Backbone = VisionModel  # former names
 
 
 def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
-    """Return a copy of a model with fresh random weights: the control for 'what training did'.
+    """Return a reinitialised copy of a model, the control for effects of training.
 
-    A random transformer is not invariant either. Every module draws its weights by its own `reset_parameters`, after
-    it a timm model by its `init_weights`; embeddings and tokens of the model itself get timm's normal(0, 0.02).
+    Untrained transformers are not invariant either. Every module is reinitialised by its own `reset_parameters`, then
+    a timm model by its `init_weights`; embeddings and tokens of the model itself are drawn from timm's normal(0, 0.02).
 
     Args:
-        model: stays as it is.
-        seed: of the draws.
+        model: the model; not changed.
+        seed: random seed.
 
     Returns:
-        The copy, in evaluation mode, and the names of the parameters that nothing redrew.
+        The copy, in evaluation mode, and the names of the parameters that were not reinitialised.
     """
-    twin = copy.deepcopy(model)
-    before = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    clone = copy.deepcopy(model)
+    original = {name: p.detach().clone() for name, p in clone.named_parameters()}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        for module in twin.modules():
+        for module in clone.modules():
             if callable(getattr(module, "reset_parameters", None)):
                 module.reset_parameters()
-        if of_transformers(twin):
-            draw_again(twin)
-        elif callable(getattr(twin, "init_weights", None)):
-            twin.init_weights()
-        for name, p in twin.named_parameters():
+        if of_transformers(clone):
+            reinitialize(clone)
+        elif callable(getattr(clone, "init_weights", None)):
+            clone.init_weights()
+        for name, p in clone.named_parameters():
             tables = ("pos_embed", "_token", "positional_embedding", "class_embedding")
-            known = name.rpartition(".")[2].endswith(tables)
-            if known and torch.equal(p, before[name]):
+            is_table = name.rpartition(".")[2].endswith(tables)
+            if is_table and torch.equal(p, original[name]):
                 torch.nn.init.trunc_normal_(p, std=0.02)
-    same = [name for name, p in twin.named_parameters() if torch.equal(p, before[name]) and not _constant(p)]
-    return twin.eval(), tuple(same)
+    # parameters that every initialisation sets to the same constant count as reinitialised
+    same = [
+        name for name, p in clone.named_parameters() if torch.equal(p, original[name]) and not _constant(p)
+    ]
+    return clone.eval(), tuple(same)
 
 
 def _constant(p: Tensor) -> bool:
-    """Whether a parameter is where every initialisation puts it: all zeros or all ones."""
+    """Return whether a parameter is all zeros or all ones, the usual constant initialisations."""
     return bool((p == 0).all()) or bool((p == 1).all())
 
 

@@ -1,1 +1,1 @@
-"""The encodings: one file each, named after it, in a folder for each kind; imported when it is first asked for."""
+"""Positional encodings: one file per encoding, named after it, in a folder per kind, imported on first use."""

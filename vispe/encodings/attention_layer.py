@@ -1,4 +1,4 @@
-"""`Attention`: multi-head self-attention that takes any encoding, for people who write their own ViT."""
+"""`Attention`: multi-head self-attention with a positional encoding, for hand-written ViTs."""
 
 from __future__ import annotations
 
@@ -24,21 +24,27 @@ class Attention(nn.Module):
 
     Args:
         dim: width of the tokens, d.
-        num_heads: heads, h; divides dim unless `head_dim` is given.
+        num_heads: heads, h; divides dim unless `head_dim` is set.
         encoding: spec or instance of an encoding that works inside attention; None for none.
         fused_qkv: one projection `qkv` (rows q, k, v, each head-major) instead of `q_proj`, `k_proj`, `v_proj`.
         qkv_bias: whether these have a bias.
-        qk_norm: makes the norm of queries and of keys from the head width (``torch.nn.LayerNorm``, say).
-        proj: whether an output projection follows.
+        qk_norm: constructor of the norms of queries and keys from head_dim, such as ``torch.nn.LayerNorm``.
+        proj: whether to apply an output projection.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         layer: index of the block, for encodings that differ between blocks.
-        backend: who computes attention: 'auto', or a name of `vispe.attention`.
+        backend: attention backend: 'auto', or a backend name of `vispe.attention`.
 
     Shapes: x (b, n, d) -> (b, n, d), or (b, n, h d_h) without an output projection.
 
     Raises:
-        OptionError: dim is not a multiple of num_heads, and head_dim is not given.
+        OptionError: dim is not a multiple of num_heads, and head_dim is not set.
         UnsupportedCombination: the encoding works outside of attention (additive, mixing).
+
+    Example:
+        >>> import torch
+        >>> layer = Attention(dim=32, num_heads=4, encoding="alibi2d")
+        >>> layer(torch.randn(2, 6, 32), (2, 3)).shape
+        torch.Size([2, 6, 32])
     """
 
     def __init__(
@@ -104,8 +110,8 @@ class Attention(nn.Module):
 
         Args:
             x: tokens (b, n, d), prefix tokens first, then the grid row-major.
-            where: their positions, their `Grid`, or the bare shape of the grid when there are no prefix tokens.
-                One `Positions` for all layers lets them share what is computed from it.
+            where: their positions, their `Grid`, or the shape of the grid if there are no prefix tokens.
+                Pass the same `Positions` to all layers to share cached tensors.
             attn_mask: bool (True = attend) or additive float, broadcastable to (b, h, n, n).
             key_padding_mask: bool (b, n), True = a real key.
         """
@@ -133,7 +139,7 @@ class Attention(nn.Module):
 
 
 def _works_inside(spec: Spec) -> None:
-    """Raise for encodings that work outside of attention, before they ask for facts that only a host has."""
+    """Raise for encodings that work outside of attention, before they require `HOST_FACTS`."""
     if isinstance(spec, Encoding):
         classes = [type(e) for e in spec.parts()]
     elif isinstance(spec, list | tuple):
@@ -145,8 +151,9 @@ def _works_inside(spec: Spec) -> None:
     outside = [c.name for c in classes if issubclass(c, Additive | Mixing)]
     if outside:
         raise UnsupportedCombination(
-            f"Attention was given {' + '.join(outside)}, which works on the tokens outside of attention; "
-            "call encoding.embed(x, positions) before the blocks instead."
+            f"Attention accepts encodings that work inside attention, got {' + '.join(outside)}"
+            ", which works on the tokens "
+            "outside of attention. Call encoding.embed(x, positions) before the blocks instead."
         )
 
 
@@ -160,26 +167,26 @@ def attend(
     x: Tensor | None = None,
     **arguments: Any,
 ) -> Tensor:
-    """Return attention with everything that `encodings` do in block `layer`.
+    """Return attention with the bias, transform and value term of `encodings` in block `layer`.
 
     Args:
         q: queries (b, h, n, d_h) after qk-norm.
         k: keys, likewise.
         v: values.
-        encodings: those that work inside attention; others are passed over.
+        encodings: encodings of the model; those that work outside attention are ignored.
         pos: prepared positions of the tokens.
         layer: index of the block.
         x: the block's input to attention (b, n, d), for encodings with gates.
         **arguments: further arguments of `vispe.attention`.
 
-    An encoding with branches attends once for each; dropout then falls on each of them.
+    An encoding with branches attends once per branch; dropout applies to each branch separately.
     """
     branches = branches_of(encodings, pos, layer, x)
     if branches:
         outs = [attention(q, k, v, bias=b.bias, transform=b.transform, **arguments) for b in branches]
-        # gates are float32; their products have the dtype of attention, which under autocast is not that of q
-        shares = [b.gate.to(out.dtype) * out for b, out in zip(branches, outs, strict=True)]
-        return sum(shares[1:], shares[0])
+        # gates are float32; cast to the dtype of the attention output, which differs from q's under autocast
+        weighted = [b.gate.to(out.dtype) * out for b, out in zip(branches, outs, strict=True)]
+        return sum(weighted[1:], weighted[0])
     return attention(
         q,
         k,

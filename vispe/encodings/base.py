@@ -1,4 +1,4 @@
-"""What an encoding is: four small interfaces, and samplers (`vispe.encodings.parts.sampler`), which move tokens.
+"""Base classes of encodings: additive, rotary, bias and mixing (samplers: `vispe.encodings.parts.sampler`).
 
 An encoding is a final class that implements one or more of `Additive`, `Rotary`, `Biased` and `Mixing`.
 Options are annotated attributes of the class, JSON-able, checked by their annotations, and keyword-only arguments of
@@ -26,32 +26,32 @@ from vispe.grid import Grid, Positions
 from vispe.options import check_options, option_signature
 
 HOST_FACTS = ("dim", "num_heads", "head_dim", "depth", "grid")
-KNOWLEDGE = ("distance", "direction", "place", "content")  # what an encoding can tell tokens apart by
+KNOWLEDGE = ("distance", "direction", "place", "content")  # information that an encoding can provide
 INVARIANCES = (
     "translation",
     "quarter_turns",
     "reflection",
     "rotation",
-)  # what leaves its part of attention the same
-_FIRST = (*HOST_FACTS, "axes")  # options that a base declares come first of all
+)  # of the encoding's contribution to attention
+_FIRST = (*HOST_FACTS, "axes")  # options of base classes that come first in signatures
 
 
 @dataclass_transform(kw_only_default=True)
 class Encoding(nn.Module):
     """Base of every positional encoding.
 
-    Class attributes state facts: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
+    Class attributes describe the encoding: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
     `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
-    a form, such as a table of offsets, that needs no n x n mask), `knows` (of `KNOWLEDGE`), `invariant` (of
-    `INVARIANCES`, to which its part of attention between patches is, with default options), `preset_invariant` (the
-    same of presets that differ), `branched` (it has `branches`), `reads_tokens` (it reads the tokens that it is
+    a form, such as a table of offsets, that needs no n x n mask), `knows` (subset of `KNOWLEDGE`), `invariant` (subset
+    of `INVARIANCES`: of its contribution to attention between patches, with default options), `preset_invariant` (the
+    same for presets that differ), `branched` (it implements `branches`), `reads_tokens` (it reads the tokens that it is
     added to, or that enter attention).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
-    annotations (`vispe.options`), and calls `__post_init__`, which makes the parameters. `axes` and what the host
-    supplies (`HOST_FACTS`) come first, then the options of the class, then the others of its bases. A bare assignment
-    changes the default of an option of a base, a `ClassVar` fixes it. A class with a constructor of its own has its
-    arguments as options.
+    annotations (`vispe.options`), and calls `__post_init__`, which creates the parameters. `axes` and the values that
+    the host supplies (`HOST_FACTS`) come first, then the options of the class, then those of its base classes. A bare
+    assignment changes the default of an inherited option; a `ClassVar` fixes its value. If a class defines its own
+    constructor, the constructor's arguments are its options.
 
     Example:
         >>> class Tilt(Biased):
@@ -73,15 +73,15 @@ class Encoding(nn.Module):
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {}
     branched: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False
-    progress: float = 1.0  # share of the training that is done, see `set_progress`; 1 = all of it
+    progress: float = 1.0  # completed fraction of the training, see `set_progress`
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__init__ is Encoding.__init__:
             cls.__signature__ = option_signature(cls, Encoding, _FIRST)
         else:
-            own = inspect.signature(cls.__init__)
-            cls.__signature__ = own.replace(parameters=[*own.parameters.values()][1:])
+            signature = inspect.signature(cls.__init__)
+            cls.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -93,26 +93,26 @@ class Encoding(nn.Module):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Check what options say together, and make the parameters; called by the constructor."""
+        """Check combinations of options and create the parameters; called by the constructor."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or cast the module; its buffers, such as fixed frequencies, are not cast to half precision."""
-        before = float32_buffers(self)
+        """Move or cast the module; buffers (fixed frequencies) are never cast to half precision."""
+        buffers = float32_buffers(self)
         parent: Any = super()
         moved = parent._apply(fn, recurse)
-        restore_buffers(self, before)
+        restore_buffers(self, buffers)
         return moved
 
     def _accept(self, *axes: int) -> None:
-        """Keep which numbers of axes this instance accepts, among those of its class."""
+        """Restrict the numbers of axes that this instance accepts."""
         vars(self)["ndim"] = axes
 
     def _head_width(self) -> int:
-        """Return the channels of a head of queries and keys, checked: `head_dim`, else dim / num_heads."""
+        """Return the checked head dimension of queries and keys: `head_dim`, else dim / num_heads."""
         return getattr(self, "head_dim", None) or self._token_part()
 
     def _token_part(self) -> int:
-        """Return dim / num_heads, checked: the channels of tokens that are read for each head."""
+        """Return the checked dim / num_heads: the token channels that each head reads."""
         dim, heads = getattr(self, "dim", 0), getattr(self, "num_heads", 0)
         if dim % heads:
             raise OptionError(
@@ -121,39 +121,41 @@ class Encoding(nn.Module):
         return dim // heads
 
     def _need_axes(self, pos: Positions) -> None:
-        """Raise `ShapeError` unless positions have a number of axes that is accepted."""
+        """Raise `ShapeError` unless the number of axes is accepted."""
         if pos.axes not in self.ndim:
-            wanted = " or ".join(map(str, self.ndim))
-            hint = f"; say {self.name}(axes={pos.axes})" if "axes" in self.config else ""
-            raise ShapeError(f"{self.name} needs {wanted}-axis positions, got {pos.axes} axes ({pos}){hint}.")
+            expected_axes = " or ".join(map(str, self.ndim))
+            hint = f" Use {self.name}(axes={pos.axes})." if "axes" in self.config else ""
+            raise ShapeError(
+                f"{self.name} needs {expected_axes}-axis positions, got {pos.axes} axes ({pos}).{hint}"
+            )
 
     def _need_grid(self, pos: Positions, hint: str = "") -> Grid:
-        """Return the grid that the tokens come from, or raise `ShapeError`, with a hint at its end."""
+        """Return the grid of the tokens, or raise `ShapeError` with an optional hint (a sentence)."""
         if pos.grid is None or pos.axes not in self.ndim:
-            wanted = " or ".join(map(str, self.ndim))
+            expected_axes = " or ".join(map(str, self.ndim))
             raise ShapeError(
-                f"{self.name} needs the tokens of a {wanted}-axis grid, got {pos.axes} axes ({pos})"
-                f"{'; ' * bool(hint)}{hint}."
+                f"{self.name} needs the tokens of a {expected_axes}-axis grid, got {pos.axes} axes ({pos})."
+                f"{' ' * bool(hint)}{hint}"
             )
         self._need_start(pos)
         return pos.grid
 
     def _need_start(self, pos: Positions, what: str = "looks up cells of the grid") -> None:
-        """Raise `ShapeError` for a grid that is not counted from the start, which would change nothing here."""
+        """Raise `ShapeError` for a grid with another origin, which this encoding would ignore."""
         if pos.grid is not None and pos.grid.origin != "start":
             raise ShapeError(
-                f"{self.name} {what}, which origin={pos.grid.origin!r} does not change, got {pos}; take origin='start' "
-                "or an encoding of coordinates as they are, such as sincos2d or rope_axial."
+                f"{self.name} {what}, which origin={pos.grid.origin!r} does not change, got {pos}. Use origin='start' "
+                "or an encoding of raw coordinates, such as sincos2d or rope_axial."
             )
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer has parameters of its own: hosts then build one instance per attention."""
+        """Whether every layer has its own parameters; hosts then build one instance per attention layer."""
         return False
 
     @property
     def prefix_from(self) -> int:
-        """The block that prefix tokens enter first, unchanged until there; only timm's plain ViT can hold them back."""
+        """Index of the first block that prefix tokens enter; only timm's plain ViT supports values above 0."""
         return 0
 
     def prepare(
@@ -161,8 +163,8 @@ class Encoding(nn.Module):
     ) -> Positions:
         """Return the positions of one forward pass, with every random draw made (into `Positions.attrs`).
 
-        Hosts call it once per forward, outside checkpointed blocks. It may not read parameters, and it leaves
-        positions that have been prepared already as they are.
+        Hosts call it once per forward, outside checkpointed blocks. It must not read parameters, and returns
+        positions that are already prepared unchanged.
 
         Args:
             pos: positions of the input.
@@ -173,52 +175,52 @@ class Encoding(nn.Module):
         return pos
 
     def advance(self, progress: float, seed: int | None) -> None:
-        """Take the share of training that is done and the seed of the next draws; see `set_progress`."""
+        """Set the completed fraction of the training and the seed of the next draws; see `set_progress`."""
         del seed
         self.progress = progress
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters; nothing to do without any."""
+        """Initialise the parameters."""
 
     def truncate(self, depth: int) -> None:
-        """Drop what belongs to blocks from `depth` on, which the model has lost; here nothing does."""
+        """Drop the parameters of blocks from `depth` on, after the model was truncated."""
 
     def restrict(self, layer: int) -> None:
-        """Drop parameters of all blocks but `layer`, for hosts where every block has an instance of its own."""
+        """Drop the parameters of all blocks but `layer`, for hosts with one instance per block."""
         del layer
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that must not decay: all."""
+        """Return the names of parameters excluded from weight decay: all of them."""
         return {name for name, _ in self.named_parameters()}
 
     def parts(self) -> tuple[Encoding, ...]:
-        """Return the encodings that this one consists of."""
+        """Return the component encodings; for a single encoding, itself."""
         return (self,)
 
     def active(self, layer: int) -> bool:
-        """Whether the encoding does anything in block `layer`; hosts make no parameters where it does not."""
+        """Whether the encoding has an effect in block `layer`; hosts create no parameters where it has none."""
         del layer
         return True
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Rename entries of released checkpoints to the names of this module, in place.
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename entries of released checkpoints to the parameter names of this module, in place.
 
         Args:
-            state_dict: what is being loaded.
-            beside: prefix of the module that holds this encoding.
-            own: prefix of this encoding.
+            state_dict: state dict that is being loaded.
+            parent_prefix: prefix of the module that contains this encoding.
+            prefix: prefix of this encoding.
         """
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Resample entries that are for another grid to that of this module, in place; here there are none.
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Resample entries of another grid to the grid of this module, in place; the default has none.
 
         Args:
-            state_dict: what is being loaded.
-            own: prefix of this encoding.
-            grid: shape of the grid that they are for; None where it is not known, so that their sizes must tell.
+            state_dict: state dict that is being loaded.
+            prefix: prefix of this encoding.
+            grid: shape of the grid of the entries; None if unknown, so that it is inferred from their sizes.
 
         Raises:
-            EncodingMismatch: they cannot be resampled.
+            EncodingMismatch: the entries cannot be resampled.
         """
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -250,56 +252,56 @@ class Encoding(nn.Module):
 
     @property
     def config_key(self) -> Hashable:
-        """The config as a key of caches; not a text, as Dynamo cannot trace the text of a symbolic number."""
+        """Hashable config for caches; a tuple, since Dynamo cannot trace the string of a symbolic number."""
         return tuple((name, _frozen(value)) for name, value in self.config.items())
 
     @property
     def spec(self) -> Any:
-        """The config without what the host supplies: what to keep on a model."""
+        """The config without defaults and without `HOST_FACTS`, as stored with a model."""
         defaults = {p.name: p.default for p in inspect.signature(type(self)).parameters.values()}
         return {
             k: v for k, v in self.config.items() if k not in HOST_FACTS and (k == "name" or v != defaults[k])
         }
 
     def extra_repr(self) -> str:
-        """Show the arguments."""
+        """Return the options for `repr`."""
         return ", ".join(f"{k}={v}" for k, v in self.config.items() if k != "name")
 
 
 class Additive(Encoding):
-    """Adds a vector to every token, once, after patch embedding.
+    """Encoding that adds a vector to every token, once, after patch embedding.
 
-    What is added is a table of positions, `table`; an encoding that `reads_tokens` has none, and defines `embed`.
+    The vectors are the `table` of positions; an encoding with `reads_tokens` has no table and overrides `embed`.
     """
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
-        """Return what is added, (1 or b, n, d) float32, 0 for tokens without a place unless defined otherwise."""
+        """Return the table (1 or b, n, d) in float32; 0 for tokens without a position unless documented otherwise."""
         raise NotImplementedError
 
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
-        """Return the tokens (b, n, d) with what is added to them, in their dtype; hosts call it."""
+        """Return the tokens (b, n, d) plus the table, in their dtype; called by hosts."""
         return x + self.table(pos, image).to(x.dtype)
 
 
 class Rotary(Encoding):
-    """Transforms queries and keys (and values, outputs) inside attention.
+    """Encoding that transforms queries and keys (optionally values and outputs) inside attention.
 
     Attributes:
-        calibrates: it only weighs or shifts channels by what they hold, so that a rotation may follow.
+        calibrates: it only scales or shifts channels by their content, so it can precede a rotation.
     """
 
     calibrates: ClassVar[bool] = False
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the transform of block `layer`; the identity for tokens without a place."""
+        """Return the transform of block `layer`; the identity for tokens without a position."""
         raise NotImplementedError
 
 
 class Biased(Encoding):
-    """Adds to the attention logits."""
+    """Encoding that adds a bias to the attention logits."""
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias of block `layer`, or None where it has none.
+        """Return the bias of block `layer`, or None.
 
         Args:
             pos: positions of the tokens.
@@ -308,27 +310,27 @@ class Biased(Encoding):
         """
         raise NotImplementedError
 
-    def _made_of(self, *words: Hashable) -> tuple[Hashable, tuple[Tensor, ...]] | None:
-        """Return what decides the values of a function of offsets: `words`, the arguments, all tensors.
+    def _made_of(self, *extra: Hashable) -> tuple[Hashable, tuple[Tensor, ...]] | None:
+        """Return the cache key of a function of offsets (`extra`, options) and the tensors that it reads.
 
-        None in compiled programs, which keep nothing.
+        None under compilation, where nothing is cached.
         """
         if torch.compiler.is_compiling():
             return None
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
-        return (type(self), arguments, self.progress, *words), (*self.parameters(), *self.buffers())
+        return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
-        """Return what is added to the output of attention in block `layer`, or None."""
+        """Return the term added to the attention output in block `layer`, or None."""
         del pos, layer
         return None
 
 
 class Mixing(Encoding):
-    """Mixes neighbouring tokens between blocks."""
+    """Encoding that mixes neighbouring tokens between blocks."""
 
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
-        """Return the tokens (b, n, d) after block `layer` has been left."""
+        """Return the mixed tokens (b, n, d); called after block `layer`."""
         raise NotImplementedError
 
 
@@ -338,7 +340,7 @@ def _arguments(kind: type[Encoding]) -> tuple[str, ...]:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return an option with tuples in place of lists and dicts."""
+    """Return the option with lists and dicts replaced by tuples, hashable."""
     if isinstance(value, dict):
         return tuple((name, _frozen(one)) for name, one in cast("dict[str, Any]", value).items())
     if isinstance(value, list | tuple):

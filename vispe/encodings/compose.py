@@ -1,4 +1,4 @@
-"""Several encodings at once: `Compose`, the only combinator, and what encodings make together in a block."""
+"""Sums of encodings: `Compose`, and the joint bias, transform and value term of several encodings in a block."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vispe.grid import Positions
 
 
 class Compose(Additive, Rotary, Biased, Mixing):
-    """Several encodings at once: tables and biases add up, mixing runs in order, one may rotate, after calibrations.
+    """Sum of encodings: tables and biases add up, mixing runs in order, at most one rotates, after calibrations.
 
     Args:
         encodings: the members, in order.
 
     Raises:
-        UnsupportedCombination: there is no member, more than one of them rotates, or one takes several softmaxes
-            and another works inside attention too.
+        UnsupportedCombination: there are no members, more than one rotates, or one uses several softmaxes and another
+            also works inside attention.
     """
 
     name = "compose"
@@ -36,11 +36,13 @@ class Compose(Additive, Rotary, Biased, Mixing):
         super().__init__()
         self.members = nn.ModuleList(part for e in encodings for part in e.parts())
         if not len(self.members):
-            raise UnsupportedCombination("A sum of no encodings was asked; say 'none' for no encoding.")
+            raise UnsupportedCombination(
+                "Compose needs at least one encoding, got an empty list. Use 'none' for no encoding."
+            )
         rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.calibrates]
         if len(rotary) > 1:
             raise UnsupportedCombination(
-                f"{' + '.join(rotary)} was asked, but two rotary encodings would turn the same channels; keep one."
+                f"{' + '.join(rotary)}: two rotary encodings would rotate the same channels. Use only one."
             )
         branched_of(self.parts())
 
@@ -50,16 +52,16 @@ class Compose(Additive, Rotary, Biased, Mixing):
 
     @property
     def per_layer(self) -> bool:
-        """Whether any member is built once for every layer; hosts ask the parts."""
+        """Whether any member is built once per layer; hosts check the parts."""
         return any(e.per_layer for e in self.parts())
 
     @property
     def prefix_from(self) -> int:
-        """The block that prefix tokens enter first, for all members."""
+        """The first block that prefix tokens enter, for all members."""
         return max(e.prefix_from for e in self.parts())
 
     def active(self, layer: int) -> bool:
-        """Whether any member does anything in block `layer`."""
+        """Whether any member has an effect in block `layer`."""
         return any(e.active(layer) for e in self.parts())
 
     @property
@@ -76,13 +78,13 @@ class Compose(Additive, Rotary, Biased, Mixing):
         return [e.spec for e in self.parts()]
 
     def extra_repr(self) -> str:
-        """Nothing: the members are shown."""
+        """Return an empty string: `repr` shows the members."""
         return ""
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Return the positions with the draws of all members."""
+        """Return the positions prepared by all members."""
         return prepare(self.parts(), pos, generator=generator, draws=draws)
 
     def reset_parameters(self) -> None:
@@ -90,10 +92,10 @@ class Compose(Additive, Rotary, Biased, Mixing):
         for e in self.parts():
             e.reset_parameters()
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename entries of released checkpoints for every member."""
         for i, e in enumerate(self.parts()):
-            e.adopt(state_dict, beside, f"{own}members.{i}.")
+            e.adopt(state_dict, parent_prefix, f"{prefix}members.{i}.")
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the sum of the members' tables; a zero when none is additive."""
@@ -101,14 +103,14 @@ class Compose(Additive, Rotary, Biased, Mixing):
         return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
 
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
-        """Return the tokens with what the members add, one after the other."""
+        """Return the tokens after all additive members, in order."""
         for e in self.parts():
             if isinstance(e, Additive):
                 x = e.embed(x, pos, image)
         return x
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the transforms of the members that calibrate and of the one that rotates; the identity without."""
+        """Return the transforms of the calibrating members, then of the rotating one; else the identity."""
         return transform_of(self.parts(), pos, layer, x) or Transform()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
@@ -116,7 +118,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
         return bias_of(self.parts(), pos, layer, x)
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
-        """Return the value term of the one member that has it."""
+        """Return the value term of the member that has one, or None."""
         return value_term_of(self.parts(), pos, layer)
 
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
@@ -133,7 +135,7 @@ def bias_of(
     """Return the sum of the biases of `encodings` in block `layer`, or None.
 
     Raises:
-        UnsupportedCombination: one of them takes several softmaxes, so that there is not one bias.
+        UnsupportedCombination: an encoding uses several softmaxes and therefore has several biases.
     """
     _refuse_branches(encodings)
     biases = [e.bias(pos, layer, x) for e in encodings if isinstance(e, Biased)]
@@ -144,10 +146,10 @@ def bias_of(
 def transform_of(
     encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
 ) -> Transform | None:
-    """Return what `encodings` do to queries and keys in block `layer`, calibrations before the rotation, or None.
+    """Return the transform of queries and keys in block `layer`, calibrations before the rotation, or None.
 
     Raises:
-        UnsupportedCombination: one of them takes several softmaxes, so that there is not one transform.
+        UnsupportedCombination: an encoding uses several softmaxes and therefore has several transforms.
     """
     _refuse_branches(encodings)
     rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.calibrates)
@@ -159,30 +161,36 @@ def _refuse_branches(encodings: Sequence[Encoding]) -> None:
     branched = next((e for e in encodings if e.branched), None)
     if branched is not None:
         raise UnsupportedCombination(
-            f"{branched.name} takes several softmaxes, so it has not one bias and one transform; call its branches()."
+            f"{branched.name} uses several softmaxes, so it has no single bias or transform. Call its branches()."
         )
 
 
 def branched_of(encodings: Sequence[Encoding]) -> Encoding | None:
-    """Return the encoding that takes several softmaxes, if there is one.
+    """Return the encoding that uses several softmaxes, or None.
 
     Raises:
-        UnsupportedCombination: another one works inside attention too.
+        UnsupportedCombination: another encoding also works inside attention.
     """
     inside = [e for e in encodings if isinstance(e, Rotary | Biased)]
     branched = next((e for e in inside if e.branched), None)
     if branched is not None and len(inside) > 1:
         others = " + ".join(e.name for e in inside if e is not branched)
         raise UnsupportedCombination(
-            f"{branched.name} takes several softmaxes of its own, and {others} was asked beside it; keep one of them."
+            f"{branched.name} uses several softmaxes, which cannot be combined with {others}. Use only one of them."
         )
     return branched
 
 
 def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:
-    """Return the one value term of `encodings` in block `layer`, or None."""
-    asked = (e.value_term(pos, layer) for e in encodings if isinstance(e, Biased))
-    terms = [term for term in asked if term is not None]
+    """Return the value term of `encodings` in block `layer`, or None.
+
+    Raises:
+        UnsupportedCombination: more than one encoding has a value term.
+    """
+    value_terms = (e.value_term(pos, layer) for e in encodings if isinstance(e, Biased))
+    terms = [term for term in value_terms if term is not None]
     if len(terms) > 1:
-        raise UnsupportedCombination("Two encodings add to the attention output; keep one of them.")
+        raise UnsupportedCombination(
+            f"{len(terms)} encodings add to the attention output, but only one can. Remove the others."
+        )
     return terms[0] if terms else None

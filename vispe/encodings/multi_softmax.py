@@ -1,4 +1,4 @@
-"""Several softmaxes, one output: what an encoding with branches does, and attention that adds them up."""
+"""Encodings with several softmaxes per layer, whose gated outputs are summed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Branch(NamedTuple):
     """One softmax of several: ``gate * softmax(logits) v``.
 
     Attributes:
-        gate: (b or 1, h or 1, n or 1, 1), its share of the output of each query.
-        transform: what is done to queries and keys; values and outputs stay as they are.
-        bias: what is added to the logits.
+        gate: (b or 1, h or 1, n or 1, 1), weight of this branch in the output of each query.
+        transform: transform of queries and keys; values and outputs are not transformed.
+        bias: term added to the logits.
     """
 
     gate: Tensor
@@ -42,10 +42,10 @@ class Branched(Protocol):
 def branches_of(
     encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
 ) -> list[Branch]:
-    """Return the branches of the encoding that takes several softmaxes in block `layer`, or none.
+    """Return the branches of block `layer`; an empty list if no encoding uses several softmaxes.
 
     Raises:
-        UnsupportedCombination: another encoding works inside attention too, or a branch changes values.
+        UnsupportedCombination: another encoding also works inside attention, or a branch transforms values.
     """
     branched = branched_of(encodings)
     if branched is None:
@@ -53,7 +53,7 @@ def branches_of(
     branches = list(cast("Branched", branched).branches(pos, layer, x))
     if any(b.transform is not None and b.transform.changes_values for b in branches):
         raise UnsupportedCombination(
-            f"A branch of {branched.name} transforms values, which all branches share; transform queries and keys."
+            f"A branch of {branched.name} transforms values, which all branches share. Transform only queries and keys."
         )
     return branches
 
@@ -68,13 +68,13 @@ def calls_of(
     x: Tensor | None = None,
     **masks: Any,
 ) -> list[tuple[Tensor | None, Call]]:
-    """Return every softmax of a layer as (gate, call); without branches one call and no gate.
+    """Return every softmax of a layer as (gate, call); without branches, one call with gate None.
 
     Args:
         q: queries (b, h, n, d_h) after qk-norm.
         k: keys, likewise.
         v: values.
-        encodings: those that work inside attention; others are passed over.
+        encodings: encodings of the model; those that work outside attention are ignored.
         pos: prepared positions of the tokens.
         layer: index of the block.
         x: the block's input to attention (b, n, d), for encodings with gates.
@@ -83,12 +83,19 @@ def calls_of(
     branches = branches_of(encodings, pos, layer, x)
     if branches:
         return [(b.gate, Call(q, k, v, b.bias, b.transform, **masks)) for b in branches]
-    where = (encodings, pos, layer, x)
-    return [(None, Call(q, k, v, bias_of(*where), transform_of(*where), value_term_of(*where[:3]), **masks))]
+    arguments = (encodings, pos, layer, x)
+    return [
+        (
+            None,
+            Call(
+                q, k, v, bias_of(*arguments), transform_of(*arguments), value_term_of(*arguments[:3]), **masks
+            ),
+        )
+    ]
 
 
 def weights_of(calls: Sequence[tuple[Tensor | None, Call]]) -> Tensor:
-    """Return the attention weights (b, h, n, m) that the softmaxes of a layer make together, float32 or better."""
+    """Return the summed attention weights (b, h, n, m) of all softmaxes of a layer, in float32 or better."""
     maps = [
         reference.weights(call) if gate is None else gate * reference.weights(call) for gate, call in calls
     ]

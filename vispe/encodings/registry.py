@@ -1,6 +1,6 @@
-"""Names of encodings: registration, presets, spec strings, and errors that suggest the closest name.
+"""Registry of encodings: names, presets, spec strings, and errors that suggest the closest name.
 
-A spec says which encoding is meant. It is a name ``'alibi2d'``, a preset ``'alibi2d.dinosaw'``, options
+A spec describes an encoding. It is a name ``'alibi2d'``, a preset ``'alibi2d.dinosaw'``, options
 ``'alibi2d(slopes=learned,wrap=false)'`` (``:`` is accepted for ``=``), a sum ``'rope_axial+alibi2d'``, a dict
 ``{'name': ..., option: ...}``, a list of these (a sum), or an `Encoding`.
 """
@@ -44,8 +44,8 @@ KINDS: dict[str, type[Encoding]] = {
     "positions": Sampler,
 }
 _REGISTRY: dict[str, type[Encoding]] = {}
-_SIZES = ("dim", "num_heads", "head_dim", "depth")  # what an encoding and its host must agree on
-# name of each encoding of vispe to its module, read from the names of files alone: importing vispe imports none of them
+_SIZES = ("dim", "num_heads", "head_dim", "depth")  # host facts that an encoding and its host must agree on
+# encoding name to module, from file names alone: importing vispe imports no encoding
 _FILES = {
     file.stem: f"vispe.encodings.{kind}.{file.stem}"
     for kind in KINDS
@@ -55,22 +55,22 @@ _FILES = {
 
 @dataclass(frozen=True)
 class EncodingInfo:
-    """The facts of one encoding.
+    """Metadata of an encoding.
 
     Attributes:
         name: name in the registry.
         kinds: any of additive, rotary, bias, mixing, positions.
         ndim: numbers of axes that it accepts.
-        summary: what it does to the model, in one line.
+        summary: first line of its docstring.
         paper: title and link.
         year: of publication.
         presets: preset name to its options.
         options: option name to its default; options without default are None.
-        extrapolates: whether a new grid needs no resampling.
+        extrapolates: whether new grids work without resampling.
         fused: whether its bias has a form, such as a table of offsets, that needs no n x n mask.
-        knows: what it can tell tokens apart by: any of distance, direction, place, content.
-        invariant: what leaves its part of attention between patches the same, with default options: any of
-            translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
+        knows: information that it provides: any of distance, direction, place, content.
+        invariant: transformations that leave its contribution to attention between patches unchanged, with default
+            options: any of translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
     """
 
     name: str
@@ -88,17 +88,24 @@ class EncodingInfo:
 
 
 def register(cls: E) -> E:
-    """Class decorator: make an `Encoding` known by its `name`.
+    """Class decorator: register an `Encoding` under its `name`.
 
     Raises:
-        OptionError: the name is missing, not lower snake case, or taken by another class.
+        OptionError: the name is missing, not lower snake case, or used by another class.
+
+    Example:
+        >>> from vispe.encodings.base import Biased
+        >>> class Tilt(Biased):
+        ...     name = "tilt"
+        >>> register(Tilt) is Tilt
+        True
     """
     name = cls.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise OptionError(f"{cls.__name__} needs a lower_snake name to be registered, got name={name!r}.")
     if _FILES.get(name, cls.__module__) != cls.__module__ or _REGISTRY.get(name, cls) is not cls:
         raise OptionError(
-            f"The name {name!r} is taken by {encoding_class(name).__qualname__}; choose another."
+            f"The name {name!r} is already used by {encoding_class(name).__qualname__}. Choose another name."
         )
     _REGISTRY[name] = cls
     return cls
@@ -106,31 +113,30 @@ def register(cls: E) -> E:
 
 @cache
 def _load_plugins() -> None:
-    """Import every third-party module that announces itself in the entry-point group `vispe.encodings`."""
+    """Import the third-party modules of the entry-point group `vispe.encodings`."""
     for point in metadata.entry_points(group="vispe.encodings"):
         try:
             loaded = point.load()
-        except Exception as error:  # one broken package must not take all encodings away, however it fails
+        except Exception as error:  # one broken package must not disable all encodings
             source = point.dist.name if point.dist else "an unknown package"
             warnings.warn(
-                f"The encoding {point.name!r} of {source} cannot be loaded from {point.value!r} "
-                f"({type(error).__name__}: {error}); "
-                "update or uninstall it.",
+                f"The encoding {point.name!r} of {source} cannot be loaded from {point.value!r}, got "
+                f"{type(error).__name__}: {error}. Update or uninstall the package.",
                 RuntimeWarning,
                 stacklevel=2,
             )
             continue
         if inspect.isclass(loaded) and issubclass(loaded, Encoding):
             register(loaded)
-        elif not inspect.ismodule(loaded):  # a module registers what it defines
+        elif not inspect.ismodule(loaded):  # a module registers its classes itself
             raise OptionError(
-                f"The entry point {point.name!r} of group vispe.encodings is {loaded!r}; "
-                "it must be a class derived from vispe.Encoding, or a module that registers one."
+                f"The entry point {point.name!r} of group vispe.encodings must be a class derived from vispe.Encoding, "
+                f"or a module that registers one, got {loaded!r}."
             )
 
 
 def _known(name: str) -> type[Encoding] | None:
-    """Return the class that is registered as `name`, imported now if need be, or None."""
+    """Return the class registered as `name`, importing its module if necessary, or None."""
     if name not in _REGISTRY and name in _FILES:
         defined = vars(import_module(_FILES[name])).values()
         # the module may have been imported while another registry was in use, as in tests
@@ -140,7 +146,7 @@ def _known(name: str) -> type[Encoding] | None:
 
 
 def _all() -> dict[str, type[Encoding]]:
-    """Return all classes by name, imported now if need be."""
+    """Return all classes by name, importing their modules if necessary."""
     _load_plugins()
     known = {name: _known(name) for name in {**_FILES, **_REGISTRY}}
     return {name: cls for name, cls in known.items() if cls is not None}
@@ -159,35 +165,35 @@ def list_encodings(
     knows: str | None = None,
     invariant: str | None = None,
 ) -> list[str]:
-    """Return the names of encodings, sorted naturally.
+    """Return the names of encodings, in natural sort order.
 
     Args:
         filter: wildcard or several; one with a dot lists presets (``'alibi2d.*'``).
-        kind: keep those of a kind: additive, rotary, bias, mixing or positions (samplers).
-        ndim: keep those that accept this number of axes.
-        exclude: wildcard or several to leave out.
-        knows: keep those that tell tokens apart by this: distance, direction, place or content.
-        invariant: keep those whose part of attention between patches stays the same under this: translation,
-            quarter_turns (of a square grid), reflection or rotation (by any angle). Presets are named where the
-            encoding with its default options is not.
+        kind: only this kind: additive, rotary, bias, mixing or positions (samplers).
+        ndim: only those that accept this number of axes.
+        exclude: wildcard or several to exclude.
+        knows: only those that provide this information: distance, direction, place or content.
+        invariant: only those whose contribution to attention between patches is invariant to this: translation,
+            quarter_turns (of a square grid), reflection or rotation (by any angle). Presets are listed if the
+            encoding with its default options is not invariant.
 
     Raises:
-        OptionError: there is no such kind, knowledge or invariance.
+        OptionError: the kind, information or invariance does not exist.
 
     >>> list_encodings("rpb*", ndim=2)
     ['rpb', 'rpb_cpb']
     """
-    for name, given, words in (
+    for name, value, choices in (
         ("kind", kind, KINDS),
         ("knows", knows, KNOWLEDGE),
         ("invariant", invariant, INVARIANCES),
     ):
-        if given is not None and given not in words:
+        if value is not None and value not in choices:
             raise OptionError(
-                f"{name} must be one of {', '.join(words)}, got {given!r}.{did_you_mean(given, words)}"
+                f"{name} must be one of {', '.join(choices)}, got {value!r}.{did_you_mean(value, choices)}"
             )
-    wanted = [filter] if isinstance(filter, str) else list(filter)
-    unwanted = [exclude] if isinstance(exclude, str) else list(exclude)
+    included = [filter] if isinstance(filter, str) else list(filter)
+    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
     names: list[str] = []
     for name, cls in _all().items():
         if (
@@ -197,12 +203,16 @@ def list_encodings(
         ):
             continue
         full = {name: cls.invariant, **{f"{name}.{p}": _invariant(cls, p) for p in cls.presets}}
-        for n, kept in full.items():
-            if invariant and invariant not in kept:
+        for n, invariances in full.items():
+            if invariant and invariant not in invariances:
                 continue
-            instead = bool(invariant) and invariant not in cls.invariant  # of the name alone
-            names += [n for f in wanted if ("." in f) >= ("." in n and not instead) and fnmatch.fnmatch(n, f)]
-    names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in unwanted)]
+            preset_only = (
+                bool(invariant) and invariant not in cls.invariant
+            )  # the encoding with default options is not invariant
+            names += [
+                n for f in included if ("." in f) >= ("." in n and not preset_only) and fnmatch.fnmatch(n, f)
+            ]
+    names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in excluded)]
     return sorted(set(names), key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
 
 
@@ -210,8 +220,12 @@ def encoding_class(name: str) -> type[Encoding]:
     """Return the class that is registered as `name`.
 
     Raises:
-        UnknownEncoding: there is none; the message has close matches, position schemes among them where
-            `vispe.multimodal` is imported, then all names.
+        UnknownEncoding: the name does not exist; the message lists close matches (including position schemes if
+            `vispe.multimodal` is imported) and all names.
+
+    Example:
+        >>> encoding_class("alibi2d").__name__
+        'Alibi2D'
     """
     cls = _known(name)
     if cls is None:
@@ -221,7 +235,7 @@ def encoding_class(name: str) -> type[Encoding]:
         known = [n for name, c in _all().items() for n in (name, *(f"{name}.{p}" for p in c.presets))]
         if name in SCHEME_NAMES:
             raise UnknownEncoding(
-                f"There is no encoding {name!r}: it is a position scheme, for the language model of a vision-language "
+                f"There is no encoding {name!r}: it is a position scheme for the language model of a vision-language "
                 f"model. Use vispe.convert(model, {name!r}) there, or vispe.multimodal.create_scheme({name!r})."
             )
         hint = did_you_mean(name, [*known, *SCHEME_NAMES])
@@ -230,9 +244,16 @@ def encoding_class(name: str) -> type[Encoding]:
 
 
 def encoding_info(name: str) -> EncodingInfo:
-    """Return the facts of an encoding, for example ``encoding_info('alibi2d')``.
+    """Return the metadata of an encoding.
 
-    A preset such as ``'alibi2d.local'`` gives the same with its values among the defaults of the options.
+    A preset such as ``'alibi2d.local'`` gives the same with its values as defaults of the options.
+
+    Raises:
+        UnknownEncoding: the name or preset does not exist.
+
+    Example:
+        >>> encoding_info("alibi2d").kinds
+        ('bias',)
     """
     preset = _check(name, {})
     cls = encoding_class(preset.pop("name"))
@@ -263,7 +284,7 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
 
     Raises:
         UnknownEncoding: a name or preset does not exist.
-        OptionError: the text cannot be read, or an option does not exist.
+        OptionError: the text cannot be parsed, or an option does not exist.
     """
     if isinstance(spec, Encoding):
         return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
@@ -272,21 +293,21 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
     if isinstance(spec, Mapping):
         options = {str(k): v for k, v in cast("Mapping[Any, Any]", spec).items()}
         if not isinstance(options.get("name"), str):
-            raise OptionError(f"An encoding given as dict needs a 'name', got keys {sorted(options)}.")
+            raise OptionError(f"An encoding as dict needs a 'name', got keys {sorted(options)}.")
         return [_check(options.pop("name"), options)]
     if _is_list(spec):
         return [term for member in spec for term in parse_spec(member)]
-    raise OptionError(f"An encoding is a name, a dict, a list of these or an Encoding, got {spec!r}.")
+    raise OptionError(f"An encoding must be a name, a dict, a list of these or an Encoding, got {spec!r}.")
 
 
 def plain_terms(spec: Spec) -> list[dict[str, Any]]:
-    """Return a spec as `parse_spec` does, without options at their defaults and without what the host supplies.
+    """Return a spec as `parse_spec` does, without `HOST_FACTS` and without options at their defaults.
 
-    Specs that mean the same give the same, so these are what is compared and kept with weights.
+    Equivalent specs give equal results, so these are compared and stored with weights.
 
     Raises:
         UnknownEncoding: a name or preset does not exist.
-        OptionError: the text cannot be read, or an option does not exist.
+        OptionError: the text cannot be parsed, or an option does not exist.
     """
     return [_plain(term) for term in parse_spec(spec)]
 
@@ -295,12 +316,12 @@ def _plain(term: dict[str, Any]) -> dict[str, Any]:
     defaults = {
         p.name: _json(p.default) for p in inspect.signature(encoding_class(term["name"])).parameters.values()
     }
-    given = {k: _json(v) for k, v in term.items() if k not in HOST_FACTS}
-    return {k: v for k, v in given.items() if k == "name" or v != defaults[k]}
+    value = {k: _json(v) for k, v in term.items() if k not in HOST_FACTS}
+    return {k: v for k, v in value.items() if k == "name" or v != defaults[k]}
 
 
 def _json(value: Any) -> Any:
-    """Return a value with lists for tuples, as it comes back from a file."""
+    """Return a value with tuples replaced by lists, as read from a file."""
     return [_json(v) for v in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value
 
 
@@ -310,38 +331,46 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
     Args:
         spec: see the module's docstring.
         **options: options of the encoding (for a single one), and the facts of the host that it needs:
-            `dim` (width of the tokens), `num_heads`, `head_dim` (channels of a head, where it differs from
+            `dim` (width of the tokens), `num_heads`, `head_dim` (channels of a head, if it differs from
             dim / num_heads), `depth` (blocks) and `grid` (shape of the token grid). Facts that an
-            encoding has no use for are dropped; an unknown option is an error.
+            encoding does not use are ignored; an unknown option is an error.
 
     Returns:
-        the encoding, or a `Compose` for a sum.
+        The encoding, or a `Compose` for a sum.
 
     Raises:
-        UnknownEncoding: there is no such encoding or preset.
-        OptionError: an option is unknown, or has a value that is not accepted, or a needed fact is missing.
+        UnknownEncoding: the encoding or preset does not exist.
+        OptionError: an option is unknown or has an invalid value, or a required fact is missing.
+
+    Example:
+        >>> create_encoding("alibi2d(slopes=learned)", num_heads=4).config["slopes"]
+        'learned'
     """
     facts = {k: options.pop(k) for k in HOST_FACTS if k in options}
     if isinstance(spec, Encoding):
         if options:
             raise OptionError(
-                f"Options {sorted(options)} were given beside a finished {spec.name}; give them to it."
+                f"create_encoding cannot apply options to an instance, got {sorted(options)} and a {spec.name}. "
+                "Pass them to its constructor."
             )
         for part in spec.parts():
-            own = {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}
-            if own.get("dim") and own.get("head_dim", 0) is None:  # None stands for dim / num_heads
-                own["head_dim"] = own["dim"] // own["num_heads"]
-            _agrees(part.name, own, facts)
+            sizes = {k: getattr(part, k) for k in _SIZES if hasattr(part, k)}
+            if sizes.get("dim") and sizes.get("head_dim", 0) is None:  # None stands for dim / num_heads
+                sizes["head_dim"] = sizes["dim"] // sizes["num_heads"]
+            _agrees(part.name, sizes, facts)
         return spec
     if _is_list(spec) and len(spec) > 1:
-        built = [create_encoding(member, **facts) for member in spec]  # finished members stay themselves
+        built = [create_encoding(member, **facts) for member in spec]  # instances are used unchanged
     elif _is_list(spec):
         return create_encoding(spec[0], **facts, **options)
     else:
         terms = parse_spec(spec)
         built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
     if options and len(built) > 1:
-        raise OptionError(f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec.")
+        raise OptionError(
+            f"create_encoding cannot assign options to members of a sum, got {sorted(options)}. "
+            "Write them into the spec."
+        )
     if len(built) == 1:
         return built[0]
     check_samplers(built)
@@ -352,13 +381,13 @@ def _is_list(spec: Spec) -> TypeGuard[Sequence[Any]]:
     return isinstance(spec, Sequence) and not isinstance(spec, str) and len(cast("Sequence[Any]", spec)) > 0
 
 
-def _agrees(name: str, given: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise when an encoding says another width or number of heads than its host."""
+def _agrees(name: str, value: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise if an encoding and its host differ in width, number of heads or depth."""
     for fact in _SIZES:
-        if given.get(fact) is not None and facts.get(fact) is not None and given[fact] != facts[fact]:
+        if value.get(fact) is not None and facts.get(fact) is not None and value[fact] != facts[fact]:
             raise OptionError(
-                f"{name} has {fact}={given[fact]} but the model has {fact}={facts[fact]}; "
-                f"leave {fact} out, the model supplies it."
+                f"{name} has {fact}={value[fact]} but the model has {fact}={facts[fact]}. "
+                f"Omit {fact}: the model supplies it."
             )
 
 
@@ -388,7 +417,7 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     ]
     if missing:
         raise OptionError(
-            f"{name} needs {', '.join(missing)}; pass create_encoding({name!r}, "
+            f"{name} needs {', '.join(missing)}. Pass create_encoding({name!r}, "
             f"{', '.join(f'{m}=...' for m in missing)})."
         )
     return cls(**{**known, **options})

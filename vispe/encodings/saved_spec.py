@@ -1,8 +1,8 @@
-"""The spec of an encoding, kept with its weights.
+"""Specs of encodings stored in state dicts.
 
-A state dict of torch carries, beside its tensors, a few plain values for each module (its `_metadata`), which
-`torch.save` keeps. The spec goes there: it adds no entry, so a state dict loads wherever it did before, and tells apart
-encodings that have no weights. safetensors drops it, and so does whoever makes a new dict of the entries.
+A state dict of torch contains, in addition to its tensors, metadata per module (its `_metadata`), which `torch.save`
+stores. The spec is part of this metadata: it adds no entry, so the state dict still loads without vispe, and encodings
+without weights are distinguished. The metadata is lost in safetensors files and in copies such as dict(state_dict).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from vispe.encodings.spec import as_text
 from vispe.errors import EncodingMismatch
 
 KEY = "vispe"
-_AUTO = "reference"  # the training grid, which a host supplies where it is not given
+_AUTO = "reference"  # the training grid, which a host supplies if it is None
 Terms = Sequence[Mapping[str, Any]]
 
 
 def keep(destination: Any, prefix: str, terms: Terms, grid: Sequence[int] | None = None) -> None:
-    """Keep the spec of a module in the state dict that is being made.
+    """Store the spec of a module in the metadata of a state dict.
 
     Args:
-        destination: the state dict; one without metadata is left as it is.
-        prefix: of the module in it.
+        destination: the state dict; without metadata it is left unchanged.
+        prefix: prefix of the module in it.
         terms: the spec, see `vispe.encodings.registry.plain_terms`.
-        grid: shape of the grid that its tables are for, if it has any.
+        grid: grid shape of the module's tables, if it has any.
     """
     metadata = getattr(destination, "_metadata", None)
     if metadata is not None:
@@ -36,7 +36,7 @@ def keep(destination: Any, prefix: str, terms: Terms, grid: Sequence[int] | None
 
 
 def saved_terms(local_metadata: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the spec that a state dict has for a module, or None where it keeps none."""
+    """Return the spec stored in a module's metadata, or None."""
     saved = local_metadata.get(KEY)
     return (
         cast("list[dict[str, Any]]", saved["spec"]) if isinstance(saved, dict) and "spec" in saved else None
@@ -44,40 +44,40 @@ def saved_terms(local_metadata: Mapping[str, Any]) -> list[dict[str, Any]] | Non
 
 
 def saved_grid(local_metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the grid that the tables of a module are for, or None where a state dict does not say it."""
+    """Return the grid shape of a module's tables stored in its metadata, or None."""
     grid = cast("dict[str, Any]", local_metadata.get(KEY) or {}).get("grid")
     return None if grid is None else tuple(grid)
 
 
 def refuse_other(local_metadata: Mapping[str, Any], terms: Terms, what: str) -> None:
-    """Raise when a state dict keeps another spec than that of the module which it is loaded into.
+    """Raise if a state dict stores another spec than that of the module that it is loaded into.
 
-    The training grid is compared where both sides say it.
+    The training grid is compared only if both specs contain it.
 
     Args:
-        local_metadata: what the state dict has for the module.
+        local_metadata: metadata of the module in the state dict.
         terms: spec of the module; empty for none.
-        what: what the module is called.
+        what: description of the module for the message.
 
     Raises:
-        EncodingMismatch: they differ; both are named.
+        EncodingMismatch: the specs differ; the message names both.
     """
     saved = saved_terms(local_metadata)
     if saved is None or _same(saved, terms):
         return
     raise EncodingMismatch(
-        f"The weights were saved with the encoding {named(saved)}, but the {what} has {named(terms)}; load them into "
-        "one with the same encoding, and exchange it afterwards (vispe.convert). dict(state_dict) leaves the spec out."
+        f"The weights were saved with the encoding {named(saved)}, but the {what} has {named(terms)}. Load them into "
+        "a model with the same encoding, then exchange it with vispe.convert; dict(state_dict) omits the stored spec."
     )
 
 
 def named(terms: Terms) -> str:
-    """Return a spec for a message."""
+    """Return a spec as text for messages."""
     return repr(as_text(terms)) if terms else "none"
 
 
 def _plain(value: Any) -> Any:
-    """Return terms with lists for tuples, as they come back from a file."""
+    """Return terms with tuples replaced by lists, as read from a file."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in cast("Mapping[str, Any]", value).items()}
     return [_plain(v) for v in cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else value
@@ -87,10 +87,12 @@ def _same(saved: Terms, ours: Terms) -> bool:
     saved, ours = _plain(saved), _plain(ours)
     if len(saved) != len(ours):
         return False
-    for one, other in zip(saved, ours, strict=True):
-        grids = one.get(_AUTO), other.get(_AUTO)
+    for saved_term, our_term in zip(saved, ours, strict=True):
+        grids = saved_term.get(_AUTO), our_term.get(_AUTO)
         if None not in grids and grids[0] != grids[1]:
             return False
-        if {k: v for k, v in one.items() if k != _AUTO} != {k: v for k, v in other.items() if k != _AUTO}:
+        if {k: v for k, v in saved_term.items() if k != _AUTO} != {
+            k: v for k, v in our_term.items() if k != _AUTO
+        }:
             return False
     return True

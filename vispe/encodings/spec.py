@@ -10,9 +10,9 @@ from typing import Any, cast
 from vispe.errors import OptionError
 
 LONGEST, DEEPEST = 32_768, 20
-"""Characters of a spec, and levels of brackets in it, at most."""
+"""Maximum number of characters of a spec and of nested brackets."""
 
-# names of position schemes, as `vispe.multimodal` registers them: only for messages about unknown names
+# names of position schemes, registered by `vispe.multimodal`; used only in messages about unknown names
 SCHEME_NAMES: set[str] = set()
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
@@ -26,14 +26,12 @@ def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
         OptionError: the text cannot be read.
     """
     if len(text) > LONGEST:
-        raise OptionError(
-            f"The encoding {text[:40]!r}... has {len(text)} characters; write a spec of at most {LONGEST}."
-        )
+        raise OptionError(f"The encoding {text[:40]!r}... has {len(text)} characters. Use at most {LONGEST}.")
     return [_term(term) for term in _split(text, "+")]
 
 
 def as_text(terms: Iterable[Mapping[str, Any]]) -> str:
-    """Return terms, dicts with 'name' and options, as one text that `parse_text` reads."""
+    """Return terms (dicts with 'name' and options) as a spec string that `parse_text` reads."""
     return "+".join(_term_text(term) for term in terms)
 
 
@@ -51,27 +49,27 @@ def _value_text(value: Any) -> str:
 
 
 def _term(term: str) -> tuple[str, dict[str, Any]]:
-    # a hyphen is in no name, but the look-up then suggests the right one
+    # names contain no hyphen, but accepting it lets the lookup suggest the correct name
     match = re.fullmatch(r"(\w[\w.-]*)\s*(?:\((.*)\))?", term.strip(), re.DOTALL)
     if not match:
         raise OptionError(
-            f"The encoding {term!r} cannot be read; write name, name.preset or name(option=value, ...), joined by +."
+            f"The encoding {term!r} cannot be parsed. Use name, name.preset or name(option=value, ...), joined by +."
         )
     options: dict[str, Any] = {}
     for item in _split(match[2] or "", ","):
         pair = re.fullmatch(r"([A-Za-z_]\w*)\s*[=:](.+)", item.strip(), re.DOTALL)
         if not pair:
             raise OptionError(
-                f"The option {item.strip()!r} of {match[1]} cannot be read; write option=value."
+                f"The option {item.strip()!r} of {match[1]} cannot be parsed. Use option=value."
             )
         if pair[1] in options:
-            raise OptionError(f"The option {pair[1]!r} of {match[1]} is given twice.")
+            raise OptionError(f"The option {pair[1]!r} of {match[1]} is specified twice. Remove one.")
         options[pair[1]] = _value(pair[2].strip())
     return match[1], options
 
 
 def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "null": None}  # 'none' is a word that options use
+    words = {"true": True, "false": False, "null": None}  # 'none' stays a string: some options accept it
     if text.lower() in words:
         return words[text.lower()]
     if text[0] + text[-1] in ("[]", "()"):
@@ -83,14 +81,14 @@ def _value(text: str) -> Any:
         SyntaxError,
         RecursionError,
         MemoryError,
-    ):  # the last two: texts such as 1000 minus signs
+    ):  # the last two: strings such as 1000 minus signs
         if re.fullmatch(r"[\w./+-]+", text) or _is_spec(text):
             return text
-        raise OptionError(f"The value {text!r} cannot be read; put texts into quotes.") from None
+        raise OptionError(f"The value {text!r} cannot be parsed. Quote strings.") from None
 
 
 def _is_spec(text: str) -> bool:
-    """Whether a value is an encoding with options, for encodings that take another one."""
+    """Whether a value is a spec, for encodings with an encoding as an option."""
     try:
         return bool(parse_text(text))
     except OptionError:
@@ -98,7 +96,7 @@ def _is_spec(text: str) -> bool:
 
 
 def _split(text: str, at: str) -> list[str]:
-    """Split at a character that is outside of brackets and quotes; no parts for an empty text."""
+    """Split at `at` outside of brackets and quotes; the empty list for an empty string."""
     parts: list[str] = []
     closing: list[str] = []
     start, quote = 0, ""

@@ -1,4 +1,4 @@
-"""TAPE: a transformer block whose position tables change with the content of the tokens (arXiv 2501.00712)."""
+"""TAPE: transformer block with position tables that are updated from token content (arXiv 2501.00712)."""
 
 from __future__ import annotations
 
@@ -30,25 +30,31 @@ def tape_state(
     temperature: Positive = 10000.0,
     shift: Number = 0.0,
 ) -> Tensor:
-    """Return the tables that a stack of `TapeBlock` starts with: cosines and sines of axial RoPE, for every head.
+    """Return the initial tables of a stack of `TapeBlock`: cosines and sines of axial RoPE per head.
 
     Args:
-        where: positions of the tokens, on their device; their grid, or its bare shape where there are no prefix tokens.
+        where: positions of the tokens, on their device; their grid, or its shape if there are no prefix tokens.
         num_heads: heads, h.
-        head_dim: their width d_h, even; channel c is the partner of c + d_h / 2. Pairs are shared out evenly to the
-            axes, first axis first; what is left over does not turn.
+        head_dim: channels of a head d_h, even; channel c is paired with c + d_h / 2. Pairs are divided evenly among
+            the axes, first axis first; remaining pairs are not rotated.
         temperature: ratio of the frequencies of an axis.
-        shift: added to all coordinates, in patches. The authors draw it in training, from 0 to twice the largest.
+        shift: added to all coordinates, in patches. The authors draw it in training, from 0 to twice the largest
+            coordinate.
 
     Returns:
-        (2, b or 1, h, n, d_h), cosines first; 1 and 0 for tokens without a place.
+        (2, b or 1, h, n, d_h), cosines first; 1 and 0 for tokens without a position.
+
+    Raises:
+        OptionError: head_dim is odd.
 
     Example:
         >>> tape_state((2, 3), num_heads=2, head_dim=8).shape
         torch.Size([2, 1, 2, 6, 8])
     """
     if head_dim % 2:
-        raise OptionError(f"tape_state turns pairs of channels, got head_dim={head_dim}; choose an even one.")
+        raise OptionError(
+            f"tape_state needs an even head_dim, got head_dim={head_dim}. RoPE rotates pairs of channels."
+        )
     pos = where if isinstance(where, Positions) else None
     if pos is None:
         pos = (where if isinstance(where, Grid) else Grid(tuple(where))).positions()
@@ -61,34 +67,34 @@ def tape_state(
 
 
 class TapeBlock(nn.Module):
-    """A transformer block that turns queries and keys by tables which it then changes, for the block after it.
+    """Transformer block that rotates queries and keys by position tables and updates these tables for the next block.
 
-    x' = x + O(A v), A the weights of q, k turned by e;  e' = e + s_h A e;  m = MLP(norm(x'))      arXiv 2501.00712
+    x' = x + O(A v), A the weights of q, k rotated by e;  e' = e + s_h A e;  m = MLP(norm(x'))      arXiv 2501.00712
 
-    e'' = e' + W_down(act(W_gate m) * W_up e') along the heads, x'' = x' + m. e are the cosines and sines that
-    `tape_state` starts with; s and W_up are 0 at first, so a new stack has plain RoPE, and W_down waits for W_up.
+    e'' = e' + W_down(act(W_gate m) * W_up e') along the heads, x'' = x' + m. e are the tables (cosines and sines) of
+    `tape_state`; s and W_up are initialised with 0, so a new stack is plain RoPE until W_up is trained.
 
     Args:
         dim: width of the tokens, d.
-        num_heads: heads, h; divides dim into even widths.
+        num_heads: heads, h; dim / num_heads is even.
         hidden: width of the gated MLP, 4 d by default.
         position_size: rows of W_up and W_gate, twice the heads by default.
         act: activation of both gates: 'silu', 'gelu' or 'relu'.
-        eps: of the root mean square norms.
-        causal: whether a token sees only itself and those before it.
-        backend: who computes attention: 'auto', or a name of `vispe.attention`; fused kernels serve it.
+        eps: epsilon of the RMS norms.
+        causal: whether a token attends only to itself and previous tokens.
+        backend: attention backend: 'auto', or a backend name of `vispe.attention`; fused kernels support it.
 
     Shapes: x (b, n, d), state (2, b or 1, h, n, d / h) -> the same two.
 
-    Cost: 2 b n d more numbers for every block, and attention with values three times as wide.
+    Cost: 2 b n d more activations per block, and attention with values three times as wide.
 
-    Differs from the reference: s is one number per head, since of its matrix only the sums of rows have an effect;
-        grids of 1 to 3 axes; no cache, and as many key heads as query heads. It is no encoding for `vispe.convert`,
-        whose hosts have no way to hand tables from block to block.
+    Differs from the reference: s is one number per head, since only the row sums of its matrix have an effect;
+        grids of 1 to 3 axes; no cache, and as many key heads as query heads. It cannot be used in `vispe.convert`,
+        whose hosts cannot pass tables from block to block.
 
     Raises:
-        OptionError: an option is not accepted, or heads have no even width.
-        ShapeError: the tables are not those of the tokens.
+        OptionError: an option is not accepted, or dim / num_heads is odd.
+        ShapeError: the state does not match the tokens.
 
     Example:
         >>> import torch
@@ -150,42 +156,46 @@ class TapeBlock(nn.Module):
             key_padding_mask: bool (b, n), True = a real key.
         """
         heads, width = self.num_heads, x.shape[-1] // self.num_heads
-        wanted = 2, len(x), heads, x.shape[1], width
-        if state.ndim != 5 or state.shape[1] not in (1, len(x)) or (2, *state.shape[2:]) != (2, *wanted[2:]):
+        expected = 2, len(x), heads, x.shape[1], width
+        if (
+            state.ndim != 5
+            or state.shape[1] not in (1, len(x))
+            or (2, *state.shape[2:]) != (2, *expected[2:])
+        ):
             raise ShapeError(
-                f"TapeBlock needs a state {wanted} for x {tuple(x.shape)}, got {tuple(state.shape)}."
+                f"TapeBlock needs a state {expected} for x {tuple(x.shape)}, got {tuple(state.shape)}."
             )
-        state = at_least_float32(state).expand(wanted)
+        state = at_least_float32(state).expand(expected)
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
-        # the tables ride along as values: one pass averages content and places with the same weights
-        both = torch.cat([v, *state.to(v.dtype).unbind(0)], -1)
+        # the tables are concatenated to the values: one pass averages content and positions with the same weights
+        values = torch.cat([v, *state.to(v.dtype).unbind(0)], -1)
         out = attention(
-            _turned(q, state),
-            _turned(k, state),
-            both,
+            _rotated(q, state),
+            _rotated(k, state),
+            values,
             attn_mask=attn_mask,
             key_padding_mask=key_padding_mask,
             is_causal=self.causal,
             backend=self.backend,
         )
-        content, *places = out.split(width, -1)
+        content, *averaged = out.split(width, -1)
         x = x + self.proj(content.transpose(1, 2).flatten(2))
-        state = state + at_least_float32(self.state_gain)[:, None, None] * torch.stack(places)
+        state = state + at_least_float32(self.state_gain)[:, None, None] * torch.stack(averaged)
         h = self.norm2(x)
         h = self.mlp_down(self.act(self.mlp_gate(h)) * self.mlp_up(h))
         return x + h, state + self._change(h, state)
 
     def _change(self, h: Tensor, state: Tensor) -> Tensor:
-        """Return what the output of the MLP (b, n, d) changes in the tables, mixed across heads."""
+        """Return the update of the tables from the MLP output (b, n, d), mixed across heads."""
         gate = self.act(at_least_float32(self.state_gate(h))).transpose(1, 2)[..., None]
         # heads last, for the two maps along them
         up = self.state_up(state.movedim(2, -1)).movedim(-1, 2)
         return self.state_down((gate * up).movedim(2, -1)).movedim(-1, 2)
 
 
-def _turned(x: Tensor, state: Tensor) -> Tensor:
-    """Return x (b, h, n, d_h) turned by tables whose halves need not agree, in its dtype."""
+def _rotated(x: Tensor, state: Tensor) -> Tensor:
+    """Return x (b, h, n, d_h) rotated by tables whose two halves may differ, in the dtype of x."""
     cos, sin = state.unbind(0)
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)

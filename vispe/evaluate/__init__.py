@@ -1,1 +1,1 @@
-"""Measurements of positional and rotational bias."""
+"""Measures of positional and rotational bias."""

@@ -1,4 +1,4 @@
-"""What a subject looks at: image files, their masks, synthetic micrographs, or all of them one after another."""
+"""Input images of an evaluation: image files, their masks, and synthetic micrographs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from vispe.evaluate.evaluated import Subject
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
 
 
-class Joined(Sequence):
-    """One sequence after another, without reading them.
+class Concat(Sequence):
+    """Lazy concatenation of sequences.
 
-    >>> Joined("ab", [1, 2])[2]
+    >>> Concat("ab", [1, 2])[2]
     1
     """
 
@@ -24,7 +24,7 @@ class Joined(Sequence):
         self._parts = parts
 
     def __len__(self) -> int:
-        """Return the number of all items."""
+        """Return the total number of items."""
         return sum(map(len, self._parts))
 
     def __getitem__(self, number: int):
@@ -38,15 +38,15 @@ class Joined(Sequence):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Images, and what is known about them.
+    """Images with their annotations.
 
     Attributes:
         images: tensors (c, H, W).
-        truths: labels (H, W) of each image, or None.
+        truths: label maps (H, W) of each image, or None.
         names: of the images.
-        class_names: or None where they have no names.
-        n_classes: K, or None where it is not known.
-        notes: what was noticed; it grows while images are read.
+        class_names: or None if unknown.
+        n_classes: K, or None if unknown.
+        notes: remarks, appended while images are read.
     """
 
     images: Sequence[Tensor]
@@ -67,25 +67,25 @@ def load_sources(
     textures: int = 0,
     seed: int = 0,
 ) -> Sources:
-    """Find the images, masks and textures for a subject; nothing but stacks and masks is read yet.
+    """Collect images, masks and textures for a subject; only headers of stacks, and masks, are read.
 
     Args:
-        subject: what is measured.
+        subject: the evaluated model.
         paths: image files.
-        masks: their masks, matched by name or else by order.
-        zero: whether 0 in a mask is the first 'class', or is left out ('ignore').
+        masks: their masks, matched by name or otherwise by order.
+        zero: whether 0 in a mask is the first 'class', or ignored ('ignore').
         names: of the classes.
-        textures: number of synthetic images beside them.
-        seed: of these.
+        textures: number of additional synthetic images.
+        seed: of the synthetic images.
 
     Raises:
-        InputError: masks that do not fit.
-        OptionError: class names that are not those of the segmenter.
+        InputError: masks do not match the images.
+        OptionError: the number of class names differs from the segmenter.
     """
     if names is not None and subject.names is not None and len(names) != len(subject.names):
         raise OptionError(
-            f"{len(names)} class names were given, but {subject.title} knows {len(subject.names)} classes "
-            f"({', '.join(subject.names)}); leave --classes out."
+            f"{subject.title}: names must have {len(subject.names)} entries ({', '.join(subject.names)}), got "
+            f"{len(names)}. Omit names."
         )
     class_names = tuple(names) if names is not None else subject.names
     n_classes = None if class_names is None else len(class_names)
@@ -96,16 +96,16 @@ def load_sources(
     n_classes = n_classes if truths is None else truths.n_classes
     if not textures:
         return Sources(files, truths, files.names, class_names, n_classes, notes)
-    made = TextureImages(textures, subject.tensor, seed=seed)
-    known: Sequence[np.ndarray] | None = None
+    generated = TextureImages(textures, subject.tensor, seed=seed)
+    masks_: Sequence[np.ndarray] | None = None
     if subject.segmenter is not None:
         remarks.append(
-            "The masks of the textures were not used: their phases are not the classes of the segmenter."
+            "The masks of the textures were ignored: their phases are not the classes of the segmenter."
         )
     elif paths and truths is None:
-        remarks.append("The images have no masks, so those of the textures were not used either.")
+        remarks.append("The images have no masks, so those of the textures were ignored as well.")
     else:
-        known, n_classes = Joined(*([truths] if paths else []), made.masks), max(n_classes or 2, 2)
-        class_names = class_names or (None if paths else made.classes)
-    names = (*files.names, *made.names)
-    return Sources(Joined(files, made), known, names, class_names, n_classes, notes)
+        masks_, n_classes = Concat(*([truths] if paths else []), generated.masks), max(n_classes or 2, 2)
+        class_names = class_names or (None if paths else generated.classes)
+    names = (*files.names, *generated.names)
+    return Sources(Concat(files, generated), masks_, names, class_names, n_classes, notes)

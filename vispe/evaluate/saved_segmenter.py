@@ -1,4 +1,4 @@
-"""A saved segmentation model as a segmenter that can be evaluated."""
+"""Saved segmentation models (`.vispe`) as segmenters for evaluation."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 
 class SavedSegmenter:
-    """The `.vispe` model file of `vispe segment`, as a function of one image.
+    """A `.vispe` model file of `vispe segment` as a function of one image.
 
-    Images must have been normalised once, before any pose, as the model file says (`normalize`, `clip`), to [0, 1].
+    Images must be normalised to [0, 1] by `normalize` and `clip` of the model file, before any pose is applied.
 
     Args:
         path: the model file.
-        device: `'auto'`, `'cpu'`, `'cuda'` ...
+        device: 'auto', 'cpu', 'cuda' ...
 
     Attributes:
-        names: of the classes 1..K.
+        names: of the classes 1 to K.
         n_classes: K.
         normalize: mode of `vispe.images.normalize.normalize`.
-        clip: its percentiles.
+        clip: percentiles of the normalisation.
 
     Raises:
-        InputError: the file cannot be used.
+        InputError: the file cannot be loaded.
     """
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
@@ -42,16 +42,16 @@ class SavedSegmenter:
         self._features = open_features(self._model, device)
 
     def __call__(self, image: Tensor) -> np.ndarray:
-        """Image (c, H, W) in [0, 1] -> labels (H, W), 1..K."""
+        """Return labels (H, W), 1 to K, of an image (c, H, W) in [0, 1]."""
         return self._predicted(image).labels
 
     def probabilities(self, image: Tensor) -> np.ndarray:
-        """Image (c, H, W) in [0, 1] -> class probabilities (K, H, W)."""
+        """Return class probabilities (K, H, W) of an image (c, H, W) in [0, 1]."""
         return self._predicted(image).prob
 
     @property
     def channels(self) -> int:
-        """Number of channels of the images; three where the model takes any number."""
+        """Number of channels of the images; 3 if the model supports any number."""
         return self._model.channels or 3
 
     def _predicted(self, image: Tensor) -> "Prediction":
@@ -59,13 +59,13 @@ class SavedSegmenter:
 
         if image.ndim != 3 or image.shape[0] != self.channels:
             raise ShapeError(
-                f"The model was trained on images of {self.channels} channel(s), got {tuple(image.shape)}; "
-                "choose channels first."
+                f"SavedSegmenter: images must have {self.channels} channel(s), as in training, got "
+                f"{tuple(image.shape)}. Select the channels first."
             )
         page = np.ascontiguousarray(image.detach().cpu().to(torch.float32).permute(1, 2, 0).numpy())
         valid = np.ones(page.shape[:2], bool)
         return predict_page(page, valid, self._features, self._model.classifier, self._post, _quiet)
 
 
-def _quiet(share: float) -> None:
-    """Show no progress."""
+def _quiet(fraction: float) -> None:
+    """Ignore progress."""

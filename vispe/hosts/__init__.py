@@ -1,1 +1,1 @@
-"""How an encoding enters a model that exists: one file per family of hosts."""
+"""Conversion of existing models to other positional encodings; one folder per library."""

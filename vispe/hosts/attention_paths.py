@@ -1,4 +1,4 @@
-"""Which attention path each layer of a model takes, found by running the model once and looking on."""
+"""Attention path of each layer of a model (backend and reason), recorded during one forward pass."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OFF = "fused attention of this layer is switched off"
 
 
 class Path(NamedTuple):
-    """The path of one attention layer.
+    """The attention path of one layer.
 
     Attributes:
         layer: name of the module.
         backend: a backend of `vispe.attention`, or the model's own attention.
-        reason: why it is taken.
-        refused: why each other backend is not.
+        reason: why this backend is used.
+        refused: for each other backend, why it is not used.
     """
 
     layer: str
@@ -35,10 +35,10 @@ class Path(NamedTuple):
 
 @torch.no_grad()
 def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
-    """Return the path of every attention layer of a model, in order, for these inputs.
+    """Return the attention path of every attention layer of a model, in order, for the inputs.
 
-    Layers that vispe has not changed, because the encoding works outside of attention, are those of the model's own. A
-    layer whose softmaxes take different paths has an entry for each.
+    Layers that vispe has not changed, because the encoding acts outside attention, have the backend "the model's own
+    attention". A layer whose softmaxes use different backends has an entry for each.
 
     Example:
         >>> import timm, torch
@@ -47,67 +47,68 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
         "the model's own attention"
 
     Args:
-        model: a converted model of any host; its `forward` is called once.
-        *inputs: what it is called with.
+        model: a converted model of any library; its `forward` is called once.
+        *inputs: positional arguments of `forward`.
     """
     paths: dict[str, list[Path]] = {}
-    names: list[str] = []  # the layer that runs
+    names: list[str] = []  # the current layer is last
 
-    def note(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
+    def record(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
         choice = explain(q, k, v, **arguments)
-        off = arguments.get("backend") == "reference"  # what converted models ask for then
+        off = arguments.get("backend") == "reference"  # requested by converted layers that are not fused
         reason = OFF if off else choice.reason
-        path, seen = Path(names[-1], choice.backend, reason, choice.refused), paths[names[-1]]
-        if seen[0].backend == STOCK:
-            seen.clear()
-        if path not in seen:
-            seen.append(path)
+        path, recorded = Path(names[-1], choice.backend, reason, choice.refused), paths[names[-1]]
+        # the entry of the pre-hook is provisional: the layer does call vispe's attention
+        if recorded[0].backend == STOCK:
+            recorded.clear()
+        if path not in recorded:
+            recorded.append(path)
         return attend(q, k, v, **arguments)
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             names.append(name)
-            handed = (*args, *kwargs.values())  # some hosts name even their tokens
-            tokens = next(a for a in handed if isinstance(a, Tensor))
-            given = [a for a in handed if isinstance(a, Context)]
-            if given and not module.fused_attn:
+            values = (*args, *kwargs.values())  # some libraries pass even the tokens by keyword
+            tokens = next(a for a in values if isinstance(a, Tensor))
+            contexts = [a for a in values if isinstance(a, Context)]
+            if contexts and not module.fused_attn:
                 paths[name] = [Path(name, "reference", OFF, {})]
                 return
-            masked = bool(given) and given[0].plain_mask(module, tokens) is not None
-            why = (
-                "one fixed bias on a small grid, as a mask that is kept with its positions"
+            masked = bool(contexts) and contexts[0].plain_mask(module, tokens) is not None
+            reason = (
+                "one fixed bias on a small grid, as a dense mask cached with its positions"
                 if masked
-                else "no encoding works inside of it"
+                else "no encoding acts inside it"
             )
-            paths[name] = [Path(name, STOCK, why, {})]
+            paths[name] = [Path(name, STOCK, reason, {})]
 
         return hook
 
     attend = attention_layer.attention
-    watched = [(n, m) for n, m in model.named_modules() if _attends(m)]
-    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in watched]
-    with _exchanged(note):
+    hooked = [(n, m) for n, m in model.named_modules() if _is_attention(m)]
+    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in hooked]
+    with _attention_replaced(record):
         try:
             model(*inputs)
         finally:
             for hook in hooks:
                 hook.remove()
-    return [path for taken in paths.values() for path in taken]
+    return [path for of_layer in paths.values() for path in of_layer]
 
 
 @contextmanager
-def _exchanged(function: Any) -> Iterator[None]:
+def _attention_replaced(function: Any) -> Iterator[None]:
     """Let the layers call `function` for attention."""
-    before = attention_layer.attention
+    original = attention_layer.attention
     attention_layer.attention = function
     try:
         yield
     finally:
-        attention_layer.attention = before
+        attention_layer.attention = original
 
 
-def _attends(module: nn.Module) -> bool:
-    """Whether a module is an attention layer, of the host or of vispe."""
+def _is_attention(module: nn.Module) -> bool:
+    """Return whether a module is an attention layer, of the library or of vispe."""
     if hasattr(module, "vispe_layer"):
         return True
     return "Attention" in type(module).__name__ and hasattr(module, "num_heads")

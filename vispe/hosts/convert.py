@@ -1,4 +1,4 @@
-"""`convert`, `restore` and `describe`: the same three words for every host."""
+"""`convert`, `restore` and `describe` for models of every supported library."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import nn
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.hosts.common.convert import converted_parts, in_words, put_in, take_out
-from vispe.hosts.common.host_spec import read
+from vispe.hosts.common.convert import convert_model, converted_models, describe_model, restore_model
+from vispe.hosts.common.host_spec import parse_host_spec
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
 from vispe.hosts.timm.families import family_of
 from vispe.hosts.transformers.diagnosis import check_no_scheme
 from vispe.hosts.transformers.version import check_version
-from vispe.hosts.unwrap import opened, unknown, unwrapped
+from vispe.hosts.unwrap import unsupported_message, unwrap, unwrap_all
 from vispe.hosts.windows import families
 
 M = TypeVar("M", bound=nn.Module)
@@ -23,13 +23,13 @@ M = TypeVar("M", bound=nn.Module)
 def convert(
     model: M, spec: Spec | None = None, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any
 ) -> M:
-    """Exchange the positional encoding of a model, in place; all checks come before the first change.
+    """Replace the positional encoding of a model in place; all checks run before the first change.
 
-    Weights keep their names, so stock checkpoints load strictly before or after. The spec names everything that the
-    model will know about position: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
-    put aside until `restore`, so ``'none'`` leaves none, unless they are kept. A converted model can be converted
-    again. A `UserWarning` says where `rope_axial` has less than half the temperature that the grid needs; `describe`
-    says any that is too small.
+    Weights keep their names, so stock checkpoints load strictly before or after. The spec names all position
+    information of the converted model: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
+    detached until `restore`, so ``'none'`` removes all, unless `keep_abs` or `keep_rope` is set. A converted model can
+    be converted again. A `UserWarning` is issued where `rope_axial` has less than half the temperature that the grid
+    needs; `describe` reports any temperature that is too small.
 
     Example:
         >>> import timm
@@ -38,79 +38,81 @@ def convert(
         [{'name': 'alibi2d', 'slopes': 'learned'}]
 
     Args:
-        model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip,
-            or its `visual`, where the image tower is meant; or a vision-language model of transformers (Qwen2-VL,
+        model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip or
+            its `visual`, whose image tower is converted; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower; or a vision model of transformers, with or without a head
             (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, SAM; VideoMAE and
             V-JEPA 2, with encodings of three axes); or timm's SAM and Swin, or torchvision's ViT and Swin, where each
             attention layer gets an encoding of its window.
-            `torch.nn.DataParallel` and timm's ``features_only`` models are looked through; wrappers that know
-            parameters or code already are refused.
-        spec: name and options of an encoding or a position scheme, as text, dict or finished `Encoding`, or position
-            schemes of layers (`vispe.multimodal.alternating`); a sum
-            may name what stays of the model's own: ``learn`` says the same as `keep_abs`, ``rope`` the same as
-            `keep_rope`, and either may stand alone. Weights of an `Encoding` are copied, into every layer where each
-            layer has its own. Without a spec a model of transformers gets what its configuration names; weights of an
-            encoding come by `vispe.from_pretrained` only.
-        keep_abs: keep the model's own absolute table in use beside the encoding.
-        keep_rope: keep the model's own rotary embedding in use beside the encoding.
-        **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, which turns queries
-            and keys inside the attention and caches keys without positions; ``parallel='graph_kv'`` or ``'pine'``, with
-            which images that stand together have no order; and ``self_extend=(group, window)``, with which tokens that
-            far apart count in groups.
+            `torch.nn.DataParallel` and timm's ``features_only`` models are unwrapped; wrappers that have already
+            registered parameters or compiled code are rejected.
+        spec: name and options of an encoding or a position scheme, as text, dict or `Encoding` instance, or position
+            schemes per layer (`vispe.multimodal.alternating`). A sum may name the model's own position information:
+            ``learn`` is equivalent to `keep_abs`, ``rope`` to `keep_rope`, and either may be used alone. Weights of an
+            `Encoding` are copied, into every layer where each layer has its own. Without a spec, a model of
+            transformers is converted to what its configuration names; weights of an encoding are loaded by
+            `vispe.from_pretrained` only.
+        keep_abs: keep the model's own absolute table in addition to the encoding.
+        keep_rope: keep the model's own rotary embedding in addition to the encoding.
+        **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, which rotates
+            queries and keys inside the attention and caches keys without positions; ``parallel='graph_kv'`` or
+            ``'pine'``, with which adjacent images have no order; and ``self_extend=(group, window)``, with which tokens
+            beyond the window are counted in groups.
 
     Returns:
         the same model.
 
     Raises:
-        UnsupportedHost: the model, or one of its attention layers, is not of a kind that vispe knows.
-        UnsupportedCombination: the encoding has no place in it.
-        UnknownEncoding, OptionError: the spec is not right.
+        UnsupportedHost: the class of the model, or of one of its attention layers, is not supported.
+        UnsupportedCombination: the model does not support the encoding.
+        UnknownEncoding, OptionError: the spec is not valid.
         InputError: there is no spec, and the configuration of the model names none.
     """
-    given, model = model, unwrapped(model)
+    wrapper, model = model, unwrap(model)
     if spec is None:
         _convert_named(model, {**options, "keep_abs": keep_abs, "keep_rope": keep_rope})
-        return given
+        return wrapper
     if host := _open_clip(model):
         check_no_scheme(model, spec)
         host.convert_image_tower(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
-        return given
+        return wrapper
     if host := _transformers(model):
         host.convert_transformers(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
-        return given
+        return wrapper
     family = families.family_of(model)
     if family is None and family_of(model) is None:
-        raise UnsupportedHost(unknown(model))
+        raise UnsupportedHost(unsupported_message(model))
     check_no_scheme(model, spec)
-    wanted = read(spec, options, keep_abs, keep_rope)
+    host_spec = parse_host_spec(spec, options, keep_abs, keep_rope)
     if family is not None:
-        put_in(model, family, wanted)
+        convert_model(model, family, host_spec)
     else:
-        convert_timm(model, wanted)
-    return given
+        convert_timm(model, host_spec)
+    return wrapper
 
 
 def _convert_named(model: nn.Module, options: dict[str, Any]) -> None:
-    """Convert a model of transformers to what its configuration names; all options come from there, too."""
-    given = [name for name, value in options.items() if value]
+    """Convert a model of transformers to the encoding and options that its configuration names."""
+    passed = [name for name, value in options.items() if value]
     host = _transformers(model)
-    if host is None or given:
-        why = (
-            f"options were given ({', '.join(given)})" if given else f"a {type(model).__name__} has no config"
+    if host is None or passed:
+        got = (
+            f"the options {', '.join(passed)}"
+            if passed
+            else f"a {type(model).__name__}, which has no configuration"
         )
         raise OptionError(
-            f"vispe.convert was called without an encoding or position scheme, which only the configuration of a model "
-            f"of transformers can name; here {why}. Say which, as in vispe.convert(model, 'alibi2d')."
+            "vispe.convert: without a spec, the encoding and its options are read from the configuration of a "
+            f"transformers model, got {got}. Pass a spec, as in vispe.convert(model, 'alibi2d')."
         )
     host.convert_named(model)
 
 
 def restore(model: M) -> M:
-    """Give a converted model its own classes, absolute table and rotary embedding back, in place.
+    """Restore the original classes, absolute table and rotary embedding of a converted model, in place.
 
-    Outputs are those of before, bit for bit, if no weight has changed; weights trained since stay.
+    Outputs equal those before the conversion, bit for bit, if no weight has changed; weights trained since are kept.
 
     Example:
         >>> import timm
@@ -120,22 +122,22 @@ def restore(model: M) -> M:
 
     Raises:
         UnsupportedHost: the model is not converted.
-        UnsupportedCombination: the model was built with the encoding, so there is no table to bring back.
+        UnsupportedCombination: the model was built with the encoding, so there is no table to restore.
     """
-    given, model = model, unwrapped(model, "restore")
+    wrapper, model = model, unwrap(model, "restore")
     if host := _open_clip(model):
         host.restore_image_tower(model)
     elif host := _transformers(model):
         host.restore_transformers(model)
     elif family := families.family_of(model):
-        take_out(model, family)
+        restore_model(model, family)
     else:
         restore_timm(model)
-    return given
+    return wrapper
 
 
 def describe(model: nn.Module) -> str:
-    """Return what is attached where: encodings, parameters, backends. Models inside others are found.
+    """Return a human-readable summary of a converted model: encodings, parameters, backends; nested models included.
 
     Example:
         >>> import timm
@@ -146,24 +148,24 @@ def describe(model: nn.Module) -> str:
           pos_enc: alibi2d, 0 parameters
           2 attention layers swapped; backend auto
     """
-    model = opened(model)
+    model = unwrap_all(model)
     if host := _transformers(model):
         return host.describe_transformers(model)
-    texts = [(name, _described(m)) for name, m in converted_parts(model)]
+    texts = [(name, _description(m)) for name, m in converted_models(model)]
     if texts:
         return "\n".join(f"{name}: {text}" if name else text for name, text in texts)
     return f"{type(model).__name__} without an encoding of vispe; vispe.convert(model, 'alibi2d') adds one."
 
 
-def _described(model: nn.Module) -> str:
+def _description(model: nn.Module) -> str:
     if host := _open_clip(model):
         return host.describe_tower(model)
     family = families.family_of(model)
-    return in_words(model, family) if family else describe_timm(model)
+    return describe_model(model, family) if family else describe_timm(model)
 
 
 def _open_clip(model: nn.Module) -> Any:
-    """Return what converts models of open_clip if this is one, and import it only then; else None."""
+    """Return the module that converts models of open_clip, imported on demand; None for other models."""
     if not _made_by(model, "open_clip"):
         return None
     from vispe.hosts.open_clip import convert as host
@@ -172,10 +174,10 @@ def _open_clip(model: nn.Module) -> Any:
 
 
 def _transformers(model: nn.Module) -> Any:
-    """Return what converts models of transformers if this is one, and import it only then; else None.
+    """Return the module that converts models of transformers, imported on demand; None for other models.
 
     Raises:
-        MissingExtra: the transformers that is installed is too old.
+        MissingExtra: the installed version of transformers is too old.
     """
     if not _made_by(model, "transformers"):
         return None

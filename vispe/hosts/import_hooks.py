@@ -1,8 +1,8 @@
-"""Sets up the front doors of timm, transformers and peft as soon as these are imported, before vispe or after.
+"""Import hooks that install the timm, transformers and peft patches when those libraries are imported.
 
-They are slow to import (timm brings torchvision, which brings the compiler of torch), and much of vispe does without.
-A program that imports timm still finds `vispe.hosts.timm.patch_constructors` in place as soon as its ``import timm`` is
-done, and one that imports a model of transformers finds `vispe.hosts.transformers.saving.patch_save_load`.
+The libraries are slow to import (timm imports torchvision, which imports torch's compiler), and much of vispe does not
+need them. The patches of a library are installed as soon as its import is complete, whether that is before or after
+``import vispe``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_DOORS = {
+_PATCHES = {
     "timm": "vispe.hosts.timm.patch_constructors",
     "transformers.modeling_utils": "vispe.hosts.transformers.saving.patch_save_load",
     "peft.peft_model": "vispe.hosts.transformers.saving.peft_adapters",
@@ -22,8 +22,8 @@ _DOORS = {
 
 
 def await_hosts() -> None:
-    """Install each front door now if its host is imported, else as soon as it is; once is enough, more does no harm."""
-    for host in _DOORS:
+    """Install the patches of each imported library now, those of the others on import; idempotent."""
+    for host in _PATCHES:
         if sys.modules.get(host) is not None:
             _install(host)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -31,40 +31,41 @@ def await_hosts() -> None:
 
 
 def _install(host: str) -> None:
-    importlib.import_module(_DOORS[host]).install()
+    importlib.import_module(_PATCHES[host]).install()
 
 
 class _Finder(MetaPathFinder):
-    """Finds the hosts where Python's other finders find them, and nothing else."""
+    """Finder for the patched libraries alone, which wraps the loader that Python's other finders return."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in _DOORS:
+        if fullname not in _PATCHES:
             return None
+        # the other finders locate the module; this one only adds the installation of patches
         others = [find for f in sys.meta_path if f is not self and (find := getattr(f, "find_spec", None))]
-        spec = next((found for find in others if (found := find(fullname, path, target))), None)
+        spec = next((spec for find in others if (spec := find(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
 
 
 class _Loader(Loader):
-    """Runs a host with its own loader, leaves it as if that had been the only one, and installs the front door.
+    """Loader that executes a module with Python's own loader and then installs the patches.
 
     Args:
-        own: the loader that Python would have used.
+        original: the loader that Python would have used; the module refers to it alone afterwards.
     """
 
-    def __init__(self, own: Loader) -> None:
-        self.own = own
+    def __init__(self, original: Loader) -> None:
+        self.original = original
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.own.create_module(spec)
+        return self.original.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.own
+        module.__loader__ = self.original
         if module.__spec__ is not None:
-            module.__spec__.loader = self.own
-        self.own.exec_module(module)
+            module.__spec__.loader = self.original
+        self.original.exec_module(module)
         _install(module.__name__)

@@ -1,6 +1,6 @@
-"""Corrections of positional bias while a model runs, without training; each is undone when its block is left.
+"""Training-free interventions against positional bias at inference time, as context managers.
 
-Experiments, not remedies: sign, size and layers must be searched for each model. Scaling of a positional channel:
+They are experimental: sign, magnitude and layers must be searched for each model. Scaling of a positional channel:
 arXiv 2406.02536; calibrated attention: arXiv 2406.16008.
 """
 
@@ -36,22 +36,22 @@ def scale_channel(
     layers: Sequence[int] | None = None,
     reader: bool | None = None,
 ) -> Iterator[None]:
-    """Multiply one channel of the input of attention layers for queries and keys, not for values.
+    """Scale one channel of the input of attention layers, for queries and keys but not for values.
 
     Args:
-        model: a ViT of timm, with or without an encoding of vispe, or a decoder of transformers with the projections
+        model: a timm ViT, with or without an encoding of vispe, or a decoder of transformers with the projections
             q_proj, k_proj and v_proj.
-        channel: number of the channel; the hidden state is taken behind the norm, as projections get it.
-        factor: 0 takes the channel out, 1 changes nothing.
-        layers: their numbers; all by default.
-        reader: only attention of the token from which an answer is read is changed, its query and all keys: the class
-            token of a ViT, the last token of a decoder, which then runs on whole sequences (`use_cache=False`, padded
-            on the left). By default so for decoders, while in a ViT all tokens are changed.
+        channel: index of the channel of the normalised hidden state, the input of the projections.
+        factor: 0 removes the channel, 1 changes nothing.
+        layers: layer indices; default: all layers.
+        reader: change only the attention of the token that is read out, its query and all keys: the class token of a
+            ViT, the last token of a decoder, which then runs on complete sequences (`use_cache=False`, padded on the
+            left). Default: True for decoders, False for ViTs.
 
     Raises:
-        UnsupportedHost: the model cannot be steered.
+        UnsupportedHost: the model is not supported.
         OptionError: there is no such channel or layer.
-        ShapeError: a decoder was given a filled cache, or padding at the end.
+        ShapeError: the KV cache of a decoder is not empty, or sequences end in padding.
 
     >>> import timm
     >>> model, x = timm.create_model("test_vit").eval(), torch.rand(1, 3, 160, 160)
@@ -62,24 +62,25 @@ def scale_channel(
     >>> torch.equal(model(x), before)
     True
     """
-    found, row = _layers(model)
-    chosen = _chosen(found, layers, range(len(found)))
-    only = row == -1 if reader is None else reader
-    if only and row is None:
+    modules, row = _layers(model)
+    chosen = _chosen(modules, layers, range(len(modules)))
+    reader_only = row == -1 if reader is None else reader
+    if reader_only and row is None:
         raise UnsupportedHost(
-            f"{type(model).__name__} has no class token in all blocks that would read; pass reader=False."
+            f"scale_channel: reader=True needs a class token in all blocks, got {type(model).__name__}. Pass "
+            "reader=False."
         )
     width = _projections(chosen[0])[0][0].in_features
     if not 0 <= channel < width:
-        raise OptionError(f"There is no channel {channel}; hidden states have channels 0 to {width - 1}.")
+        raise OptionError(f"scale_channel: channel must be within 0 to {width - 1}, got {channel}.")
     with ExitStack() as handles:
-        if only and row == -1:
-            handles.callback(model.register_forward_pre_hook(_check_whole, with_kwargs=True).remove)
+        if reader_only and row == -1:
+            handles.callback(model.register_forward_pre_hook(_check_complete, with_kwargs=True).remove)
         for module in chosen:
-            scaling = _Scaling(channel, factor, on=not only)
+            scaling = _Scaling(channel, factor, on=not reader_only)
             for linear, parts in _projections(module):
                 handles.callback(linear.register_forward_hook(partial(scaling.project, parts)).remove)
-            if only:
+            if reader_only:
                 hook = module.register_forward_hook(partial(scaling.read, row), with_kwargs=True)
                 handles.callback(hook.remove)
         yield
@@ -94,40 +95,42 @@ def calibrated(
     temperature: float = 5e-5,
     layers: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Take the prior of slots out of the attention of the token from which an answer is read.
+    """Remove the prior of slots from the attention of the token that is read out.
 
-    Of every head, the attention of a ViT's class token or of a decoder's last token to the tokens of items is rescaled
-    by `vispe.hosts.slot_calibration.calibrate`; its sum over items stays as it is. A decoder may generate with a cache.
+    In every head, the attention of a ViT's class token or of a decoder's last token to the tokens of items is rescaled
+    by `vispe.hosts.slot_calibration.calibrate`; its sum over items is unchanged. A decoder may generate with a cache.
 
     Args:
         model: as for `scale_channel`; a decoder with attention 'sdpa' or 'eager'.
-        item: number of the item of each token, prefix tokens included, (tokens,) int64; below 0 for none. Tokens that
-            a decoder adds behind them are of none.
-        dummy: mean attention to a content-free item in each slot (items,), as `slot_curve` gives it.
+        item: index of the item of each token, prefix tokens included, (tokens,) int64; below 0 for no item. Tokens that
+            a decoder generates belong to no item.
+        dummy: mean attention to a content-free item in each slot (items,), as returned by `slot_curve`.
         temperature: of the softmax over items.
-        layers: their numbers; by default the last half.
+        layers: layer indices; default: the last half.
 
     Raises:
-        UnsupportedHost: the model cannot be steered.
-        OptionError: there is no such layer, or a temperature that is not above 0.
-        ShapeError: items, slots and tokens do not agree.
+        UnsupportedHost: the model is not supported.
+        OptionError: there is no such layer, or the temperature is not above 0.
+        ShapeError: the numbers of items, slots and tokens differ.
     """
-    found, row = _layers(model)
-    chosen = _chosen(found, layers, range(len(found) // 2, len(found)))
-    # what does not agree is said before the model runs
+    modules, row = _layers(model)
+    chosen = _chosen(modules, layers, range(len(modules) // 2, len(modules)))
+    # shapes are checked before the model runs
     calibrate(torch.full(item.shape, 1.0), item, dummy, temperature)
     if row is None:
         raise UnsupportedHost(
-            f"{type(model).__name__} has no class token in all blocks whose attention could be calibrated."
+            f"calibrated: the model needs a class token in all blocks, got {type(model).__name__} without one."
         )
 
     def rescale(attn: Tensor) -> Tensor:
         """Rescale attention (b, h, 1, tokens) of the reader."""
-        late = attn.shape[-1] - len(item)
-        if late < 0 or (late and row == 0):
-            raise ShapeError(f"There are {attn.shape[-1]} tokens, but items of {len(item)}.")
-        where = torch.nn.functional.pad(item, (0, late), value=-1).to(attn.device)
-        return calibrate(attn, where, dummy.to(attn.device), temperature).attention.to(attn.dtype)
+        generated = attn.shape[-1] - len(item)
+        if generated < 0 or (generated and row == 0):
+            raise ShapeError(
+                f"calibrated: item must have one index per token, {attn.shape[-1]}, got {len(item)}."
+            )
+        padded = torch.nn.functional.pad(item, (0, generated), value=-1).to(attn.device)
+        return calibrate(attn, padded, dummy.to(attn.device), temperature).attention.to(attn.dtype)
 
     with ExitStack() as undo:
         if row == 0:
@@ -138,13 +141,13 @@ def calibrated(
 
 
 class _Scaling:
-    """A channel that is scaled where projections read it, always or while the reader's row is computed."""
+    """Scaling of a channel in the input of projections, always or only while the reader's row is computed."""
 
     def __init__(self, channel: int, factor: float, on: bool) -> None:
         self.channel, self.factor, self.on = channel, factor, on
 
     def project(self, parts: int | None, linear: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """Return a projection with its first features, queries and keys, of the scaled input."""
+        """Return a projection whose first `parts` features, queries and keys, are those of the scaled input."""
         if not self.on:
             return None
         scale = torch.ones_like(args[0][0, 0])
@@ -154,16 +157,16 @@ class _Scaling:
 
     def read(self, row: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output of a layer with the row of the reader from a second run."""
-        # the first run has put the keys of all tokens, as they are, into the cache
-        own = {name: None if name in CACHE_NAMES else value for name, value in kwargs.items()}
+        # the first run has already appended the unscaled keys to the KV cache
+        uncached = {name: None if name in CACHE_NAMES else value for name, value in kwargs.items()}
         self.on = True
         try:
-            again = module.forward(*args, **own)
+            scaled = module.forward(*args, **uncached)
         finally:
             self.on = False
         if isinstance(output, tuple):
-            return (_with_row(output[0], again[0], row), *output[1:])
-        return _with_row(output, again, row)
+            return (_with_row(output[0], scaled[0], row), *output[1:])
+        return _with_row(output, scaled, row)
 
 
 def _with_row(output: Tensor, other: Tensor, row: int) -> Tensor:
@@ -173,55 +176,58 @@ def _with_row(output: Tensor, other: Tensor, row: int) -> Tensor:
 
 
 def _layers(model: nn.Module) -> tuple[list[nn.Module], int | None]:
-    """Return the attention layers of a model, and which token reads: 0, -1, or None where none does."""
-    found = [m for m in model.modules() if hasattr(m, "layer_idx") and getattr(m, "is_causal", False)]
-    if found and all(hasattr(m, name) for m in found for name in ("q_proj", "k_proj", "v_proj", "config")):
-        return found, -1
-    if found or not hasattr(model, "blocks"):
+    """Return the attention layers of a model, and the index of the token that is read: 0, -1, or None for none."""
+    layers = [m for m in model.modules() if hasattr(m, "layer_idx") and getattr(m, "is_causal", False)]
+    if layers and all(hasattr(m, name) for m in layers for name in ("q_proj", "k_proj", "v_proj", "config")):
+        return layers, -1
+    if layers or not hasattr(model, "blocks"):
         raise UnsupportedHost(
-            f"{type(model).__name__} cannot be steered; that takes a ViT of timm, or a decoder of transformers with "
-            "the projections q_proj, k_proj and v_proj."
+            "Interventions need a timm ViT, or a decoder of transformers with the projections q_proj, k_proj and "
+            f"v_proj, got {type(model).__name__}."
         )
-    found = [module for _, _, module in attentions(model)]
-    for module in found:
-        # some compute with the weights of a layer and do not call it
-        if stock_type(module) not in KINDS or (module.qkv is not None and _own_bias(module)):
+    layers = [module for _, _, module in attentions(model)]
+    for module in layers:
+        # hooks on projections have no effect where a layer uses their weights without calling them
+        if stock_type(module) not in KINDS or (module.qkv is not None and _has_separate_bias(module)):
             raise UnsupportedHost(
-                f"{type(model).__name__} cannot be steered: queries and keys of {type(module).__name__} are not "
-                "those of a layer of its own."
+                f"Interventions need queries and keys from linear layers that are called, got {type(module).__name__} "
+                f"in {type(model).__name__}."
             )
     token = getattr(getattr(model, "embeds", model), "cls_token", None)
-    # prefix tokens may enter behind the first blocks
+    # prefix tokens may enter after the first blocks
     late = getattr(model, "_vispe_prefix_from", int)()
-    return found, None if token is None or late else 0
+    return layers, None if token is None or late else 0
 
 
-def _own_bias(module: nn.Module) -> bool:
+def _has_separate_bias(module: nn.Module) -> bool:
     return getattr(module, "q_bias", None) is not None
 
 
-def _chosen(found: list[nn.Module], layers: Sequence[int] | None, default: Sequence[int]) -> list[nn.Module]:
-    wanted = list(default if layers is None else layers)
-    if wrong := [k for k in wanted if not 0 <= k < len(found)] or ([] if wanted else [None]):
+def _chosen(
+    modules: list[nn.Module], layers: Sequence[int] | None, default: Sequence[int]
+) -> list[nn.Module]:
+    indices = list(default if layers is None else layers)
+    if invalid := [k for k in indices if not 0 <= k < len(modules)] or ([] if indices else [None]):
         raise OptionError(
-            f"Steering needs layers from 0 to {len(found) - 1}, got {wrong[0]} in layers={layers}."
+            f"Interventions: layers must be within 0 to {len(modules) - 1}, got {invalid[0]} in layers={layers}."
         )
-    return [found[k] for k in sorted(set(wanted))]
+    return [modules[k] for k in sorted(set(indices))]
 
 
 def _projections(module: Any) -> list[tuple[Any, int | None]]:
-    """Return what makes queries and keys, and how many features of it they are; None for all."""
+    """Return the projections of queries and keys, each with the number of its features that they are; None for all."""
     if getattr(module, "qkv", None) is not None:
         return [(module.qkv, 2 * module.qkv.out_features // 3)]
     return [(module.q_proj, None), (module.k_proj, None)]
 
 
-def _check_whole(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `ShapeError` where the last token is not the end of a whole sequence."""
+def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise `ShapeError` where the input is not the complete sequence."""
     cache = cache_of(kwargs)
     if cache is not None and cache.get_seq_length():
         raise ShapeError(
-            "A channel is scaled in the keys of whole sequences, but the cache is filled; use_cache=False."
+            f"scale_channel: the keys of complete sequences are scaled, got a cache of {cache.get_seq_length()} "
+            "tokens. Call the model with use_cache=False."
         )
     _check_end(model, args, kwargs)
 
@@ -230,11 +236,13 @@ def _check_end(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Raise `ShapeError` where the last token is padding."""
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
     if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, -1].all()):
-        raise ShapeError("The last token reads, but some sequences end in padding; pad on the left.")
+        raise ShapeError(
+            "Interventions read the last token, got sequences that end in padding. Pad on the left."
+        )
 
 
 def _calibrate_vit(chosen: list[Any], rescale: Callable[[Tensor], Tensor], undo: ExitStack) -> None:
-    """Make layers show their attention to their dropout, behind which the class token's is rescaled."""
+    """Rescale the class token's attention in a hook on the attention dropout, which runs without fused attention."""
 
     def hook(module: nn.Module, args: tuple[Tensor], attn: Tensor) -> Tensor:
         return torch.cat([rescale(attn[:, :, :1]), attn[:, :, 1:]], 2)
@@ -248,25 +256,25 @@ def _calibrate_vit(chosen: list[Any], rescale: Callable[[Tensor], Tensor], undo:
 def _calibrate_decoder(
     model: nn.Module, chosen: list[Any], rescale: Callable[[Tensor], Tensor], undo: ExitStack
 ) -> None:
-    """Make layers attend by a function of ours while they run; masks are made for the model's own before."""
+    """Replace the attention function while layers run; masks are built beforehand for the model's own function."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     config = chosen[0].config
     base = config._attn_implementation
     if base not in BASES:
         raise UnsupportedHost(
-            f"Calibration needs attention that takes a dense mask, {' or '.join(BASES)}; the model uses {base!r}. Call "
+            f"calibrated: the attention implementation must be {' or '.join(BASES)}, got {base!r}. Call "
             "model.set_attn_implementation('sdpa') first."
         )
 
     def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         if any(kwargs.get(name) is not None for name in ("softcap", "s_aux")):
             raise UnsupportedHost(
-                f"{type(module).__name__} does more than a softmax; it cannot be calibrated."
+                f"calibrated: the attention must be a plain softmax, got {type(module).__name__} with softcap or sinks."
             )
-        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        out, weights = ALL_ATTENTION_FUNCTIONS.get_interface(base, own)(module, q, k, v, mask, **kwargs)
-        # grouped keys and values serve a run of query heads
+        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        out, weights = ALL_ATTENTION_FUNCTIONS.get_interface(base, eager)(module, q, k, v, mask, **kwargs)
+        # grouped-query attention: each key head serves consecutive query heads, (b, h_kv, n, d) -> (b, h, n, d)
         k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
         logits = (q[:, :, -1:].float() * (kwargs.get("scaling") or q.shape[-1] ** -0.5)) @ k.float().mT
         if mask is not None:
@@ -282,7 +290,7 @@ def _calibrate_decoder(
     def leave(*_: Any) -> None:
         config._attn_implementation = base
 
-    # blocks may stand inside each other
+    # a unique name, so that context managers can be nested
     name = f"{NAME}_{id(rescale)}"
     ALL_ATTENTION_FUNCTIONS[name] = attend
     undo.callback(ALL_ATTENTION_FUNCTIONS.pop, name)

@@ -1,4 +1,4 @@
-"""Methods and functions of hosts, exchanged in place for wrappers that call them, and given back."""
+"""Reversible monkey patches of methods and functions of other libraries."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Door(NamedTuple):
-    """A method or function that is wrapped.
+class Patch(NamedTuple):
+    """A monkey patch: a method or function that is replaced by a wrapper around it.
 
     Attributes:
-        owner: the class or module that has it.
-        name: its name there.
-        wrap: returns the wrapper of the original.
+        owner: the class or module that defines it.
+        name: its attribute name in `owner`.
+        wrap: function from the original to its wrapper.
     """
 
     owner: Any
@@ -22,17 +22,17 @@ class Door(NamedTuple):
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
     def install(self) -> None:
-        """Put the wrapper in place; once is enough, more often does no harm."""
+        """Replace the original by its wrapper; idempotent."""
         original = inspect.getattr_static(self.owner, self.name)
         if hasattr(original, "vispe_original"):
             return
-        function = getattr(original, "__func__", original)  # that of a classmethod
+        function = getattr(original, "__func__", original)  # unwrap a classmethod
         wrapped: Any = functools.wraps(function)(self.wrap(function))
         wrapped = classmethod(wrapped) if isinstance(original, classmethod) else wrapped
         wrapped.vispe_original = original
         setattr(self.owner, self.name, wrapped)
 
     def uninstall(self) -> None:
-        """Give the original back."""
-        present = inspect.getattr_static(self.owner, self.name)
-        setattr(self.owner, self.name, getattr(present, "vispe_original", present))
+        """Restore the original."""
+        current = inspect.getattr_static(self.owner, self.name)
+        setattr(self.owner, self.name, getattr(current, "vispe_original", current))

@@ -1,6 +1,7 @@
-"""Slots of a prompt: how much attention items get where they stand, and attention calibrated by that.
+"""Attention by slot of a prompt (the position of an item in a list), and attention calibrated by the prior of slots.
 
-The prior of slots is what content-free items get: arXiv 2406.16008 (found in the middle), 2508.05128 (attention basin).
+The prior of a slot is the attention to a content-free item in it: arXiv 2406.16008 (found in the middle), 2508.05128
+(attention basin).
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ def slot_curve(attention: Tensor, item: Tensor) -> Tensor:
     """Return the mean attention to the tokens of each item (..., items), of attention (..., tokens).
 
     Args:
-        attention: of one query to all tokens.
-        item: number of the item of each token (tokens,) int64; below 0 for tokens of none.
+        attention: attention weights of one query to all tokens.
+        item: index of the item of each token (tokens,) int64; below 0 for tokens of no item.
 
     Raises:
-        ShapeError: not one number for each token, or an item without tokens.
+        ShapeError: not one index per token, or an item without tokens.
 
     >>> slot_curve(torch.tensor([0.5, 0.2, 0.2, 0.1]), torch.tensor([-1, 0, 0, 1]))
     tensor([0.2000, 0.1000], dtype=torch.float64)
     """
     if item.shape != attention.shape[-1:] or not item.numel() or int(item.max()) < 0:
         raise ShapeError(
-            f"Slots need the item of each of {attention.shape[-1]} tokens, and at least one item; got numbers of the "
-            f"shape {tuple(item.shape)}."
+            f"slot_curve: item must have the shape ({attention.shape[-1]},), one index per token with at least one "
+            f"item, got {tuple(item.shape)}."
         )
     inside = item >= 0
     count = item[inside].bincount()
     if not bool(count.all()):
-        raise ShapeError(f"Item {int(count.argmin())} has no tokens; number items from 0 without gaps.")
+        raise ShapeError(
+            f"slot_curve: item {int(count.argmin())} has no tokens. Number the items from 0 without gaps."
+        )
     values = attention.double()[..., inside]
     total = values.new_zeros(*values.shape[:-1], len(count)).index_add_(-1, item[inside], values)
     return total / count
@@ -46,13 +49,13 @@ def slot_spread(curve: Tensor) -> Tensor:
 
 
 def psi(scores: Tensor, decimals: int | None = None) -> Tensor:
-    """Return the position sensitivity index 1 - smallest / largest of scores (..., slots), rounded if asked.
+    """Return the position sensitivity index 1 - min / max of scores (..., slots), optionally rounded.
 
     >>> psi(torch.tensor([0.8, 1.0], dtype=torch.float64), 3)
     tensor(0.2000, dtype=torch.float64)
     """
-    found = 1 - scores.double().amin(-1) / scores.double().amax(-1)
-    return found if decimals is None else found.round(decimals=decimals)
+    index = 1 - scores.double().amin(-1) / scores.double().amax(-1)
+    return index if decimals is None else index.round(decimals=decimals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +63,9 @@ class Calibrated:
     """Attention without the prior of its slots.
 
     Attributes:
-        relevance: mean attention to each item less that to a content-free one in its slot (..., items).
+        relevance: mean attention to each item minus that to a content-free item in its slot (..., items).
         share: softmax of relevance / temperature over items (..., items).
-        attention: rescaled (..., tokens); what goes to items together stays as it is, and so do tokens of no item.
+        attention: rescaled (..., tokens); the sum over all items and the tokens of no item are unchanged.
     """
 
     relevance: Tensor
@@ -71,30 +74,32 @@ class Calibrated:
 
 
 def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float) -> Calibrated:
-    """Return attention (..., tokens) of one query, rescaled to what its items have to say, float64.
+    """Return the attention (..., tokens) of one query without the prior of slots, in float64.
 
     Args:
-        attention: to all tokens.
-        item: of each token (tokens,) int64; below 0 for tokens of none.
+        attention: attention weights to all tokens (..., tokens).
+        item: index of the item of each token (tokens,) int64; below 0 for tokens of no item.
         dummy: mean attention to a content-free item in each slot, (items,) or (..., items).
-        temperature: of the softmax; the paper takes 5e-5.
+        temperature: of the softmax over items; 5e-5 in the paper.
 
     Raises:
-        ShapeError: items and slots do not agree.
+        ShapeError: the number of items differs from that of slots.
         OptionError: the temperature is not above 0.
     """
     if not temperature > 0:
-        raise OptionError(f"Calibration needs a temperature above 0, got temperature={temperature}.")
+        raise OptionError(f"calibrate: temperature must be above 0, got temperature={temperature}.")
     mean = slot_curve(attention, item)
     if dummy.shape[-1] != mean.shape[-1]:
-        raise ShapeError(f"There are {mean.shape[-1]} items and the prior of {dummy.shape[-1]} slots.")
+        raise ShapeError(
+            f"calibrate: dummy must have one entry for each of {mean.shape[-1]} items, got {dummy.shape[-1]}."
+        )
     relevance = mean - dummy.double()
-    # an item that gets nothing keeps nothing, and takes no share
+    # an item without attention stays without, so it is excluded from the softmax
     share = (relevance / temperature).masked_fill(mean == 0, -torch.inf).softmax(-1).nan_to_num(0.0)
     inside, tiny = item >= 0, torch.finfo(torch.float64).tiny
-    given = attention.double()
+    original = attention.double()
     rate = (share / mean.clamp(min=tiny))[..., item.clamp(min=0)]
-    raised = given * rate * inside
-    # the paper leaves the constant open; this one keeps the sum over items
-    total = (given * inside).sum(-1, keepdim=True) / raised.sum(-1, keepdim=True).clamp(min=tiny)
-    return Calibrated(relevance, share, torch.where(inside, raised * total, given))
+    rescaled = original * rate * inside
+    # the paper does not define the constant; this one preserves the sum over items
+    total = (original * inside).sum(-1, keepdim=True) / rescaled.sum(-1, keepdim=True).clamp(min=tiny)
+    return Calibrated(relevance, share, torch.where(inside, rescaled * total, original))

@@ -1,4 +1,4 @@
-"""Which encoding works in which host, and why not where it does not: what `vispe info` prints."""
+"""Support matrix of encodings and host models, with a reason for each unsupported combination (`vispe info`)."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ HOSTS: dict[str, str] = {
     "other": "timm Beit, relative-position ViTs and all other families",
 }
 _OTHER = (
-    "its layers have no place for it; use a timm ViT, Eva or NaFlexVit, or vispe.Attention in your own blocks"
+    "their attention layers do not support it; use a timm ViT, Eva or NaFlexVit, or vispe.Attention in your own "
+    "blocks"
 )
 
 
 def support(name: str) -> dict[str, str | None]:
-    """Return for every host of `HOSTS` why an encoding does not work there, or None where it does.
+    """Return, for each host of `HOSTS`, the reason why an encoding is not supported; None where it is.
 
     Example:
         >>> support('peg')['naflex']
         'it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva'
 
     Args:
-        name: an encoding or one of its presets, with the options that it has by default. A sampler is taken beside
-            `rope_axial`, as it does nothing alone.
+        name: an encoding or one of its presets, with default options. A sampler is combined with `rope_axial`, as it
+            has no effect alone.
 
     Raises:
         UnknownEncoding: there is no such encoding.
     """
     facts = encoding_info(name)
     if "positions" in facts.kinds:
-        packed = "its map is drawn for one grid at a time; pack samples of equal grids"
-        drawn = "it draws places for one grid of all tokens; use a plain timm ViT or Eva"
+        packed = "it samples positions for one grid at a time; pack samples of equal grids"
+        drawn = "it samples positions for one grid of all tokens; use a plain timm ViT or Eva"
         return {**support("rope_axial"), "packed": packed, "towers": drawn, "windows": drawn}
     flat = None
     if 2 not in facts.ndim:
@@ -58,18 +59,18 @@ def support(name: str) -> dict[str, str | None]:
         mixing = "it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva"
     outside = None
     if {"additive", "mixing"} & set(facts.kinds):
-        outside = "it works on the tokens outside of attention; call embed(x, positions), or mix, yourself"
+        outside = "it acts on the tokens outside attention; call embed(x, positions), or mix, yourself"
     inside = flat
     if {"additive", "mixing"} & set(facts.kinds):
         inside = (
             flat
-            or "it works on the tokens outside of attention, where such models have no place for it; use a timm ViT"
+            or "it acts on the tokens outside attention, which these models do not support; use a timm ViT"
         )
     packed = flat or mixing
     if packed is None and _reads_image(name):
-        packed = "it reads the image, which packed patches no longer have; give NaFlexVit images"
+        packed = "it reads the image, which packed patches do not contain; pass images to NaFlexVit"
     if packed is None and _for_one_grid(name):
-        packed = "its table is made for one grid at a time; pack samples of equal grids"
+        packed = "its table is computed for one grid at a time; pack samples of equal grids"
     return {
         "vit": flat,
         "eva": flat,
@@ -78,36 +79,40 @@ def support(name: str) -> dict[str, str | None]:
         "open_clip": flat,
         "towers": inside,
         "windows": inside,
-        "attention": outside or _refused(name),
+        "attention": outside or _build_error(name),
         "other": _OTHER,
     }
 
 
 def support_table(names: list[str] | None = None) -> list[tuple[str, dict[str, str | None]]]:
-    """Return (name, `support(name)`) for encodings, all by default."""
+    """Return (name, `support(name)`) for encodings; default: all.
+
+    Raises:
+        UnknownEncoding: there is no such encoding.
+    """
     return [(name, support(name)) for name in names or list_encodings()]
 
 
 @cache
 def _for_one_grid(name: str) -> bool:
-    """Whether the encoding resamples inside attention, or has a bias that is a table of one grid."""
+    """Return whether the encoding resamples inside attention, or has a bias that is a table of one grid."""
     facts = encoding_info(name)
     if not {"bias", "rotary"} & set(facts.kinds):
         return False
     if not facts.extrapolates or encoding_class(name.partition(".")[0]).branched:
         return True
-    return "bias" in facts.kinds and any(_has_table(e) for e in _sample(name).parts())
+    return "bias" in facts.kinds and any(_has_table(e) for e in _example(name).parts())
 
 
 @cache
 def _reads_image(name: str) -> bool:
-    """Whether the encoding adds something that it makes from the image itself."""
+    """Return whether the encoding adds something computed from the image itself."""
     if "additive" not in encoding_info(name).kinds:
         return False
     pos = Grid((2, 3), prefix=1).positions()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            for e in _sample(name).parts():
+            for e in _example(name).parts():
                 if isinstance(e, Additive) and not e.reads_tokens:
                     e.table(e.prepare(pos))
         except ShapeError:
@@ -116,23 +121,23 @@ def _reads_image(name: str) -> bool:
 
 
 @cache
-def _refused(name: str) -> str | None:
-    """Return why an encoding cannot be built with its default options, such as one that must be promised a mask."""
+def _build_error(name: str) -> str | None:
+    """Return why an encoding cannot be built with default options, as with those that require a mask."""
     try:
-        _sample(name)
+        _example(name)
     except UnsupportedCombination as error:
         return str(error)
     return None
 
 
-def _sample(name: str) -> Encoding:
-    """Build an encoding for a small model whose width suits every split of channels."""
+def _example(name: str) -> Encoding:
+    """Return an encoding for a small model whose width is divisible by every split of channels."""
     with torch.random.fork_rng(devices=[]):
         return create_encoding(name, dim=96, num_heads=4, depth=2, grid=(2, 3))
 
 
 def _has_table(encoding: Encoding) -> bool:
-    if encoding.branched:  # which packed batches do not take at all
+    if encoding.branched:  # not supported by packed batches at all
         return True
     if not isinstance(encoding, Biased):
         return False

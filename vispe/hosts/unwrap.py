@@ -1,8 +1,8 @@
-"""What people wrap models in, and whether the model inside can still be converted.
+"""Detects DDP, FSDP, compile and similar wrappers and unwraps them where possible.
 
-A wrapper that hands every forward pass to the module inside is looked through. One that has read the module's
-parameters or code is refused, because what a conversion adds would stay unknown to it: processes would not average its
-gradients, or a graph would go on without it.
+A wrapper that only forwards calls to its module is unwrapped. One that has registered the parameters or compiled the
+code of its module is rejected, because a conversion would not reach it: gradients of new parameters would not be
+averaged between processes, or the compiled graph would run without the encoding.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from vispe.hosts.timm.families import family_of
 from vispe.hosts.timm.unsupported import refusal
 from vispe.hosts.transformers.diagnosis import supported_part
 
-# class name: where the model is
-_OPEN = {"DataParallel": "module", "FeatureGetterNet": "model"}
-# class name: where the model is, and what the wrapper knows of it
-_CLOSED = {
+# class name: attribute of the wrapped model
+_TRANSPARENT = {"DataParallel": "module", "FeatureGetterNet": "model"}
+# class name: attribute of the wrapped model, and why the wrapper would not see a conversion
+_OPAQUE = {
     "DistributedDataParallel": ("module", "has set up which gradients its processes average"),
     "FullyShardedDataParallel": ("module", "has divided its parameters among the processes"),
     "OptimizedModule": ("_orig_mod", "compiles its code"),
@@ -29,37 +29,37 @@ _REBUILT = ("FeatureListNet", "FeatureDictNet", "FeatureHookNet", "FeatureGraphN
 _REBUILT += ("GraphModule", "DualGraphModule")
 
 
-def unwrapped(model: nn.Module, function: str = "convert") -> nn.Module:
-    """Return the model inside wrappers that can be looked through; itself if there are none.
+def unwrap(model: nn.Module, function: str = "convert") -> nn.Module:
+    """Return the model inside transparent wrappers; `model` itself if there are none.
 
     Args:
         model: wrapped or not.
-        function: of vispe that was called, for messages.
+        function: name of the calling function of vispe, for messages.
 
     Raises:
-        UnsupportedHost: a wrapper knows parameters or code of the model inside.
+        UnsupportedHost: a wrapper has registered parameters or compiled code of the model inside.
     """
     path = "model"
     while True:
         libraries = ("torch", "timm")
         names = [c.__name__ for c in type(model).__mro__ if c.__module__.partition(".")[0] in libraries]
-        closed = next((n for n in names if n in _CLOSED), None)
-        if closed:
-            inside, reason = _CLOSED[closed]
+        opaque = next((n for n in names if n in _OPAQUE), None)
+        if opaque:
+            inside, reason = _OPAQUE[opaque]
             raise UnsupportedHost(
-                f"The model is wrapped in {closed}, which {reason}, so what is added now would be left out; convert "
+                f"The model is wrapped in {opaque}, which {reason}, so new parameters would not be registered. Convert "
                 f"the model inside first, vispe.convert({path}.{inside}, ...), and wrap it again."
             )
         if "FSDPModule" in names:
             raise UnsupportedHost(
-                "The model is sharded by fully_shard, which has divided its parameters among the processes; convert "
-                "it first and shard it then."
+                "The model is sharded by fully_shard, which has divided its parameters among the processes. Convert "
+                "the model before sharding it."
             )
         rebuilt = next((n for n in names if n in _REBUILT), None)
         if rebuilt:
             raise UnsupportedHost(
-                f"The model is a {rebuilt}, made of parts of another model, whose own forward pass is gone; convert "
-                "that model first, or build it with pos_embed=..., and take features from it then."
+                f"The model is a {rebuilt}, rebuilt from parts of another model without its forward pass. Convert the "
+                "original model first, or build it with pos_embed=..., and extract features from it afterwards."
             )
         if (adapted := without_adapters(model)) is not model:
             model, path = adapted, f"{path}.get_base_model()"
@@ -68,20 +68,20 @@ def unwrapped(model: nn.Module, function: str = "convert") -> nn.Module:
             raise UnsupportedHost(
                 f"vispe.{function}: the model is wrapped in a {type(model).__name__}, which adds adapters. Call "
                 f"vispe.{function} with the model inside, {path}.get_base_model(); it is changed in place, and the "
-                "adapters stay."
+                "adapters are preserved."
             )
-        inner = next((_OPEN[n] for n in names if n in _OPEN), None)
+        inner = next((_TRANSPARENT[n] for n in names if n in _TRANSPARENT), None)
         if inner is None:
             return model
         model, path = getattr(model, inner), f"{path}.{inner}"
 
 
-def opened(model: nn.Module) -> nn.Module:
-    """Return the model inside all wrappers, also those that cannot be converted through; for reading only."""
+def unwrap_all(model: nn.Module) -> nn.Module:
+    """Return the model inside all wrappers, opaque ones included; for reading only."""
     while True:
         libraries = ("torch", "timm")
         names = [c.__name__ for c in type(model).__mro__ if c.__module__.partition(".")[0] in libraries]
-        attributes = _OPEN | {name: attribute for name, (attribute, _) in _CLOSED.items()}
+        attributes = _TRANSPARENT | {name: attribute for name, (attribute, _) in _OPAQUE.items()}
         inner = next((attributes[n] for n in names if n in attributes), None)
         if callable(get_base_model := getattr(model, "get_base_model", None)):
             model = get_base_model()
@@ -92,7 +92,7 @@ def opened(model: nn.Module) -> nn.Module:
 
 
 def without_adapters(model: Any) -> nn.Module:
-    """Return the model inside a `PeftModel` of peft; itself where it is another one, or a model of transformers."""
+    """Return the model inside a `PeftModel` of peft; `model` itself for other classes and models of transformers."""
     classes = {f"{c.__module__.partition('.')[0]}.{c.__name__}" for c in type(model).__mro__}
     if "peft.PeftModel" not in classes:
         return model
@@ -101,26 +101,26 @@ def without_adapters(model: Any) -> nn.Module:
     return model if hub else base
 
 
-def unknown(model: nn.Module) -> str:
-    """Return why a model is not converted, and what to convert instead."""
+def unsupported_message(model: nn.Module) -> str:
+    """Return the error message for a model that cannot be converted, with what to convert instead."""
     cls = type(model)
-    text = f"vispe.convert was given a {cls.__name__} of {cls.__module__.partition('.')[0]}."
+    text = f"vispe.convert: unsupported model, got a {cls.__name__} of {cls.__module__.partition('.')[0]}."
     paths = [name for name, part in model.named_modules() if name and family_of(part) is not None]
     if paths:
-        calls = [f"vispe.convert({_spelled(path)}, ...)" for path in paths[:3]]
-        return f"{text} Inside it there is a model that takes an encoding: {' or '.join(calls)}."
+        calls = [f"vispe.convert({_accessor(path)}, ...)" for path in paths[:3]]
+        return f"{text} It contains a model that supports encodings: {' or '.join(calls)}."
     if path := supported_part(model):
-        return f"{text} Inside it there is a model that takes a position scheme: vispe.convert({_spelled(path)}, ...)."
+        return f"{text} It contains a model that supports position schemes: vispe.convert({_accessor(path)}, ...)."
     if any(c.__module__.startswith("timm.models.") for c in cls.__mro__):
         return f"{text} {refusal(cls)}"
     return (
-        f"{text} It knows timm's VisionTransformer, VisionTransformerDistilled, Eva and NaFlexVit, image towers of "
-        "open_clip, models of transformers, SAM, Swin and MaxViT of timm, torchvision's ViT and Swin, and MONAI. "
-        f"{advice(model) or 'Give it the vision tower, or use vispe.Attention in your own blocks.'}"
+        f"{text} Supported are timm's VisionTransformer, VisionTransformerDistilled, Eva and NaFlexVit, image towers "
+        "of open_clip, models of transformers, SAM, Swin and MaxViT of timm, torchvision's ViT and Swin, and MONAI. "
+        f"{advice(model) or 'Pass the vision tower, or use vispe.Attention in your own blocks.'}"
     )
 
 
-def _spelled(path: str) -> str:
+def _accessor(path: str) -> str:
     if all(part.isidentifier() for part in path.split(".")):
         return f"model.{path}"
     return f"model.get_submodule({path!r})"

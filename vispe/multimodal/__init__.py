@@ -1,4 +1,4 @@
-"""Positions of streams of text, images and videos: schemes that give coordinates.
+"""Position schemes for streams of text, images and videos.
 
 stream = Stream.of([[Text(5), Image(4, 6), Text(3)]])
 coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .decode(1)

@@ -1,6 +1,6 @@
-"""Which coordinate turns which pair of channels: one axis number for each pair, or for each pair of each head.
+"""Allocation of coordinate axes to pairs of channels: an axis index per pair, or per pair and head.
 
-Pair 0 has the highest frequency. `ZERO` stands for no rotation at all (cos 1, sin 0).
+Pair 0 has the highest frequency. `ZERO` stands for no rotation (cos 1, sin 0).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def interleaved(sections: Sequence[int], clip: bool = False) -> Tensor:
 
     Args:
         sections: pairs of time, rows and columns.
-        clip: let rows and columns have fewer pairs than their sections say where there are no more.
+        clip: allow fewer pairs for rows and columns than their sections if there are not enough.
 
     Raises:
-        OptionError: rows or columns would need more pairs than there are, and `clip` is false.
+        OptionError: rows or columns need more pairs than available, and `clip` is false.
     """
     axis = single(sum(sections))
     for offset, count in ((H, sections[H]), (W, sections[W])):
         if offset + 3 * (count - 1) >= len(axis) and not clip:
             raise OptionError(
                 f"sections={list(sections)} cannot be interleaved: {count} pairs at a distance of 3 do not fit into "
-                f"{len(axis)}; give time at least as many pairs as rows and columns."
+                f"{len(axis)}. Give time at least as many pairs as rows and columns."
             )
         axis[offset : 3 * count : 3] = offset
     return axis
@@ -62,8 +62,8 @@ def cycle(axes: Sequence[int], pairs: int) -> Tensor:
 def video(sections: Sequence[int], time: int = T, lead: bool = False) -> Tensor:
     """Return h w h w ..., then `time` for the lowest frequencies, (sum of sections,): VideoRoPE (arXiv 2502.05173).
 
-    With ``time=ZERO`` the lowest frequencies do not turn: HoPE (arXiv 2505.20444). With `lead`, pair 0 is that of
-    `time`, too, and h, w follow below pairs ``2 s_h`` and ``2 s_w``: the package Multimodal-RoPEs.
+    With ``time=ZERO``, the lowest frequencies are not rotated: HoPE (arXiv 2505.20444). With `lead`, pair 0 is also
+    that of `time`, and h, w follow below pairs ``2 s_h`` and ``2 s_w``: the package Multimodal-RoPEs.
     """
     if lead:
         axis = torch.full((sum(sections),), time)
@@ -76,25 +76,29 @@ def video(sections: Sequence[int], time: int = T, lead: bool = False) -> Tensor:
 
 
 def multi_head(sections: Sequence[int], heads: int, pairs: int) -> Tensor:
-    """Return one axis for all pairs of a key head, (heads, pairs); heads beyond the sections do not turn: MHRoPE.
+    """Return one axis for all pairs of a key head, (heads, pairs); heads beyond the sections are not rotated: MHRoPE.
 
     Raises:
-        OptionError: the sections name more heads than there are.
+        OptionError: the sections have more heads than the model.
     """
     if sum(sections) > heads:
-        raise OptionError(f"sections={list(sections)} name {sum(sections)} key heads; the model has {heads}.")
+        raise OptionError(
+            f"sections={list(sections)} name {sum(sections)} key heads, but the model has {heads}. Use fewer."
+        )
     axis = torch.full((heads,), ZERO)
     axis[: sum(sections)] = chunked(sections)
     return axis[:, None].repeat(1, pairs)
 
 
 def sub_bands(axis_of_pair: Tensor, members: int, interleaved: bool = False) -> Tensor:
-    """Return the coordinate of each pair where every axis has several positions, (pairs,): PPE (arXiv 2510.22936).
+    """Return the coordinate of each pair if every axis has several positions, (pairs,): PPE (arXiv 2510.22936).
 
     Coordinates are t_1 .. t_K, h_1 .. h_K, w_1 .. w_K for K members. The pairs of an axis, from high to low
-    frequencies, go to its members in K parts, as equal as can be, or in turn where `interleaved`.
+    frequencies, are divided among its members in K parts, as equal as possible, or alternate if `interleaved`.
     """
-    own = axis_of_pair[:, None] == torch.arange(int(axis_of_pair.max()) + 1)  # (pairs, axes)
-    number = own.long().cumsum(0).gather(1, axis_of_pair[:, None])[:, 0] - 1  # among the pairs of its axis
-    member = number % members if interleaved else number * members // own.sum(0)[axis_of_pair]
+    is_axis = axis_of_pair[:, None] == torch.arange(int(axis_of_pair.max()) + 1)  # (pairs, axes)
+    number = (
+        is_axis.long().cumsum(0).gather(1, axis_of_pair[:, None])[:, 0] - 1
+    )  # index among the pairs of its axis
+    member = number % members if interleaved else number * members // is_axis.sum(0)[axis_of_pair]
     return axis_of_pair * members + member

@@ -1,4 +1,4 @@
-"""A scheme for each layer: which layers of a language model take which position scheme (Circle-RoPE's AGE, PyPE)."""
+"""Per-layer position schemes: `LayerSchemes`, `alternating` (Circle-RoPE's AGE) and `pyramid` (PyPE)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from vispe.multimodal.streams.token_stream import Stream
 
 @dataclass(frozen=True)
 class LayerSchemes:
-    """Position schemes of a model whose layers do not all take the same one.
+    """Position schemes of a model with different schemes in different layers.
 
-    Each scheme has a counter of its own: text after a picture may stand at another position in another layer, and goes
-    on from there when the model writes. A key is cached as its own layer turns it, so decoding is right layer by layer.
+    Each scheme has a separate counter: text after an image may be at different positions in different layers, and
+    generation continues from there. Keys are cached as rotated by their layer, so decoding is exact in every layer.
 
     Attributes:
-        schemes: the schemes, each once.
-        of_layer: number of the scheme of each layer.
+        schemes: the distinct schemes.
+        of_layer: index of the scheme of each layer.
 
     Raises:
-        OptionError: there is no layer, or a layer names a scheme that is not there, or a scheme has no layer.
+        OptionError: there are no layers, an index is invalid, or a scheme has no layer.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text
         >>> layers = alternating(["circlerope", "mrope"], 4)
         >>> [layers.scheme(i).name for i in range(4)]
         ['circlerope', 'mrope', 'circlerope', 'mrope']
-        >>> found = layers.coordinates(Stream.of([[Text(2), Image(2, 2), Text(1)]]))
-        >>> found[layers.of_layer[3]].ids.shape
+        >>> coordinates = layers.coordinates(Stream.of([[Text(2), Image(2, 2), Text(1)]]))
+        >>> coordinates[layers.of_layer[3]].ids.shape
         torch.Size([3, 1, 7])
     """
 
@@ -45,15 +45,15 @@ class LayerSchemes:
     def __post_init__(self) -> None:
         if not self.of_layer or set(self.of_layer) != set(range(len(self.schemes))):
             raise OptionError(
-                f"of_layer needs the number of a scheme, 0 to {len(self.schemes) - 1}, for each layer, and each scheme "
-                f"a layer; got of_layer={list(self.of_layer)} for {len(self.schemes)} schemes."
+                f"of_layer needs the index of a scheme, 0 to {len(self.schemes) - 1}, for each layer, and each scheme "
+                f"a layer, got of_layer={list(self.of_layer)} for {len(self.schemes)} schemes."
             )
 
     def scheme(self, layer: int) -> Scheme:
         """Return the scheme of a layer, counted from 0.
 
         Raises:
-            OptionError: there is no such layer.
+            OptionError: the layer does not exist.
         """
         if not is_whole(layer) or not 0 <= layer < len(self.of_layer):
             raise OptionError(f"The model has layers 0 to {len(self.of_layer) - 1}, got layer={layer!r}.")
@@ -61,7 +61,7 @@ class LayerSchemes:
 
     @property
     def text_exact(self) -> bool:
-        """Whether all layers encode text alone as by rotary embedding of one position."""
+        """Whether all layers encode pure text exactly as 1D RoPE."""
         return all(scheme.text_exact for scheme in self.schemes)
 
     def coordinates(
@@ -73,23 +73,23 @@ class LayerSchemes:
         generator: torch.Generator | None = None,
         padding: float = 0,
     ) -> tuple[Coordinates, ...]:
-        """Return the coordinates of every token of a stream, once for each scheme.
+        """Return the coordinates of every token of a stream, for each scheme.
 
         Args:
-            stream: what stands where.
-            start: for each scheme the counter that the first sample of each row goes on from (b), as `Coordinates.next`
-                of what came before; 0 by default.
-            training: whether schemes that draw at random do so, each for itself.
-            generator: for what is drawn; the global one by default.
-            padding: coordinate of tokens that are padding.
+            stream: the token stream.
+            start: for each scheme, the counter from which the first sample of each row continues (b), as
+                `Coordinates.next` of the preceding tokens; 0 by default.
+            training: whether random schemes draw, each separately.
+            generator: source of the draws; the global one by default.
+            padding: coordinate of padding tokens.
 
         Raises:
-            ShapeError: there is not one counter for each scheme.
-            UnsupportedCombination: a scheme has no rule for such a stream.
+            ShapeError: the number of counters differs from that of schemes.
+            UnsupportedCombination: a scheme does not support the stream.
         """
         if start is not None and len(start) != len(self.schemes):
             raise ShapeError(
-                f"start needs the counters of each of {len(self.schemes)} schemes, got {len(start)}; give "
+                f"start needs the counters of each of {len(self.schemes)} schemes, got {len(start)}. Pass "
                 "[c.next for c in coordinates]."
             )
         begin = [None] * len(self.schemes) if start is None else start
@@ -107,55 +107,55 @@ class LayerSchemes:
 
 
 def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) -> LayerSchemes:
-    """Let layer i take spec ``i mod n`` of n.
+    """Assign spec ``i mod n`` of n to layer i.
 
     ``alternating(['circlerope', 'mrope'], layers)`` is the alternating geometry encoding (AGE) of Circle-RoPE (arXiv
-    2505.16416): even layers see the circle, odd ones the plain grid. Where text goes on after a picture is each
-    scheme's own affair here; whether the authors' code has one counter for both was not verified.
+    2505.16416): circles in even layers, the plain grid in odd ones. Each scheme has a separate counter for text after
+    an image; whether the authors' code has one counter for both was not verified.
 
     Args:
         specs: names or specs of schemes, or schemes.
-        layers: of the language model.
+        layers: number of layers of the language model.
 
     Raises:
-        OptionError: there are fewer layers than specs, or a spec is not right.
+        OptionError: there are fewer layers than specs, or a spec is invalid.
     """
     _check_whole(layers=layers)
     if isinstance(specs, str | Mapping) or not 0 < len(specs) <= layers:
         raise OptionError(
-            f"alternating needs a list of schemes, at most one for each of {layers} layers; got {specs!r}."
+            f"alternating needs a list of schemes, at most one for each of {layers} layers, got {specs!r}."
         )
     return _of_layers([create_scheme(specs[i % len(specs)]) for i in range(layers)])
 
 
 def pyramid(layers: int, rings: int, every: int) -> LayerSchemes:
-    """Let pictures have one ring less every few layers, so that the middle grows: PyPE (arXiv 2501.10967).
+    """Reduce the rings of images by one every few layers, so that the central region grows: PyPE (arXiv 2501.10967).
 
-    Layer i takes ``pype(rings=max(rings - i // every, 1))``.
+    Layer i has ``pype(rings=max(rings - i // every, 1))``.
 
-    Written from the paper's description: that it is one ring less each time was not compared with the authors' code,
-    nor does vispe know their numbers, so there are no defaults.
+    Implemented from the paper's description: the step of one ring was not compared with the authors' code,
+    and their numbers are unknown, so there are no defaults.
 
     Args:
-        layers: of the language model.
-        rings: at most, in the first layer.
-        every: layers that have the same number of rings.
+        layers: number of layers of the language model.
+        rings: maximum number, in the first layer.
+        every: number of consecutive layers with the same number of rings.
 
     Raises:
-        OptionError: a number is not whole and above 0.
+        OptionError: a number is not an integer above 0.
     """
     _check_whole(layers=layers, rings=rings, every=every)
     return _of_layers([create_scheme("pype", rings=max(rings - i // every, 1)) for i in range(layers)])
 
 
 def _of_layers(each: Sequence[Scheme]) -> LayerSchemes:
-    """Return the description of a scheme for each layer."""
+    """Return `LayerSchemes` from one scheme per layer."""
     schemes = list(dict.fromkeys(each))
     return LayerSchemes(tuple(schemes), tuple(schemes.index(scheme) for scheme in each))
 
 
 def _check_whole(**numbers: int) -> None:
-    """Raise `OptionError` unless all numbers are whole and above 0."""
+    """Raise `OptionError` unless all numbers are integers above 0."""
     for name, value in numbers.items():
         if not is_whole(value) or value < 1:
-            raise OptionError(f"{name} needs a whole number above 0, got {name}={value!r}.")
+            raise OptionError(f"{name} needs an integer above 0, got {name}={value!r}.")

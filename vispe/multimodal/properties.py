@@ -1,4 +1,4 @@
-"""What a position scheme does, found by asking it for the coordinates of streams."""
+"""Properties of position schemes, measured from the coordinates of test streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vispe.multimodal.streams.segments import Image, Segment, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import distinct, listed, unfolded
 
-PAIRS, KV_HEADS = 64, 8  # of the imagined model
+PAIRS, KV_HEADS = 64, 8  # of a hypothetical model
 _IMAGES = ((1, 1), (3, 5), (7, 4), (24, 36), (40, 11), (61, 61))
 _VIDEOS = ((1, 3, 5), (2, 3, 5), (16, 12, 18), (3, 24, 20), (9, 2, 3), (97, 7, 4))
 _LONG = Video(97, 5, 7, seconds=0.7)
@@ -45,32 +45,32 @@ _RULES: tuple[tuple[str, Callable[[int, int, int], float]], ...] = (
 
 @dataclass(frozen=True)
 class SchemeProperties:
-    """What a scheme does with text, images of h x w and videos of t x h x w tokens.
+    """Properties of a scheme for text, images of h x w and videos of t x h x w tokens.
 
     Attributes:
-        scheme: its spec.
+        scheme: spec of the scheme.
         axes: coordinates of a token.
-        text_exact: whether text alone is rotated as by rotary embedding of one position, to the last bit.
-        whole: whether all coordinates are whole numbers; others do not survive a cast to half precision.
+        text_exact: whether pure text is rotated exactly (bitwise) as by 1D RoPE.
+        whole: whether all coordinates are integers; others lose precision in half precision.
         decode_safe: whether generated tokens have the coordinates that they would have in the prompt, one step after
             the last text token.
-        image: how many positions an image costs, that is how much later the text after it stands: a formula where one
-            was found, else the range.
-        video: how many a video costs.
+        image: number of positions that an image uses, that is, the shift of the text after it: a formula if one
+            fits, else the range.
+        video: the same for a video.
         image_cost: the same for an image of 24 x 36.
-        tiles_cost: the same for 2 x 3 tiles of 16 x 16 and a thumbnail; None where tiles are refused.
+        tiles_cost: the same for 2 x 3 tiles of 16 x 16 and a thumbnail; None if tiles are not supported.
         video_cost: the same for a video of 16 x 12 x 18.
-        grows: whether an image of 48 x 72 costs more positions, one at least, than one of 24 x 36.
+        grows: whether an image of 48 x 72 uses more positions than one of 24 x 36.
         image_gap: smallest and largest distance over all axes from the largest coordinate of an image of 24 x 36 to the
-            text after it; 0 or less means that text is inside the range of the picture.
+            text after it; 0 or less means that text is within the range of the image.
         video_gap: the same for a video of 97 x 5 x 7.
         follows: for each axis, whether the coordinates inside an image move with the text before it.
         distinct_image: whether all tokens of an image differ in their coordinates.
-        distinct_tiles: whether those of an image in tiles with a thumbnail do; None where tiles are refused.
+        distinct_tiles: whether those of an image in tiles with a thumbnail do; None if tiles are not supported.
         distinct_video: whether those of a video do.
-        mirrored: whether mirroring an image in columns or in rows only makes axes change places.
-        level: whether all tokens of an image have the same mean over their axes, and so are equally far along the text.
-        timed: whether the seconds between frames matter.
+        mirrored: whether flipping an image horizontally or vertically only permutes axes.
+        level: whether all tokens of an image have the same mean over axes, so that they are equally far from text.
+        timed: whether the seconds between frames have an effect.
         random: whether coordinates are drawn at random in training.
     """
 
@@ -98,15 +98,15 @@ class SchemeProperties:
 
 
 def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
-    """Find out what a scheme does, from the coordinates that it gives; nothing is looked up.
+    """Measure the properties of a scheme from its coordinates.
 
     Args:
-        scheme: its name, spec, or a `Scheme`. Properties of text are those of a model with 64 pairs of channels and 8
+        scheme: name, spec, or a `Scheme`. Properties of text are those of a model with 64 pairs of channels and 8
             key heads.
 
     Raises:
-        UnknownName: there is no such scheme.
-        OptionError: an option is not accepted.
+        UnknownName: the scheme does not exist.
+        OptionError: an option is invalid.
     """
     rule = create_scheme(scheme)
     images = {(1, h, w): _cost(rule, Image(h, w)) for h, w in _IMAGES}
@@ -140,22 +140,22 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
 
 
 def is_whole(scheme: Scheme) -> bool:
-    """Whether all coordinates that a scheme gives are whole numbers."""
+    """Whether all coordinates of a scheme are integers."""
     return all(bool((ids == ids.round()).all()) for ids in _samples(scheme))
 
 
 def keeps_text(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) -> bool:
-    """Whether a scheme turns text alone as rotary embedding of one position does, to the last bit.
+    """Whether a scheme rotates pure text exactly (bitwise) as 1D RoPE.
 
     Args:
         scheme: with its options.
         pairs: pairs of channels of a head, on which the default sections depend.
-        kv_heads: key heads of the model; some schemes leave some of them without rotation.
+        kv_heads: key heads of the model; some schemes do not rotate all of them.
     """
     frequencies = 10_000.0 ** (-torch.arange(pairs) / pairs)
-    found = angles(_of(scheme, Text(700)).ids, frequencies, scheme.allocation(pairs, kv_heads))
+    rotated = angles(_of(scheme, Text(700)).ids, frequencies, scheme.allocation(pairs, kv_heads))
     plain = torch.arange(700).float()[:, None] * frequencies
-    return torch.equal(found, plain.expand_as(found))
+    return torch.equal(rotated, plain.expand_as(rotated))
 
 
 def _of(rule: Scheme, *segments: Segment, training: bool = False) -> Coordinates:
@@ -164,7 +164,7 @@ def _of(rule: Scheme, *segments: Segment, training: bool = False) -> Coordinates
 
 
 def _inside(rule: Scheme, picture: Segment, before: int = 4) -> Tensor:
-    """Return the coordinates of a picture after some text (axes, k)."""
+    """Return the coordinates of a visual segment after some text (axes, k)."""
     return _of(rule, Text(before), picture).ids[:, 0, before:]
 
 
@@ -178,7 +178,7 @@ def _samples(rule: Scheme) -> list[Tensor]:
 
 
 def _decode_safe(rule: Scheme, picture: Segment) -> bool:
-    """Compare generated tokens with the same ones in the prompt, and the first one with the step before it."""
+    """Compare generated tokens with the same tokens in a prompt, and the first one with the preceding step."""
     prompt, whole = _of(rule, Text(3), picture, Text(4)), _of(rule, Text(3), picture, Text(9))
     following, last = prompt.decode(5), prompt.ids[..., -2:]
     steady = torch.equal(following[..., 0] - last[..., 1], last[..., 1] - last[..., 0])
@@ -191,7 +191,7 @@ def _cost(rule: Scheme, picture: Segment) -> float:
 
 
 def _tiles(rule: Scheme) -> tuple[bool, float] | None:
-    """Return whether the tokens of an image in tiles differ, and what it costs; None if tiles are refused."""
+    """Return whether the tokens of an image in tiles differ, and its cost; None if tiles are not supported."""
     try:
         return _distinct(_inside(rule, _TILES)), _cost(rule, _TILES)
     except UnsupportedCombination:
@@ -199,8 +199,8 @@ def _tiles(rule: Scheme) -> tuple[bool, float] | None:
 
 
 def _gap(rule: Scheme, picture: Segment) -> tuple[float, float]:
-    found = _of(rule, Text(4), picture, Text(1)).ids[:, 0]
-    gap = found[:, -1] - found[:, 4:-1].amax(1)
+    ids = _of(rule, Text(4), picture, Text(1)).ids[:, 0]
+    gap = ids[:, -1] - ids[:, 4:-1].amax(1)
     return float(gap.min()), float(gap.max())
 
 
@@ -209,7 +209,7 @@ def _distinct(ids: Tensor) -> bool:
 
 
 def _rows(picture: Tensor) -> list[list[float]]:
-    """Return the coordinates of each axis as a list, in an order that does not depend on that of the axes."""
+    """Return the coordinates of each axis as a list, sorted to be independent of the order of axes."""
     return sorted(listed(picture.flatten(1)))
 
 
@@ -222,7 +222,7 @@ def _random(rule: Scheme) -> bool:
 
 
 def _formula(costs: dict[Size, float]) -> str:
-    """Return the rule that all costs follow; their range where none is found."""
+    """Return the formula that fits all costs, or their range."""
 
     def fits(rule: Callable[[int, int, int], float]) -> bool:
         return all(abs(cost - rule(*size)) < 1e-9 for size, cost in costs.items())

@@ -1,4 +1,4 @@
-"""Names of position schemes and their spec strings, such as ``'mrope_i(spatial_reset=true)'``."""
+"""Registry of position schemes: names and spec strings, such as ``'mrope_i(spatial_reset=true)'``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SCHEMES: dict[str, type[Scheme]] = {}
 
 
 def register_scheme(cls: S) -> S:
-    """Class decorator: make a `Scheme` known by its `name`.
+    """Class decorator: register a `Scheme` under its `name`.
 
     Raises:
-        OptionError: the name is taken by another class.
+        OptionError: the name is used by another class.
     """
     if cls.name in _SCHEMES and _SCHEMES[cls.name] is not cls:
         raise OptionError(
-            f"The scheme name {cls.name!r} is taken by {_SCHEMES[cls.name].__qualname__}; choose another."
+            f"The scheme name {cls.name!r} is already used by {_SCHEMES[cls.name].__qualname__}. Choose another name."
         )
     _SCHEMES[cls.name] = cls
     SCHEME_NAMES.add(cls.name)
@@ -39,7 +39,7 @@ def scheme_class(name: str) -> type[Scheme]:
     """Return the class that is registered as `name`.
 
     Raises:
-        UnknownName: there is none; the message has close matches, encodings among them, then all names.
+        UnknownName: the name does not exist; the message has close matches (including encodings) and all names.
     """
     if name not in _SCHEMES:
         encodings = list_encodings()
@@ -55,17 +55,17 @@ def scheme_class(name: str) -> type[Scheme]:
 
 @dataclass(frozen=True)
 class SchemeInfo:
-    """The facts of one position scheme, with default options.
+    """Metadata of a position scheme with default options.
 
     Attributes:
         name: name in the registry.
-        summary: what it does, in one line.
+        summary: one-line description.
         paper: title and link; empty without one.
         axes: coordinates of a token.
         options: option name to its default.
-        text_exact: whether text alone is rotated as by rotary embedding of one position, to the last bit.
-        by_head: whether the axis of a pair of channels depends on the head; such schemes need attention over all keys,
-            so they cannot go into models with sliding windows.
+        text_exact: whether pure text is rotated exactly (bitwise) as by 1D RoPE.
+        by_head: whether the allocation depends on the head; such schemes need attention over all keys,
+            so they cannot be used in models with sliding windows.
     """
 
     name: str
@@ -78,10 +78,10 @@ class SchemeInfo:
 
 
 def scheme_info(name: str) -> SchemeInfo:
-    """Return the facts of a position scheme, for example ``scheme_info('vrope')``.
+    """Return the metadata of a position scheme, for example ``scheme_info('vrope')``.
 
     Raises:
-        UnknownName: there is no such scheme.
+        UnknownName: the scheme does not exist.
     """
     scheme = scheme_class(name)()
     by_head = not scheme.added and scheme.allocation(64, 8).ndim == 2
@@ -98,8 +98,8 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
         **options: options, added to those of the spec.
 
     Raises:
-        UnknownName: there is no such scheme.
-        OptionError: it has no such option, or the value is not accepted.
+        UnknownName: the scheme does not exist.
+        OptionError: the option does not exist, or its value is invalid.
     """
     if isinstance(spec, Scheme):
         if not options:
@@ -108,22 +108,22 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
     if isinstance(spec, str):
         terms = parse_text(spec)
         if len(terms) != 1:
-            raise OptionError(f"Position schemes cannot be added up; {spec!r} names {len(terms)}.")
-        name, given = terms[0]
+            raise OptionError(f"Position schemes cannot be summed, got {len(terms)} in {spec!r}. Use one.")
+        name, values = terms[0]
     elif not isinstance(cast("object", spec), Mapping):
         raise OptionError(
-            f"A position scheme is a name, a name with options, a dict with its name, or a Scheme; got {spec!r}."
+            f"A position scheme is a name, a name with options, a dict with its name, or a Scheme, got {spec!r}."
         )
     else:
-        given = dict(spec)
-        name = str(given.pop("name", ""))
+        values = dict(spec)
+        name = str(values.pop("name", ""))
     cls = scheme_class(name)
     known = [f.name for f in fields(cast("Any", cls))]
-    given = {**given, **options}
-    for key in given:
+    values = {**values, **options}
+    for key in values:
         if key not in known:
             raise OptionError(
                 f"The scheme {name!r} has no option {key!r}.{did_you_mean(key, known)} "
                 f"It has: {', '.join(known) or 'none'}."
             )
-    return cls(**{k: tuple(cast("list[object]", v)) if isinstance(v, list) else v for k, v in given.items()})
+    return cls(**{k: tuple(cast("list[object]", v)) if isinstance(v, list) else v for k, v in values.items()})

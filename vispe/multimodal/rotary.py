@@ -1,4 +1,4 @@
-"""From coordinates to tables of cosines and sines, and between the two layouts of rotary channels."""
+"""Tables of cosines and sines from coordinates, and conversion between the two layouts of rotary channels."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from vispe.multimodal.streams.torch_typing import listed, unfolded
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     """Return the angle of every pair of channels, in radians.
 
-    Whole numbers below 2 ** 24 are multiplied in float32, as language models do, so that text keeps its angles to
+    Integers below 2 ** 24 are multiplied in float32, as in language models, so that the angles of text are unchanged to
     the last bit; all others in float64, rounded once.
 
     Args:
         ids: coordinates (axes, b, s), float64.
         frequencies: radians per step (pairs,), float32.
-        axis_of_pair: (pairs,) or (heads, pairs), as `vispe.multimodal.allocation` makes it.
+        axis_of_pair: (pairs,) or (heads, pairs), see `vispe.multimodal.allocation`.
 
     Returns:
         (b, s, pairs) or (b, heads, s, pairs), float32.
 
     Raises:
-        ShapeError: an axis is asked for that the coordinates do not have, or the pairs do not agree.
+        ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
     """
     if axis_of_pair.shape[-1] != frequencies.shape[0]:
         raise ShapeError(
-            f"The allocation names {axis_of_pair.shape[-1]} pairs of channels; there are {frequencies.shape[0]} "
-            "frequencies. Let the sections add up to half the width of a head."
+            f"The allocation has {axis_of_pair.shape[-1]} pairs of channels, but there are {frequencies.shape[0]} "
+            "frequencies. Sections must add up to head_dim / 2."
         )
     if _readable(axis_of_pair) and int(axis_of_pair.max()) >= len(ids):
         raise ShapeError(
-            f"The allocation asks for axis {int(axis_of_pair.max())}, but the coordinates have {len(ids)} axes; take "
+            f"The allocation refers to axis {int(axis_of_pair.max())}, but the coordinates have {len(ids)} axes. Use "
             "both from the same scheme."
         )
     axis_of_pair = axis_of_pair.to(ids.device)
@@ -46,12 +46,12 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     position = ids.double().movedim(0, -1).index_select(-1, axis_of_pair.clamp(min=0))
     narrow = position.float()
     exact = (position * frequencies.double()).float()
-    whole = (position == position.round()) & (position.abs() < 2**24)
-    return torch.where(whole, narrow * frequencies, exact)
+    is_integer = (position == position.round()) & (position.abs() < 2**24)
+    return torch.where(is_integer, narrow * frequencies, exact)
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether looking at the values costs no wait for a device, nor a break in a compiled graph."""
+    """Whether values can be read without a device synchronisation or a graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
@@ -63,8 +63,8 @@ def tables(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of `angles`, times `scaling`, cast to `dtype` last; shapes as `angles`."""
-    turned = angles(ids, frequencies, axis_of_pair)
-    return (turned.cos() * scaling).to(dtype), (turned.sin() * scaling).to(dtype)
+    theta = angles(ids, frequencies, axis_of_pair)
+    return (theta.cos() * scaling).to(dtype), (theta.sin() * scaling).to(dtype)
 
 
 def rotation(
@@ -78,24 +78,24 @@ def rotation(
 
 
 def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int = T) -> Tensor:
-    """Return `scaled` for the pairs of channels that one axis turns, and `frequencies` for all others (pairs,).
+    """Return `scaled` for the pairs of channels rotated by one axis, and `frequencies` for all others (pairs,).
 
-    With YaRN's frequencies on the axis of time that is YaRN-V of VideoRoPE++, for videos longer than in training:
-    rows and columns stay as they were learnt. It needs a scheme whose time has low frequencies: under `mrope`, whose
-    time has the highest, YaRN leaves most or all of them alone. Text is turned by the pairs of time as well, so it
-    changes where a schedule changes them. Not compared with the authors' code; in particular whether they multiply
-    cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument `scaling` of `tables`), is open.
+    With YaRN frequencies on the time axis, this is YaRN-V of VideoRoPE++, for videos longer than in training:
+    rows and columns are unchanged. It needs a scheme whose time has low frequencies: under `mrope`, whose
+    time has the highest, YaRN leaves most or all of them unchanged. Text is also rotated by the pairs of time, so it
+    changes with the schedule. Not compared with the authors' code; in particular, it is unknown whether they scale
+    cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument `scaling` of `tables`).
 
     Args:
         frequencies: radians per step (pairs,).
         scaled: those of a schedule of `vispe.grid.frequencies` (pairs,), for all pairs.
         axis_of_pair: (pairs,), of a scheme's `allocation`.
-        axis: the axis whose pairs are scaled; by default 0, which is time in schemes of three axes.
+        axis: axis whose pairs are scaled; by default 0, time in schemes with three axes.
 
     Raises:
-        ShapeError: there are not as many frequencies as pairs.
-        UnsupportedCombination: each head has an axis of its own; frequencies are those of all heads.
-        OptionError: the axis turns no pair.
+        ShapeError: the number of frequencies differs from that of pairs.
+        UnsupportedCombination: axes differ between heads, while frequencies are shared by heads.
+        OptionError: the axis rotates no pair.
 
     Example:
         >>> import torch
@@ -109,22 +109,22 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
     """
     if axis_of_pair.ndim == 2:
         raise UnsupportedCombination(
-            "Each head has an axis of its own, but frequencies are those of all heads; take a scheme whose allocation "
+            "on_axis needs an allocation shared by all heads, got one per head. Use a scheme whose allocation "
             "is (pairs,), such as mrope_i or videorope."
         )
-    for name, given in (("frequencies", frequencies), ("scaled", scaled)):
-        if given.shape != axis_of_pair.shape:
+    for name, values in (("frequencies", frequencies), ("scaled", scaled)):
+        if values.shape != axis_of_pair.shape:
             raise ShapeError(
-                f"The allocation names {len(axis_of_pair)} pairs of channels; {name} has the shape "
-                f"{tuple(given.shape)}."
+                f"The allocation has {len(axis_of_pair)} pairs of channels, but {name} has the shape "
+                f"{tuple(values.shape)}."
             )
-    own = axis_of_pair.to(frequencies.device) == axis
-    if axis < 0 or not bool(own.any()):
+    selected = axis_of_pair.to(frequencies.device) == axis
+    if axis < 0 or not bool(selected.any()):
         raise OptionError(
-            f"Axis {axis} turns no pair of channels in this allocation; its axes are "
+            f"Axis {axis} rotates no pair of channels in this allocation. Its axes are "
             f"{sorted({n for n in listed(axis_of_pair) if n >= 0})}."
         )
-    return torch.where(own, scaled.to(frequencies), frequencies)
+    return torch.where(selected, scaled.to(frequencies), frequencies)
 
 
 def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
@@ -152,5 +152,7 @@ def to_half(x: Tensor, dim: int = -1) -> Tensor:
 
 def _pairs(x: Tensor, dim: int) -> int:
     if x.shape[dim] % 2:
-        raise ShapeError(f"Rotary channels come in pairs; dimension {dim} has {x.shape[dim]} channels.")
+        raise ShapeError(
+            f"Rotary embeddings need an even number of channels, got {x.shape[dim]} in dimension {dim}."
+        )
     return x.shape[dim] // 2

@@ -1,4 +1,4 @@
-"""Samplers for token streams: one map of the line of positions of each row, pictures and text alike."""
+"""Position samplers for token streams: one map of positions per row, for text and visual segments."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def sampled(
     generator: torch.Generator | None = None,
     places: Tensor | None = None,
 ) -> tuple[Coordinates, Tensor]:
-    """Return the coordinates of a stream where a sampler puts them, and the map of each row.
+    """Return the coordinates of a stream mapped by a sampler, and the map of each row.
 
-    All axes of a row share its map, so that text keeps one coordinate on all of them; fractions lie between. The
-    counter is mapped as well: decoding goes on behind the last place.
+    All axes of a row share its map, so that text keeps the same coordinate on all of them; fractions are interpolated.
+    The counter is mapped as well, so decoding continues after the last position.
 
     Args:
-        coordinates: as a scheme gives them; none may be below 0.
-        sampler: the map; a sampler in evaluation may leave positions as they are.
+        coordinates: coordinates of a scheme, 0 or more.
+        sampler: the sampler; in evaluation it may leave positions unchanged.
         generator: source of the draws; the global one by default.
-        places: maps from an earlier call (b or 1, positions), to be used instead of drawing.
+        places: maps of a previous call (b or 1, positions), used instead of drawing.
 
     Raises:
-        UnsupportedCombination: the scheme counts several lines at once.
+        UnsupportedCombination: the counter of the scheme has several numbers.
         ShapeError: a coordinate is below 0, or `places` are for fewer positions.
 
     Example:
@@ -45,12 +45,12 @@ def sampled(
     ids, scheme = coordinates.ids, coordinates.scheme
     if scheme.levels > 1:
         raise UnsupportedCombination(
-            f"A sampler maps one line of positions, but {scheme.name} counts {scheme.levels}; sample another scheme, "
+            f"A sampler needs a scheme with one counter, got {scheme.name} with {scheme.levels}. Use another scheme, "
             "such as mrope_i."
         )
     real = ids[:, coordinates.mask]
     if real.numel() and float(real.min()) < 0:
-        raise ShapeError(f"Samplers map positions from 0 on, and the stream has {float(real.min()):g}.")
+        raise ShapeError(f"A sampler needs positions of 0 or more, got {float(real.min()):g}.")
     count = 1 + int(real.max().ceil()) if real.numel() else 1
     if places is None:
         places = _places(sampler, count, len(coordinates.mask), generator, ids.device)
@@ -58,7 +58,7 @@ def sampled(
         return coordinates, torch.arange(count, dtype=torch.float64, device=ids.device)[None]
     if coordinates.extent is not None:
         raise UnsupportedCombination(
-            f"Members of Parallel stand side by side by their lengths, which {sampler.name} would change; leave it out."
+            f"Parallel members are placed by their lengths, which {sampler.name} would change. Omit the sampler."
         )
     if places.ndim != 2 or places.shape[1] < count:
         raise ShapeError(f"places need one number for each of {count} positions, got {tuple(places.shape)}.")
@@ -71,7 +71,7 @@ def sampled(
 def _places(
     sampler: Sampler, count: int, rows: int, generator: torch.Generator | None, device: torch.device
 ) -> Tensor | None:
-    """Return the new places of positions 0, 1, ... of each row (rows or 1, count), or None where they stay."""
+    """Return the new positions of 0, 1, ... of each row (rows or 1, count), or None if unchanged."""
     if not (sampler.training or sampler.always):
         fixed = sampler.fixed(count, device)
         return None if fixed is None else fixed[None]

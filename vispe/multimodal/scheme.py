@@ -1,4 +1,4 @@
-"""What a position scheme is: a rule from streams to coordinates, and from coordinates to pairs of channels."""
+"""Base class of position schemes: coordinates of streams, and allocation of axes to pairs of channels."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from vispe.options import check_options
 
 @dataclass(frozen=True, eq=False)
 class VisualTokens:
-    """The tokens of images and videos, k of them; coordinates in float64.
+    """Tokens of images and videos, k in total; coordinates in float64.
 
     Attributes:
         blocks: all blocks of the stream.
         block: block of each token (k).
-        index: number of each token in its block (k).
+        index: index of each token in its block (k).
     """
 
     blocks: Blocks
@@ -38,7 +38,7 @@ class VisualTokens:
 
     @cached_property
     def _cells(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return frame, row and column; quotients of whole numbers below 2 ** 26 are exact in float64."""
+        """Return frame, row and column; quotients of integers below 2 ** 26 are exact in float64."""
         rows, columns = (self.of(n) for n in self.blocks.size[:, 1:].double().unbind(1))
         index = self.index.double()
         line = (index / columns).floor()
@@ -63,16 +63,16 @@ class VisualTokens:
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """Coordinates of every token, and how the sequences go on.
+    """Coordinates of every token, and the counters at which sequences continue.
 
     Attributes:
-        ids: (axes, b, s), float64; padding has the value that was asked for.
-        mask: (b, s) bool, false where there is padding.
+        ids: (axes, b, s), float64; padding has the requested value.
+        mask: (b, s) bool, false for padding.
         next: counter of the token that follows each row (b), float64; (b, k) where layers have k counters.
-        scheme: the rule that made them.
-        draws: what was drawn for each block (m), or None; hand it in again to get the same coordinates.
-        extent: counter steps that the member of a `Parallel` takes in which a token is (b, s), 0 outside; None where
-            there is no such set.
+        scheme: the scheme of the coordinates.
+        draws: random draws of each block (m), or None; pass them again for the same coordinates.
+        extent: counter steps of the `Parallel` member that contains a token (b, s), 0 outside; None if
+            there is none.
     """
 
     ids: Tensor
@@ -87,25 +87,26 @@ class Coordinates:
         return self.scheme.going_on(torch.arange(tokens, device=self.next.device), self.next)
 
     def delta(self, end: str = "next", padded: bool = False) -> Tensor:
-        """Return what is added to a token's number to get its position once all is text, (b, 1), float64.
+        """Return the offset from token indices to positions of generated text, (b, 1), float64.
 
         Args:
-            end: what the next position is taken to be: ``'next'``, the counter, right for every scheme; or, as model
-                codes have it, one more than the largest coordinate on all axes (``'max'``) or on the first
-                (``'time'``), the latter two rounded up where they are not whole (``'ceil'``).
-            padded: whether tokens are counted with their padding.
+            end: definition of the next position: ``'next'``, the counter, correct for every scheme; or, as in model
+                code, one more than the largest coordinate on all axes (``'max'``) or on the first
+                (``'time'``), rounded up if not integers (``'ceil'``).
+            padded: whether token indices include padding.
 
         Raises:
-            OptionError: there is no such end, or the counter of the scheme holds several numbers.
+            OptionError: `end` is invalid, or the counter of the scheme has several numbers.
         """
         if end != "next" and self.scheme.levels > 1:
             raise OptionError(
-                f"The counter of {self.scheme.name} holds {self.scheme.levels} numbers, which the largest coordinate "
-                f"does not say; end={end!r} is for other schemes, leave it out."
+                f"The counter of {self.scheme.name} has {self.scheme.levels} numbers, which cannot be inferred from "
+                f"the "
+                f"largest coordinate, got end={end!r}. Omit end."
             )
         if self.next.ndim > 1:
             raise OptionError(
-                f"Layers count on from {self.next.shape[1]} numbers ({self.scheme}), so there is no delta for all."
+                f"A delta needs a single counter, got {self.next.shape[1]} counters of layers ({self.scheme})."
             )
         if end == "next":
             following = self.next
@@ -114,26 +115,26 @@ class Coordinates:
             largest = rows.masked_fill(~self.mask, -torch.inf).amax((0, 2))
             following = (largest.ceil() if end == "ceil" else largest) + 1
         else:
-            raise OptionError(f"end is 'next', 'max', 'time' or 'ceil', got {end!r}.")
+            raise OptionError(f"end must be 'next', 'max', 'time' or 'ceil', got {end!r}.")
         length = self.mask.shape[1] if padded else self.mask.sum(1)
         return (following - length * self.scheme.step)[:, None]
 
 
 class Scheme:
-    """Base of the schemes: a counter runs through the text; blocks of pictures have their own rule.
+    """Base of position schemes: a counter runs through text; visual segments have their own rule.
 
-    A subclass is a frozen dataclass whose fields are its options, checked by their annotations. It says in `local`
-    where the tokens of a picture are, in `advance` how far the counter moves over the picture, and in `allocation`
-    which pairs of channels see which axis.
+    A subclass is a frozen dataclass whose fields are its options, checked by their annotations. It defines the
+    coordinates of visual tokens in `local`, the step of the counter over a visual segment in `advance`, and the axis
+    of every pair of channels in `allocation`.
 
     Attributes:
         name: name in the registry.
-        summary: what it does, in one line.
+        summary: one-line description.
         paper: title and link.
-        text_exact: whether text alone is encoded as by rotary embedding of one position, to the last bit.
-        step: what the counter moves by over a text token.
-        leads: what the first of three axes counts, in pictures.
-        levels: how many numbers the counter holds; with more than one it is no position.
+        text_exact: whether pure text is encoded exactly (bitwise) as by 1D RoPE.
+        step: counter step of a text token.
+        leads: quantity counted by the first of three axes in visual segments.
+        levels: numbers in the counter; with more than one, it is not a position.
     """
 
     name: ClassVar[str] = ""
@@ -149,34 +150,34 @@ class Scheme:
 
     @property
     def axes(self) -> int:
-        """How many coordinates a token has."""
+        """Number of coordinates of a token."""
         return 3
 
     @property
     def counts(self) -> int:
-        """How many counters there are: one, unless layers have schemes of their own."""
+        """Number of counters: one, unless schemes are per layer."""
         return 1
 
     @property
     def follows(self) -> tuple[bool, ...]:
-        """For each axis, whether pictures are counted from where they stand in the text, or from 0."""
+        """For each axis, whether visual segments are counted from their position in the text, or from 0."""
         return (True,) * self.axes
 
     @property
     def added(self) -> tuple[int, ...]:
-        """Axes that turn no channels, because a table added to the tokens is to tell them."""
+        """Axes that rotate no channels, because they are encoded by a table added to the tokens."""
         return ()
 
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
-        """Return what is random about each block (m), or None."""
+        """Return the random draws of each block (m), or None."""
         return None
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return how far the counter moves over each block (m), float64; entries of text are not read."""
+        """Return the counter step over each block (m), float64; entries of text are ignored."""
         raise NotImplementedError
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the coordinates of the tokens of pictures from the start of their block (axes, k), float64."""
+        """Return the coordinates of visual tokens relative to the start of their block (axes, k), float64."""
         raise NotImplementedError
 
     def text(self, at: Tensor) -> Tensor:
@@ -188,15 +189,15 @@ class Scheme:
         return ids[0]
 
     def going_on(self, number: Tensor, counter: Tensor) -> Tensor:
-        """Return the coordinates (axes, b, s) of text tokens `number`, (s) or (b, s), behind a counter of each row."""
+        """Return the coordinates (axes, b, s) of text tokens `number`, (s) or (b, s), after a counter per row."""
         return self.text(number.double() * self.step + counter[:, None])
 
     def counted_on(self, counter: Tensor, tokens: Tensor) -> Tensor:
-        """Return the counter of each row (b) after so many text tokens (b); below 0, that many before."""
+        """Return the counter of each row (b) after `tokens` text tokens (b); negative numbers count backwards."""
         return counter + self.step * tokens
 
     def moved(self, local: Tensor, at: Tensor) -> Tensor:
-        """Return the coordinates (axes, k) of tokens of pictures whose blocks start at counters (k)."""
+        """Return the coordinates (axes, k) of visual tokens whose blocks start at counters (k)."""
         follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
         return torch.addcmul(local, follows, at)
 
@@ -208,7 +209,7 @@ class Scheme:
         """Return where the counter of each block's document and group starts (m), float64."""
         if bool((blocks.group != blocks.group[:1]).any()):
             raise UnsupportedCombination(
-                f"{self.name} has one counter for all tokens, but the stream has several groups; use group_pe."
+                f"{self.name} has one counter for all tokens, but the stream has several groups. Use group_pe."
             )
         return torch.zeros_like(blocks.group, dtype=torch.float64)
 
@@ -248,11 +249,11 @@ class Scheme:
             )
         at, after, extent = self.counters(blocks, draws, start)
         ids = self.text(at.index_select(0, stream.block) + self.step * stream.index).clone()
-        where = blocks.visual.index_select(0, stream.block).nonzero()[:, 0]
-        if len(where):
-            tokens = VisualTokens(blocks, *(x.index_select(0, where) for x in (stream.block, stream.index)))
+        visual = blocks.visual.index_select(0, stream.block).nonzero()[:, 0]
+        if len(visual):
+            tokens = VisualTokens(blocks, *(x.index_select(0, visual) for x in (stream.block, stream.index)))
             local = self.local(tokens, draws)
-            ids.index_copy_(1, where, self.moved(local, tokens.of(at)))
+            ids.index_copy_(1, visual, self.moved(local, tokens.of(at)))
         if stream.coupled is not None:
             ids = couple(ids, stream.coupled)
         end = (
@@ -261,22 +262,22 @@ class Scheme:
         )
         empty = stream.lengths == 0
         following = after[end.clamp(min=0)]
-        following = torch.where(empty, 0.0 if start is None else start.double(), following)
+        following = torch.visual(empty, 0.0 if start is None else start.double(), following)
         extent = None if extent is None else stream.scatter(extent[stream.block])
         return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws, extent)
 
     def counters(
         self, blocks: Blocks, draws: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the counter at the start and at the end of each block (m), sums over its document and group.
+        """Return the counter at the start and end of each block (m), cumulative within its document and group.
 
-        And how far the member of a `Parallel` in which the block is moves it alone (m), None where there is no set.
+        Also the counter step of the `Parallel` member that contains the block (m), or None without `Parallel`.
         """
-        text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
-        advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
-        extent = behind = None
+        text = torch.visual(blocks.shared, 0.0, self.step * blocks.tokens.double())
+        advance = torch.visual(blocks.visual, self.advance(blocks, draws), text)
+        extent = offset = None
         if blocks.parallel is not None:
-            advance, behind, extent = steps(blocks.parallel, advance)
+            advance, offset, extent = steps(blocks.parallel, advance)
         key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (
             blocks.group.max() + 1
         ) + blocks.group
@@ -290,16 +291,16 @@ class Scheme:
         at = at + self.starts(blocks)
         if start is not None:
             first = blocks.document.index_select(0, torch.searchsorted(blocks.sample, blocks.sample))
-            at = at + torch.where(blocks.document == first, start.to(at)[blocks.sample], 0.0)
-        return at if behind is None else at + behind, at + advance, extent
+            at = at + torch.visual(blocks.document == first, start.to(at)[blocks.sample], 0.0)
+        return at if offset is None else at + offset, at + advance, extent
 
     def options(self) -> dict[str, object]:
         """Return the options and their values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # type: ignore[arg-type]
-        inner = ",".join(f"{k}={_word(v)}" for k, v in given.items())
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # type: ignore[arg-type]
+        inner = ",".join(f"{k}={_word(v)}" for k, v in changed.items())
         return f"{self.name}({inner})" if inner else self.name
 
 

@@ -1,4 +1,4 @@
-"""Sections: how many pairs of channels time, rows and columns have."""
+"""Sections: numbers of channel pairs for time, rows and columns."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ Sections = tuple[Count, Count, Count] | None
 
 
 def sections_for(pairs: int, sections: Sections, share: float) -> tuple[int, int, int]:
-    """Return how many of `pairs` pairs time, rows and columns have.
+    """Return the numbers of pairs of time, rows and columns, `pairs` in total.
 
     Args:
-        pairs: half the width of a head.
-        sections: as the user gave them; must add up to `pairs`.
-        share: of rows, and of columns, where the user gave none; time has the rest.
+        pairs: head_dim / 2.
+        sections: sections set by the user, which must add up to `pairs`, or None.
+        share: default fraction of rows, and of columns; time has the rest.
 
     Raises:
         OptionError: they do not add up.
     """
     if sections is None:
-        each = min(round(share * pairs), (pairs - 1) // 2)  # time has one at least
+        each = min(round(share * pairs), (pairs - 1) // 2)  # at least one for time
         return pairs - 2 * each, each, each
     if sum(sections) != pairs:
         raise OptionError(
             f"sections={list(sections)} add up to {sum(sections)}, but a head has {pairs} pairs of channels; "
-            f"for example {list(sections_for(pairs, None, share))} would do."
+            f"use for example {list(sections_for(pairs, None, share))}."
         )
     time, rows, columns = sections
     return time, rows, columns

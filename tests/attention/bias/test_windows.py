@@ -8,7 +8,7 @@ from vispe import Grid
 from vispe.attention import SumBias, TableBias, WindowMask, attention, explain, use_backend
 from vispe.attention.backends.triton.coords.operands import not_placed
 from vispe.errors import ShapeError
-from vispe.hosts.windows.torchvision import apart
+from vispe.hosts.windows.torchvision import window_shift_mask
 
 MAPS = [
     ((2, 3), (4, 3), (2, 1)),
@@ -45,7 +45,7 @@ def test_pairs_read_a_bias_with_it(windows, shape, shift):
 
 @pytest.mark.parametrize(("size", "window", "shift"), [((9, 8), (4, 4), (2, 2)), ((5, 14), (5, 7), (2, 3))])
 def test_masks_of_torchvision(size, window, shift):
-    given = apart(torch.zeros(2, *size, 8), window, shift)
+    given = window_shift_mask(torch.zeros(2, *size, 8), window, shift)
     mask = WindowMask(given, Grid(window).positions(), 2 * len(given))
     assert torch.equal(read(mask, None), mask.dense())
     assert (given != 0).any()

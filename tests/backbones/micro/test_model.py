@@ -65,20 +65,20 @@ def test_second_size_after_the_first(shipped):
 def test_grey_is_three_equal_channels(model, size):
     grey = torch.rand(2, 1, *size, generator=torch.Generator().manual_seed(3))
     expected = model(grey.expand(-1, 3, -1, -1))
-    for given in (grey, grey.contiguous(memory_format=torch.channels_last)):
-        assert torch.allclose(model(given), expected, atol=1e-5 * float(expected.abs().max()))
+    for sample in (grey, grey.contiguous(memory_format=torch.channels_last)):
+        assert torch.allclose(model(sample), expected, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("before", [False, True])
 def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
     inside = []
 
-    def kept() -> bool:
+    def remaining() -> bool:
         return float(torch.tensor(1e-40) * 1) > 0
 
     @flushed()
     def fail() -> None:
-        inside.append(kept())
+        inside.append(remaining())
         raise KeyError
 
     torch.set_flush_denormal(before)
@@ -86,7 +86,7 @@ def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
         with pytest.raises(KeyError):
             fail()
         assert inside == [False]
-        assert kept() is not before
+        assert remaining() is not before
     finally:
         torch.set_flush_denormal(False)
 
@@ -109,7 +109,7 @@ def test_what_is_shipped_is_small_and_finite(shipped):
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(InputError, match="is not a file; give weights"):
+    with pytest.raises(InputError, match="must be a file with weights of vispe_micro"):
         load_micro(tmp_path / "none.safetensors")
     save_file({"front.0.bias": torch.zeros(3)}, tmp_path / "bad.safetensors")
     with pytest.raises(InputError, match=r"does not fit vispe_micro \(no 'head.1.weight'\)"):
@@ -121,7 +121,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
 
 def test_heads_that_do_not_divide_the_width_are_refused():
     for heads in (0, 3):
-        with pytest.raises(OptionError, match=f"got width=16, heads={heads}; choose"):
+        with pytest.raises(OptionError, match=f"got width=16, heads={heads}"):
             Micro(width=16, heads=heads)
 
 

@@ -198,7 +198,7 @@ def test_half_precision_parameters_are_computed_in_float32():
         ("spder", {"dim": 0}, "dim needs a whole number above 0, got dim=0"),
         ("spder(axes=4097)", {}, "axes needs a whole number from 1 to 4096, got axes=4097"),
         ("shifted_gaussian(axes=4)", {}, "axes needs a whole number from 1 to 3, got axes=4"),
-        ("spder(axes=3)", {"grid": (2, 3)}, r"axes=3, but the grid of the model is \(2, 3\)"),
+        ("spder(axes=3)", {"grid": (2, 3)}, r"axes=2 for the grid \(2, 3\) of the model, got axes=3"),
         ("spder(layers=0)", {}, "layers needs a whole number above 0, got layers=0"),
         ("spder(hidden=0)", {}, "hidden needs a whole number above 0, got hidden=0"),
         ("spder(omega=-1)", {}, "omega needs a number above 0, got omega=-1"),

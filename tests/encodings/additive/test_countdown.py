@@ -140,7 +140,7 @@ def test_ranks():
     [
         (
             torch.zeros(1, 3, dtype=torch.long),
-            r"one whole number for each of 4 tokens.* got \(1, 3\) torch.int64",
+            r"an integer per token \(4 tokens.* got \(1, 3\) torch.int64",
         ),
         (torch.zeros(1, 4), "torch.float32"),
         (torch.zeros(4, dtype=torch.long), r"got \(4,\)"),

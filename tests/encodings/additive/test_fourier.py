@@ -168,7 +168,7 @@ def test_half_precision_parameters():
     [
         ({"dim": 0}, "dim needs a whole number above 0, got dim=0"),
         ({"axes": 4}, "axes needs a whole number from 1 to 3, got axes=4"),
-        ({"axes": 3, "grid": (2, 2)}, r"asked for axes=3, but the grid of the model is \(2, 2\)"),
+        ({"axes": 3, "grid": (2, 2)}, r"axes=2 for the grid \(2, 2\) of the model, got axes=3"),
         (
             {"normalize": "unit"},
             "normalize must be one of field, common, reference, corners, none, got 'unit'",
@@ -181,7 +181,7 @@ def test_half_precision_parameters():
         ({"basis": "identity", "scale": 2}, "scale=2 has no effect with basis='identity'"),
         ({"basis": "none", "learned": True}, "learned and two_pi have no effect with basis='none'"),
         ({"features": 7}, "even number of features, got features=7"),
-        ({"features": 10}, "10 features, which do not fit into dim=8; take fewer, or project=true"),
+        ({"features": 10}, "10 features, which do not fit into dim=8. Use fewer, or project=true"),
         (
             {"basis": "octaves", "features": 6},
             "a multiple of 4 features with basis='octaves', got features=6",

@@ -164,9 +164,9 @@ def test_half_precision_parameters():
         ({"freq_std": -1}, "freq_std needs a number above 0, got freq_std=-1"),
         (
             {"freq_std": 1.0, "gamma": 2.0},
-            "freq_std=1 says the standard deviation of the frequencies itself; leave init and gamma out",
+            "init and gamma have no effect with freq_std=1",
         ),
-        ({"freq_std": 1.0, "init": "jhlew"}, "leave init and gamma out"),
+        ({"freq_std": 1.0, "init": "jhlew"}, "init and gamma have no effect with freq_std"),
         ({"features": 5}, "features needs a whole number above 0 and divisible by 2, got features=5"),
         ({"hidden": 0}, "hidden needs a whole number above 0, got hidden=0"),
         ({"groups": 3}, "groups must divide the 2 coordinates and dim=12, got groups=3"),

@@ -298,7 +298,8 @@ def test_what_it_needs():
     assert loope(in_chans=1).table(pos, torch.zeros(1, 1, 8, 8)).shape == (1, 12, 8)
     for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):
         with pytest.raises(
-            ShapeError, match=r"loope needs the tokens of a 2-axis grid, got [12] axes .*; it orders cells"
+            ShapeError,
+            match=r"loope needs the tokens of a 2-axis grid, got [12] axes .* It orders the cells",
         ):
             made.table(free)
 

@@ -116,7 +116,7 @@ def test_a_sampler_moves_tokens_before_they_are_put_in_order():
 
 
 def test_what_is_refused():
-    with pytest.raises(OptionError, match="kind additive alone, got alibi2d; say of=sincos2d"):
+    with pytest.raises(OptionError, match=r"kind additive alone, got alibi2d. Use of=sincos2d"):
         create_encoding("target(of=alibi2d)", **FACTS, num_heads=2)
-    with pytest.raises(OptionError, match="of needs a spec, got a finished sincos2d; give its config"):
+    with pytest.raises(OptionError, match=r"of needs a spec, got a finished sincos2d. Pass its config"):
         create_encoding("target", of=create_encoding("sincos2d", dim=16), **FACTS)

@@ -98,7 +98,7 @@ def test_a_vit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("train_loc=true", "bam needs axes, the number of axes of the grid, .* say axes=2"),
+        ("train_loc=true", "bam needs axes, the number of grid axes, .* Use axes=2"),
         ("axis_scale=true", "bam needs axes"),
         ("loc_init=1", "bam needs axes"),
         ("axes=2,spacing=[1]", r"spacing needs one number for each of 2 axes, got spacing=\[1\]"),
@@ -113,5 +113,5 @@ def test_option_errors(options, message):
 
 
 def test_other_axes_are_refused():
-    with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axes .*; say bam\(axes=1\)"):
+    with pytest.raises(ShapeError, match=r"bam needs 2-axis positions, got 1 axes .*\. Use bam\(axes=1\)"):
         offsets.made("bam.offset").bias(Grid((5,)).positions(), 0)

@@ -129,18 +129,18 @@ def test_a_vit_with_blocks_left_out():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match="kernel and causal are about convolutions; say version=2"):
+    with pytest.raises(OptionError, match=r"kernel and causal have no effect with version=1"):
         build(causal=True)
-    with pytest.raises(OptionError, match="inner needs encodings of kind bias alone, got rope_axial"):
+    with pytest.raises(OptionError, match="inner needs encodings of kind bias only, got rope_axial"):
         build("rope_axial+alibi2d")
     with pytest.raises(OptionError, match="kernel needs an odd number, got kernel=4"):
         build(version=2, kernel=4)
     with pytest.raises(OptionError, match="inner=alibi2d has not the axes"):
         build("alibi2d", version=2, causal=True)
-    with pytest.raises(OptionError, match="a finished alibi2d; give its config"):
+    with pytest.raises(OptionError, match=r"a finished alibi2d. Pass its config"):
         build(create_encoding("alibi2d", num_heads=3))
     pos = Grid((3, 4), 1).positions()
-    with pytest.raises(ShapeError, match="some have been dropped; say version=1"):
+    with pytest.raises(ShapeError, match=r"some have been dropped. Use version=1"):
         build(version=2).bias(pos.gather(torch.tensor([[0, 2]])), 0)
     with pytest.raises(ShapeError, match="pass q, k and scale to dense"):
         build().bias(pos, 0).dense()

@@ -115,7 +115,7 @@ def test_a_vit():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match="causal=True counts steps back along one axis"):
+    with pytest.raises(OptionError, match="have no effect with causal=True"):
         create_encoding("fire(causal=true,wrap=true)", num_heads=2)
     with pytest.raises(OptionError, match="eps needs a number above 0"):
         create_encoding("fire(eps=0)", num_heads=2)

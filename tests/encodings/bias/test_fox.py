@@ -188,14 +188,14 @@ def test_a_layer_and_a_vit():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match="cable: causal=True looks back only, so it has one gate"):
+    with pytest.raises(OptionError, match="cable has a single gate with causal=True"):
         build("cable", causal=True, shared=False)
     with pytest.raises(OptionError, match="scale needs a number above 0, got scale=0"):
         build(scale=0)
     made, pos = build(causal=True), Grid((2, 3)).positions()
     with pytest.raises(ShapeError, match="fox needs 1 axis with causal=True, got 2 axes"):
         made.bias(pos, 0, tokens(6))
-    with pytest.raises(ShapeError, match="fox reads the tokens; pass x"):
+    with pytest.raises(ShapeError, match="fox reads the tokens and needs x"):
         build().bias(pos, 0)
     with pytest.raises(ShapeError, match="fox needs the tokens of a 1 or 2-axis grid, got 3 axes"):
         build().bias(Grid((2, 3, 2)).positions(), 0, tokens(12))

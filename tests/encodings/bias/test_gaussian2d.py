@@ -156,7 +156,7 @@ def test_option_errors(options, message):
 
 
 def test_other_errors():
-    with pytest.raises(OptionError, match=r"layers=\[-1\] counts from the last block; say depth"):
+    with pytest.raises(OptionError, match=r"layers=\[-1\] counts from the last block and needs depth"):
         create_encoding("gaussian2d.naclip")
     with pytest.raises(ShapeError, match="gaussian2d needs 2-axis positions, got 3 axes"):
         create_encoding("gaussian2d").bias(Grid((1, 2, 2)).positions(), 0)

@@ -223,9 +223,11 @@ def test_half_precision_and_autocast():
 
 
 def test_refusals():
-    with pytest.raises(UnsupportedCombination, match=r"gpsa takes two softmaxes.*branches\(\)"):
+    with pytest.raises(UnsupportedCombination, match=r"gpsa uses two softmaxes.*branches\(\)"):
         build().bias(Grid((2, 3)).positions(), 0)
-    with pytest.raises(UnsupportedCombination, match="gpsa takes several softmaxes of its own, and alibi2d"):
+    with pytest.raises(
+        UnsupportedCombination, match="gpsa uses several softmaxes, which cannot be combined with alibi2d"
+    ):
         Attention(12, 3, "gpsa+alibi2d")
     with pytest.raises(OptionError, match=r"layers must be block indices below depth=2, got \[2\]"):
         build(layers=[2], depth=2)

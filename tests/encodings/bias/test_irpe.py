@@ -288,7 +288,7 @@ def test_distances_do_not_see_turns_of_a_square(n, method, turns, flip):
         ("on=kk", "letters q, k, v, each once, got on='kk'"),
         ("on=x", "got on='x'"),
         ("on=1", "got on=1"),
-        ("mode=bias,on=kv", "mode='bias' cannot be on v, got on='kv'; leave v out or say mode=contextual"),
+        ("mode=bias,on=kv", "mode='bias' cannot be on v, got on='kv': omit v or use mode=contextual"),
         ("shared=1", "shared is true or false, got shared=1"),
         ("ratio=0", "ratio needs a number above 0, got ratio=0"),
         ("ratio=big", "got ratio='big'"),
@@ -316,5 +316,5 @@ def test_other_errors():
                     made.value_term(pos, 0)
     for method in ("product", "cross"):
         bias = build(method=method).bias(Grid((2, 2)).positions(), 0)
-        with pytest.raises(ShapeError, match=r"reads the query.*pass q, k and scale"):
+        with pytest.raises(ShapeError, match=r"query.*q, k and scale"):
             bias.dense()

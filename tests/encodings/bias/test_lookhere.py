@@ -155,7 +155,9 @@ def test_whole_model():
 def test_refusals():
     with pytest.raises(OptionError, match=r"joined by hyphens, got directions='halves-sideways'"):
         create_encoding("lookhere", num_heads=12, directions="halves-sideways")
-    with pytest.raises(OptionError, match=r"a head for each of the directions corners-triangles-none"):
+    with pytest.raises(
+        OptionError, match=r"at least one head for each of the directions corners-triangles-none"
+    ):
         create_encoding("lookhere", num_heads=2, directions="corners-triangles-none")
     with pytest.raises(ShapeError, match="2-axis grid"):
         create_encoding("lookhere", num_heads=4).bias(vispe.Positions(torch.rand(1, 5, 2)), 0)

@@ -137,7 +137,7 @@ def test_refusals():
         build(RI, parabolas=2)
     with pytest.raises(OptionError, match=r"needs dim to be a multiple of num_heads, got dim=10"):
         create_encoding("pape", dim=10, num_heads=3)
-    with pytest.raises(ShapeError, match="pape reads the tokens; pass x"):
+    with pytest.raises(ShapeError, match=r"pape reads the tokens. Pass x"):
         build().bias(Grid((2, 3)).positions(), 0)
-    with pytest.raises(ShapeError, match=r"pape needs 2-axis positions, got 3 axes .*say pape\(axes=3\)"):
+    with pytest.raises(ShapeError, match=r"pape needs 2-axis positions, got 3 axes .*Use pape\(axes=3\)"):
         build().bias(Grid((2, 3, 2)).positions(), 0)

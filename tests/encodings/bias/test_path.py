@@ -108,16 +108,16 @@ def test_long_ways_stay_finite():
 
 def test_errors():
     with pytest.raises(
-        UnsupportedCombination, match="say causal=true if it is causal, or choose grape_alibi"
+        UnsupportedCombination, match="Use causal=true if attention is causal, or grape_alibi"
     ):
         build(causal=False)
     made, x = build(), torch.zeros(1, 4, 12).double()
     with pytest.raises(
-        ShapeError, match=r"path needs 1-axis positions, got 2 axes .*choose tapa or grape_alibi"
+        ShapeError, match=r"path needs 1-axis positions, got 2 axes .*Use tapa or grape_alibi"
     ):
         made.bias(Grid((2, 2)).positions(), 0, x)
-    with pytest.raises(ShapeError, match=r"path reads the tokens; pass x \(b, n, d\) to bias"):
+    with pytest.raises(ShapeError, match=r"path reads the tokens\. Pass x \(b, n, d\) to bias"):
         made.bias(Grid((4,)).positions(), 0)
-    with pytest.raises(ShapeError, match="some have been dropped; keep all"):
+    with pytest.raises(ShapeError, match=r"some have been dropped. Keep all"):
         made.bias(Grid((4,)).positions().gather(torch.tensor([[0, 2]])), 0, x[:, :2])
     assert made.bias(Positions(torch.arange(4.0)[None, :, None]), 0, x).pos.grid is None

@@ -189,9 +189,9 @@ def test_dropped_tokens():
         ({"pretrained": [3]}, r"pretrained needs one number for each of 2 axes, got pretrained=\[3\]"),
         (
             {"coords": "cr", "pretrained": [3, 3]},
-            r"centre and pretrained belong to coords='swin', got centre=False, pretrained=\(3, 3\) with coords='cr'",
+            r"centre and pretrained have no effect with coords='cr', got centre=False, pretrained=\(3, 3\)",
         ),
-        ({"coords": "cr", "centre": True}, "belong to coords='swin', got centre=True"),
+        ({"coords": "cr", "centre": True}, "have no effect with coords='cr', got centre=True"),
         ({"centre": 1}, "centre is true or false, got centre=1"),
         ({"share_layers": 0}, "share_layers is true or false, got share_layers=0"),
         ({"dropout": 1.0}, "dropout needs a number of 0 or more and below 1, got dropout=1.0"),

@@ -56,7 +56,7 @@ def test_far_offsets_are_those_of_groups():
 
 
 def test_wrong_heads_and_no_queries_are_refused():
-    with pytest.raises(OptionError, match="turns pairs of channels, got 3 per head"):
+    with pytest.raises(OptionError, match="self_extend needs an even head_dim, got 3"):
         create_encoding("self_extend", dim=6, num_heads=2)
-    with pytest.raises(ShapeError, match="pass q and k"):
+    with pytest.raises(ShapeError, match="q and k to dense"):
         both((2, 3))[0].dense()

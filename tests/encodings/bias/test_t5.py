@@ -86,11 +86,11 @@ def test_a_vit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("causal=true", "causal=True counts steps back along 1 axis, got axes=2, mode='axial'; say axes=1"),
+        ("causal=true", "causal=True counts steps back along 1 axis, got axes=2, mode='axial'. Use axes=1"),
         ("causal=true,axes=1,mode=radial", "got axes=1, mode='radial'"),
-        ("num_buckets=3", "t5 needs num_buckets of 4 or more and max_distance above their 0 whole steps"),
-        ("max_distance=8", "above their 8 whole steps, got num_buckets=32, max_distance=8"),
-        ("mode=radial,max_distance=16", "t5 needs num_buckets of 2 or more .* 16 whole steps"),
+        ("num_buckets=3", "t5 needs num_buckets of 4 or more and max_distance above their 0 exact buckets"),
+        ("max_distance=8", "above their 8 exact buckets, got num_buckets=32, max_distance=8"),
+        ("mode=radial,max_distance=16", "t5 needs num_buckets of 2 or more .* 16 exact buckets"),
         ("axes=4", "axes needs a whole number from 1 to 3"),
         ("spacing=[1]", "spacing needs one number for each of 2 axes"),
     ],
@@ -101,5 +101,5 @@ def test_option_errors(options, message):
 
 
 def test_other_axes_are_refused():
-    with pytest.raises(ShapeError, match=r"t5 needs 2-axis positions, got 3 axes .*; say t5\(axes=3\)"):
+    with pytest.raises(ShapeError, match=r"t5 needs 2-axis positions, got 3 axes .*\. Use t5\(axes=3\)"):
         offsets.made("t5").bias(Grid((2, 2, 2)).positions(), 0)

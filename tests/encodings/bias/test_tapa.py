@@ -105,7 +105,7 @@ def test_errors():
             create_encoding("tapa", dim=8, num_heads=2, theta=theta)
     pos, q = Grid((2, 2)).positions(), torch.randn(1, 2, 4, 4)
     bias = create_encoding("tapa", dim=8, num_heads=2).bias(pos, 0)
-    with pytest.raises(ShapeError, match="The logits of tapa are made of queries and keys; pass q and k"):
+    with pytest.raises(ShapeError, match=r"The logits of tapa need queries and keys.* Pass q and k"):
         bias.dense()
     with pytest.raises(BackendUnavailable):
         attention(q, q, q, bias=bias, backend="flex")

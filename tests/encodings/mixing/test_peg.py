@@ -300,7 +300,7 @@ def test_compiles():
         ({"symmetric": 1}, "symmetric is true or false, got symmetric=1"),
         ({"first": 0}, "first needs a whole number above 0, got first=0"),
         ({"first": 1.5}, "got first=1.5"),
-        ({"first": 2, "after": [0]}, r"first=2 has no effect beside after=\[0\]"),
+        ({"first": 2, "after": [0]}, r"first=2 has no effect with after=\[0\]"),
         ({"after": []}, r"after needs different block indices of 0 or more, got after=\[\]"),
         ({"after": 1}, "after needs a list of whole numbers, got after=1"),
         ({"after": [0.5]}, "list of whole numbers"),
@@ -317,7 +317,7 @@ def test_options_are_checked(options, message):
 def test_it_needs_a_grid():
     made = create_encoding("peg", dim=6)
     with pytest.raises(
-        ShapeError, match=r"peg needs the tokens of a 2-axis grid, got 2 axes .*; it reads neighbours"
+        ShapeError, match=r"peg needs the tokens of a 2-axis grid, got 2 axes .* It reads neighbouring cells"
     ):
         made.mix(torch.zeros(1, 3, 6), Positions(torch.zeros(1, 3, 2)), 0)
     with pytest.raises(ShapeError, match="peg needs the tokens of a 2-axis grid, got 1 axes"):

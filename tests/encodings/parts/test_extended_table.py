@@ -83,5 +83,5 @@ def test_what_is_refused():
         create_encoding("learned(resample=cubic)", dim=4, grid=(2, 2))
     with pytest.raises(OptionError, match="rule must be one of tile, nearest, linear, got 'bicubic'"):
         places(3, 2, "bicubic")
-    with pytest.raises(OptionError, match="longest needs a whole number above 0, got longest=0"):
+    with pytest.raises(OptionError, match="stretched needs an integer above 0 for longest, got longest=0"):
         stretched(3, 2, 0)

@@ -302,12 +302,12 @@ def test_checkpoints_of_the_reference_load(name):
 @pytest.mark.parametrize("spec", [f"{n}({f})" for n in (AP, LD) for f in ("form=matrix", "form=folded")])
 def test_axes_and_forms_are_checked(spec):
     encoding = create_encoding(spec, dim=DIM, num_heads=HEADS)
-    with pytest.raises(ShapeError, match=r"needs 2-axis positions, got 3 axes .* say comrope_..\(axes=3\)"):
+    with pytest.raises(ShapeError, match=r"needs 2-axis positions, got 3 axes .* Use comrope_..\(axes=3\)"):
         encoding.transform(Grid((2, 2, 2)).positions(), 0)
     if "folded" in spec:
-        with pytest.raises(OptionError, match="has angles and no matrices; say form=matrix"):
+        with pytest.raises(OptionError, match=r"has no matrices with form=folded.* Use form=matrix"):
             encoding.rotations(Grid((2, 2)).positions())
-        with pytest.raises(OptionError, match="is in its folded form already"):
+        with pytest.raises(OptionError, match="can only be folded with form=matrix"):
             encoding.fold()
 
 
@@ -330,7 +330,7 @@ def test_axes_and_forms_are_checked(spec):
         ("comrope_ld(jitter=much)", "jitter needs a number of 0 or more, got jitter='much'"),
         ("comrope_ld(jitter_offset=-1)", "jitter_offset needs a number of 0 or more, got jitter_offset=-1"),
         ("comrope_ld(cls_position=left)", "cls_position needs a finite number, got cls_position='left'"),
-        ("comrope_ld(base=0.5)", "base=0.5 has no effect with init='normal'; say init=geometric"),
+        ("comrope_ld(base=0.5)", "base=0.5 has no effect with init='normal'. Use init=geometric"),
         ("comrope_ld(init=geometric,base=0)", "base needs a number above 0, got base=0"),
     ],
 )

@@ -253,7 +253,7 @@ def test_another_size():
             "gta(max_freq=fast)",
             "max_freq needs a number of 0 or more, or a list of numbers of 0 or more, got max_freq='fast'",
         ),
-        ("gta(trans_coeff=1)", "trans_coeff=1 has no effect without se3 channels; say se3="),
+        ("gta(trans_coeff=1)", "trans_coeff=1 has no effect without se3 channels. Use se3="),
         ("gta(se3=4,trans_coeff=small)", "trans_coeff needs a finite number, got trans_coeff='small'"),
     ],
 )
@@ -267,7 +267,7 @@ def test_position_errors():
     pos = Grid((2, 3), prefix=1).positions()
     with pytest.raises(ShapeError, match="gta needs 2-axis positions, got 1 axes"):
         encoding.transform(Grid((4,)).positions(), 0)
-    with pytest.raises(ShapeError, match=r"needs camera poses; put \(b, views, 4, 4\) matrices into"):
+    with pytest.raises(ShapeError, match=r"needs camera poses\. Put \(b, views, 4, 4\) matrices into"):
         encoding.transform(pos, 0)
     for wrong in (torch.eye(4)[None, None].repeat(1, 4, 1, 1), torch.eye(4)[None], torch.ones(1, 2, 3, 4)):
         with pytest.raises(

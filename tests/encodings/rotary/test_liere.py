@@ -197,7 +197,7 @@ def test_checkpoints_of_the_reference_load():
         ("liere(reference=3)", "reference needs a list of whole numbers above 0, got reference=3"),
         ("liere(normalize=none,reference=[3,3])", r"reference=\[3, 3\] has no effect with normalize='none'"),
         ("liere(init=zeros)", "init must be one of uniform, symmetric, normal"),
-        ("liere(init_std=2)", "init_std=2 has no effect with init='uniform'; say init=normal"),
+        ("liere(init_std=2)", "init_std=2 has no effect with init='uniform'. Use init=normal"),
         ("liere(init=normal,init_std=-1)", "init_std needs a number of 0 or more, got init_std=-1"),
         ("liere(scale_factor=0)", "scale_factor needs a number above 0, got scale_factor=0"),
     ],
@@ -208,7 +208,7 @@ def test_option_errors(spec, message):
 
 
 def test_other_errors():
-    with pytest.raises(ShapeError, match=r"liere needs 2-axis positions, got 1 axes .* say liere\(axes=1\)"):
+    with pytest.raises(ShapeError, match=r"liere needs 2-axis positions, got 1 axes .* Use liere\(axes=1\)"):
         build().transform(Grid((4,)).positions(), 0)
     with pytest.raises(ShapeError, match="liere needs 2-axis positions"):
         build(kind="even").transform(Grid((4,)).positions(), 0)

@@ -115,10 +115,10 @@ def test_a_whole_model():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rotated": 0.3}, r"whole number of channels, got rotated=0.3 of 8 per head; choose 2/8"),
+        ({"rotated": 0.3}, r"integer number of channels, got rotated=0.3 of 8 per head\. Use 2/8"),
         ({"rotated": 0}, "rotated needs a number above 0 and up to 1"),
-        ({"split": [3, 4]}, r"split needs 8 channels in all, got split=\[3, 4\]"),
-        ({"split": [3, 5], "spacing": [1, 1, 1]}, "which are for other numbers of axes"),
+        ({"split": [3, 4]}, r"split needs 8 channels in total, got split=\[3, 4\]"),
+        ({"split": [3, 5], "spacing": [1, 1, 1]}, "split and spacing need the same number of axes"),
         ({"init": "random"}, "init must be one of zeros, uniform"),
         ({"base": 0}, "base needs a number above 0"),
     ],

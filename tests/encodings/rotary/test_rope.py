@@ -665,12 +665,12 @@ ERRORS = [
     (
         "rope_axial",
         {"dim": 36},
-        r"rope_axial needs a head width divisible by 4, got head width 18 with rotated=1 \(dim=36, num_heads=2\)",
+        r"rope_axial needs a head_dim divisible by 4, got head_dim=18 with rotated=1 \(dim=36, num_heads=2\)",
     ),
     ("rope_axial", {"dim": 33}, "dim to be a multiple of num_heads, got dim=33, num_heads=2"),
     ("rope_axial", {"heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
     ("rope_axial(rotated=0)", {}, "rotated needs a number above 0 and up to 1, got rotated=0"),
-    ("rope_axial(rotated=0.3)", {}, "divisible by 4, got head width 16 with rotated=0.3"),
+    ("rope_axial(rotated=0.3)", {}, "divisible by 4, got head_dim=16 with rotated=0.3"),
     ("rope_axial(layout=halves)", {}, "layout must be one of half, interleaved, got 'halves'"),
     ("rope_axial(indexing=yx)", {}, "indexing must be one of xy, ij, got 'yx'"),
     ("rope_axial(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
@@ -679,11 +679,11 @@ ERRORS = [
         {"offset": float("inf")},
         "offset needs a finite number, got offset=inf",
     ),
-    ("rope_axial(split=[5,5])", {}, r"at most 8 in all for rope_axial, got split=\[5, 5\]"),
-    ("rope_axial(split=[4,4],still=0.25)", {}, r"at most 6 in all for rope_axial, got split=\[4, 4\]"),
+    ("rope_axial(split=[5,5])", {}, r"at most 8 in total for rope_axial, got split=\[5, 5\]"),
+    ("rope_axial(split=[4,4],still=0.25)", {}, r"at most 6 in total for rope_axial, got split=\[4, 4\]"),
     ("rope_axial(still=1)", {}, "still needs a number of 0 or more and below 1, got still=1"),
     ("rope_axial(turning=1.5)", {}, "turning needs a number from 0 to 1, got turning=1.5"),
-    ("rope_axial(split=[2])", {"dim": 9, "heads": 1}, "needs a head width divisible by 2, got head width 9"),
+    ("rope_axial(split=[2])", {"dim": 9, "heads": 1}, "needs a head_dim divisible by 2, got head_dim=9"),
     (
         "rope_axial(split=[0,4])",
         {},
@@ -728,7 +728,7 @@ ERRORS = [
     ),
     ("rope_axial(per_block=true)", {}, "per_block=True has no effect without shift_coords"),
     ("rope_axial(per_block=1)", {}, "per_block is true or false, got per_block=1"),
-    ("rope_axial(per_block=true,shift_coords=1)", {}, "say how many by depth"),
+    ("rope_axial(per_block=true,shift_coords=1)", {}, "Pass depth"),
     ("rope_mixed(axes=4)", {}, "axes needs a whole number from 1 to 3, got axes=4"),
     ("rope_mixed(axes=3)", {"dim": 8}, "a pair of channels per axis, got 2 pairs for axes=3"),
     ("rope_mixed(temperature=-1)", {}, "temperature needs a number above 0, got temperature=-1"),
@@ -739,7 +739,7 @@ ERRORS = [
     (
         "rope_dinov3(min_period=1)",
         {},
-        "min_period and max_period go together, got min_period=1, max_period=None",
+        "min_period and max_period must be set together, got min_period=1, max_period=None",
     ),
     ("rope_dinov3(min_period=3,max_period=1)", {}, "0 < min_period <= max_period, got 3 and 1"),
     (
@@ -763,7 +763,8 @@ def test_shape_errors():
     with pytest.raises(ShapeError, match="rope_mixed needs 2-axis positions, got 3 axes"):
         build("rope_mixed").transform(cube, 0)
     with pytest.raises(
-        ShapeError, match=r"rope_axial needs spacing for 3 axes, got spacing=\(1, 2\); give one per axis"
+        ShapeError,
+        match=r"rope_axial needs spacing for 3 axes, got spacing=\(1, 2\)\. Pass one value per axis",
     ):
         build("rope_axial(spacing=[1,2])").transform(cube, 0)
     with pytest.raises(ShapeError, match=r"rope_axial needs split for 3 axes, got split=\(4, 4\)"):
@@ -771,7 +772,7 @@ def test_shape_errors():
     with pytest.raises(ShapeError, match="a pair of channels per axis, got 2 pairs for 3 axes"):
         build("rope_axial", dim=8).transform(cube, 0)
     with pytest.raises(
-        ShapeError, match="needs the training grid of 2 axes, got reference=None; say reference="
+        ShapeError, match=r"needs the training grid of 2 axes, got reference=None. Pass reference="
     ):
         build("rope_axial(schedule=pi)").transform(flat, 0)
     with pytest.raises(ShapeError, match=r"training grid of 3 axes, got reference=\(3, 3\)"):

@@ -118,7 +118,7 @@ def test_a_whole_model():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match="rope_pp needs pairs of channels, got head width 5"):
+    with pytest.raises(OptionError, match="rope_pp needs pairs of channels, got head_dim=5"):
         create_encoding("rope_pp", dim=10, num_heads=2)
     with pytest.raises(OptionError, match="mode must be one of imagh, imago, imag1, none"):
         create_encoding("rope_pp", dim=16, num_heads=2, mode="imag2")

@@ -295,7 +295,7 @@ def test_auxiliary_losses_train_the_encoder():
     assert all(torch.equal(losses[k], again[k]) for k in losses)
     sum(losses.values()).backward()
     assert made.encoder.out_proj.weight.grad.abs().sum() > 0
-    with pytest.raises(ShapeError, match=r"grid of 2 axes of 1 to 100 cells, got \(3,\)"):
+    with pytest.raises(ShapeError, match=r"grid of 2 axes with 1 to 100 cells, got \(3,\)"):
         made.auxiliary_losses((3,))
 
 
@@ -310,12 +310,12 @@ def test_auxiliary_losses_train_the_encoder():
         ("seqpe(layers=-1)", {}, "layers needs a whole number of 0 or more, got layers=-1"),
         ("seqpe(max_digits=0)", {}, "max_digits needs a whole number above 0, got max_digits=0"),
         ("seqpe(direction=left)", {}, "direction must be one of causal, bi, got 'left'"),
-        ("seqpe(direction=bi,class_token=false)", {}, "say class_token=true"),
+        ("seqpe(direction=bi,class_token=false)", {}, "Use class_token=true"),
         ("seqpe(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
         ("seqpe(dropout=1)", {}, "dropout needs a number of 0 or more and below 1, got dropout=1"),
         ("seqpe(shift=-0.1)", {}, "shift needs a number of 0 or more and below 1, got shift=-0.1"),
         ("seqpe(axes=4)", {}, "axes needs a whole number from 1 to 3, got axes=4"),
-        ("seqpe(axes=3)", {}, r"axes=3, but the grid of the model is \(3, 4\)"),
+        ("seqpe(axes=3)", {}, r"axes=2 for the grid \(3, 4\) of the model, got axes=3"),
         ("seqpe", {"depth": 0}, "depth needs a whole number above 0, got depth=0"),
     ],
 )
@@ -328,7 +328,7 @@ def test_shape_errors():
     made = build()
     with pytest.raises(ShapeError, match="seqpe needs 2-axis positions, got 3 axes"):
         made.transform(Grid((2, 2, 2)).positions(), 0)
-    with pytest.raises(ShapeError, match="whole-number positions, got free coordinates"):
+    with pytest.raises(ShapeError, match="integer positions, got free coordinates"):
         made.transform(Positions(torch.rand(1, 4, 2)), 0)
     with pytest.raises(ShapeError, match=r"1 digits per axis, too few for a grid of \(3, 11\)"):
         build("seqpe(max_digits=1)").transform(Grid((3, 11)).positions(), 0)

@@ -127,6 +127,6 @@ def test_errors():
     ):
         build(spacing=(1.0,))
     with pytest.raises(
-        ShapeError, match=r"string needs 2-axis positions, got 3 axes .*; say string\(axes=3\)"
+        ShapeError, match=r"string needs 2-axis positions, got 3 axes .*\. Use string\(axes=3\)"
     ):
         build().transform(Grid((2, 2, 2)).positions(), 0)

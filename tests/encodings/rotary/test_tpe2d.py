@@ -127,16 +127,14 @@ def test_a_vit():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match="turns pairs of channels, got 3 channels per head"):
+    with pytest.raises(OptionError, match="tpe2d needs an even head_dim, got 3"):
         build(dim=6)
     grid, x = Grid((2, 2)), torch.zeros(1, 4, 12)
-    with pytest.raises(ShapeError, match="tpe2d reads the tokens; pass x"):
+    with pytest.raises(ShapeError, match=r"tpe2d reads the tokens. Pass x"):
         build().branches(grid.positions(), 0)
-    with pytest.raises(
-        ShapeError, match=r"tpe2d needs the tokens of a 2-axis grid, .*; ranks count its cells"
-    ):
+    with pytest.raises(ShapeError, match=r"tpe2d needs the tokens of a 2-axis grid, .*ranks count the cells"):
         build().branches(Positions(torch.zeros(1, 4, 2)), 0, x)
     with pytest.raises(
-        UnsupportedCombination, match=r"tpe2d takes several softmaxes of its own, and alibi2d"
+        UnsupportedCombination, match=r"tpe2d uses several softmaxes, which cannot be combined with alibi2d"
     ):
         create_encoding("tpe2d+alibi2d", dim=12, num_heads=2)

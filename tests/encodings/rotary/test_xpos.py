@@ -70,7 +70,7 @@ def test_backends_under_a_causal_mask():
 
 def test_attention_in_both_directions_is_refused():
     with pytest.raises(
-        UnsupportedCombination, match=r"say causal=true if it is causal, or choose rope_axial.alibi"
+        UnsupportedCombination, match=r"Use causal=true if attention is causal, or rope_axial.alibi"
     ):
         create_encoding("xpos", dim=16, num_heads=2)
     with pytest.raises(ShapeError, match="xpos needs 1-axis positions, got 2 axes"):

@@ -9,11 +9,11 @@ import torch
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.attention.attention_prior import DUMMIES, Prior, asymmetry, held_out_spread
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.attention.attention_prior import DUMMIES, AttentionPrior, asymmetry, held_out_spread
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.hosts.convert import convert
 from vispe.hosts.slot_calibration import calibrate, psi, slot_curve, slot_spread
 
@@ -29,8 +29,8 @@ def plain(seed=0):
 
 
 def measured(model, count=2, **options):
-    host = Host(VisionModel(model), "a model")
-    return audit(host, images(count), [Prior()], **options).findings[0]
+    audited = AuditedModel(VisionModel(model), "a model")
+    return audit(audited, images(count), [AttentionPrior()], **options).findings[0]
 
 
 def test_slot_curve_by_hand():
@@ -66,9 +66,9 @@ def test_calibration_keeps_the_total_and_takes_out_the_prior():
         assert found.attention[3:5].abs().max() == 0
         assert found.attention.sum().item() == pytest.approx(attention.sum().item())
     assert not calibrate(torch.zeros(6), item, prior, 1.0).attention.any()
-    with pytest.raises(OptionError, match="temperature above 0"):
+    with pytest.raises(OptionError, match="temperature must be above 0"):
         calibrate(attention, item, prior, 0.0)
-    with pytest.raises(ShapeError, match="3 items and the prior of 2 slots"):
+    with pytest.raises(ShapeError, match="each of 3 items, got 2"):
         calibrate(attention, item, prior[:2], 1.0)
 
 
@@ -123,28 +123,28 @@ def test_a_planted_place_is_found(query):
     assert found.outcome.details["psi"] > 0.5
 
 
-def kept_of(host, count):
-    kept, measure = Kept(), Prior()
+def accumulated(audited, count):
+    acc, measure = Accumulator(), AttentionPrior()
     for number, image in enumerate(images(count)):
-        kept.begin(number)
-        host.watch(image[None], partial(measure.see, kept))
-        measure.ask(kept, Reruns(host, image, number))
-    return kept
+        acc.begin(number)
+        audited.watch(image[None], partial(measure.on_layer, acc))
+        measure.rerun(acc, PerturbedRuns(audited, image, number))
+    return acc
 
 
 def test_what_is_kept_does_not_grow():
-    host = Host(VisionModel(plain()), "a model")
-    few, many = kept_of(host, 1), kept_of(host, 3)
+    audited = AuditedModel(VisionModel(plain()), "a model")
+    few, many = accumulated(audited, 1), accumulated(audited, 3)
     assert {n: s.shape for n, s in few.sums.items()} == {n: s.shape for n, s in many.sums.items()}
     assert set(many.records[-1]) == {"size", "prefix_share"}
 
 
 def test_dummies_are_six_more_passes():
     model, passes = plain(), []
-    host = Host(VisionModel(model), "a model")
-    kept, before = kept_of(host, 2), model(images(1)[0][None])
+    audited = AuditedModel(VisionModel(model), "a model")
+    acc, before = accumulated(audited, 2), model(images(1)[0][None])
     handle = model.patch_embed.register_forward_hook(lambda *_: passes.append(1))
-    Prior().finish(kept, host)
+    AttentionPrior().summarize(acc, audited)
     handle.remove()
     assert len(passes) == DUMMIES == 6
     assert torch.equal(before, model(images(1)[0][None]))

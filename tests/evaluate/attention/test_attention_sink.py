@@ -6,10 +6,10 @@ from timm.models import VisionTransformer
 
 from vispe.backbones.attention_recorder import watch
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.attention.attention_sink import Heads
+from vispe.evaluate.attention.attention_sink import AttentionSink
 from vispe.evaluate.attention.head_health import head_health
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 
 
@@ -19,12 +19,12 @@ def small(seed=0):
     return VisionTransformer(**sizes, pos_embed="none", reg_tokens=1).eval()
 
 
-def kept_of(model, images):
-    kept, measure = Kept(), Heads()
+def accumulated(model, images):
+    acc, measure = Accumulator(), AttentionSink()
     for i, image in enumerate(images):
-        kept.begin(i)
-        watch(model, image[None], lambda seen: measure.see(kept, seen))
-    return kept
+        acc.begin(i)
+        watch(model, image[None], lambda captured: measure.on_layer(acc, captured))
+    return acc
 
 
 IMAGES = list(torch.randn(5, 3, 40, 40, generator=torch.Generator().manual_seed(1)))
@@ -34,7 +34,7 @@ def test_numbers_are_those_of_health():
     model = small()
     for block in model.blocks:
         block.attn.qkv.weight.data.mul_(20)
-    found = Heads().finish(kept_of(model, IMAGES), Host(VisionModel(model), ""))
+    found = AttentionSink().summarize(accumulated(model, IMAGES), AuditedModel(VisionModel(model), ""))
     health = head_health(model, IMAGES)
     assert found.value == pytest.approx(health.peak_mass.mean())
     assert torch.tensor(found.per_layer).tolist() == pytest.approx(health.peak_mass.mean(1).tolist())
@@ -43,7 +43,7 @@ def test_numbers_are_those_of_health():
     assert found.control == {"uniform": 1 / 27}
     assert sum(found.details["classes"].values()) == pytest.approx(1)
     assert list(found.details["strongest"]) == ["class", "register 1", "patch"]
-    one = Heads().finish(kept_of(model, IMAGES[:1]), Host(VisionModel(model), ""))
+    one = AttentionSink().summarize(accumulated(model, IMAGES[:1]), AuditedModel(VisionModel(model), ""))
     lone = head_health(model, IMAGES[:1])
     assert [len(one.details["reach"]), len(one.details["reach"][0])] == [2, 2]
     for i in (0, 1):
@@ -53,8 +53,8 @@ def test_numbers_are_those_of_health():
 
 def test_a_planted_sink_turns_the_number_and_says_where_it_is():
     model = small()
-    host = Host(VisionModel(model), "")
-    plain = audit(host, IMAGES, [Heads()]).findings[0]
+    audited = AuditedModel(VisionModel(model), "")
+    plain = audit(audited, IMAGES, [AttentionSink()]).findings[0]
     assert plain.verdict == "no"
     assert plain.value == pytest.approx(1 / 27, abs=0.02)
     torch.nn.init.normal_(model.cls_token)
@@ -67,12 +67,12 @@ def test_a_planted_sink_turns_the_number_and_says_where_it_is():
             block.attn.qkv.weight[:64] = 0
             block.attn.qkv.bias[:32] = 4.0
             block.attn.qkv.weight[32:64] = way / way.norm()
-    assert audit(host, IMAGES, [Heads()]).findings[0].verdict == "yes"
-    found = Heads().finish(kept_of(model, IMAGES), host)
+    assert audit(audited, IMAGES, [AttentionSink()]).findings[0].verdict == "yes"
+    found = AttentionSink().summarize(accumulated(model, IMAGES), audited)
     assert found.details["strongest"]["class"] == 1
     assert found.details["classes"]["dead"] + found.details["classes"]["sink"] == 1
 
 
 def test_what_is_kept_does_not_grow():
-    one, three = (kept_of(small(), IMAGES[:n]) for n in (1, 3))
+    one, three = (accumulated(small(), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

@@ -27,7 +27,7 @@ def test_the_lowest_bands_are_masked():
     assert band_mask(ranks, 1 / 3).tolist() == [[False, True, False], [True, False, False]]
     assert band_mask(ranks, 1).sum() == 5  # where there are no keys there is no band
     assert not band_mask(ranks, 0).any()
-    with pytest.raises(OptionError, match="between 0 and 1"):
+    with pytest.raises(OptionError, match=r"share must be in \[0, 1\], got 1.5"):
         band_mask(ranks, 1.5)
 
 
@@ -36,14 +36,14 @@ def test_the_lowest_bands_are_masked():
 def test_masked_pairs_do_not_turn_and_come_back_bit_exact(spec):
     model = small(spec)
     before = model(PICTURE)
-    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    acc = {name: value.clone() for name, value in model.state_dict().items()}
     with unrotated(model, torch.zeros(8, dtype=torch.bool)):
         assert torch.equal(model(PICTURE), before)
     with unrotated(model, torch.ones(2, 2, 8, dtype=torch.bool)):
         still = model(PICTURE)
     assert torch.equal(model(PICTURE), before)
     assert not torch.allclose(still, before, atol=1e-3)
-    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(value, acc[name]) for name, value in model.state_dict().items())
     if "scale" not in spec:  # without any rotation it is a model without an encoding
         torch.testing.assert_close(still, vispe.convert(model, "none")(PICTURE))
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_masked():
     model = small("rope_axial")
     before = model(PICTURE)
     with (
-        pytest.raises(ShapeError, match=r"for 1 heads with 8 pairs must be .* got \(3,\)"),
+        pytest.raises(ShapeError, match=r"for 1 heads with 8 pairs, got \(3,\)"),
         unrotated(model, torch.ones(3, dtype=torch.bool)),
     ):
         model(PICTURE)

@@ -6,9 +6,9 @@ import torch
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.attention.causal_mask import Mask, stack_scores, variance_slope, without_offsets
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import GROUPS, Kept
+from vispe.evaluate.attention.causal_mask import CausalMask, stack_scores, variance_slope, without_offsets
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import GROUPS, Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.hosts.convert import convert
 
@@ -36,7 +36,7 @@ def test_stack_is_the_naive_loop(norm):
                 following[b, t] = x[b, t] + logits.softmax(0) @ full[: t + 1]
         assert torch.allclose(found[layer], total, atol=1e-10)
         x = following
-    with pytest.raises(OptionError, match="norm='batch'"):
+    with pytest.raises(OptionError, match="norm must be 'l2' or 'layer', got 'batch'"):
         stack_scores(x, 1, "batch")
     with pytest.raises(ShapeError, match=r"\(b, s, d\)"):
         stack_scores(x[0], 1)
@@ -72,7 +72,7 @@ def test_slope_of_variances_has_its_closed_form():
     assert variance_slope(x.var(0).mean(-1)).item() == pytest.approx(0, abs=0.05)
 
 
-def host(causal, seed=0, spec="none"):
+def audited(causal, seed=0, spec="none"):
     """A ViT whose layers are nearly those of the stack, with or without a mask."""
     torch.manual_seed(seed)
     model = convert(timm.create_model("test_vit", img_size=80, depth=3).eval(), spec).eval()
@@ -86,7 +86,7 @@ def host(causal, seed=0, spec="none"):
             block.mlp.fc2.weight.zero_()
             if causal:
                 block.attn.register_forward_pre_hook(_causal, with_kwargs=True)
-    found = Host(VisionModel(model), "a model")
+    found = AuditedModel(VisionModel(model), "a model")
     found.can.add("causal")
     return found
 
@@ -101,11 +101,11 @@ def _causal(module, args, kwargs):
 
 def measured(one, count=8):
     images = [tokens(3, 80, 80, seed=k).float() for k in range(count)]
-    return audit(one, images, [Mask()], controls=()).findings[0]
+    return audit(one, images, [CausalMask()], controls=()).findings[0]
 
 
 def test_a_causal_model_has_places_in_its_logits_and_another_has_none():
-    with_mask, without = measured(host(True)), measured(host(False))
+    with_mask, without = measured(audited(True)), measured(audited(False))
     assert with_mask.verdict == "yes"
     assert without.verdict == "no"
     assert with_mask.outcome.units == GROUPS
@@ -114,25 +114,28 @@ def test_a_causal_model_has_places_in_its_logits_and_another_has_none():
 
 
 def test_one_image_says_nothing():
-    found = measured(host(True), 1)
+    found = measured(audited(True), 1)
     assert found.verdict == "not decided"
     assert "One image" in found.outcome.note
 
 
 def test_models_without_a_causal_mask_are_refused():
-    one = host(False)
+    one = audited(False)
     one.can.remove("causal")
-    found = audit(one, [torch.zeros(3, 80, 80)] * 2, [Mask()], controls=())
+    found = audit(one, [torch.zeros(3, 80, 80)] * 2, [CausalMask()], controls=())
     assert found.refused["mask"][1] == "its attention is not causal"
 
 
 def test_what_is_kept_does_not_grow():
-    one, shapes = host(True), []
+    one, shapes = audited(True), []
     for count in (1, 2):
-        kept = Kept()
+        acc = Accumulator()
         for k in range(count):
-            kept.begin(k)
-            one.watch(tokens(1, 3, 80, 80, seed=k).float(), lambda seen, kept=kept: Mask().see(kept, seen))
-        shapes.append({name: value.shape for name, value in kept.sums.items()})
-        assert kept.records[-1] == {"step": 1}
+            acc.begin(k)
+            one.watch(
+                tokens(1, 3, 80, 80, seed=k).float(),
+                lambda captured, acc=acc: CausalMask().on_layer(acc, captured),
+            )
+        shapes.append({name: value.shape for name, value in acc.sums.items()})
+        assert acc.records[-1] == {"step": 1}
     assert shapes[0] == shapes[1]

@@ -16,7 +16,7 @@ from vispe.evaluate.attention.divergence import (
     strongest,
     symmetric_kl,
 )
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 
 
 def maps(heads, tokens=5, seed=0, causal=False):
@@ -59,19 +59,19 @@ def test_divergences_of_equal_and_of_opposite_heads():
         jensen_shannon(one, torch.eye(3)[None])
 
 
-def host(seed, side=80, **options):
+def audited(seed, side=80, **options):
     torch.manual_seed(seed)
     model = timm.create_model("test_vit", img_size=side, depth=2, **options).eval()
     # random weights attend to all alike
     with torch.no_grad():
         for block in model.blocks:
             block.attn.qkv.weight[:128].mul_(8)
-    return Host(VisionModel(model), f"model {seed}")
+    return AuditedModel(VisionModel(model), f"model {seed}")
 
 
 def test_layers_of_two_models_are_compared():
     images = [torch.randn(3, 80, 80, generator=torch.Generator().manual_seed(k)) for k in range(2)]
-    a, b = host(0), host(1)
+    a, b = audited(0), audited(1)
     same, other = compare_heads(a, a, images), compare_heads(a, b, images)
     assert same.shape == other.shape == (2, 2)
     assert same.diagonal().abs().max() < 1e-9
@@ -79,26 +79,26 @@ def test_layers_of_two_models_are_compared():
     assert other.max() < math.log(2)
     assert torch.allclose(other, compare_heads(b, a, images).T)
     # one layer against its own map, seen by the reference way
-    seen = []
+    captured = []
     for one in (a, b):
-        one.watch(images[0][None], lambda s: seen.append(divergence.attention_map(s.call)[1][0]))
-    want = jensen_shannon(seen[1], seen[2]).min()
+        one.watch(images[0][None], lambda s: captured.append(divergence.attention_map(s.call)[1][0]))
+    want = jensen_shannon(captured[1], captured[2]).min()
     assert compare_heads(a, b, images[:1])[1, 0].item() == pytest.approx(want.item(), abs=1e-6)
 
 
 def test_long_sequences_are_compared_on_some_rows(monkeypatch):
     monkeypatch.setattr(divergence, "QUERIES", 8)
-    seen = []
-    host(0).watch(torch.zeros(1, 3, 80, 80), lambda s: seen.append(divergence._some_rows(s)))
-    assert seen[0].shape == (2, 7, 26)
+    captured = []
+    audited(0).watch(torch.zeros(1, 3, 80, 80), lambda s: captured.append(divergence._some_rows(s)))
+    assert captured[0].shape == (2, 7, 26)
 
 
 def test_what_cannot_be_compared_is_refused():
     images = [torch.zeros(3, 80, 80)]
-    with pytest.raises(ShapeError, match="got none"):
-        compare_heads(host(0), host(1), [])
+    with pytest.raises(ShapeError, match="no images, got an empty sequence"):
+        compare_heads(audited(0), audited(1), [])
     with pytest.raises(ShapeError, match="the same tokens"):
-        compare_heads(host(0), host(1, patch_size=20), images)
-    blind = Host(lambda x: x, "a function")
-    with pytest.raises(UnsupportedHost, match="a function cannot be compared: it is a function"):
-        compare_heads(blind, host(1), images)
+        compare_heads(audited(0), audited(1, patch_size=20), images)
+    blind = AuditedModel(lambda x: x, "a function")
+    with pytest.raises(UnsupportedHost, match=r"attention of a function cannot be read \(it is a function"):
+        compare_heads(blind, audited(1), images)

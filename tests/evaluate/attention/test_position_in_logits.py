@@ -15,9 +15,9 @@ from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.attention import attention_prior, head_statistics
 from vispe.evaluate.attention.head_health import head_health
 from vispe.evaluate.attention.head_statistics import radii
-from vispe.evaluate.attention.position_in_logits import PlaceInLogits, distance_rho, pair_tables, quarters
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.attention.position_in_logits import PositionInLogits, distance_rho, pair_tables, quarters
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.grid import Grid
 
@@ -70,12 +70,12 @@ def small(spec="none", seed=0):
     return vispe.convert(VisionTransformer(**sizes), spec).eval()
 
 
-def kept_of(model, images):
-    kept, measure = Kept(), PlaceInLogits()
+def accumulated(model, images):
+    acc, measure = Accumulator(), PositionInLogits()
     for i, image in enumerate(images):
-        kept.begin(i)
-        watch(model, image[None], lambda seen: measure.see(kept, seen))
-    return kept
+        acc.begin(i)
+        watch(model, image[None], lambda captured: measure.on_layer(acc, captured))
+    return acc
 
 
 IMAGES = list(torch.randn(5, 3, 64, 64, generator=torch.Generator().manual_seed(1)))
@@ -91,21 +91,23 @@ def constant(model):
 
 
 def test_heads_of_place_alone_and_of_content_alone():
-    content = audit(Host(VisionModel(small()), ""), IMAGES, [PlaceInLogits()])
+    content = audit(AuditedModel(VisionModel(small()), ""), IMAGES, [PositionInLogits()])
     assert content.findings[0].verdict == "no"
     assert content.findings[0].control == {"none": content.findings[0].value}
     table = small("learned")
     torch.nn.init.normal_(next(p for n, p in table.named_parameters() if "pos_enc" in n), std=5.0)
-    absolute = audit(Host(VisionModel(table), ""), IMAGES, [PlaceInLogits()])
+    absolute = audit(AuditedModel(VisionModel(table), ""), IMAGES, [PositionInLogits()])
     shuffled = [x.reshape(3, 8, 8, 8, 8)[:, torch.randperm(8)].reshape(3, 64, 64) for x in IMAGES]
-    again = audit(Host(VisionModel(table), ""), shuffled, [PlaceInLogits()])
+    again = audit(AuditedModel(VisionModel(table), ""), shuffled, [PositionInLogits()])
     # what a table of places adds stays where it is when rows of patches change places
     assert again.findings[0].value == pytest.approx(absolute.findings[0].value, rel=0.2)
     model = small("rope_axial")
-    place = audit(Host(VisionModel(constant(model)), ""), IMAGES, [PlaceInLogits()], controls=("none",))
+    place = audit(
+        AuditedModel(VisionModel(constant(model)), ""), IMAGES, [PositionInLogits()], controls=("none",)
+    )
     assert place.findings[0].value == pytest.approx(1, abs=1e-4)
     assert place.findings[0].verdict == "yes"
-    found = PlaceInLogits().finish(kept_of(model, IMAGES), Host(VisionModel(model), ""))
+    found = PositionInLogits().summarize(accumulated(model, IMAGES), AuditedModel(VisionModel(model), ""))
     share = head_health(model, IMAGES).position_share
     np.testing.assert_allclose(found.details["r2"], share, atol=1e-4)
     assert found.details["positional"] == 1
@@ -134,14 +136,14 @@ def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeyp
 
 def test_bands_of_a_head_that_uses_its_fastest_pairs():
     model = small("rope_axial")
-    kept = kept_of(model, IMAGES[:2])
-    before = PlaceInLogits().finish(kept, Host(VisionModel(model), "")).details["quarters"]
+    acc = accumulated(model, IMAGES[:2])
+    before = PositionInLogits().summarize(acc, AuditedModel(VisionModel(model), "")).details["quarters"]
     for block in model.blocks:  # the fastest pair of each axis in head 0: channels 0, 1 and 8, 9 of 16
         for part in (0, 32):
             rows = block.attn.qkv.weight.data[part : part + 16]
             rows[[0, 1, 8, 9]] *= 10
-    kept = kept_of(model, IMAGES[:2])
-    after = PlaceInLogits().finish(kept, Host(VisionModel(model), "")).details["quarters"]
+    acc = accumulated(model, IMAGES[:2])
+    after = PositionInLogits().summarize(acc, AuditedModel(VisionModel(model), "")).details["quarters"]
     assert before[0][0][0] == pytest.approx(0.25, abs=0.1)
     assert after[0][0][0] > 0.9
     assert after[0][1][0] == pytest.approx(before[0][1][0], abs=1e-6)
@@ -161,5 +163,5 @@ def test_rho_of_a_constant_rotated_pair_falls_with_the_cosine():
 
 
 def test_what_is_kept_does_not_grow():
-    one, three = (kept_of(small("rope_axial"), IMAGES[:n]) for n in (1, 3))
+    one, three = (accumulated(small("rope_axial"), IMAGES[:n]) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}

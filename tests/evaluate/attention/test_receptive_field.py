@@ -9,8 +9,8 @@ from timm.models import VisionTransformer
 import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
-from vispe.evaluate.attention.receptive_field import Trf, fall, one_sided, plane
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.attention.receptive_field import ReceptiveField, decay, one_sided, plane
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 
 
@@ -42,11 +42,11 @@ def test_fields_are_those_of_a_naive_sum(form, p):
     ]
     assert plane(form, p, eps, r) == pytest.approx([naive(square, e) for e in eps])
     with pytest.raises(OptionError, match="'alibi' or 'power'"):
-        fall("cosine", p, torch.ones(1))
+        decay("cosine", p, torch.ones(1))
 
 
 def measured(model, images):
-    return audit(Host(VisionModel(model.eval()), ""), images, [Trf()], controls=())
+    return audit(AuditedModel(VisionModel(model.eval()), ""), images, [ReceptiveField()], controls=())
 
 
 def test_heads_without_content_reach_as_far_as_their_bias():
@@ -65,4 +65,4 @@ def test_heads_without_content_reach_as_far_as_their_bias():
         block.attn.qkv.weight.data[:64].normal_(std=2.0)
     assert measured(model, images).findings[0].value != pytest.approx(1, abs=0.01)
     refused = measured(vispe.convert(model, "none"), images).refused
-    assert "same for all images" in refused["trf"][1]
+    assert "equal for all images" in refused["trf"][1]

@@ -12,7 +12,7 @@ from vispe.backbones.attention_recorder import watch
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.rotary_bands import (
-    Bands,
+    RotaryBands,
     band_ranks,
     band_shares,
     effective_rank,
@@ -20,8 +20,8 @@ from vispe.evaluate.attention.rotary_bands import (
     rotated,
     turning,
 )
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.grid import Grid
 
@@ -36,12 +36,12 @@ def pictures(n, seed=1):
     return list(torch.randn(n, 3, 40, 48, generator=torch.Generator().manual_seed(seed)))
 
 
-def kept_of(measure, model, images):
-    kept = Kept()
+def accumulated(measure, model, images):
+    acc = Accumulator()
     for i, image in enumerate(images):
-        kept.begin(i)
-        watch(model, image[None], lambda seen: measure.see(kept, seen))
-    return kept
+        acc.begin(i)
+        watch(model, image[None], lambda captured: measure.on_layer(acc, captured))
+    return acc
 
 
 def naive_rank(keys, top):
@@ -55,7 +55,7 @@ def test_rank_is_exp_of_the_entropy_of_the_largest_eigenvalues(top):
     keys = torch.randn(3, 12, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = [naive_rank(k, min(top, 8)) for k in keys]
     assert effective_rank(keys, top).tolist() == pytest.approx(wanted)
-    with pytest.raises(OptionError, match="top of 1 or more"):
+    with pytest.raises(OptionError, match="top must be at least 1"):
         effective_rank(keys, 0)
 
 
@@ -82,9 +82,9 @@ def test_shares_are_products_of_mean_norms():
 def test_queries_and_keys_are_those_after_the_rotation(spec):
     model = small(spec, reg_tokens=2)
     found = []
-    watch(model, torch.stack(pictures(1)), lambda seen: found.append((seen, rotated(seen))))
-    for seen, (q, k, rotation) in found:
-        whole_q, whole_k, _ = seen.call.transformed()
+    watch(model, torch.stack(pictures(1)), lambda captured: found.append((captured, rotated(captured))))
+    for captured, (q, k, rotation) in found:
+        whole_q, whole_k, _ = captured.call.transformed()
         assert torch.equal(q, whole_q[0, :, 3:])
         assert torch.equal(k, whole_k[0, :, 3:])
         assert rotation.layout in ("half", "interleaved")
@@ -94,7 +94,9 @@ def test_turning_says_the_frequencies_of_each_axis():
     model = small("rope_axial", class_token=True)
     angles = []
     watch(
-        model, torch.stack(pictures(1)), lambda seen: angles.append(turning(rotated(seen)[2], seen.grid)[0])
+        model,
+        torch.stack(pictures(1)),
+        lambda captured: angles.append(turning(rotated(captured)[2], captured.grid)[0]),
     )
     freqs = model.pos_enc.parts()[0].frequencies(Grid((5, 6)).positions())[0][0]
     # channels of x come first
@@ -110,13 +112,13 @@ def test_turning_says_the_frequencies_of_each_axis():
 def test_a_rotation_of_the_host_itself_is_known(name, layout):
     torch.manual_seed(0)
     model = timm.create_model(name, depth=1, num_classes=0, img_size=48, embed_dim=48, num_heads=3).eval()
-    seen = []
-    watch(model, torch.randn(1, 3, 48, 48), seen.append)
-    q, k, rotation = rotated(seen[0])
+    captured = []
+    watch(model, torch.randn(1, 3, 48, 48), captured.append)
+    q, k, rotation = rotated(captured[0])
     assert rotation.layout == layout
-    attn, prefix = model.blocks[0].attn, seen[0].grid.prefix
+    attn, prefix = model.blocks[0].attn, captured[0].grid.prefix
     plain = [
-        t.unflatten(-1, (3, 16)).transpose(1, 2)[:, :, prefix:] for t in attn.qkv(seen[0].x).chunk(3, -1)
+        t.unflatten(-1, (3, 16)).transpose(1, 2)[:, :, prefix:] for t in attn.qkv(captured[0].x).chunk(3, -1)
     ]
     torch.testing.assert_close(q, rotation.query(attn.q_norm(plain[0]))[0])
     torch.testing.assert_close(k, rotation.key(attn.k_norm(plain[1]))[0])
@@ -132,34 +134,34 @@ def plant(model, layer, head, pair, strength):
 
 def test_a_planted_still_band_is_found():
     model, images = small(), pictures(5)
-    host, measure = Host(VisionModel(model), "small"), Bands()
-    before = audit(host, images, [Bands()], controls=("random",)).findings[0]
+    audited, measure = AuditedModel(VisionModel(model), "small"), RotaryBands()
+    before = audit(audited, images, [RotaryBands()], controls=("random",)).findings[0]
     assert before.verdict != "yes"
     plant(model, 1, 2, 3, 8.0)  # the slowest pair of x: 0.03 radians per patch
-    after = audit(host, images, [Bands()], controls=("random",)).findings[0]
+    after = audit(audited, images, [RotaryBands()], controls=("random",)).findings[0]
     assert after.verdict == "yes"
     assert after.value > 0.9
-    details = measure.finish(kept_of(measure, model, images), host).details
+    details = measure.summarize(accumulated(measure, model, images), audited).details
     worst = details["lowest"][0]
     assert (worst["layer"], worst["head"], worst["pair"]) == (1, 2, 3)
     assert details["still"] == [[2, 3, 6, 7]] * 2
     assert details["massive"] == details["massive_turning"] > 0
     plant(model, 1, 2, 3, 0.0)
     plant(model, 1, 2, 0, 8.0)  # one radian per patch: the keys go round
-    fast = audit(host, images, [Bands()], controls=()).findings[0]
+    fast = audit(audited, images, [RotaryBands()], controls=()).findings[0]
     assert fast.value < 0.4
 
 
 @pytest.mark.parametrize("spec", ["none", "alibi2d", "liere"])
 def test_models_without_pairs_say_so(spec):
-    measure, model = Bands(), small(spec)
-    kept = kept_of(measure, model, pictures(1))
-    with pytest.raises(UnsupportedHost, match="No layer turns pairs"):
-        measure.finish(kept, Host(VisionModel(model), ""))
+    measure, model = RotaryBands(), small(spec)
+    acc = accumulated(measure, model, pictures(1))
+    with pytest.raises(UnsupportedHost, match="No layer rotates pairs"):
+        measure.summarize(acc, AuditedModel(VisionModel(model), ""))
 
 
 def test_what_is_kept_does_not_grow():
     model = small()
-    one, three = (kept_of(Bands(), model, pictures(n)) for n in (1, 3))
+    one, three = (accumulated(RotaryBands(), model, pictures(n)) for n in (1, 3))
     assert {n: t.shape for n, t in one.sums.items()} == {n: t.shape for n, t in three.sums.items()}
     assert [len(str(r)) < 200 for r in three.records] == [True] * 3

@@ -13,10 +13,10 @@ from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.audit.answers import ChatAnswers, ClipAnswers, _image
-from vispe.evaluate.audit.audited_model import Host, host_of
-from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.answer_order import Order
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.audit.audited_model import AuditedModel, host_of
+from vispe.evaluate.audit.measure import Accumulator
+from vispe.evaluate.behaviour.answer_order import OrderSensitivity
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.evaluated import load_subject
 
 
@@ -45,13 +45,13 @@ def test_a_clip_model_compares_sentences():
 
 def test_a_clip_model_sees_one_picture():
     answers = ClipAnswers(clip(), open_clip.get_tokenizer("ViT-B-32"))
-    with pytest.raises(OptionError, match="one picture at a time, got 2; leave out measures"):
+    with pytest.raises(OptionError, match=r"must be a single image, got 2. Omit measures"):
         answers([torch.rand(3, 32, 32)] * 2, "It is", ("red", "blue"))
-    with pytest.raises(UnsupportedHost, match="has no towers for images and texts"):
+    with pytest.raises(UnsupportedHost, match="has no image and text towers"):
         ClipAnswers(torch.nn.Linear(2, 2), str)
     bare = clip()
     bare.visual.image_mean = None
-    with pytest.raises(UnsupportedHost, match="does not say how images are normalised; set"):
+    with pytest.raises(UnsupportedHost, match="has no image_mean and image_std"):
         ClipAnswers(bare, str)
 
 
@@ -114,18 +114,18 @@ def test_a_chat_model_says_how_probable_an_answer_is():
 
 
 def test_without_a_template_nothing_is_asked():
-    with pytest.raises(UnsupportedHost, match="no template for chats"):
+    with pytest.raises(UnsupportedHost, match="no chat template"):
         ChatAnswers(copy_of("qwen2_vl"), SimpleNamespace(chat_template=None))
 
 
 def order(model):
     """The spread of answers over orders of pictures."""
-    host = Host(lambda x: x, "a chat model", answers=ChatAnswers(model.double(), Processor()))
-    kept, measure = Kept(), Order()
+    audited = AuditedModel(lambda x: x, "a chat model", answers=ChatAnswers(model.double(), Processor()))
+    acc, measure = Accumulator(), OrderSensitivity()
     for number in range(2):
-        kept.begin(number)
-        measure.ask(kept, Reruns(host, None, number))
-    return measure.finish(kept, host)
+        acc.begin(number)
+        measure.rerun(acc, PerturbedRuns(audited, None, number))
+    return measure.summarize(acc, audited)
 
 
 def test_pictures_side_by_side_have_no_order():
@@ -140,11 +140,11 @@ def test_a_changed_copy_does_not_speak():
     import timm
 
     tower = timm.create_model("test_vit").eval()
-    host = Host(VisionModel(tower), "tower", answers=lambda p, q, a: torch.zeros(len(a)))
-    assert "answers" in host.can
-    for changed in (host.twin(), host.without()):
+    audited = AuditedModel(VisionModel(tower), "tower", answers=lambda p, q, a: torch.zeros(len(a)))
+    assert "answers" in audited.can
+    for changed in (audited.reinitialized(), audited.without()):
         assert "answers" not in changed.can
-        assert changed.why["answers"] == "a changed copy of the model that sees images does not speak"
+        assert changed.why["answers"] == "answers are not available for a modified copy of the image tower"
 
 
 ANSWERS = ("left", "right")
@@ -156,13 +156,13 @@ def test_an_open_clip_model_by_name_answers(monkeypatch):
     known = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "small", known)
     subject = load_subject("open_clip:small", weights="random", pos_embed="alibi2d", device="cpu")
-    host, picture = host_of(subject), torch.rand(3, 32, 32)
-    assert "answers" in host.can
+    audited, picture = host_of(subject), torch.rand(3, 32, 32)
+    assert "answers" in audited.can
     # the tower that is measured is that of the model that answers
-    assert subject.whole.visual is host.model
+    assert subject.whole.visual is audited.model
     wanted = ClipAnswers(subject.whole, open_clip.get_tokenizer("ViT-B-32"))
     assert torch.equal(
-        host.answers([picture], "Where is it?", ANSWERS), wanted([picture], "Where is it?", ANSWERS)
+        audited.answers([picture], "Where is it?", ANSWERS), wanted([picture], "Where is it?", ANSWERS)
     )
 
 
@@ -175,10 +175,11 @@ def test_a_tokenizer_out_of_reach_is_a_reason(monkeypatch):
         raise OSError(f"We could not connect\nto fetch {name}")
 
     monkeypatch.setattr(open_clip, "get_tokenizer", unreachable)
-    host = host_of(load_subject("open_clip:small", weights="random", device="cpu"))
-    assert "answers" not in host.can
+    audited = host_of(load_subject("open_clip:small", weights="random", device="cpu"))
+    assert "answers" not in audited.can
     assert (
-        host.why["answers"] == "the tokenizer of small cannot be loaded: We could not connect to fetch small"
+        audited.why["answers"]
+        == "the tokenizer of small cannot be loaded: We could not connect to fetch small"
     )
 
 
@@ -186,15 +187,15 @@ def test_a_chat_model_in_a_folder_answers(tmp_path):
     model, processor = copy_of("llava"), llava_processor()
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    host = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
-    assert "answers" not in host.can
-    assert "LlavaProcessor has no template for chats" in host.why["answers"]
+    audited = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    assert "answers" not in audited.can
+    assert "LlavaProcessor has no chat template" in audited.why["answers"]
     processor.chat_template = CHAT
     processor.save_pretrained(tmp_path)
-    host = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
-    assert {"answers", "maps"} <= host.can
+    audited = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    assert {"answers", "maps"} <= audited.can
     pictures = [torch.rand(3, 12, 12) for _ in range(2)]
-    said = host.answers(pictures, "w5 w6", ("w7", "w8 w9"))
+    said = audited.answers(pictures, "w5 w6", ("w7", "w8 w9"))
     torch.testing.assert_close(said, ChatAnswers(model, processor)(pictures, "w5 w6", ("w7", "w8 w9")))
     assert said[0] != said[1]
 
@@ -207,5 +208,5 @@ def test_a_model_without_words_says_why(tmp_path):
         tmp_path
     )
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}')
-    host = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
-    assert host.why["answers"] == "ViTModel has no head that says words"
+    audited = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    assert audited.why["answers"] == "ViTModel has no language model head"

@@ -6,7 +6,7 @@ import timm
 import torch
 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate.attention.causal_mask import Mask
+from vispe.evaluate.attention.causal_mask import CausalMask
 from vispe.evaluate.audit.audited_model import host_of
 from vispe.evaluate.audit.measure import choose
 from vispe.evaluate.audit.runner import audit
@@ -15,13 +15,13 @@ from vispe.evaluate.evaluated import Subject, load_subject
 
 def test_subject_and_model_give_the_same_host():
     subject = load_subject("test_vit", weights="random", device="cpu")
-    host, image = host_of(subject), torch.rand(1, 3, 160, 160)
+    audited, image = host_of(subject), torch.rand(1, 3, 160, 160)
     direct = host_of(subject.features.model, "mine")
-    assert host.title == subject.title
+    assert audited.title == subject.title
     assert direct.title == "mine"
-    assert host.patch == direct.patch == 16
-    assert torch.equal(host.maps(image), direct.maps(image))
-    assert host.can == direct.can == {"maps", "pooled", "attention"}
+    assert audited.patch == direct.patch == 16
+    assert torch.equal(audited.maps(image), direct.maps(image))
+    assert audited.can == direct.can == {"maps", "pooled", "attention"}
 
 
 class Bright:
@@ -33,25 +33,25 @@ class Bright:
 
 def test_segmenters_give_probabilities_or_labels_one_hot():
     image = torch.rand(2, 3, 6, 8)
-    host = host_of(Subject("labels", segmenter=Bright(), names=Bright.names))
-    maps = host.maps(image)
+    audited = host_of(Subject("labels", segmenter=Bright(), names=Bright.names))
+    maps = audited.maps(image)
     assert maps.shape == (2, 2, 6, 8)
-    assert host.patch == 1
+    assert audited.patch == 1
     assert torch.equal(maps[:, 0], (image[:, 0] > 0.5).float())
     assert torch.equal(maps.sum(1), torch.ones(2, 6, 8))
     sure = Bright()
     sure.probabilities = lambda image: image[:2]
     assert torch.equal(host_of(Subject("soft", segmenter=sure)).maps(image), image[:, :2])
-    assert "attention" not in host.can
-    assert host.why["attention"].startswith("it is a function")
+    assert "attention" not in audited.can
+    assert audited.why["attention"].startswith("it is a function")
     with pytest.raises(UnsupportedHost, match="function of images"):
-        host.twin()
-    with pytest.raises(OptionError, match="does not say of how many classes"):
+        audited.reinitialized()
+    with pytest.raises(OptionError, match="labels without a class count"):
         host_of(Subject("labels", segmenter=Bright()))
 
 
 def test_training_mode_is_refused():
-    with pytest.raises(OptionError, match=r"call model.eval\(\)"):
+    with pytest.raises(OptionError, match=r"Call model.eval\(\)"):
         host_of(timm.create_model("test_vit"))
 
 
@@ -81,7 +81,9 @@ def texts(count=16, length=48):
 
 
 def test_a_language_model_is_asked_what_its_mask_does():
-    found = {mixing: audit(host_of(llama(mixing)), texts(), [Mask()]).findings[0] for mixing in (1.0, 0.0)}
+    found = {
+        mixing: audit(host_of(llama(mixing)), texts(), [CausalMask()]).findings[0] for mixing in (1.0, 0.0)
+    }
     assert found[1.0].verdict == "yes"
     assert found[1.0].outcome.per_layer[-1] > 0.1
     # without values the mask has nothing to average
@@ -89,28 +91,28 @@ def test_a_language_model_is_asked_what_its_mask_does():
 
 
 def test_a_language_model_reads_ids_and_makes_no_maps():
-    host, ids, seen = host_of(llama(1.0)), texts(1)[0][None], []
-    assert host.can == {"attention", "causal"}
-    host.watch(ids, seen.append)
-    host.watch(ids.flatten(1), seen.append)
-    assert torch.equal(seen[0].call.q, seen[3].call.q)
-    refused = audit(host, texts(2), choose(["pattern", "shift"])).refused
-    assert all("reads ids of tokens" in reason for _, reason in refused.values())
+    audited, ids, captured = host_of(llama(1.0)), texts(1)[0][None], []
+    assert audited.can == {"attention", "causal"}
+    audited.watch(ids, captured.append)
+    audited.watch(ids.flatten(1), captured.append)
+    assert torch.equal(captured[0].call.q, captured[3].call.q)
+    refused = audit(audited, texts(2), choose(["pattern", "shift"])).refused
+    assert all("reads token ids" in reason for _, reason in refused.values())
     for wrong in (ids.float(), ids + 50, ids.expand(1, 3, 1, -1)):
         with pytest.raises(ShapeError, match=r"int64 \(b, 1, 1, n\) from 0 to 49"):
-            host.watch(wrong, seen.append)
-    with pytest.raises(UnsupportedHost, match="makes no maps"):
-        host.maps(ids)
-    with pytest.raises(UnsupportedHost, match="cannot be taken away"):
-        host.without()
+            audited.watch(wrong, captured.append)
+    with pytest.raises(UnsupportedHost, match="has no feature maps"):
+        audited.maps(ids)
+    with pytest.raises(UnsupportedHost, match="cannot be removed"):
+        audited.without()
 
 
 def test_twins_draw_every_weight_of_a_loaded_language_model(tmp_path):
     net = llama(1.0)
     net.save_pretrained(tmp_path)
     loaded = type(net).from_pretrained(tmp_path)
-    twin = host_of(loaded).twin(1)
-    assert twin.same == ()
+    twin = host_of(loaded).reinitialized(1)
+    assert twin.unchanged == ()
     # as transformers draws them, not as torch does
     assert twin.model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
@@ -124,6 +126,6 @@ def test_twins_name_what_was_not_drawn_again():
         def forward(self, images):
             return self.conv(images) + self.shift[:, None, None]
 
-    host = host_of(Own().eval())
-    assert host.same == ()
-    assert host.twin(3).same == ("shift",)
+    audited = host_of(Own().eval())
+    assert audited.unchanged == ()
+    assert audited.reinitialized(3).unchanged == ("shift",)

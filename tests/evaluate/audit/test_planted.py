@@ -6,7 +6,7 @@ import torch
 
 import vispe
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 
 PATCH, SIDE = 8, 12
@@ -46,7 +46,7 @@ def pictures():
 
 
 def yes(f, pictures, **options):
-    found = audit(Host(f, "planted", patch=PATCH, **options), pictures)
+    found = audit(AuditedModel(f, "planted", patch=PATCH, **options), pictures)
     return {finding.name for finding in found.findings if finding.verdict == "yes"}, found
 
 
@@ -100,7 +100,7 @@ def test_random_weights_without_an_encoding_raise_no_alarm():
         smooth = torch.nn.functional.interpolate(
             torch.randn(6, 3, 20, 20, generator=g), size=(160, 160), mode="bicubic"
         )
-        found = audit(Host(VisionModel(model), "random"), smooth, seed=seed)
+        found = audit(AuditedModel(VisionModel(model), "random"), smooth, seed=seed)
         verdicts += [f.verdict for f in found.findings]
     assert len(verdicts) >= 20 * 10
     assert verdicts.count("yes") <= 0.05 * len(verdicts)

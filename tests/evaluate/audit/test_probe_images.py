@@ -26,7 +26,7 @@ def test_files_are_cropped_to_the_centre_and_normalised(subject, tmp_path):
     assert names == ("wide.png", "small.png")
     torch.testing.assert_close(images[0], (torch.ones(3, 64, 64) - subject.mean) / subject.std)
     assert images[1].shape == (3, 64, 64)
-    with pytest.raises(ShapeError, match="convert it first"):
+    with pytest.raises(ShapeError, match="Convert the image first"):
         subject.tensor(np.zeros((8, 8, 2)))
 
 

@@ -10,9 +10,9 @@ import torch
 from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Against
-from vispe.evaluate.audit.measure import GROUPS, Kept, Measure, Outcome, choose
+from vispe.evaluate.audit.measure import GROUPS, Accumulator, Measure, Outcome, choose
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.audit.verdict import judge
 from vispe.evaluate.behaviour.rolls import shuffled
@@ -30,15 +30,15 @@ class Slope(Measure):
     needs = frozenset({"maps"})
     controls = ("none", "random")
 
-    def end(self, kept, maps):
+    def on_features(self, acc, maps):
         w = maps.shape[-1]
         x = torch.linspace(-1, 1, w, dtype=torch.float64)
-        kept.note(slope=(maps.double().mean((0, 1)) * x).mean())
-        kept.add("mean", maps.double(), groups=True)
+        acc.note(slope=(maps.double().mean((0, 1)) * x).mean())
+        acc.add("mean", maps.double(), groups=True)
 
-    def finish(self, kept, host):
-        values = kept.column("slope")
-        details = {"sum": float(kept.sums["mean"].sum())}
+    def summarize(self, acc, audited):
+        values = acc.column("slope")
+        details = {"sum": float(acc.sums["mean"].sum())}
         return Outcome(float(values.mean()), values.tolist(), control={"flat": 0.0}, details=details)
 
 
@@ -53,15 +53,15 @@ class Layers(Measure):
     misleads = "Never."
     needs = frozenset({"attention"})
 
-    def see(self, kept, seen):
-        kept.layer(x=seen.x.double().mean())
+    def on_layer(self, acc, captured):
+        acc.layer(x=captured.x.double().mean())
 
-    def ask(self, kept, reruns):
-        turned = reruns.maps("turn", reruns.image.flip(-1))
-        kept.note(turned=turned.double().mean(), drawn=torch.rand(1, generator=reruns.generator()))
+    def rerun(self, acc, runs):
+        turned = runs.maps("turn", runs.image.flip(-1))
+        acc.note(turned=turned.double().mean(), drawn=torch.rand(1, generator=runs.generator()))
 
-    def finish(self, kept, host):
-        x = kept.column("x")
+    def summarize(self, acc, audited):
+        x = acc.column("x")
         return Outcome(x.mean(), x.mean(1).tolist(), x.mean(0).tolist())
 
 
@@ -76,20 +76,20 @@ class Own(Measure):
     misleads = "Never."
     items = 6
 
-    def ask(self, kept, reruns):
-        kept.note(mean=reruns.pooled("mine", torch.full((3, 160, 160), float(reruns.number))).mean())
+    def rerun(self, acc, runs):
+        acc.note(mean=runs.pooled("mine", torch.full((3, 160, 160), float(runs.number))).mean())
 
-    def finish(self, kept, host):
-        return Outcome(len(kept.records), kept.column("mean").tolist())
+    def summarize(self, acc, audited):
+        return Outcome(len(acc.records), acc.column("mean").tolist())
 
 
 ASKED = (Slope(), Layers(), Own())
 
 
 @pytest.fixture(scope="module")
-def host():
+def audited():
     torch.manual_seed(0)
-    return Host(VisionModel(timm.create_model("test_vit", depth=2).eval()), "test_vit")
+    return AuditedModel(VisionModel(timm.create_model("test_vit", depth=2).eval()), "test_vit")
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def images():
 
 
 @pytest.fixture(scope="module")
-def whole(host, images):
-    return audit(host, images, ASKED, controls=("none", "random"))
+def whole(audited, images):
+    return audit(audited, images, ASKED, controls=("none", "random"))
 
 
 def test_every_measure_has_its_row_controls_and_layers(whole):
@@ -113,18 +113,18 @@ def test_every_measure_has_its_row_controls_and_layers(whole):
     assert whole.to_dict()["findings"][0]["per_image"] == list(slope.outcome.per_image)
 
 
-def test_no_picture_passes_twice(host, images):
+def test_no_picture_passes_twice(audited, images):
     """The pass whose attention is looked at gives the features, too."""
-    seen = []
-    hook = host.model.patch_embed.register_forward_pre_hook(
-        lambda module, given: seen.append(given[0].clone())
+    captured = []
+    hook = audited.model.patch_embed.register_forward_pre_hook(
+        lambda module, given: captured.append(given[0].clone())
     )
-    found = audit(host, images[:2], ASKED[:2], controls=())
+    found = audit(audited, images[:2], ASKED[:2], controls=())
     hook.remove()
-    assert len(seen) == 4  # each image and its mirror
-    assert len({bytes(x.numpy()) for x in seen}) == 4
+    assert len(captured) == 4  # each image and its mirror
+    assert len({bytes(x.numpy()) for x in captured}) == 4
     wanted = [
-        float((host.maps(i[None]).double().mean((0, 1, 2)) * torch.linspace(-1, 1, 10).double()).mean())
+        float((audited.maps(i[None]).double().mean((0, 1, 2)) * torch.linspace(-1, 1, 10).double()).mean())
         for i in images[:2]
     ]
     assert np.allclose(found.findings[0].outcome.per_image, wanted, rtol=0, atol=1e-12)
@@ -140,7 +140,7 @@ class Counted(list):
         return super().__getitem__(number)
 
 
-def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(host, images, monkeypatch):
+def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(audited, images, monkeypatch):
     sizes = []
 
     def forward(self, x, own=timm.layers.PatchEmbed.forward):
@@ -149,21 +149,21 @@ def test_the_battery_reads_images_and_runs_models_as_often_as_it_says(host, imag
 
     monkeypatch.setattr(timm.layers.PatchEmbed, "forward", forward)
     pictures = Counted(images[:2])
-    audit(host, pictures)
+    audit(audited, pictures)
     # own: one pass of the image as it is, 3 turned and 3 with turned tokens, 3 rolled and 10 without a strip, 1 mixed
     each = (1 + 6 + 3 + 10 + 1) + 2 + 2  # the controls: as it is, and mixed
     assert sizes == [1] * (2 * each + 6 + 64)  # dummies of the prior, and sides in pairs
     assert pictures.reads == 2 + 1  # once more for what says which audit it is
 
 
-def test_the_model_is_left_as_it_was(host, images):
-    before = host.maps(images[:1])
-    audit(host, images[:1], ASKED)
-    assert torch.equal(before, host.maps(images[:1]))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in host.model.modules())
+def test_the_model_is_left_as_it_was(audited, images):
+    before = audited.maps(images[:1])
+    audit(audited, images[:1], ASKED)
+    assert torch.equal(before, audited.maps(images[:1]))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in audited.model.modules())
 
 
-def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_and_gives_the_same(audited, images, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("vispe.evaluate.audit.runner.SAVE_EVERY", 0.0)
     state, asked = tmp_path / "state", []
 
@@ -173,11 +173,11 @@ def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        audit(host, images, ASKED, controls=("none", "random"), state=state, on_progress=killed)
+        audit(audited, images, ASKED, controls=("none", "random"), state=state, on_progress=killed)
     assert state.exists()
     again = []
     found = audit(
-        host,
+        audited,
         images,
         ASKED,
         controls=("none", "random"),
@@ -188,10 +188,14 @@ def test_a_killed_run_goes_on_and_gives_the_same(host, images, whole, tmp_path, 
     assert len(again) == 21 + 1 - 8  # eight looks were kept
     # other images, names, weights or processes are another audit, and nothing of them is mixed
     with pytest.raises(InputError, match="another audit"):
-        audit(host, images[:6], ASKED, state=state)
+        audit(audited, images[:6], ASKED, state=state)
     same = {"controls": ("none", "random"), "state": state}
-    other = Host(host.twin(5).f, host.title)
-    for one, options in ((host, {"names": "abcdefg"}), (other, {}), (host, {"processes": Processes(0, 2)})):
+    other = AuditedModel(audited.reinitialized(5).f, audited.title)
+    for one, options in (
+        (audited, {"names": "abcdefg"}),
+        (other, {}),
+        (audited, {"processes": Processes(0, 2)}),
+    ):
         with pytest.raises(InputError, match="another audit"):
             audit(one, images, ASKED, **same, **options)
 
@@ -206,10 +210,10 @@ class Ranks(Processes):
         return parts
 
 
-def test_two_processes_give_what_one_gives(host, images, whole):
+def test_two_processes_give_what_one_gives(audited, images, whole):
     parts.clear()
     for rank in range(2):
-        found = audit(host, images, ASKED, controls=("none", "random"), processes=Ranks(rank, 2))
+        found = audit(audited, images, ASKED, controls=("none", "random"), processes=Ranks(rank, 2))
     one, two = (a.to_dict()["findings"] for a in (whole, found))
     assert one[0].pop("details")["sum"] == pytest.approx(two[0].pop("details")["sum"], rel=1e-12)
     assert one == two
@@ -218,25 +222,25 @@ def test_two_processes_give_what_one_gives(host, images, whole):
 parts: list = []
 
 
-def test_what_is_kept_does_not_grow_with_images(host, images):
+def test_what_is_kept_does_not_grow_with_images(audited, images):
     sizes = []
     for n in (2, 6):
-        kept = Kept()
+        acc = Accumulator()
         for k in range(n):
-            kept.begin(k)
-            Slope().end(kept, host.maps(images[k : k + 1])[0])
-        sizes.append(sum(t.numel() for t in kept.sums.values()))
+            acc.begin(k)
+            Slope().on_features(acc, audited.maps(images[k : k + 1])[0])
+        sizes.append(sum(t.numel() for t in acc.sums.values()))
     assert sizes[0] == sizes[1] == GROUPS * 64 * 100
 
 
 def test_groups_hold_the_sums_of_their_images():
-    kept = Kept()
+    acc = Accumulator()
     for k in range(10):
-        kept.begin(k)
-        kept.add("x", torch.tensor(float(k)), groups=True)
-        kept.add("all", torch.tensor(float(k)))
-    assert kept.sums["x"].tolist() == [0.0 + 8, 1.0 + 9, 2, 3, 4, 5, 6, 7]
-    assert kept.sums["all"] == 45
+        acc.begin(k)
+        acc.add("x", torch.tensor(float(k)), groups=True)
+        acc.add("all", torch.tensor(float(k)))
+    assert acc.sums["x"].tolist() == [0.0 + 8, 1.0 + 9, 2, 3, 4, 5, 6, 7]
+    assert acc.sums["all"] == 45
 
 
 def test_shuffled_patches_are_the_same_patches_elsewhere():
@@ -281,19 +285,19 @@ def test_controls_of_the_same_images_are_compared_in_pairs():
     assert judged.interval[1] - judged.interval[0] > 1
 
 
-def test_two_models_are_compared_in_pairs(host, images, whole):
-    twin = audit(host.twin(3), images, ASKED, controls=("none",))
+def test_two_models_are_compared_in_pairs(audited, images, whole):
+    twin = audit(audited.reinitialized(3), images, ASKED, controls=("none",))
     pair = Against(whole, twin)
     found = pair.to_dict()["differences"]["layers"]
     mean = twin.findings[1].value - whole.findings[1].value
     assert found["difference"] == pytest.approx(mean)
     assert found["interval"][0] < mean < found["interval"][1]
     with pytest.raises(ShapeError, match="same images"):
-        Against(whole, audit(host, images[:2], ASKED, controls=()))
+        Against(whole, audit(audited, images[:2], ASKED, controls=()))
 
 
 def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
-    f = Host(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch=16)
+    f = AuditedModel(lambda x: torch.nn.functional.avg_pool2d(x, 16), "averages", patch=16)
     found = audit(f, images[:2], (Slope(), Layers()))
     assert [g.name for g in found.findings] == ["slope"]
     assert "not measured: it is a function of images" in found.rows()[-1][3]
@@ -304,35 +308,35 @@ def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):
 class Picky(Slope):
     """Refuses random weights."""
 
-    def finish(self, kept, host):
-        if "random" in host.title:
+    def summarize(self, acc, audited):
+        if "random" in audited.title:
             raise UnsupportedHost("it cannot be asked of random weights")
-        return super().finish(kept, host)
+        return super().summarize(acc, audited)
 
 
-def test_a_control_that_refuses_is_named_and_the_audit_goes_on(host, images):
-    found = audit(host, images[:2], (Picky(),), controls=("random",))
+def test_a_control_that_refuses_is_named_and_the_audit_goes_on(audited, images):
+    found = audit(audited, images[:2], (Picky(),), controls=("random",))
     assert set(found.findings[0].control) == {"flat"}
     assert found.missing == {"random of slope": "it cannot be asked of random weights"}
 
 
-def test_a_twin_that_keeps_weights_is_named(host, images, monkeypatch):
-    twin = host.twin(1)
-    twin.same = ("head.weight",)
-    monkeypatch.setattr(host, "twin", lambda seed: twin)
-    found = audit(host, images[:1], (Slope(),), controls=("random",))
+def test_a_twin_that_keeps_weights_is_named(audited, images, monkeypatch):
+    twin = audited.reinitialized(1)
+    twin.unchanged = ("head.weight",)
+    monkeypatch.setattr(audited, "reinitialized", lambda seed: twin)
+    found = audit(audited, images[:1], (Slope(),), controls=("random",))
     assert "1 parameters, such as head.weight" in found.notes[0]
 
 
 def test_refusals():
-    with pytest.raises(UnknownName, match="no measure or family 'prove'"):
+    with pytest.raises(UnknownName, match="unknown measure or family, got 'prove'"):
         choose(["prove"])
-    f = Host(lambda x: x, "identity", patch=1)
-    with pytest.raises(OptionError, match="There is no control 'nothing'"):
+    f = AuditedModel(lambda x: x, "identity", patch=1)
+    with pytest.raises(OptionError, match="unknown control, got 'nothing'"):
         audit(f, torch.zeros(1, 3, 4, 4), (Slope(),), controls=("nothing",))
-    with pytest.raises(ShapeError, match="got no images"):
+    with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         audit(f, [], (Slope(),))
-    with pytest.raises(ShapeError, match="of one size, but image 2"):
+    with pytest.raises(ShapeError, match="for image 2 after"):
         audit(f, [torch.zeros(3, 4, 4), torch.zeros(3, 4, 8)], (Slope(),))
-    with pytest.raises(UnsupportedHost, match="no twin"):
-        f.twin()
+    with pytest.raises(UnsupportedHost, match="cannot be reinitialised"):
+        f.reinitialized()

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.answer_order import Order, order_share, orders
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
+from vispe.evaluate.behaviour.answer_order import OrderSensitivity, order_share, orders
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 
 def there(picture, question):
@@ -31,11 +31,15 @@ def always(pictures, question, answers):
 
 
 def run(answers):
-    host, kept, measure = Host(lambda x: x, "a host", answers=answers), Kept(), Order()
+    audited, acc, measure = (
+        AuditedModel(lambda x: x, "a host", answers=answers),
+        Accumulator(),
+        OrderSensitivity(),
+    )
     for number in range(measure.items):
-        kept.begin(number)
-        measure.ask(kept, Reruns(host, None, number))
-    return measure.finish(kept, host)
+        acc.begin(number)
+        measure.rerun(acc, PerturbedRuns(audited, None, number))
+    return measure.summarize(acc, audited)
 
 
 @pytest.mark.parametrize("answers", [knows, always])
@@ -70,5 +74,5 @@ def test_share_is_that_of_a_naive_loop():
 
 
 def test_one_item_has_no_order():
-    with pytest.raises(OptionError, match="two items or more, got count=1"):
+    with pytest.raises(OptionError, match="count must be at least 2, got 1"):
         orders(1)

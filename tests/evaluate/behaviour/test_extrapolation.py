@@ -6,7 +6,7 @@ import torch
 import vispe
 from vispe.encodings.positions.shift import Shift
 from vispe.errors import OptionError
-from vispe.evaluate.behaviour.extrapolation import PALETTE, PATCH, Asked, Recipe, scenes, score, train
+from vispe.evaluate.behaviour.extrapolation import PALETTE, PATCH, Recipe, SceneViT, scenes, score, train
 
 
 def slow_answers(image):
@@ -22,10 +22,10 @@ def slow_answers(image):
     answers = torch.full((2, h, w), -1)
     for y in range(h):
         for x in range(w):
-            for question, seen in enumerate((markers, [m for m in markers if m[0] < y])):
-                if seen:
-                    near = min((y - a) ** 2 + (x - b) ** 2 for a, b, _ in seen)
-                    colours = {c for a, b, c in seen if (y - a) ** 2 + (x - b) ** 2 == near}
+            for question, captured in enumerate((markers, [m for m in markers if m[0] < y])):
+                if captured:
+                    near = min((y - a) ** 2 + (x - b) ** 2 for a, b, _ in captured)
+                    colours = {c for a, b, c in captured if (y - a) ** 2 + (x - b) ** 2 == near}
                     if len(colours) == 1:
                         answers[question, y, x] = colours.pop()
     return answers
@@ -43,13 +43,13 @@ def test_answers_are_those_of_the_picture(shape, markers):
 def test_scenes_are_reproducible_and_ask_for_room():
     one, two = (scenes(3, (4, 5), torch.Generator().manual_seed(7)) for _ in range(2))
     assert torch.equal(one.images, two.images)
-    with pytest.raises(OptionError, match="5 markers were asked on 2 x 2 patches"):
+    with pytest.raises(OptionError, match="in 1 to 4 for 2 x 2 patches, got 5"):
         scenes(1, (2, 2), torch.Generator(), markers=5)
 
 
 @pytest.mark.parametrize("spec", ["alibi2d", "learned", "none"])
 def test_the_model_answers_on_any_grid(spec):
-    model = Asked(spec, (4, 4), dim=16, depth=1, num_heads=2).eval()
+    model = SceneViT(spec, (4, 4), dim=16, depth=1, num_heads=2).eval()
     for shape in ((4, 4), (2, 6), (5, 3)):
         images = scenes(2, shape, torch.Generator().manual_seed(0)).images
         assert model(images).shape == (2, len(PALETTE), 2, *shape)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.left_right import SidesMeasure, draw_sides, flips, head_margins
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
+from vispe.evaluate.behaviour.left_right import LeftRight, draw_sides, flips, head_margins
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 
 def knows(pictures, question, answers):
@@ -42,11 +42,11 @@ class Random:
 
 
 def run(f=lambda x: x, answers=None):
-    host, kept, measure = Host(f, "a host", answers=answers), Kept(), SidesMeasure()
+    audited, acc, measure = AuditedModel(f, "a host", answers=answers), Accumulator(), LeftRight()
     for number in range(measure.items):
-        kept.begin(number)
-        measure.ask(kept, Reruns(host, None, number))
-    return measure.finish(kept, host)
+        acc.begin(number)
+        measure.rerun(acc, PerturbedRuns(audited, None, number))
+    return measure.summarize(acc, audited)
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ def test_flips_and_heads_by_hand():
 
 
 def test_pictures_that_are_too_small_are_refused():
-    with pytest.raises(OptionError, match="32 pixels or more, got side=16"):
+    with pytest.raises(OptionError, match="at least 32 pixels, got 16"):
         draw_sides(0, torch.Generator(), side=16)

@@ -7,18 +7,20 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.audit.verdict import judge
-from vispe.evaluate.behaviour.occlusion import FILLINGS, Strips, excess, mirrored, without
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.behaviour.occlusion import FILLINGS, Occlusion, excess, mirrored, occlude
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K
 from vispe.evaluate.behaviour.translation import Shift
 
 
 def found(f, images, patch=1, **options):
-    return audit(Host(f, "model", patch=patch), images, [Strips()], controls=(), **options).findings[0]
+    return audit(
+        AuditedModel(f, "model", patch=patch), images, [Occlusion()], controls=(), **options
+    ).findings[0]
 
 
 def flat(images):
@@ -50,7 +52,7 @@ def test_mirrored_rows_are_those_beyond_the_nearer_end():
 def test_the_part_alone_is_changed_and_nothing_of_it_stays(filling, part):
     picture = torch.arange(3.0 * 16 * 24).reshape(3, 16, 24)
     noise = torch.randn(picture.shape, generator=torch.Generator().manual_seed(0))
-    changed = without(picture, part, filling, noise)
+    changed = occlude(picture, part, filling, noise)
     gone = torch.zeros(16, 24, dtype=torch.bool)
     gone[slice(*part[0]), slice(*part[1])] = True
     assert torch.equal(changed[:, ~gone], picture[:, ~gone])
@@ -125,31 +127,33 @@ def test_noise_alone_is_taken_for_no_effect():
     # importance at random: PSI itself is far from 0
     numbers = []
     for seed in range(40):
-        kept, rng = Kept(), np.random.default_rng(seed)
+        acc, rng = Accumulator(), np.random.default_rng(seed)
         for number in range(8):
-            kept.begin(number)
+            acc.begin(number)
             words = ("rows", "columns", "patches_rows", "patches_columns")
-            kept.note(**{word: rng.exponential(size=K) for word in words})
-            kept.note(centre=rng.exponential(size=2), filling=number % 3)
-        outcome = Strips().finish(kept, Host(top, "noise"))
+            acc.note(**{word: rng.exponential(size=K) for word in words})
+            acc.note(centre=rng.exponential(size=2), filling=number % 3)
+        outcome = Occlusion().summarize(acc, AuditedModel(top, "noise"))
         numbers.append(judge("strips", outcome, {}).verdict)
     assert numbers.count("yes") <= 2
 
 
 def test_an_image_makes_ten_passes_beside_those_of_shift_and_a_short_record():
     for side in (8, 32):
-        calls, kept = [], Kept()
-        kept.begin(1)
-        host = Host(lambda x: (calls.append(1), x)[1], "pixels", patch=2)  # noqa: B023
-        reruns = Reruns(host, torch.rand(3, side, side), 1)
-        Shift().ask(kept, reruns)
+        calls, acc = [], Accumulator()
+        acc.begin(1)
+        audited = AuditedModel(lambda x: (calls.append(1), x)[1], "pixels", patch=2)  # noqa: B023
+        runs = PerturbedRuns(audited, torch.rand(3, side, side), 1)
+        Shift().rerun(acc, runs)
         assert len(calls) == 4
-        Strips().ask(kept, reruns)
+        Occlusion().rerun(acc, runs)
         assert len(calls) == 14
-        assert not kept.sums
-        assert sum(np.size(v) for v in kept.records[0].values()) < 40
+        assert not acc.sums
+        assert sum(np.size(v) for v in acc.records[0].values()) < 40
 
 
 def test_less_than_four_patches_a_side_are_refused_in_a_sentence():
-    result = audit(Host(lambda x: x, "pixels", patch=4), torch.rand(1, 3, 8, 16), [Strips()], controls=())
-    assert "needs 4 patches a side" in result.refused["strips"][1]
+    result = audit(
+        AuditedModel(lambda x: x, "pixels", patch=4), torch.rand(1, 3, 8, 16), [Occlusion()], controls=()
+    )
+    assert "needs at least 4 patches per side" in result.refused["strips"][1]

@@ -6,14 +6,16 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.measure import choose
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.patch_shuffle import Shuffle
+from vispe.evaluate.behaviour.patch_shuffle import PatchShuffle
 
 
 def found(f, images, **options):
-    return audit(Host(f, "model", **options), images, [Shuffle()], controls=()).findings[0].outcome
+    return (
+        audit(AuditedModel(f, "model", **options), images, [PatchShuffle()], controls=()).findings[0].outcome
+    )
 
 
 def vit(encoding):

@@ -5,20 +5,20 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.behaviour.perturbed_runs import Reruns, Step
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns, Step
 
 
 def test_maps_and_descriptor_of_a_picture_are_one_pass():
     f = VisionModel(timm.create_model("test_vit", img_size=64, num_classes=0).eval())
     image, passes = torch.randn(3, 64, 64), []
-    reruns = Reruns(Host(f, "model"), image, 0)
+    runs = PerturbedRuns(AuditedModel(f, "model"), image, 0)
     f.model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
-    maps, pooled = reruns.maps(), reruns.pooled()
+    maps, pooled = runs.maps(), runs.pooled()
     assert len(passes) == 1
     with torch.no_grad():
         assert torch.equal(maps, f(image[None])[0])
-    assert torch.equal(pooled, Host(f, "model").both(image[None])[1][0])
+    assert torch.equal(pooled, AuditedModel(f, "model").maps_and_pooled(image[None])[1][0])
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,5 @@ def test_maps_and_descriptor_of_a_picture_are_one_pass():
     ],
 )
 def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
-    host = Host(torch.nn.AvgPool2d(cell), "means", patch=patch)
-    assert Reruns(host, torch.rand(3, 12, 24), 0).step() == wanted
+    audited = AuditedModel(torch.nn.AvgPool2d(cell), "means", patch=patch)
+    assert PerturbedRuns(audited, torch.rand(3, 12, 24), 0).step() == wanted

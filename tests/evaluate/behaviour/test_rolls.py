@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
-from vispe.evaluate.behaviour.perturbed_runs import Reruns, Step
-from vispe.evaluate.behaviour.rolls import K, refuse, rolled, rolls, starts, step_or_note
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns, Step
+from vispe.evaluate.behaviour.rolls import K, raise_if_refused, rolled, rolls, starts, step_or_refusal
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 8), (37, 37)])
@@ -30,12 +30,12 @@ def test_a_roll_by_nothing_is_the_image_as_it_is():
 
 
 def test_what_does_not_divide_is_refused_once_all_images_are_seen():
-    host, kept = Host(torch.nn.AvgPool2d(4), "means", patch=4), Kept()
-    kept.begin(0)
-    assert step_or_note(kept, Reruns(host, torch.rand(3, 16, 16), 0)) is not None
-    refuse(kept)
-    for size, words in (((14, 16), "has a map of 3 x 4 cells"), ((4, 16), "needs 2 patches a side")):
-        kept.begin(1)
-        assert step_or_note(kept, Reruns(host, torch.rand(3, *size), 1)) is None
+    audited, acc = AuditedModel(torch.nn.AvgPool2d(4), "means", patch=4), Accumulator()
+    acc.begin(0)
+    assert step_or_refusal(acc, PerturbedRuns(audited, torch.rand(3, 16, 16), 0)) is not None
+    raise_if_refused(acc)
+    for size, words in (((14, 16), "has 3 x 4 cells"), ((4, 16), "needs at least 2 patches per side")):
+        acc.begin(1)
+        assert step_or_refusal(acc, PerturbedRuns(audited, torch.rand(3, *size), 1)) is None
         with pytest.raises(UnsupportedHost, match=words):
-            refuse(Kept(kept.records[-1:]))
+            raise_if_refused(Accumulator(acc.records[-1:]))

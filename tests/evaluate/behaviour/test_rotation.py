@@ -8,9 +8,9 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.rotation import POSES, Turn
+from vispe.evaluate.behaviour.rotation import POSES, Equivariance
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance
 from vispe.symmetry.d4 import element
 
@@ -22,7 +22,7 @@ def vit(encoding=None):
 
 
 def found(f, images):
-    return audit(Host(f, "model"), images, [Turn()], controls=()).findings[0].outcome
+    return audit(AuditedModel(f, "model"), images, [Equivariance()], controls=()).findings[0].outcome
 
 
 def test_numbers_are_those_of_rotate():
@@ -51,7 +51,7 @@ def test_a_function_of_images_has_one_error_and_says_so():
         return torch.cat([images, ramp.expand(len(images), 1, 8, 8)], 1)
 
     outcome = found(f, torch.randn(2, 3, 8, 8))
-    assert "patch kernels count as well" in outcome.note
+    assert "patch kernels are included" in outcome.note
     assert outcome.details["rot90"] > 0.1
     assert found(lambda x: x, torch.randn(2, 3, 8, 8)).value == 0
 
@@ -65,4 +65,4 @@ def test_rectangles_are_turned_by_half_so_that_sizes_stay():
 def test_features_that_are_the_same_everywhere_have_no_error():
     outcome = found(lambda x: x * 0 + 1, torch.randn(2, 3, 8, 8))
     assert math.isnan(outcome.value)
-    assert "2 image(s) have the same features everywhere" in outcome.note
+    assert "2 image(s) with constant features" in outcome.note

@@ -12,10 +12,10 @@ from torch import nn
 from vispe import convert, create_encoding
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.saliency import PositionRelevance
-from vispe.evaluate.behaviour.saliency_attention import Rules, Taken
+from vispe.evaluate.behaviour.saliency_attention import RelevanceContext, RelevanceSums
 from vispe.evaluate.behaviour.saliency_backward import relevance
 from vispe.evaluate.behaviour.saliency_rules import (
     split_ratio,
@@ -93,10 +93,10 @@ def test_a_head_equals_the_rules_one_by_one(name, layout, rule):
     q, k, v = (
         torch.randn(1, heads, 7, width, generator=g, dtype=torch.float64).requires_grad_() for _ in range(3)
     )
-    run = Taken(rule, grid.shape, grid.prefix)
+    run = RelevanceSums(rule, grid.shape, grid.prefix)
     run.positions = torch.zeros(2, 7, dtype=torch.float64)
     module = SimpleNamespace(vispe_layer=0, pos_enc=None)
-    out = Rules(run, 1, Context(pos, (encoding,), None, False)).attend(module, q, k, v, q, 0.0)
+    out = RelevanceContext(run, 1, Context(pos, (encoding,), None, False)).attend(module, q, k, v, q, 0.0)
     # the output is its own relevance, so its gradient is 1
     out.sum().backward()
     found = [t.detach() * t.grad for t in (q, k, v)]
@@ -160,9 +160,9 @@ def test_the_model_is_as_it_was():
 def test_what_has_no_rule_is_refused():
     image = picture(dtype=torch.float32)
     for model, words in (
-        (timm.create_model("resnet10t").eval(), "this is a ResNet"),
+        (timm.create_model("resnet10t").eval(), "got ResNet"),
         (timm.create_model("test_vit", global_pool="map").eval(), "attn_pool"),
-        (vit("peg"), "Relevance of peg"),
+        (vit("peg"), "no rule for peg"),
         (vit("irpe", dtype=torch.float32), "reads tokens"),
         (vit("liere", dtype=torch.float32), "BlockTransform"),
         (timm.create_model("vit_tiny_patch16_224", depth=1, act_layer=nn.Tanh).eval(), "a Tanh"),
@@ -172,7 +172,7 @@ def test_what_has_no_rule_is_refused():
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     with pytest.raises(OptionError, match=r"model\.eval"):
         relevance(vit().train(), image)
-    with pytest.raises(OptionError, match="no logit 5; the model has 5"):
+    with pytest.raises(OptionError, match="index 5 logits, got 5"):
         relevance(vit(classes=5, dtype=torch.float32), image, output=5)
     with pytest.raises(OptionError, match="'epsilon' or 'ratio'"):
         relevance(vit(), image, "gamma")
@@ -234,7 +234,7 @@ def test_what_is_relevant_is_missed_first():
 
 
 def ask(model, images, controls=()):
-    return audit(Host(VisionModel(model), "model"), images, [PositionRelevance()], controls=controls)
+    return audit(AuditedModel(VisionModel(model), "model"), images, [PositionRelevance()], controls=controls)
 
 
 def test_a_larger_table_has_a_larger_share():
@@ -267,7 +267,7 @@ def test_the_measure_keeps_numbers_and_one_pair_of_maps():
         assert np.shape(details[f"{name} of the first image"]) == shape
     refused = ask(vit("peg", dtype=torch.float32), images)
     assert not refused.findings
-    assert "Relevance of peg" in str(refused.refused)
+    assert "no rule for peg" in str(refused.refused)
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import torch
 
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.behaviour.translation import Shift, away
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.behaviour.translation import Shift, inside_margin
 
 
 def vit(encoding=None, size=64):
@@ -31,8 +31,8 @@ class Counted:
 
 
 def found(f, images, **options):
-    host = Host(f, "model", **options)
-    return audit(host, images, [Shift()], controls=())
+    audited = AuditedModel(f, "model", **options)
+    return audit(audited, images, [Shift()], controls=())
 
 
 def test_a_model_without_encoding_does_not_see_a_roll():
@@ -69,7 +69,7 @@ def test_maps_at_the_resolution_of_pixels(patch):
     f = Counted(lambda images: images.softmax(1), patch)
     outcome = found(f, torch.randn(2, 3, 16, 16)).findings[0].outcome
     assert outcome.value < 1e-6
-    assert ("not known" in outcome.note) == (patch is None)
+    assert ("must be the number of pixels per token" in outcome.note) == (patch is None)
     assert f.calls == 2 * 4
 
 
@@ -89,7 +89,7 @@ def test_what_patches_do_not_divide_is_refused_in_a_sentence():
 
     result = found(f, torch.randn(1, 3, 16, 16))
     assert not result.findings
-    assert "has a map of 7 x 7 cells" in result.refused["shift"][1]
+    assert "has 7 x 7 cells" in result.refused["shift"][1]
 
 
 def test_patches_away_from_the_frame_before_and_after():
@@ -100,17 +100,17 @@ def test_patches_away_from_the_frame_before_and_after():
             for x in range(w):
                 v, u = (y + offset[0]) % h, (x + offset[1]) % w
                 wanted[y, x] = all(margin <= p < n - margin for p, n in ((y, h), (x, w), (v, h), (u, w)))
-        assert torch.equal(away(grid, offset, margin), wanted)
+        assert torch.equal(inside_margin(grid, offset, margin), wanted)
 
 
 def test_what_is_kept_does_not_grow_with_the_image():
-    def kept_of(size):
-        kept = Kept()
-        kept.begin(0)
-        Shift().ask(kept, Reruns(Host(lambda x: x, "pixels"), torch.rand(3, size, size), 0))
-        assert not kept.sums
-        return len(str(kept.records[0].keys())), sum(
-            len(v) for v in kept.records[0].values() if isinstance(v, list)
+    def accumulated(size):
+        acc = Accumulator()
+        acc.begin(0)
+        Shift().rerun(acc, PerturbedRuns(AuditedModel(lambda x: x, "pixels"), torch.rand(3, size, size), 0))
+        assert not acc.sums
+        return len(str(acc.records[0].keys())), sum(
+            len(v) for v in acc.records[0].values() if isinstance(v, list)
         )
 
-    assert kept_of(8) == kept_of(32)
+    assert accumulated(8) == accumulated(32)

@@ -8,11 +8,17 @@ from torch.nn.functional import avg_pool2d, pad
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.features.context_crop import Crop, border_distance, by_distance, change, fall
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.features.context_crop import (
+    ContextCrop,
+    border_distance,
+    border_excess,
+    by_distance,
+    change,
+)
 
 
 def images(n=6, side=16, seed=0):
@@ -32,7 +38,7 @@ def framed(strength):
 
 def found(f, pictures=None):
     pictures = images() if pictures is None else pictures
-    return audit(Host(f, "f"), pictures, [Crop()], controls=())
+    return audit(AuditedModel(f, "f"), pictures, [ContextCrop()], controls=())
 
 
 def test_change_and_distance_are_those_of_a_loop():
@@ -45,7 +51,7 @@ def test_change_and_distance_are_those_of_a_loop():
             profile.setdefault(min(i, j, 6 - i, 6 - j), []).append(value.item())
     means = [sum(profile[r]) / len(profile[r]) for r in range(4)]
     assert by_distance(changed).tolist() == pytest.approx(means)
-    assert fall(by_distance(changed)) == pytest.approx(means[0] - (means[2] + means[3]) / 2)
+    assert border_excess(by_distance(changed)) == pytest.approx(means[0] - (means[2] + means[3]) / 2)
 
 
 def test_nothing_inside_has_changed_as_a_whole_or_not_at_all():
@@ -90,12 +96,15 @@ def test_a_vit_without_places_has_no_border():
 
 def test_three_passes_beside_that_of_the_image_and_the_image_stays():
     calls, image = [], images(1)[0]
-    kept, reruns = Kept(), Reruns(Host(lambda x: calls.append(x.shape) or x, "f"), image, 0)
-    kept.begin(0)
-    Crop().ask(kept, reruns)
+    acc, runs = (
+        Accumulator(),
+        PerturbedRuns(AuditedModel(lambda x: calls.append(x.shape) or x, "f"), image, 0),
+    )
+    acc.begin(0)
+    ContextCrop().rerun(acc, runs)
     assert [tuple(c[-2:]) for c in calls] == [(16, 16), (8, 8), (16, 16), (16, 16)]
     assert torch.equal(image, images(1)[0])
-    assert not kept.sums
+    assert not acc.sums
 
 
 def test_what_cannot_be_cropped_is_refused():
@@ -106,4 +115,6 @@ def test_what_cannot_be_cropped_is_refused():
             raise ValueError("16 x 16 alone")
         return x
 
-    assert "takes no crop of 8 x 8 patches: 16 x 16 alone" in found(fixed, images(1)).refused["crop"][1]
+    assert (
+        "does not accept a crop of 8 x 8 patches: 16 x 16 alone" in found(fixed, images(1)).refused["crop"][1]
+    )

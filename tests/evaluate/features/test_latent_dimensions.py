@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.verdict import judge
-from vispe.evaluate.features.latent_dimensions import Latent, bits, cells, moments
+from vispe.evaluate.features.latent_dimensions import IntrinsicProbe, bits, cells, moments
 
 
 def found(maps):
-    kept = Kept()
+    acc = Accumulator()
     for k, one in enumerate(maps):
-        kept.begin(k)
-        Latent().end(kept, one)
-    return Latent().finish(kept, None)
+        acc.begin(k)
+        IntrinsicProbe().on_features(acc, one)
+    return IntrinsicProbe().summarize(acc, None)
 
 
 def random(seed=0, n=8, d=12, side=12):
@@ -56,5 +56,5 @@ def test_noise_holds_no_place():
 
 def test_cells_and_small_grids():
     assert torch.bincount(cells((9, 13))).min() >= 4
-    with pytest.raises(UnsupportedHost, match="4 patches a side"):
+    with pytest.raises(UnsupportedHost, match="at least 4 patches per side"):
         found(random(side=3))

@@ -7,11 +7,11 @@ import torch
 import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.features.mlp_units import Units, content, information
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.features.mlp_units import MlpUnits, content, information
 
 
 def test_information_of_known_tables():
@@ -54,19 +54,19 @@ class Planted(torch.nn.Module):
         return images.new_zeros(len(images), 4, *grey.shape[1:])
 
 
-def kept_of(model, n=8):
-    host, kept = Host(model, "planted", patch=8), Kept()
+def accumulated(model, n=8):
+    audited, acc = AuditedModel(model, "planted", patch=8), Accumulator()
     level = torch.randn(n, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     for k, one in enumerate(level.repeat_interleave(8, 2).repeat_interleave(8, 3)):
-        kept.begin(k)
-        Units().ask(kept, Reruns(host, one, k))
-    return host, kept
+        acc.begin(k)
+        MlpUnits().rerun(acc, PerturbedRuns(audited, one, k))
+    return audited, acc
 
 
 def test_planted_units_are_told_apart():
     model = Planted()
-    host, kept = kept_of(model)
-    found = Units().finish(kept, host)
+    audited, acc = accumulated(model)
+    found = MlpUnits().summarize(acc, audited)
     assert found.value == 1 / 4
     assert found.details["dead"] == [1 / 4]
     # a unit that is constant has nothing to explain
@@ -76,18 +76,18 @@ def test_planted_units_are_told_apart():
 
 
 def test_memory_does_not_grow_with_images():
-    sizes = [sum(t.numel() for t in kept_of(Planted(), n)[1].sums.values()) for n in (2, 6)]
+    sizes = [sum(t.numel() for t in accumulated(Planted(), n)[1].sums.values()) for n in (2, 6)]
     assert sizes[0] == sizes[1]
 
 
 def test_a_model_of_timm_and_refusals():
     images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(0))
     model = vispe.convert(timm.create_model("test_vit", depth=2), "none").eval()
-    finding = audit(Host(VisionModel(model), "none"), images, (Units(),)).findings[0]
+    finding = audit(AuditedModel(VisionModel(model), "none"), images, (MlpUnits(),)).findings[0]
     assert finding.verdict == "no"
     assert len(finding.outcome.per_layer) == 2
-    host, kept = Host(lambda x: x, "identity", patch=1), Kept()
-    kept.begin(0)
-    Units().ask(kept, Reruns(host, images[0], 0))
+    audited, acc = AuditedModel(lambda x: x, "identity", patch=1), Accumulator()
+    acc.begin(0)
+    MlpUnits().rerun(acc, PerturbedRuns(audited, images[0], 0))
     with pytest.raises(UnsupportedHost, match="no MLP"):
-        Units().finish(kept, host)
+        MlpUnits().summarize(acc, audited)

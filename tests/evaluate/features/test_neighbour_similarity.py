@@ -8,9 +8,9 @@ import torch
 import vispe
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.features.neighbour_similarity import Neighbours, index, profile
+from vispe.evaluate.features.neighbour_similarity import NeighbourSimilarity, index, profile
 
 
 def test_the_profile_is_that_of_a_loop():
@@ -24,7 +24,7 @@ def test_the_profile_is_that_of_a_loop():
             want.setdefault(far, []).append(float(unit[i] @ unit[j]))
     got = profile(x, (3, 4))
     assert got.tolist() == pytest.approx([np.mean(want[k]) for k in sorted(want)])
-    with pytest.raises(ShapeError, match="as many"):
+    with pytest.raises(ShapeError, match="must have 15 tokens"):
         profile(x, (3, 5))
 
 
@@ -47,8 +47,11 @@ def test_places_are_found_where_there_are_some():
     images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)
     sines = vispe.convert(timm.create_model("test_vit", depth=2), "sincos2d").eval()
-    found = audit(Host(VisionModel(sines), "sines"), images, (Neighbours(),)).findings[0]
+    found = audit(AuditedModel(VisionModel(sines), "sines"), images, (NeighbourSimilarity(),)).findings[0]
     assert found.verdict == "yes"
     assert found.control["none"] == pytest.approx(0, abs=0.02)
     bag = vispe.convert(timm.create_model("test_vit", depth=2), "none").eval()
-    assert audit(Host(VisionModel(bag), "bag"), images, (Neighbours(),)).findings[0].verdict == "no"
+    assert (
+        audit(AuditedModel(VisionModel(bag), "bag"), images, (NeighbourSimilarity(),)).findings[0].verdict
+        == "no"
+    )

@@ -78,9 +78,9 @@ def test_scale_and_flips_change_nothing():
 
 
 def test_errors():
-    with pytest.raises(ShapeError, match=r"table \(h, w, d\) of finite numbers, got \(4, 3\)"):
+    with pytest.raises(ShapeError, match=r"table must be \(h, w, d\) with finite entries, got \(4, 3\)"):
         pesi(torch.ones(4, 3))
-    with pytest.raises(ShapeError, match="finite numbers"):
+    with pytest.raises(ShapeError, match="finite entries"):
         pesi(torch.full((2, 2, 2), float("nan")))
-    with pytest.raises(OptionError, match="directions above 0, got directions=0"):
+    with pytest.raises(OptionError, match="positive integer, got 0"):
         pesi(torch.ones(2, 2, 2), 0)

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.measure import GROUPS, Kept
+from vispe.evaluate.audit.measure import GROUPS, Accumulator
 from vispe.evaluate.features.position_channels import (
-    Channels,
-    left_over,
+    PositionalChannels,
+    held_out_residual,
     monotone,
     roughness,
     search,
@@ -16,12 +16,12 @@ from vispe.evaluate.features.position_channels import (
 )
 
 
-def kept_of(maps):
-    kept = Kept()
+def accumulated(maps):
+    acc = Accumulator()
     for k, one in enumerate(maps):
-        kept.begin(k)
-        Channels().end(kept, one)
-    return kept
+        acc.begin(k)
+        PositionalChannels().on_features(acc, one)
+    return acc
 
 
 def test_a_rising_channel_is_found_in_the_layers_where_it_rises():
@@ -47,9 +47,9 @@ def test_a_rising_channel_is_found_in_the_layers_where_it_rises():
 def test_a_surface_is_left_without_rest_on_blocks_that_were_not_fitted(shape):
     basis = surface(shape)
     maps = torch.randn(3, 8, dtype=torch.float64) @ basis.T
-    assert float(left_over(maps, basis, shape).abs().max()) < 1e-9
+    assert float(held_out_residual(maps, basis, shape).abs().max()) < 1e-9
     noise = torch.randn(2, len(basis), dtype=torch.float64)
-    assert float(left_over(noise, basis, shape).square().mean()) > 0.9
+    assert float(held_out_residual(noise, basis, shape).square().mean()) > 0.9
 
 
 @pytest.mark.parametrize(("kind", "column"), [("row", 1), ("column", 2), ("radial", 6), ("border", 7)])
@@ -57,7 +57,7 @@ def test_a_planted_channel_is_named(kind, column):
     g = torch.Generator().manual_seed(1)
     maps = torch.randn(16, 20, 12, 12, generator=g)
     maps[:, 5] += 3 * surface((12, 12))[:, column].reshape(12, 12).float()
-    found = Channels().finish(kept_of(maps), None)
+    found = PositionalChannels().summarize(accumulated(maps), None)
     assert found.value == pytest.approx(1 / 20)
     assert found.details["by_surface"][0]["channel"] == 5
     assert found.details["by_surface"][0]["kind"] == kind
@@ -71,11 +71,11 @@ def test_a_planted_channel_is_named(kind, column):
 def test_no_channel_of_noise_is_one_and_loud_ones_are_listed():
     maps = torch.randn(24, 40, 12, 12, generator=torch.Generator().manual_seed(2))
     maps[:, 7] *= 50
-    found = Channels().finish(kept_of(maps), None)
+    found = PositionalChannels().summarize(accumulated(maps), None)
     assert found.value == 0
     assert found.details["massive"] == [7]
 
 
 def test_small_grids_are_refused():
-    with pytest.raises(UnsupportedHost, match="6 patches a side or more, and this has 4x4"):
-        Channels().finish(kept_of(torch.randn(2, 3, 4, 4)), None)
+    with pytest.raises(UnsupportedHost, match="at least 6 patches per side, got 4x4"):
+        PositionalChannels().summarize(accumulated(torch.randn(2, 3, 4, 4)), None)

@@ -6,9 +6,9 @@ import timm
 import torch
 
 from vispe.backbones.vision_model import VisionModel
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.features.position_probe import Probe, step_for
+from vispe.evaluate.features.position_probe import PositionProbe, step_for
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.splits import Trials
 from vispe.evaluate.probe.targets import ramp
@@ -31,15 +31,18 @@ def images(n, side, channels=6):
 
 
 def test_planted_places_are_read_and_noise_is_not():
-    yes = audit(Host(planted(1.0), "f"), images(6, 14), [Probe()]).findings[0]
-    no = audit(Host(planted(0.0), "f"), images(6, 14), [Probe()]).findings[0]
+    yes = audit(AuditedModel(planted(1.0), "f"), images(6, 14), [PositionProbe()]).findings[0]
+    no = audit(AuditedModel(planted(0.0), "f"), images(6, 14), [PositionProbe()]).findings[0]
     assert (yes.verdict, no.verdict) == ("yes", "no")
     assert yes.value > 0.8
     assert no.value < 0
 
 
 def test_the_value_is_the_probe_of_every_mask():
-    maps, finding = images(1, 12), audit(Host(planted(0.0), "f"), images(1, 12), [Probe()]).findings[0]
+    maps, finding = (
+        images(1, 12),
+        audit(AuditedModel(planted(0.0), "f"), images(1, 12), [PositionProbe()]).findings[0],
+    )
     feats = torch.cat([maps[0], torch.zeros(2, 12, 12)]).permute(1, 2, 0)
     trials = Trials(("lr+ud",), 3, 4).draw((12, 12), np.random.default_rng(0))
     each = [fit_probe(feats, t.mask, {"p": ramp("lr+ud", (12, 12))})["p"].r2_heldout for t in trials]
@@ -50,14 +53,14 @@ def test_one_image_that_fails_counts_as_minus_one():
     wild = images(5, 7, 2)
     wild[0] = 0
     wild[0, 0, 3, 3] = 1e9
-    outcome = audit(Host(lambda x: x, "f"), wild, [Probe()]).findings[0].outcome
+    outcome = audit(AuditedModel(lambda x: x, "f"), wild, [PositionProbe()]).findings[0].outcome
     assert min(outcome.per_image) >= -1
 
 
 def test_grids_too_small_are_refused_and_small_ones_sampled_densely():
     assert [step_for((n, n)) for n in (5, 6, 7, 10, 16, 37)] == [None, 2, 2, 2, 4, 6]
     assert step_for((1, 100)) is None
-    found = audit(Host(planted(1.0), "f"), images(5, 5), [Probe()])
+    found = audit(AuditedModel(planted(1.0), "f"), images(5, 5), [PositionProbe()])
     assert "5x5 patches" in found.refused["probe"][1]
 
 
@@ -65,7 +68,9 @@ def test_every_layer_has_a_value():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=160, num_classes=0).eval()
     outcome = (
-        audit(Host(VisionModel(model), "m"), images(2, 160, 3), [Probe()], controls=()).findings[0].outcome
+        audit(AuditedModel(VisionModel(model), "m"), images(2, 160, 3), [PositionProbe()], controls=())
+        .findings[0]
+        .outcome
     )
     assert len(outcome.per_layer) == len(model.blocks)
     assert np.isfinite(outcome.per_layer).all()

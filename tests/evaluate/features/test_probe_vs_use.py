@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.features.probe_vs_use import ReadOrUsed, picture, probe_hits
+from vispe.evaluate.features.probe_vs_use import ProbeVersusUse, probe_hits, render_squares
 
 
 def knows(images):
@@ -33,7 +33,9 @@ def silent(pictures, question, answers):
 
 
 def found(f, answers):
-    return audit(Host(f, "model", answers=answers), [torch.rand(3, 32, 32)], [ReadOrUsed()]).findings[0]
+    return audit(
+        AuditedModel(f, "model", answers=answers), [torch.rand(3, 32, 32)], [ProbeVersusUse()]
+    ).findings[0]
 
 
 def test_what_is_known_and_not_said_is_a_gap():
@@ -56,7 +58,7 @@ def test_what_is_not_known_is_none():
 
 
 def test_pictures_of_a_pair_exchange_colours():
-    (first, left), (second, right) = picture(6, (48, 64)), picture(7, (48, 64))
+    (first, left), (second, right) = render_squares(6, (48, 64)), render_squares(7, (48, 64))
     assert (left, right) == (0, 1)
     assert torch.equal(first.flip(0), second)
     assert knows(first[None])[0, 0] < knows(first[None])[0, 1]
@@ -86,5 +88,5 @@ def test_bad_input_is_refused():
 
 
 def test_hosts_without_words_are_refused():
-    refused = audit(Host(knows, "model"), [torch.rand(3, 32, 32)], [ReadOrUsed()]).refused
+    refused = audit(AuditedModel(knows, "model"), [torch.rand(3, 32, 32)], [ProbeVersusUse()]).refused
     assert "answers no questions" in refused["read_or_used"][1]

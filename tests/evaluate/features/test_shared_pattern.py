@@ -8,10 +8,10 @@ import torch
 from vispe import convert
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.features.shared_pattern import Pattern, map_share
+from vispe.evaluate.features.shared_pattern import SharedPattern, map_share
 
 
 def pictures(n, side=8, channels=3, seed=0):
@@ -40,14 +40,14 @@ def test_the_share_does_not_depend_on_the_number_of_pictures():
 
 def test_the_measure_gives_the_share_and_its_interval_holds_it():
     common = 0.5 * pictures(1, seed=5)
-    found = audit(Host(lambda x: x + common, "f"), pictures(20), [Pattern()]).findings[0]
+    found = audit(AuditedModel(lambda x: x + common, "f"), pictures(20), [SharedPattern()]).findings[0]
     assert found.value == pytest.approx(map_share(pictures(20) + common), rel=1e-5)
     assert found.interval[0] < found.value < found.interval[1]
     assert found.verdict == "yes"
 
 
 def test_nothing_in_common_means_no():
-    found = audit(Host(lambda x: x, "f"), pictures(20, 16), [Pattern()]).findings[0]
+    found = audit(AuditedModel(lambda x: x, "f"), pictures(20, 16), [SharedPattern()]).findings[0]
     assert found.verdict == "no"
     assert found.value < 0.02
 
@@ -55,23 +55,26 @@ def test_nothing_in_common_means_no():
 def test_a_vit_shares_a_map_through_its_encoding_alone():
     torch.manual_seed(0)
     model = timm.create_model("test_vit", img_size=128, num_classes=0)
-    host = Host(VisionModel(convert(model, "sincos2d").eval()), "m")
-    found = audit(host, pictures(8, 128), [Pattern()]).findings[0]
+    audited = AuditedModel(VisionModel(convert(model, "sincos2d").eval()), "m")
+    found = audit(audited, pictures(8, 128), [SharedPattern()]).findings[0]
     assert found.verdict == "yes"
     assert found.control["none"] < 0.05
 
 
 def test_memory_does_not_grow_with_pictures():
-    kept = Kept()
+    acc = Accumulator()
     sizes = []
     for number in range(16):
-        kept.begin(number)
-        Pattern().end(kept, pictures(1, seed=number)[0])
-        sizes.append(sum(v.numel() for v in kept.sums.values()))
+        acc.begin(number)
+        SharedPattern().on_features(acc, pictures(1, seed=number)[0])
+        sizes.append(sum(v.numel() for v in acc.sums.values()))
     assert len(set(sizes)) == 1
 
 
 def test_one_picture_shares_nothing():
-    with pytest.raises(ShapeError, match="2 pictures or more"):
+    with pytest.raises(ShapeError, match="at least 2 images"):
         map_share(pictures(1))
-    assert "2 images or more" in audit(Host(lambda x: x, "f"), pictures(1), [Pattern()]).refused["pattern"][1]
+    assert (
+        "at least 2 images"
+        in audit(AuditedModel(lambda x: x, "f"), pictures(1), [SharedPattern()]).refused["pattern"][1]
+    )

@@ -9,8 +9,8 @@ import torch
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.features.spectrum import (
     Spectrum,
@@ -39,7 +39,7 @@ def test_alpha_of_a_power_law_is_found(alpha):
     shares = torch.arange(1, 61, dtype=torch.float64) ** -alpha
     # a factor of all shares does not matter
     assert alpha_req(7 * shares, 3, 40) == pytest.approx(alpha, abs=1e-9)
-    with pytest.raises(OptionError, match="needs more than 60, got 60"):
+    with pytest.raises(OptionError, match="need a spectrum of more than 60 entries, got 60"):
         alpha_req(shares, 3, 60)
 
 
@@ -47,7 +47,7 @@ def test_shares_of_variance_do_not_see_the_mean():
     x = torch.randn(50, 6, dtype=torch.float64)
     assert torch.allclose(eigenspectrum(x), eigenspectrum(x + 100), atol=1e-9)
     assert float(eigenspectrum(x).sum()) == pytest.approx(1)
-    with pytest.raises(ShapeError, match=r"needs features \(n, d\)"):
+    with pytest.raises(ShapeError, match=r"features must be \(n, d\)"):
         eigenspectrum(x[None])
 
 
@@ -76,11 +76,11 @@ def test_a_planted_collapse_is_measured_and_outliers_are_apart():
     loud[3] *= 200
 
     def found(maps):
-        kept = Kept()
+        acc = Accumulator()
         for k in range(2):
-            kept.begin(k)
-            Spectrum().end(kept, maps)
-        return Spectrum().finish(kept, None)
+            acc.begin(k)
+            Spectrum().on_features(acc, maps)
+        return Spectrum().summarize(acc, None)
 
     assert found(free).value < 0.1
     assert found(flat).value > 0.7
@@ -91,7 +91,7 @@ def test_a_planted_collapse_is_measured_and_outliers_are_apart():
 def test_a_random_model_beside_its_twin_is_no_collapse():
     model = timm.create_model("test_vit", depth=2).eval()
     images = torch.randn(5, 3, 160, 160, generator=torch.Generator().manual_seed(0))
-    found = audit(Host(VisionModel(model), "random"), images, (Spectrum(),)).findings[0]
+    found = audit(AuditedModel(VisionModel(model), "random"), images, (Spectrum(),)).findings[0]
     assert found.verdict == "no"
     assert len(found.outcome.per_layer) == 2
     assert 0 <= found.value <= 1

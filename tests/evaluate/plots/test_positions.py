@@ -145,11 +145,11 @@ def test_streams_may_be_segments_or_streams():
 
 
 def test_what_cannot_be_drawn():
-    with pytest.raises(ShapeError, match="a stream of 2 rows; give one row"):
+    with pytest.raises(ShapeError, match="a single sequence, got 2 rows"):
         plot_positions("mrope", Stream.of([[Text(2)], [Text(3)]]))
-    with pytest.raises(OptionError, match="no scheme to draw"):
+    with pytest.raises(OptionError, match="spec is empty"):
         plot_positions([])
-    with pytest.raises(OptionError, match="ax takes one scheme, got 2"):
+    with pytest.raises(OptionError, match="ax needs a single scheme, got 2"):
         plot_positions(["mrope", "rope1d"], EXAMPLE, pyplot.figure().add_subplot())
     with pytest.raises(UnknownName, match="no position scheme 'alibi'"):
         plot_positions("alibi")

@@ -91,16 +91,19 @@ def test_the_published_form_mixes_the_features_of_four_places():
 
 def test_what_cannot_be_averaged_is_said():
     found = transform_averages(Table(), noise(1, 12, 20)[0], PATCH, 2)
-    assert found["published_average"] == "does not exist on a 3x5 grid, whose quarter turn has another shape"
+    assert (
+        found["published_average"]
+        == "does not exist on a 3x5 grid, whose rotation by 90 degrees has another shape"
+    )
     refusing = transform_averages(Table(turns=False), noise(1, 12, 20)[0], PATCH, 2)
     for name in ("d4_average", "d4_shift_average"):
         assert refusing[name].startswith(
-            "needs the image in a quarter turn, which the model refuses: The model"
+            "needs the image rotated by 90 degrees, which the model rejects: The model"
         )
     torch.testing.assert_close(refusing["shift_average"], found["shift_average"])
-    with pytest.raises(ShapeError, match=r"\(12, 18\) px is no multiple of patches of 4 px"):
+    with pytest.raises(ShapeError, match=r"multiples of patch=4, got \(12, 18\) px"):
         transform_averages(Table(), noise(1, 12, 18)[0], PATCH)
-    with pytest.raises(ShapeError, match=r"\(5, 5\) patches came back where \(10, 10\) were expected"):
+    with pytest.raises(ShapeError, match=r"expected a map of \(10, 10\) patches, got \(5, 5\)"):
         transform_averages(Table(), noise(1, 20, 20)[0], 2)
     with pytest.raises(OptionError, match="shifts=0"):
         shift_lattice((4, 4), 0)
@@ -146,10 +149,8 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
         assert np.median(row.shuffled, axis=1).max() < 0.1
     assert [row.passes for row in table.rows] == [1, 1, 1, 4, 8, 16, 128]
     assert f.seen == 4 * (1 + 1 + 128) + 1  # chosen on, itself, averages; black once
-    assert table.verdict.startswith(
-        "position is removed by 'SVD debias': held-out R² of the target that is read"
-    )
-    assert "1 forward pass for each image" in table.verdict
+    assert table.verdict.startswith("position is removed by 'SVD debias': held-out R² of the best target")
+    assert "1 forward pass per image" in table.verdict
 
 
 def test_all_shifts_leave_nothing_of_a_table():
@@ -224,7 +225,7 @@ def test_a_model_of_timm_knows_black_and_its_patches():
     assert rows["svd"].known
     assert rows["shift_average"].known
     assert "does not exist on a 4x6 grid" in rows["published_average"].detail
-    assert "which the model refuses" in rows["d4_average"].detail
+    assert "which the model rejects" in rows["d4_average"].detail
     stored = json.loads(json.dumps(table.to_dict(), allow_nan=False))
     assert stored["rows"][0]["effective_rank"] == list(rows["none"].rank)
     assert stored["rows"][3]["r2_heldout"] == {"lr": [None, None], "radial": [None, None]}
@@ -261,26 +262,26 @@ def test_images_may_differ_in_size():
 
 def test_verdicts_of_remedies():
     weak = probe_baselines([rng(s).standard_normal((12, 12, 6)) for s in range(2)], blank=2, step=2)
-    assert weak.verdict.startswith("nothing to remedy: the untouched features have held-out R² -")
+    assert weak.verdict.startswith(
+        "no position to remove: the original features have held-out R² of at most -"
+    )
     strong = [rng(s).standard_normal((12, 12, 6)) + 20 * ramp("lr", (12, 12)) for s in range(2)]
     verdict = probe_baselines(strong, blank=[1], step=2).verdict
-    assert verdict.startswith("no remedy removes position; the strongest is 'channels blanked'")
+    assert verdict.startswith("no method removes position; the strongest is 'channels blanked'")
     flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2)
     assert flat.verdict == "cannot be judged: a target is constant on this grid"
 
 
 def test_baselines_refuse_what_they_cannot_use():
     feats = [rng(s).standard_normal((8, 8, 6)) for s in range(2)]
-    with pytest.raises(
-        OptionError, match=r"other images than those scored, and there is 1; give two or more"
-    ):
+    with pytest.raises(OptionError, match=r"needs at least 2 images, got 1"):
         probe_baselines(feats[:1], step=2)
-    with pytest.raises(OptionError, match=r"can be read only once.*two rounds; give a list or tensor"):
+    with pytest.raises(OptionError, match=r"can be read only once.*two passes. Pass a list or tensor"):
         probe_baselines(iter(feats), step=2)
     assert probe_baselines(iter(feats), step=2, blank=[1]).n_images == 2
-    with pytest.raises(OptionError, match=r"blank channels 0 to 5, got \[6\]"):
+    with pytest.raises(OptionError, match=r"channels must be in 0 to 5, got \[6\]"):
         probe_baselines(feats, blank=[6], step=2)
-    with pytest.raises(OptionError, match="blank=-1"):
+    with pytest.raises(OptionError, match="at least 0, got -1"):
         probe_baselines(feats, blank=-1, step=2)
     with pytest.raises(OptionError, match="got features and images"):
         probe_baselines(feats, noise(1, 8, 8))

@@ -100,9 +100,7 @@ def test_blocks_may_have_grids_and_widths_of_their_own_but_all_images_the_same()
     assert found.grids == ((12, 10), (6, 5))
     assert [c.shape for c in found.channel_r2] == [(1, 24), (1, 30)]
     assert [found.top_channels(k, n=1) for k in (0, 1)] == [[7], [7]]
-    with pytest.raises(
-        ShapeError, match=r"Image 1 has features of the widths \[24\].*first image \[24, 30\]"
-    ):
+    with pytest.raises(ShapeError, match=r"got \[24\] for image 1 after \[24, 30\]"):
         probe_layers([maps, maps[:1]], step=2)
 
 
@@ -132,7 +130,7 @@ def test_the_shuffled_control_reads_nothing_where_position_is_plain():
     np.testing.assert_allclose(stored["r2_heldout"]["per_image"], found.rows[0].r2_heldout)
     leaky = dataclasses.replace(found.rows[0], shuffled=np.full((4, 6), 0.4))
     unsound = dataclasses.replace(found, rows=(leaky, *found.rows[1:]))
-    assert unsound.notes == ("Shuffled positions were read too, so these scores mean nothing.",)
+    assert unsound.notes == ("Shuffled positions can be read too, so the scores are invalid.",)
 
 
 def test_a_model_is_probed_block_by_block_on_a_non_square_grid(learned):
@@ -167,7 +165,7 @@ def test_pixels_that_tell_the_place_are_said_to(learned):
     images = noise(2, 128, 176) + torch.linspace(0, 5, 176)
     found = probe_layers(learned, images, targets=("lr",), step=2)
     assert np.median(found.pixels[0]) > 0.5
-    assert "The pixels alone tell the place" in found.notes[0]
+    assert "The pixels alone reveal the position" in found.notes[0]
     assert found.table()[1][:2] == ["pixels", f"{np.median(found.pixels[0]):.2f}"]
 
 
@@ -237,7 +235,7 @@ def test_verdicts_name_the_block(learned):
 
 
 def test_layers_refuse_what_they_cannot_use(learned):
-    with pytest.raises(ShapeError, match="got no images"):
+    with pytest.raises(ShapeError, match="no images, got an empty sequence"):
         probe_layers([])
     with pytest.raises(OptionError, match="got features and images"):
         probe_layers([planted()], noise(1, 32, 32))
@@ -245,9 +243,9 @@ def test_layers_refuse_what_they_cannot_use(learned):
         probe_layers(learned)
     with pytest.raises(OptionError, match="Did you mean 'radial'"):
         probe_layers([planted()], targets=("radia",))
-    with pytest.raises(OptionError, match=r"targets that are positions, got \['lr', 'random'\]"):
+    with pytest.raises(OptionError, match=r"targets must be positional, got \['lr', 'random'\]"):
         probe_layers([planted()], targets=("lr", "random"))
-    with pytest.raises(OptionError, match="masks_per_image=0"):
+    with pytest.raises(OptionError, match="masks_per_image must be at least 1, got 0"):
         probe_layers([planted()], masks_per_image=0)
-    with pytest.raises(ShapeError, match=r"step=9 samples no patch of a 8x9 grid.*step=4 or less"):
+    with pytest.raises(ShapeError, match=r"step must be at most 4 for a 8x9 grid, got 9"):
         probe_layers([planted(shape=(8, 9))], step=9)

@@ -151,7 +151,7 @@ def test_the_command_speaks_once(apart):
     assert [(out / f"code{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 0"]
     report = json.loads(said[0][0])
     assert report["images"] == ["texture 0, random field"]
-    assert report["verdict"].startswith("features under rotation and mirroring: invariant")
+    assert report["verdict"].startswith("features under rotation and reflection: invariant")
     assert said[1][0] == ""
 
 

@@ -88,7 +88,7 @@ def test_rows_with_floors_give_effect_and_ratio():
     zero = Measurement("90°", "error", np.zeros(1), floors={"a": np.zeros(1)})
     assert zero.ratio() is None
     assert Measurement("D4", "error", np.zeros(1)).effect() is None
-    with pytest.raises(UnknownName, match="no metric 'l2'"):
+    with pytest.raises(UnknownName, match="unknown metric, got 'l2'"):
         Measurement("D4", "l2", np.zeros(1))
     with pytest.raises(ShapeError, match="one value for each image everywhere"):
         Measurement("D4", "error", np.zeros(2), floors={"a": np.zeros(1)})
@@ -101,7 +101,7 @@ def test_words_follow_the_limits():
     assert "cannot be judged" in verdict("f", float("nan"), "E")
     assert remedy(0.04, 1.0) == ""
     assert remedy(0.5, 0.2).startswith("The position code breaks")
-    assert "patch kernel has a part" in remedy(0.5, 0.2)
+    assert "patch kernel contributes" in remedy(0.5, 0.2)
     assert "patch kernel" not in remedy(0.5, 0.4)
     assert remedy(0.5, 1e-6).startswith("The patch kernel breaks")
     assert "not measured" in remedy(0.5)
@@ -121,7 +121,7 @@ def test_verdict_and_remedy_of_models(pos, symmetric, word, cure):
     rows = equivariance(f, images, measures=["error"]) + position_equivariance(f, images)
     rows += (Measurement("none", "r2", np.array([0.1, np.nan])),)
     result = RotationResult(rows, ("a", "b"), {"seed": 0}, ("small",))
-    assert result.verdict.startswith(f"features under rotation and mirroring: {word}")
+    assert result.verdict.startswith(f"features under rotation and reflection: {word}")
     assert result.verdict.endswith("features against position: mild dependence (held-out R² = 0.1)")
     assert (f"The {cure} breaks" in result.remedy) if cure else result.remedy == ""
     found = json.loads(json.dumps(result.to_dict(), allow_nan=False))
@@ -145,7 +145,7 @@ def test_shares_of_the_images_are_joined():
     joined = merge([equivariance(f, part, **options) for part in (images[:2], images[2:])])
     for a, b in zip(whole, joined, strict=True):
         np.testing.assert_array_equal(a.values, b.values)
-    with pytest.raises(ShapeError, match="Only equal lists of rows can be joined"):
+    with pytest.raises(ShapeError, match="parts must have the same records"):
         merge([whole, whole[1:]])
     named = relabelled(whole, "raw intensity", control=True)
     assert all(r.control and r.part == "raw intensity" for r in named)
@@ -185,7 +185,7 @@ def test_parts_that_cancel_leave_less_than_one_of_them():
 def test_notes_say_what_exceeds_the_scale():
     assert scale_notes([0.2, 1.42, np.nan], 0.8, 0.3) == ()
     (note,) = scale_notes([0.2, 2.1], 1.27)
-    assert note.startswith("An error of up to 2.1 was found, above 1.41")
+    assert note.startswith("The largest error is 2.1, above 1.41")
     (note,) = scale_notes([1.3], 1.27, 1.43)
     assert note.startswith("The error due to the position code alone (1.43) is above the whole one (1.27)")
 

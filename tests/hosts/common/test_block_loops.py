@@ -123,9 +123,9 @@ def _hf_vit(spec):
 
 def features(model, x):
     if isinstance(model, open_clip.transformer.VisionTransformer):
-        given = {"output_fmt": "NLC", "output_extra_tokens": True}
-        found = model.forward_intermediates(x, indices=[-1], intermediates_only=True, **given)
-        return torch.cat([found["image_intermediates_prefix"][0], found["image_intermediates"][0]], 1)
+        sample = {"output_fmt": "NLC", "output_extra_tokens": True}
+        actual = model.forward_intermediates(x, indices=[-1], intermediates_only=True, **sample)
+        return torch.cat([actual["image_intermediates_prefix"][0], actual["image_intermediates"][0]], 1)
     if hasattr(model, "forward_features"):
         out = model.forward_features(x)
         return out["patches"] if isinstance(out, dict) else out
@@ -149,16 +149,16 @@ def test_blocks_raise_alone_and_are_right_inside(host, spec):
     model, loop = host(spec)
     x, grid = sized(host)
     with torch.no_grad():
-        wanted = features(model, x)
+        expected = features(model, x)
         with pytest.raises(InputError, match=r"positions_for|embedding alone"):
             loop(model, x)
         if host is _naflex and additive:
             return
         with vispe.positions_for(model, grid):
-            close(loop(model, x), wanted, 1e-6)
+            close(loop(model, x), expected, 1e-6)
         with pytest.raises(InputError, match="positions_for"):
             loop(model, x)
-        close(features(model, x), wanted, 0)
+        close(features(model, x), expected, 0)
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.__name__[1:])
@@ -227,12 +227,12 @@ def test_kept_patches_are_those_of_patch_dropout(spec):
     keep = keep_of(5, 2, 15, model.num_prefix_tokens, 0.4)
     model.patch_drop = PatchDropout(0.4, model.num_prefix_tokens).train()
     torch.manual_seed(5)
-    wanted = model.forward_features(image())
+    expected = model.forward_features(image())
     x = model._pos_embed(model.patch_embed(image()))
     x = x.gather(1, keep[..., None].expand(-1, -1, x.shape[-1]))
     index = keep[:, model.num_prefix_tokens :] - model.num_prefix_tokens
     with vispe.positions_for(model, (3, 5), index=index):
-        close(model.norm(model.blocks(x)), wanted, 1e-6)
+        close(model.norm(model.blocks(x)), expected, 1e-6)
 
 
 def test_one_index_for_all_samples_and_another_one_in_later_blocks():
@@ -244,7 +244,7 @@ def test_one_index_for_all_samples_and_another_one_in_later_blocks():
         y = model.blocks[0](x)
     y = torch.stack([y[0, [0, 1, 2, 4]], y[1, [0, 1, 3, 5]]])
     with vispe.positions_for(model, (2, 3), index=second):
-        found = model.blocks[1](y)
+        actual = model.blocks[1](y)
     for row, (a, b) in enumerate(second.tolist()):  # each sample by an explicit mask
         distance = torch.zeros(1, 1, 4, 4)
         full = model._vispe_embed(IMAGE, None, False)[1]
@@ -253,7 +253,7 @@ def test_one_index_for_all_samples_and_another_one_in_later_blocks():
         distance[:, :, 2:, 2:] = bias[:, :, [a, b]][:, :, :, [a, b]]
         block = vispe.restore(vispe.convert(vit("learn"), "none")).blocks[1]
         block.load_state_dict(model.blocks[1].state_dict())
-        close(found[row : row + 1], block(y[row : row + 1], attn_mask=distance), 1e-5)
+        close(actual[row : row + 1], block(y[row : row + 1], attn_mask=distance), 1e-5)
 
 
 @pytest.mark.parametrize("spec", ["alibi2d", "rope_axial", "irpe"])
@@ -332,16 +332,16 @@ def test_masks_of_the_user_are_added():
     for host in (_tower, _custom_tower):  # True excludes in torch's MultiheadAttention
         tower, _ = host("alibi2d")
         tower.load_state_dict(_tower("alibi2d")[0].state_dict())
-        seen = mask[0, 0, :7, :7]
+        recorded = mask[0, 0, :7, :7]
         with vispe.positions_for(tower, (2, 3)):
             results.append(
-                tower.transformer(tower._embeds(IMAGE), torch.zeros(7, 7).masked_fill(~seen, -torch.inf))
+                tower.transformer(tower._embeds(IMAGE), torch.zeros(7, 7).masked_fill(~recorded, -torch.inf))
             )
             attention = tower.transformer.resblocks[0].attn
             if host is _tower:
                 y = torch.randn(2, 7, 32)
-                by_bool = attention(y, y, y, need_weights=False, attn_mask=~seen)[0]
-                per_head = torch.zeros(4, 7, 7).masked_fill(~seen, -torch.inf)
+                by_bool = attention(y, y, y, need_weights=False, attn_mask=~recorded)[0]
+                per_head = torch.zeros(4, 7, 7).masked_fill(~recorded, -torch.inf)
                 close(attention(y, y, y, need_weights=False, attn_mask=per_head)[0], by_bool, 1e-6)
     close(results[0], results[1], 1e-5)
 
@@ -400,7 +400,7 @@ def test_models_whose_layers_know_their_grid():
         img_size=32, patch_size=4, window_size=4, embed_dim=16, depths=(1,), num_heads=(2,)
     )
     vispe.convert(swin, "alibi2d")
-    with pytest.raises(UnsupportedHost, match="know their grid"):
+    with pytest.raises(UnsupportedHost, match="store their own grid"):
         vispe.positions_for(swin, (8, 8))
 
 
@@ -409,15 +409,15 @@ def test_compiled_blocks():
     model = vit("alibi2d")
     x, block = torch.randn(2, 8, 32), torch.compile(model.blocks[0], backend="eager")
     with vispe.positions_for(model, (2, 3)) as positions:
-        wanted = model.blocks[0](x)
-        close(block(x), wanted, 1e-5)  # the graph breaks, and the layer runs eagerly
+        expected = model.blocks[0](x)
+        close(block(x), expected, 1e-5)  # the graph breaks, and the layer runs eagerly
     with vispe.positions_for(model, (3, 2)) as other:
         close(block(x), model.blocks[0](x), 1e-5)
-    close(block(x, positions), wanted, 1e-5)
+    close(block(x, positions), expected, 1e-5)
     close(block(x, other), model.blocks[0](x, other), 1e-5)
     torch._dynamo.reset()
     whole = torch.compile(model.blocks[0], backend="eager", fullgraph=True)
-    close(whole(x, positions), wanted, 1e-5)
+    close(whole(x, positions), expected, 1e-5)
     close(whole(x, other), model.blocks[0](x, other), 1e-5)
     with (
         positions,
@@ -470,21 +470,21 @@ def test_exchanged_classes_are_noticed(spec):
         elif isinstance(module, Attention):
             module.__class__ = MergedAttention
     for call in (model, model.forward_features, model.forward_intermediates):
-        with pytest.raises(UnsupportedHost, match=r"blocks\.0\.attn: its class was exchanged"):
+        with pytest.raises(UnsupportedHost, match=r"blocks\.0\.attn: its class was replaced"):
             call(IMAGE)
     sums = vit("sincos2d")
-    wanted = sums(IMAGE)
+    expected = sums(IMAGE)
     for block in sums.blocks:
         block.attn.__class__ = MergedAttention
-    close(sums(IMAGE), wanted, 1e-6)
+    close(sums(IMAGE), expected, 1e-6)
 
 
 def test_features_and_pruning_still_work():
     model = vit("alibi2d(slopes=learned)")
-    wanted = model.forward_features(IMAGE)
-    close(model.get_intermediate_layers(IMAGE, n=1, norm=True)[0], wanted[:, 2:], 1e-6)
+    expected = model.forward_features(IMAGE)
+    close(model.get_intermediate_layers(IMAGE, n=1, norm=True)[0], expected[:, 2:], 1e-6)
     model.set_grad_checkpointing()
-    close(model.train().forward_features(IMAGE), wanted, 1e-6)
+    close(model.train().forward_features(IMAGE), expected, 1e-6)
     model.eval().prune_intermediate_layers([0])
     with vispe.positions_for(model, (2, 3)):
         close(_vit_loop(model, IMAGE), model.forward_features(IMAGE), 1e-6)

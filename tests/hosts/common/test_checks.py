@@ -37,9 +37,9 @@ def reason(name, host):
     """What the refusal must say; None where the encoding is accepted."""
     cls, axes = encoding_class(name), 3 if host == "videomae" else 2
     if issubclass(cls, Sampler):
-        return "draws positions" if host in IN_ATTENTION else "nothing that was asked reads it"
+        return "samples positions" if host in IN_ATTENTION else "no encoding reads them"
     if host in IN_ATTENTION and issubclass(cls, Additive | Mixing):
-        return "outside of attention"
+        return "outside attention"
     if axes not in cls.ndim:
         return f"form a {axes}-axis grid"
     if (name, host) == ("gta", "videomae"):  # its default groups are those of two axes
@@ -71,7 +71,7 @@ def test_refusals_are_true_and_their_advice_works(host):
 
 def test_causal_encodings_of_one_axis():
     for name in ("path", "xpos"):
-        with pytest.raises(UnsupportedCombination, match="say causal=true"):
+        with pytest.raises(UnsupportedCombination, match="Use causal=true"):
             create_encoding(name, dim=16, num_heads=2)
         create_encoding(f"{name}(causal=true)", dim=16, num_heads=2)
         with pytest.raises(UnsupportedCombination, match="2-axis grid"):

@@ -76,15 +76,15 @@ def test_feature_extractors_of_timm_give_what_the_modules_give(options, spec):
     vispe.convert(model, spec)
     names = ["blocks.0", "blocks.1.attn.proj", "norm"]
     extractor = create_feature_extractor(model, names)
-    wanted = {}
+    expected = {}
     for name in names:
         model.get_submodule(name).register_forward_hook(
-            lambda m, i, out, name=name: wanted.update({name: out})
+            lambda m, i, out, name=name: expected.update({name: out})
         )
     model(image())
-    found = extractor(image())
+    actual = extractor(image())
     for name in names:
-        assert torch.equal(found[name], wanted[name]), name
+        assert torch.equal(actual[name], expected[name]), name
 
 
 @pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "seqpe", "fourier"])
@@ -94,8 +94,8 @@ def test_a_graph_of_naflex_takes_images_and_packed_patches(spec):
     assert torch.equal(graph(image())["out"], model(image()))
     batch = pack([(3, 5), (2, 4)])
     names = {"patches": "x", "patch_coord": "patch_coord", "patch_valid": "patch_valid"}
-    found = graph(**{names[name]: value for name, value in batch.items()})["out"]
-    close(found, model(batch))
+    actual = graph(**{names[name]: value for name, value in batch.items()})["out"]
+    close(actual, model(batch))
 
 
 def test_a_graph_takes_masks_at_run_time():
@@ -112,7 +112,7 @@ def test_a_graph_refuses_an_image_of_another_grid():
     model.patch_embed.strict_img_size = False
     graph = torch.fx.symbolic_trace(model)
     assert torch.equal(graph(image()), model(image()))
-    with pytest.raises(ShapeError, match=r"its grid is \(3, 5\)"):
+    with pytest.raises(ShapeError, match=r"the grid \(3, 5\)"):
         graph(image(1, 3, 40, 24))
 
 
@@ -121,10 +121,10 @@ def test_features_only_by_fx():
     for options in ({}, {"feature_cls": "fx"}):
         torch.manual_seed(0)
         model = timm.create_model("test_vit", pos_embed="alibi2d", **made, **options).eval()
-        found = model(image(2, 3, 64, 64))
+        actual = model(image(2, 3, 64, 64))
         if not options:
-            wanted = found
-    for ours, theirs in zip(found, wanted, strict=True):
+            expected = actual
+    for ours, theirs in zip(actual, expected, strict=True):
         assert torch.equal(ours[:, 1:].transpose(1, 2).unflatten(2, (4, 4)), theirs)
 
 
@@ -145,17 +145,17 @@ def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
     """Attention of every layer in float64, from what `vispe.evaluate` reads of queries, keys, bias and rotation."""
     from vispe.backbones.attention_recorder import watch
 
-    found = []
+    actual = []
 
-    def look(seen) -> None:
-        call = seen.call
+    def look(recorded) -> None:
+        call = recorded.call
         q, k, _ = call.transformed()
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
         bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor)
-        found.append((logits if bias is None else logits + bias.double()).softmax(-1))
+        actual.append((logits if bias is None else logits + bias.double()).softmax(-1))
 
     watch(model, x, look)
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("spec", ["alibi2d", "rope_mixed", "irpe", "rpb", "alibi2d(slopes=learned)+sincos2d"])
@@ -164,15 +164,15 @@ def test_attention_maps_of_timm_are_those_of_float64(host, spec):
     make, options, name = MAPS[host]
     model = vispe.convert(make(**options), spec)
     set_fused(model, True)
-    wanted = exact_maps(model, image())
+    expected = exact_maps(model, image())
     set_fused(model, False)
     hooked = AttentionExtract(model, method="hook")(image())
     assert list(hooked) == [name.format(i) for i in range(2)]
     graphed = AttentionExtract(model, method="fx")(image())
     assert list(graphed) == [f"blocks.{i}.attn.softmax" for i in range(2)]
     for maps in (hooked, graphed):
-        for found, exact in zip(maps.values(), wanted, strict=True):
-            close(found.double(), exact.expand_as(found), tol=1e-6)
+        for actual, exact in zip(maps.values(), expected, strict=True):
+            close(actual.double(), exact.expand_as(actual), tol=1e-6)
 
 
 def test_hooks_on_the_weights_change_what_attention_gives():
@@ -193,16 +193,16 @@ def test_differential_attention_shows_its_maps_in_the_order_of_timm(make):
     model = tiny(pos_embed="none", **make)
     set_fused(model, False)
     masks = head_masks(model, dense(3, 5, 1))
-    seen = {"stock": [], "ours": []}
+    recorded = {"stock": [], "ours": []}
     for module in model.modules():
         if hasattr(module, "attn_drop"):
-            module.attn_drop.register_forward_hook(lambda m, i, out: seen[now].append(out))
+            module.attn_drop.register_forward_hook(lambda m, i, out: recorded[now].append(out))
     now = "stock"
-    wanted = oracle(model, image(), masks)
+    expected = oracle(model, image(), masks)
     vispe.convert(model, "alibi2d(slopes=constant)")
     now = "ours"
-    close(model.forward_features(image()), wanted)
-    for ours, stock in zip(seen["ours"], seen["stock"], strict=True):
+    close(model.forward_features(image()), expected)
+    for ours, stock in zip(recorded["ours"], recorded["stock"], strict=True):
         assert ours.shape == (2, 8, 16, 16)
         close(ours, stock, tol=1e-6)
 
@@ -210,11 +210,11 @@ def test_differential_attention_shows_its_maps_in_the_order_of_timm(make):
 def test_dropout_of_the_weights_is_that_of_the_layer_in_training():
     model = vispe.convert(tiny(attn_drop_rate=0.5), "alibi2d").train()
     set_fused(model, False)
-    kept = []
+    remaining = []
     for block in model.blocks:
-        block.attn.attn_drop.register_forward_hook(lambda m, i, out: kept.append((i[0], out)))
+        block.attn.attn_drop.register_forward_hook(lambda m, i, out: remaining.append((i[0], out)))
     model(image())
-    for before, after in kept:
+    for before, after in remaining:
         share = (after == 0).float().mean()
         assert 0.3 < share < 0.7
         close(after[after != 0], 2 * before[after != 0])

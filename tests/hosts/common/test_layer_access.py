@@ -81,17 +81,17 @@ WRAPPERS = {
 @pytest.mark.parametrize("host", HOSTS)
 def test_wrapped_after_conversion(host, wrapper):
     model = shake(vispe.convert(HOSTS[host](), "rope_mixed"))
-    wanted = run(model).detach()
+    expected = run(model).detach()
     WRAPPERS[wrapper](model)
-    close(run(model), wanted, 1e-6)
+    close(run(model), expected, 1e-6)
     state = copy.deepcopy(model.state_dict())
     shake(model, 5)
     model.load_state_dict(state)
-    close(run(model), wanted, 1e-6)
+    close(run(model), expected, 1e-6)
     model.load_state_dict(
         {name: value for name, value in state.items() if "pos_enc" not in name}
     )  # stock weights
-    close(run(model), wanted, 1e-6)
+    close(run(model), expected, 1e-6)
     names = {name for name, _ in model.named_parameters() if "pos_enc" in name}
     assert names == {name for name in model.no_weight_decay() if "pos_enc" in name}
     assert "2 attention layers with their own" in vispe.describe(model)
@@ -136,18 +136,18 @@ def test_adapters(host, order, spec):
         assert vispe.convert(adapted, spec) is adapted
     adapted.eval()
     assert spec in vispe.describe(adapted)
-    found = run(adapted)
+    actual = run(adapted)
     with adapted.disable_adapter():
         off = run(adapted).detach()
     plain = vispe.convert(HOSTS[host](), spec)
     encodings = {name.replace("base_layer.", ""): value for name, value in model.state_dict().items()}
     plain.load_state_dict({name: value for name, value in encodings.items() if name in plain.state_dict()})
     close(off, run(plain), 1e-4)
-    assert (found - off).abs().max() > 1e-3
-    found.square().sum().backward()
+    assert (actual - off).abs().max() > 1e-3
+    actual.square().sum().backward()
     assert not [name for name, p in adapted.named_parameters() if "lora_" in name and p.grad is None]
     merged = copy.deepcopy(adapted).merge_and_unload()
-    close(run(merged), found, 1e-4)
+    close(run(merged), actual, 1e-4)
     vispe.restore(adapted)
     assert torch.isfinite(run(adapted)).all()
 
@@ -155,17 +155,17 @@ def test_adapters(host, order, spec):
 @pytest.mark.parametrize("host", ["open_clip", "torchvision"])
 def test_parametrized_attention(host):
     model = shake(vispe.convert(HOSTS[host](), "rope_mixed"))
-    wanted = run(model).detach()
+    expected = run(model).detach()
     for block in blocks_of(model):
         attention = block.attn if host == "open_clip" else block.self_attention
         parametrizations.weight_norm(attention, "in_proj_weight")
-    close(run(model), wanted, 1e-4)
+    close(run(model), expected, 1e-4)
     for call in (vispe.restore, lambda m: vispe.convert(m, "alibi2d")):
         with pytest.raises(UnsupportedHost, match="in_proj_weight parametrized"):
             call(model)
     for block in blocks_of(model):
         attention = block.attn if host == "open_clip" else block.self_attention
         parametrize.remove_parametrizations(attention, "in_proj_weight")
-    close(run(model), wanted, 1e-4)
+    close(run(model), expected, 1e-4)
     vispe.restore(model)
     assert torch.isfinite(run(model)).all()

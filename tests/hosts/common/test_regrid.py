@@ -41,16 +41,18 @@ def moved(model, size):
 def test_a_table_is_resampled_as_the_forward_pass_does(spec, old, new, caplog):
     theirs, ours = converted(spec, old, 5), converted(spec, new, 1)
     weights = theirs.state_dict()
-    kept = {name: value.clone() for name, value in weights.items()}
+    remaining = {name: value.clone() for name, value in weights.items()}
     with caplog.at_level(logging.INFO, logger="vispe"):
         assert not any(ours.load_state_dict(weights))
-    assert all(torch.equal(weights[name], value) for name, value in kept.items()), "the caller's dict changed"
+    assert all(torch.equal(weights[name], value) for name, value in remaining.items()), (
+        "the caller's dict changed"
+    )
     grids = tuple(tuple(n // 8 for n in size) for size in (old, new))
     assert (f"is resampled from the grid {grids[0]} to {grids[1]}" in caplog.text) == (old != new)
     x = image(2, 3, *new)
     torch.testing.assert_close(ours(x), moved(theirs, new)(x), rtol=1e-5, atol=1e-5)
     if old == new:
-        assert all(torch.equal(ours.state_dict()[name], value) for name, value in kept.items())
+        assert all(torch.equal(ours.state_dict()[name], value) for name, value in remaining.items())
 
 
 def test_equal_counts_of_other_grids():
@@ -81,9 +83,7 @@ def test_without_a_saved_grid_equal_sides_are_assumed(spec, tmp_path):
     if "loope" in spec:  # a table with two axes says its grid
         ours.load_state_dict(dict(wide.state_dict()))
         return
-    with pytest.raises(
-        EncodingMismatch, match=r"its model has the grid \(3, 5\).* does not say for which grid"
-    ):
+    with pytest.raises(EncodingMismatch, match=r"its model has the grid \(3, 5\).* does not record its grid"):
         ours.load_state_dict(dict(wide.state_dict()))
 
 
@@ -121,10 +121,10 @@ def test_a_matrix_over_all_cells_is_refused():
             EncodingMismatch, match=r"16 cells of the grid.* the model has \(3, 5\).*grid=\[h,w\]"
         ):
             ours.load_state_dict(weights)
-    kept = converted("loope.released(grid=[4,4])", (24, 40), 1)
-    kept.load_state_dict(theirs.state_dict())
+    remaining = converted("loope.released(grid=[4,4])", (24, 40), 1)
+    remaining.load_state_dict(theirs.state_dict())
     x = image(2, 3, 24, 40)
-    assert torch.equal(kept(x), moved(theirs, (24, 40))(x))
+    assert torch.equal(remaining(x), moved(theirs, (24, 40))(x))
 
 
 def test_attention_of_ones_own_and_a_window():

@@ -88,8 +88,8 @@ def test_every_pair_of_encodings_where_no_spec_is_kept(source, caplog):
             if source != "learn+alibi2d":
                 assert ("another encoding, or none" in caplog.text) == fresh
         if extra := of - set(own):
-            found = ours.load_state_dict(weights, strict=False)
-            assert extra <= set(found.unexpected_keys)
+            actual = ours.load_state_dict(weights, strict=False)
+            assert extra <= set(actual.unexpected_keys)
             if table != -1:
                 with pytest.raises(RuntimeError, match=f"{re.escape(min(extra))}.* has "):
                     ours.load_state_dict(weights)
@@ -151,12 +151,12 @@ def test_a_rope_that_was_kept_is_not_dropped(name):
     def model(spec):
         return vispe.convert(timm.create_model(mixed, **options), spec)
 
-    kept = model("rope+irpe").state_dict()
-    assert any(key.startswith("rope.") for key in kept)
+    remaining = model("rope+irpe").state_dict()
+    assert any(key.startswith("rope.") for key in remaining)
     with pytest.raises(EncodingMismatch, match=rf"{named('rope+irpe')}, but .* has {named('irpe')}"):
-        model("irpe").load_state_dict(kept)
+        model("irpe").load_state_dict(remaining)
     with pytest.raises(RuntimeError, match=r"Unexpected key.*rope\."):
-        model("irpe").load_state_dict(dict(kept))
+        model("irpe").load_state_dict(dict(remaining))
     assert not any(model("irpe").load_state_dict(timm.create_model(mixed, **options).state_dict()))
 
 
@@ -235,14 +235,14 @@ def test_parts_of_a_checkpoint_without_strict():
     ours = made("rope_mixed", 1)
     head = {k: v for k, v in tiny().state_dict().items() if k.startswith("head.")}
     before = copy.deepcopy(dict(ours.state_dict()))
-    found = ours.load_state_dict(head, strict=False)
-    assert not found.unexpected_keys
-    assert "cls_token" in found.missing_keys
+    actual = ours.load_state_dict(head, strict=False)
+    assert not actual.unexpected_keys
+    assert "cls_token" in actual.missing_keys
     assert all(torch.equal(v, before[k]) for k, v in ours.state_dict().items() if k not in head)
     encoding = {k: v + 1 for k, v in before.items() if "pos_enc" in k}
-    found = ours.load_state_dict(encoding, strict=False)
-    assert not found.unexpected_keys
-    assert not any("pos_enc" in name for name in found.missing_keys)
+    actual = ours.load_state_dict(encoding, strict=False)
+    assert not actual.unexpected_keys
+    assert not any("pos_enc" in name for name in actual.missing_keys)
     assert all(torch.equal(ours.state_dict()[k], v) for k, v in encoding.items())
 
 

@@ -12,7 +12,7 @@ from tests.hosts.helpers import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
 from vispe.backbones.attention_recorder import watch
 from vispe.errors import InputError, OptionError
-from vispe.hosts.open_clip.tower import HostedTower
+from vispe.hosts.open_clip.tower import ConvertedTower
 
 GEOMETRIC = torch.tensor([2.0 ** (-2 * k) for k in (1, 2, 3, 4)])
 WORD = "positional_embedding"
@@ -20,8 +20,8 @@ WORD = "positional_embedding"
 
 def tokens_of(tower, x):
     """Tokens after the last block."""
-    found = tower.forward_intermediates(x, [-1], output_fmt="NLC", output_extra_tokens=True)
-    return torch.cat([found["image_intermediates_prefix"][0], found["image_intermediates"][0]], 1)
+    actual = tower.forward_intermediates(x, [-1], output_fmt="NLC", output_extra_tokens=True)
+    return torch.cat([actual["image_intermediates_prefix"][0], actual["image_intermediates"][0]], 1)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_the_bias_of_every_layer_and_its_gradients(options, slopes):
     for fused in (True, False):
         for block in tower.transformer.resblocks:
             block.attn.fused_attn = fused
-        found = tokens_of(tower, image())
+        actual = tokens_of(tower, image())
         expected = tower_oracle(wanted, image(), mask)
-        close(found, expected)
+        close(actual, expected)
         theirs = grads(wanted, expected, WORD)
-        close(grads(tower, found), theirs)
+        close(grads(tower, actual), theirs)
 
 
 def test_learned_slopes_are_of_their_layer():
@@ -93,8 +93,8 @@ def test_other_image_sizes_have_the_grid_of_the_image(size):
         close(tower(image(2, 3, 24, 40)), tower(image(2, 3, 24, 40)))
         mask = -dense(h, w, 1)[None, None]
         close(tokens_of(tower, image(2, 3, *size)), tower_oracle(stock, image(2, 3, *size), mask))
-    found = tower.forward_intermediates(image(2, 3, *size))["image_intermediates"]
-    assert [tuple(f.shape) for f in found] == [(2, 32, h, w)] * 2
+    actual = tower.forward_intermediates(image(2, 3, *size))["image_intermediates"]
+    assert [tuple(f.shape) for f in actual] == [(2, 32, h, w)] * 2
 
 
 def test_a_kept_table_is_resampled_for_other_sizes_and_exact_for_its_own():
@@ -122,9 +122,9 @@ def test_zero_shot_logits_stay_for_encodings_without_effect():
             if "pos_enc" in name:
                 p.data.zero_()
         with torch.no_grad():
-            found = ours.get_logits(image(), words())
+            actual = ours.get_logits(image(), words())
         exact = spec in ("none", "peg.retrofit")
-        for f, w in zip(found, wanted, strict=True):
+        for f, w in zip(actual, wanted, strict=True):
             assert torch.equal(f, w) if exact else torch.allclose(f, w, rtol=1e-5, atol=1e-5)
     changed = vispe.convert(copy.deepcopy(model), "alibi2d", keep_abs=True).get_logits(image(), words())[0]
     assert (changed - wanted[0]).abs().max() > 1e-3
@@ -156,7 +156,7 @@ def test_restore_gives_everything_back():
     assert all(
         vars(a).keys() == vars(b).keys() for a, b in zip(model.modules(), stock.modules(), strict=True)
     )
-    with pytest.raises(vispe.VispeError, match="open_clip VisionTransformer has no encoding of vispe"):
+    with pytest.raises(vispe.VispeError, match="got open_clip VisionTransformer without an encoding"):
         vispe.restore(model)
 
 
@@ -184,9 +184,9 @@ def test_stock_weights_load_strictly_before_and_after(spec):
     before.load_state_dict({**before.state_dict(), **own})
     assert torch.equal(before.encode_image(image()), after.encode_image(image()))
     assert f"visual.{WORD}" in weights, "the caller's dict is left alone"
-    kept = vispe.convert(tiny_clip(), spec, keep_abs=True)
-    kept.load_state_dict(weights)
-    assert torch.equal(kept.visual.positional_embedding, weights[f"visual.{WORD}"])
+    remaining = vispe.convert(tiny_clip(), spec, keep_abs=True)
+    remaining.load_state_dict(weights)
+    assert torch.equal(remaining.visual.positional_embedding, weights[f"visual.{WORD}"])
 
 
 def test_own_checkpoints_load_strictly_and_partial_ones_raise():
@@ -223,9 +223,9 @@ def test_checkpointing_changes_no_gradient(options, spec):
     tower.transformer.resblocks[0].ln_1.register_forward_hook(lambda *_: runs.append(1))
     out = tower(image())
     tower(image(1, 3, 40, 24))  # a grid of the same number of tokens in between
-    found = grads(tower, out, "-")
+    actual = grads(tower, out, "-")
     assert len(runs) == 3, "the block ran again for the gradient"
-    assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+    assert all(torch.equal(actual[n], wanted[n]) for n in wanted)
 
 
 def test_patch_dropout_drops_the_coordinates_too():
@@ -240,8 +240,8 @@ def test_patch_dropout_drops_the_coordinates_too():
     keep = torch.cat([torch.zeros(2, 1, dtype=torch.long), keep], 1)
     per_image = torch.stack([mask[0][:, k][:, :, k] for k in keep])
     torch.manual_seed(11)
-    found = tokens_of(tower, image())
-    close(found, tower_oracle(custom, image(), per_image, keep))
+    actual = tokens_of(tower, image())
+    close(actual, tower_oracle(custom, image(), per_image, keep))
 
 
 def test_patch_dropout_draws_as_open_clip_does():
@@ -269,13 +269,13 @@ POOLS = [
 def test_heads_pool_what_the_blocks_gave(options):
     stock = tiny_tower(output_tokens=True, **options)
     ours = vispe.convert(copy.deepcopy(stock), "none", keep_abs=True)
-    for found, wanted in zip(ours(image()), stock(image()), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, wanted in zip(ours(image()), stock(image()), strict=True):
+        assert torch.equal(actual, wanted)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
     tokens = tower_oracle(as_custom(stock, **options), image(), -dense(3, 5, 1)[None, None])
     pooled, rest = stock._pool(tokens)
-    for found, wanted in zip(ours(image()), (pooled @ stock.proj, rest), strict=True):
-        close(found, wanted)
+    for actual, wanted in zip(ours(image()), (pooled @ stock.proj, rest), strict=True):
+        close(actual, wanted)
     assert type(ours.attn_pool) is type(stock.attn_pool)
 
 
@@ -290,10 +290,10 @@ def test_forward_intermediates_is_as_in_open_clip(indices, stop_early, fmt):
             "indices": indices, "stop_early": stop_early, "normalize_intermediates": only, "intermediates_only": only,
             "output_fmt": fmt, "output_extra_tokens": not only,
         }  # fmt: skip
-        wanted, found = (m.forward_intermediates(image(), **arguments) for m in (stock, ours))
-        assert list(found) == list(wanted)
+        wanted, actual = (m.forward_intermediates(image(), **arguments) for m in (stock, ours))
+        assert list(actual) == list(wanted)
         for key in wanted:
-            pairs = zip(found[key], wanted[key], strict=True)
+            pairs = zip(actual[key], wanted[key], strict=True)
             assert all(torch.equal(f, w) for f, w in pairs), key
 
 
@@ -304,7 +304,9 @@ def test_forward_intermediates_agrees_with_forward_and_refuses():
     close(out["image_intermediates_prefix"][-1][:, 0] @ tower.proj, tower(image()))
     with pytest.raises(OptionError, match="output_fmt must be NCHW or NLC, got 'NHWC'"):
         tower.forward_intermediates(image(), output_fmt="NHWC")
-    with pytest.raises(OptionError, match=r"Features of blocks \[2\] were asked, but the tower has 2 blocks"):
+    with pytest.raises(
+        OptionError, match=r"indices must select some of the 2 blocks of the tower, got \[2\]"
+    ):
         tower.forward_intermediates(image(), [2])
     tower.prune_intermediate_layers([0])
     assert len(tower.forward_intermediates(image(), intermediates_only=True)["image_intermediates"]) == 1
@@ -317,7 +319,7 @@ def test_copies_and_pickles(spec):
     wanted = model.encode_image(image())
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(copied.encode_image(image()), wanted)
-        assert isinstance(copied.visual, HostedTower)
+        assert isinstance(copied.visual, ConvertedTower)
         assert vispe.describe(copied) == vispe.describe(model)
         assert torch.equal(vispe.restore(copied).encode_image(image()), tiny_clip().encode_image(image()))
 
@@ -344,8 +346,8 @@ def test_lock_freezes_the_groups_of_open_clip_with_the_encodings_in_them(groups)
     stock.lock_image_tower(groups)
     ours.lock_image_tower(groups)
     wanted = {n: p.requires_grad for n, p in stock.named_parameters() if not n.endswith(f"visual.{WORD}")}
-    found = {n: p.requires_grad for n, p in ours.named_parameters() if "pos_enc" not in n}
-    assert found == wanted
+    actual = {n: p.requires_grad for n, p in ours.named_parameters() if "pos_enc" not in n}
+    assert actual == wanted
     assert ours.visual.positional_embedding is None
     assert ours.visual.pos_enc.weight.requires_grad == stock.visual.class_embedding.requires_grad
     for mine, theirs in zip(
@@ -370,9 +372,9 @@ def test_half_precision_casts_last():
     wanted = model.encode_image(image())
     convert_weights_to_lp(model, torch.bfloat16)
     assert model.visual.transformer.resblocks[0].attn.in_proj_weight.dtype == torch.bfloat16
-    found = model.encode_image(image().bfloat16())
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
+    actual = model.encode_image(image().bfloat16())
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - wanted).abs().max() < 0.05 * wanted.abs().max()
     pure = vispe.convert(tiny_tower(), "learned+alibi2d").bfloat16()
     assert pure(image().bfloat16()).dtype == torch.bfloat16
 
@@ -406,9 +408,9 @@ def test_swapped_attention_needs_positions():
     ours = vispe.convert(tiny_tower(), "alibi2d")
     x, mask = torch.randn(2, 16, 32), torch.randn(16, 16)
     for block in ours.transformer.resblocks:
-        for given in (None, mask):
+        for sample in (None, mask):
             with pytest.raises(InputError, match="needs positions"):
-                block(x, attn_mask=given)
+                block(x, attn_mask=sample)
 
 
 def test_dropout_of_attention_acts_in_training_only():
@@ -425,10 +427,10 @@ def test_dropout_of_attention_acts_in_training_only():
 @pytest.mark.parametrize("average", [True, False])
 def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
     tower = vispe.convert(tiny_tower(), spec)
-    wanted, found = [], []
+    wanted, actual = [], []
 
-    def look(seen) -> None:
-        call = seen.call
+    def look(recorded) -> None:
+        call = recorded.call
         q, k, _ = call.transformed()
         logits = (q.double() * q.shape[-1] ** -0.5) @ k.double().transpose(-1, -2)
         bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor).double()
@@ -442,9 +444,9 @@ def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
     before = tower(image())
     for block in tower.transformer.resblocks:
         block.attn.register_forward_pre_hook(ask, with_kwargs=True)
-        block.attn.register_forward_hook(lambda module, args, out: found.append(out[1]))
+        block.attn.register_forward_hook(lambda module, args, out: actual.append(out[1]))
     close(tower(image()), before)
-    for ours, exact in zip(found, wanted, strict=True):
+    for ours, exact in zip(actual, wanted, strict=True):
         close(ours.double(), exact, tol=1e-6)
 
 

@@ -52,11 +52,11 @@ def test_a_stock_checkpoint_loads_into_the_named_model(base, spec, tmp_path):
     torch.save(stock.state_dict(), tmp_path / "stock.pt")
     torch.manual_seed(1)
     made = open_clip.create_model(name, pretrained=str(tmp_path / "stock.pt")).eval()
-    wanted = vispe.convert(stock, spec).eval()
+    expected = vispe.convert(stock, spec).eval()
     slopes = {k: v for k, v in made.state_dict().items() if "pos_enc" in k}
-    wanted.load_state_dict({**wanted.state_dict(), **slopes})
+    expected.load_state_dict({**expected.state_dict(), **slopes})
     x = image(2, 3, *made.visual.image_size)
-    close(made.encode_image(x), wanted.encode_image(x))
+    close(made.encode_image(x), expected.encode_image(x))
     with pytest.raises(vispe.VispeError, match="no absolute table to restore"):
         vispe.restore(made)
     torch.save(made.state_dict(), tmp_path / "ours.pt")
@@ -114,12 +114,12 @@ def test_what_cannot_be_built_is_refused_when_the_name_is_made():
     before = open_clip.list_models()
     for base, spec, error, match in (
         ("tiny-ovn", "alibi2d", UnknownName, "no model 'tiny-ovn'. Did you mean 'tiny-own'"),
-        ("tiny-resnet", "alibi2d", UnsupportedHost, "image tower of tiny-resnet is a ResNet"),
+        ("tiny-resnet", "alibi2d", UnsupportedHost, "got tiny-resnet, whose tower is a ResNet"),
         ("tiny-convnext", "alibi2d", UnsupportedHost, "ConvNeXt"),
         ("tiny-own", "alibi3dd", vispe.VispeError, "alibi3dd"),
         ("tiny-own", "alibi", vispe.VispeError, "is for 1 axes"),
         ("tiny-timm", "alibi", vispe.VispeError, "is for 1 axes"),
-        ("tiny-done", "learned", OptionError, "has the encoding 'alibi2d' already"),
+        ("tiny-done", "learned", OptionError, "with the encoding 'alibi2d'"),
         (
             "tiny-own",
             vispe.create_encoding("alibi2d", num_heads=4),
@@ -155,6 +155,6 @@ def test_a_configuration_may_say_it_itself():
         pass
 
     with pytest.raises(
-        UnsupportedHost, match="Own, a subclass of open_clip's VisionTransformer, was built with"
+        UnsupportedHost, match="Own: subclasses of open_clip's VisionTransformer do not support"
     ):
         Own(**TOWER, pos_embed_type="alibi2d")

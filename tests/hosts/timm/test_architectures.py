@@ -85,12 +85,12 @@ def test_converted_equals_stock_under_the_dense_bias_with_gradients(name, fused)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d")
     x = image()
     masks = head_masks(stock, dense(3, 5, stock.num_prefix_tokens))
-    wanted = stock.forward_head(oracle(stock, x, masks))
-    found = ours(x)
-    close(found, wanted)
-    close(grads(ours, found), grads(stock, wanted))
+    expected = stock.forward_head(oracle(stock, x, masks))
+    actual = ours(x)
+    close(actual, expected)
+    close(grads(ours, actual), grads(stock, expected))
     plain = stock(x)
-    assert (plain - wanted).abs().max() > 1e-3, "the bias would not be seen by this test"
+    assert (plain - expected).abs().max() > 1e-3, "the bias would not be seen by this test"
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
@@ -104,10 +104,10 @@ def test_learned_slopes_get_the_gradient_of_the_dense_bias(name, fused):
     slopes = slopes_of(ours).detach().clone().requires_grad_()
     distance = dense(3, 5, stock.num_prefix_tokens, wrap=False, normalize=False)
     x = image()
-    wanted, found = oracle(stock, x, head_masks(stock, distance, slopes)), ours.forward_features(x)
-    close(found, wanted)
-    grads(stock, wanted)
-    mine = grads(ours, found)
+    expected, actual = oracle(stock, x, head_masks(stock, distance, slopes)), ours.forward_features(x)
+    close(actual, expected)
+    grads(stock, expected)
+    mine = grads(ours, actual)
     got = torch.stack([g for n, g in mine.items() if n.endswith("slope")])
     assert slopes.grad.abs().min() > 1e-4
     close(got, slopes.grad)
@@ -152,9 +152,9 @@ def test_sincos_is_added_to_the_patches_only(name):
     ]
     extra = torch.cat([torch.zeros(stock.num_prefix_tokens, 32), torch.stack(rows)])[None]
     x = image()
-    wanted, found = oracle(stock, x, [None] * 2, extra), ours.forward_features(x)
-    close(found, wanted)
-    close(grads(ours, found), grads(stock, wanted))
+    expected, actual = oracle(stock, x, [None] * 2, extra), ours.forward_features(x)
+    close(actual, expected)
+    close(grads(ours, actual), grads(stock, expected))
 
 
 def test_the_learned_table_is_trained_like_timms_own():
@@ -163,9 +163,9 @@ def test_the_learned_table_is_trained_like_timms_own():
     with torch.no_grad():
         ours.pos_enc.weight.copy_(stock.pos_embed)
     x = image()
-    wanted, found = stock(x), ours(x)
-    close(found, wanted)
-    mine, theirs = grads(ours, found, "none"), grads(stock, wanted, "none")
+    expected, actual = stock(x), ours(x)
+    close(actual, expected)
+    mine, theirs = grads(ours, actual, "none"), grads(stock, expected, "none")
     close(mine.pop("pos_enc.weight"), theirs.pop("pos_embed"))
     close(mine, theirs)
 
@@ -175,12 +175,12 @@ def test_keep_abs_keeps_the_table_beside_the_bias(name):
     stock = build(name)
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_abs=True)
     x = image()
-    wanted = oracle(stock, x, head_masks(stock, dense(3, 5, stock.num_prefix_tokens)))
-    found = ours.forward_features(x)
-    close(found, wanted)
-    close(grads(ours, found, "none"), grads(stock, wanted, "none"))
+    expected = oracle(stock, x, head_masks(stock, dense(3, 5, stock.num_prefix_tokens)))
+    actual = ours.forward_features(x)
+    close(actual, expected)
+    close(grads(ours, actual, "none"), grads(stock, expected, "none"))
     same = vispe.convert(copy.deepcopy(stock), "learn+alibi2d")
-    assert torch.equal(same.forward_features(x), found)
+    assert torch.equal(same.forward_features(x), actual)
 
 
 @pytest.mark.parametrize(("height", "width"), [(24, 40), (40, 24), (16, 56), (19, 33)])

@@ -14,7 +14,7 @@ import vispe
 from tests.hosts.helpers import SHAPE, close, cotangent, dense, grads, image, set_fused, shake, slopes_of
 from vispe.errors import UnknownEncoding, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.timm import patch_constructors
-from vispe.hosts.timm.eva import HostedEva
+from vispe.hosts.timm.eva import ConvertedEva
 
 ROPE = {"use_rot_pos_emb": True}
 FORMS = {
@@ -82,11 +82,11 @@ def test_a_bias_replaces_table_and_rope_with_gradients(name, fused):
     assert ours.pos_embed is None
     assert ours.rope is None
     plain, x = blind(stock), image()
-    wanted = plain.forward_head(through(plain, x, masks_of(dense(3, 5, stock.num_prefix_tokens))))
-    found = ours(x)
-    close(found, wanted)
-    close(grads(ours, found), grads(plain, wanted))
-    assert (stock(x) - wanted).abs().max() > 1e-3
+    expected = plain.forward_head(through(plain, x, masks_of(dense(3, 5, stock.num_prefix_tokens))))
+    actual = ours(x)
+    close(actual, expected)
+    close(grads(ours, actual), grads(plain, expected))
+    assert (stock(x) - expected).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -94,11 +94,11 @@ def test_learned_slopes_and_their_gradient(name):
     stock = blind(build(name))
     ours = vispe.convert(copy.deepcopy(stock), "alibi2d(slopes=learned)")
     slopes = slopes_of(ours).detach().clone().requires_grad_()
-    wanted = through(stock, image(), masks_of(dense(3, 5, stock.num_prefix_tokens), slopes))
-    found = ours.forward_features(image())
-    close(found, wanted)
-    (wanted * cotangent(wanted)).sum().backward()
-    got = torch.stack([g for n, g in grads(ours, found).items() if n.endswith("slope")])
+    expected = through(stock, image(), masks_of(dense(3, 5, stock.num_prefix_tokens), slopes))
+    actual = ours.forward_features(image())
+    close(actual, expected)
+    (expected * cotangent(expected)).sum().backward()
+    got = torch.stack([g for n, g in grads(ours, actual).items() if n.endswith("slope")])
     close(got, slopes.grad)
 
 
@@ -113,12 +113,12 @@ def test_the_models_own_rope_stays_when_it_is_named(name, checkpointing):
     assert torch.equal(same(x), stock(x))
     both = vispe.convert(copy.deepcopy(stock), f"{everything}+alibi2d")
     both.set_grad_checkpointing(checkpointing)
-    wanted = through(stock, x, masks, rope=True)
-    found = both.forward_features(x)
-    close(found, wanted)
-    close(grads(both, found, "none"), grads(stock, wanted, "none"))
+    expected = through(stock, x, masks, rope=True)
+    actual = both.forward_features(x)
+    close(actual, expected)
+    close(grads(both, actual, "none"), grads(stock, expected, "none"))
     final, taken = both.forward_intermediates(x)
-    close(final, wanted)
+    close(final, expected)
     assert [t.shape for t in taken] == [(2, 32, 3, 5)] * 2
     alone = vispe.convert(copy.deepcopy(stock), "alibi2d", keep_rope=True)
     table_gone = blind(stock)
@@ -162,7 +162,7 @@ def test_keeping_what_is_not_there_and_two_ropes_raise_before_any_change():
     model = build("rope only")
     with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
         vispe.convert(model, "learn+alibi2d")
-    with pytest.raises(UnsupportedCombination, match=r"rope \+ rope_axial was asked, .* leave 'rope' out"):
+    with pytest.raises(UnsupportedCombination, match=r"rope \+ rope_axial: .* Omit 'rope'"):
         vispe.convert(model, "rope+rope_axial")
     assert type(model) is Eva
     assert model.rope is not None
@@ -179,9 +179,9 @@ def test_dynamic_sizes_and_set_input_size(spec, size):
     plain = blind(stock)
     plain.rope = stock.rope if "rope" in spec else None
     x = image(2, 3, *size)
-    wanted = through(plain, x, masks_of(dense(size[0] // 8, size[1] // 8, 1)), rope=True)
-    close(ours.forward_features(x), wanted)
-    close(fixed.forward_features(x), wanted)
+    expected = through(plain, x, masks_of(dense(size[0] // 8, size[1] // 8, 1)), rope=True)
+    close(ours.forward_features(x), expected)
+    close(fixed.forward_features(x), expected)
     assert torch.isfinite(vispe.restore(fixed)(x)).all()
 
 
@@ -199,28 +199,28 @@ def test_dropped_patches(name, spec):
     torch.manual_seed(3)
     keep = ours.patch_drop(torch.zeros(2, 15 + ours.num_prefix_tokens, 1))[1]
     torch.manual_seed(3)
-    found = ours.forward_features(image())
+    actual = ours.forward_features(image())
     p = ours.num_prefix_tokens
     tokens = torch.cat([torch.arange(p).expand(2, -1), keep + p], 1)
-    assert found.shape[1] == tokens.shape[1] < 15 + p
+    assert actual.shape[1] == tokens.shape[1] < 15 + p
     whole = copy.deepcopy(ours).eval()
     if spec == "alibi2d":
         mask = masks_of(dense(3, 5, p))
         masks = [torch.stack([m[0][:, t][:, :, t] for t in tokens]) for m in mask]
         plain = blind(vispe.restore(whole)).eval()
         plain.patch_drop = None
-        close(found, through(plain, image(), masks, keep=tokens))
+        close(actual, through(plain, image(), masks, keep=tokens))
 
 
 @pytest.mark.parametrize("spec", ["alibi2d", "rope+alibi2d(slopes=learned)", "rope_axial"])
 @pytest.mark.parametrize("name", ["fused qkv", "mixed"])
 def test_checkpointing_gives_the_same_gradients(name, spec):
     ours = vispe.convert(build(name), spec).train()
-    wanted = grads(ours, ours(image()), "none")
+    expected = grads(ours, ours(image()), "none")
     ours.set_grad_checkpointing()
-    found = grads(ours, ours(image()), "none")
-    assert set(found) == set(wanted) == {n for n, _ in ours.named_parameters()}
-    close(found, wanted)
+    actual = grads(ours, ours(image()), "none")
+    assert set(actual) == set(expected) == {n for n, _ in ours.named_parameters()}
+    close(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_the_factory(name, spec):
     sizes = {**SHAPE, "img_size": 32}
     ours = timm.create_model(name, pos_embed=spec, **sizes).eval()
     stock = timm.create_model(name, **sizes).eval()
-    assert isinstance(ours, HostedEva)
+    assert isinstance(ours, ConvertedEva)
     ours.load_state_dict(stock.state_dict())
     x = image(2, 3, 32, 32)
     assert torch.equal(ours(x), vispe.convert(stock, spec)(x)) or "axial" in str(spec)
@@ -259,7 +259,7 @@ def test_wrong_words_and_subclasses_in_the_factory():
     class Own(Eva):
         pass
 
-    with pytest.raises(UnsupportedHost, match=r"Own, a subclass .* build it with no pos_embed"):
+    with pytest.raises(UnsupportedHost, match=r"Own: subclasses of .* Build it with no pos_embed"):
         Own(**SHAPE, pos_embed="alibi2d")
     patch_constructors.uninstall()
     try:
@@ -274,10 +274,10 @@ def test_wrong_words_and_subclasses_in_the_factory():
 def test_compile_and_export(spec):
     ours = vispe.convert(build("fused qkv"), spec)
     x = image()
-    wanted = ours(x)
+    expected = ours(x)
     torch._dynamo.reset()
-    close(torch.compile(ours, fullgraph=True, backend="eager")(x), wanted)
-    close(torch.export.export(ours, (x,)).module()(x), wanted)
+    close(torch.compile(ours, fullgraph=True, backend="eager")(x), expected)
+    close(torch.export.export(ours, (x,)).module()(x), expected)
 
 
 def test_groups_and_decay_and_description():

@@ -28,13 +28,13 @@ def image():
 def test_prefix_tokens_pass_by_the_first_blocks(prefix):
     model, x = built(**prefix), image()
     p = model.num_prefix_tokens
-    seen = []
+    recorded = []
     for block in model.blocks:
-        block.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+        block.register_forward_hook(lambda _, sample, out: recorded.append((sample[0], out)))
     model.forward_features(x)
-    assert [given.shape[1] for given, _ in seen] == [15, 15, 15 + p, 15 + p]
-    entering = seen[2][0]
-    torch.testing.assert_close(entering[:, p:], seen[1][1], rtol=0, atol=0)
+    assert [sample.shape[1] for sample, _ in recorded] == [15, 15, 15 + p, 15 + p]
+    entering = recorded[2][0]
+    torch.testing.assert_close(entering[:, p:], recorded[1][1], rtol=0, atol=0)
     if p:
         first = [model.cls_token, model.reg_token] if "reg_tokens" in prefix else [model.cls_token]
         assert torch.equal(entering[:, :p], torch.cat(first, 1).expand(2, -1, -1))
@@ -89,7 +89,7 @@ def test_a_model_is_built_again_with_it(tmp_path):
 
 
 def test_who_cannot_hold_them_back():
-    sentence = "gpsa lets prefix tokens in from block 2 on, and .* has them in all; convert a plain ViT"
+    sentence = "gpsa needs prefix tokens that enter at block 2, which .* Convert a plain ViT"
     sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4}
     with pytest.raises(UnsupportedCombination, match=sentence):
         timm.create_model("eva02_tiny_patch14_224", pos_embed=SPEC, **sizes)
@@ -98,7 +98,7 @@ def test_who_cannot_hold_them_back():
         vispe.convert(tower, SPEC)
     layer = Attention(32, 4, "gpsa(layers=[0],late_prefix=true)")
     assert layer(torch.ones(1, 6, 32), (2, 3)).shape == (1, 6, 32)
-    with pytest.raises(UnsupportedCombination, match="lets no prefix token into block 0, got 1"):
+    with pytest.raises(UnsupportedCombination, match="allows no prefix token in block 0, got 1"):
         layer(torch.ones(1, 7, 32), vispe.Grid((2, 3), 1))
-    with pytest.raises(OptionError, match="late_prefix=true needs the blocks"):
+    with pytest.raises(OptionError, match="late_prefix=true needs layers, the blocks"):
         vispe.create_encoding("gpsa(late_prefix=true)", num_heads=4)

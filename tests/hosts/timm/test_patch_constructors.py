@@ -56,10 +56,10 @@ def test_sums_and_learn_in_sums():
     added = vispe.convert(make("none"), "sincos2d").pos_enc.table(vispe.Grid((3, 5), prefix=1).positions())
     stock = make("none")
     close(both.forward_features(x), oracle(stock, x, head_masks(stock, dense(3, 5, 1)), added))
-    kept = make("learn+alibi2d")
+    remaining = make("learn+alibi2d")
     stock = make("learn")
-    assert torch.equal(kept.pos_embed, stock.pos_embed)
-    close(kept.forward_features(x), oracle(stock, x, head_masks(stock, dense(3, 5, 1))))
+    assert torch.equal(remaining.pos_embed, stock.pos_embed)
+    close(remaining.forward_features(x), oracle(stock, x, head_masks(stock, dense(3, 5, 1))))
 
 
 @pytest.mark.parametrize("word", ["learn", "none", ""])
@@ -91,14 +91,14 @@ def test_the_distilled_model_has_no_table_although_timm_always_makes_one():
 @pytest.mark.parametrize(
     ("spec", "error", "text"),
     [
-        ("alibi", UnsupportedCombination, "alibi is for 1 axes, but the tokens .* form a 2-axis grid"),
+        ("alibi", UnsupportedCombination, "alibi supports 1 axes, got the 2-axis grid of"),
         ("alibi2", UnknownEncoding, "no encoding 'alibi2'.* Did you mean .*'alibi2d'"),
         ("lern", UnknownEncoding, "Did you mean 'learned'"),
         ("alibi2d.dinosaur", UnknownEncoding, "Did you mean 'alibi2d.dinosaw'"),
         ("alibi2d(slope=learned)", OptionError, "no option 'slope'.* Did you mean 'slopes'"),
         ("alibi2d(slopes=big)", OptionError, "slopes must be one of"),
         ("alibi2d(layers=[7])", OptionError, "below depth=2"),
-        ("learn+", OptionError, "The encoding '' cannot be read; write name"),
+        ("learn+", OptionError, "The encoding '' cannot be parsed. Use name"),
         (7, OptionError, "got 7"),
         ({"wrap": True}, OptionError, "needs a 'name'"),
     ],

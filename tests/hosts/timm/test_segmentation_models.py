@@ -26,11 +26,11 @@ def test_an_encoder_is_built_with_an_encoding():
     for other in (stock, after):
         other.load_state_dict(model.state_dict(), strict=False)
     with torch.no_grad():
-        found = model(images)
+        actual = model(images)
         # the same as converting what was built, and not what was built
-        assert torch.equal(found, after(images))
-        assert (found - stock(images)).abs().max() > 1e-2
-    assert found.shape == (1, 2, 224, 224)
+        assert torch.equal(actual, after(images))
+        assert (actual - stock(images)).abs().max() > 1e-2
+    assert actual.shape == (1, 2, 224, 224)
 
 
 def test_a_stock_checkpoint_fits():
@@ -69,6 +69,6 @@ def test_batches_and_rectangles_are_equal_to_a_converted_encoder(registers):
     with torch.no_grad():
         for shape in ((8, 3, 224, 224), (1, 3, 160, 224)):
             x = torch.rand(shape)
-            found = model(x)
-            assert found.shape == (shape[0], 2, *shape[2:])
-            assert torch.equal(found, after(x))
+            actual = model(x)
+            assert actual.shape == (shape[0], 2, *shape[2:])
+            assert torch.equal(actual, after(x))

@@ -45,11 +45,11 @@ def test_tables_are_resampled_from_the_true_grid(spec):
             table = resampled(model.pos_embed[:, 1:], (h // 16, w // 16))
             patches = model.patch_embed(x).flatten(1, 2)
             close(model._pos_embed(model.patch_embed(x))[:, 1:], patches + table, 1e-5)
-    for x, size, wanted in zip(images, sizes, outputs, strict=True):
+    for x, size, expected in zip(images, sizes, outputs, strict=True):
         fixed = build((64, 160))
         fixed.load_state_dict(model.state_dict())
         fixed.set_input_size(size)
-        close(fixed.forward_features(x), wanted, 1e-5)
+        close(fixed.forward_features(x), expected, 1e-5)
     fixed = build((64, 160))
     fixed.load_state_dict(model.state_dict())
     close(fixed.forward_features(images[0]), outputs[0], 1e-6)

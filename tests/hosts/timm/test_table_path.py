@@ -23,17 +23,17 @@ HOSTS = {
 @pytest.fixture
 def reasons(monkeypatch):
     """Why each call of attention was not one of a table, None where it was."""
-    found = []
+    actual = []
     choose = dispatch._select_backend
 
     def chosen(call, backend):
-        found.append(not_a_table(call.bias))
+        actual.append(not_a_table(call.bias))
         return choose(call, backend)
 
     monkeypatch.setattr(dispatch, "_select_backend", chosen)
     monkeypatch.setattr(dispatch.sdpa, "cached_mask", lambda *_: None)
     monkeypatch.setattr("vispe.hosts.common.context.Context.plain_mask", lambda *_: None)
-    return found
+    return actual
 
 
 class Comparisons(TorchDispatchMode):
@@ -64,7 +64,7 @@ def test_called(host, spec, reasons):
 def test_compiled(host, reasons):
     torch._dynamo.reset()
     model = vispe.convert(HOSTS[host](), "alibi2d(slopes=learned)+rpb").eval()
-    wanted = model(image())
+    expected = model(image())
     reasons.clear()
-    close(torch.compile(model, backend="eager", fullgraph=True)(image()), wanted)
+    close(torch.compile(model, backend="eager", fullgraph=True)(image()), expected)
     assert reasons == [None] * len(model.blocks)

@@ -27,12 +27,12 @@ def test_every_reason_is_of_a_class_of_timm_and_every_class_has_one():
     modules = [
         importlib.import_module(f"timm.models.{m.name}") for m in pkgutil.iter_modules(timm.models.__path__)
     ]
-    found = {}
+    actual = {}
     for module in modules:
         own = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
-        found |= {c.__name__: c for c in own if issubclass(c, nn.Module)}
-    assert set(REASONS) <= set(found)
-    whole = [c for c in found.values() if {"num_classes", "in_chans"} <= {*inspect.signature(c).parameters}]
+        actual |= {c.__name__: c for c in own if issubclass(c, nn.Module)}
+    assert set(REASONS) <= set(actual)
+    whole = [c for c in actual.values() if {"num_classes", "in_chans"} <= {*inspect.signature(c).parameters}]
     assert len(whole) > 70
     families = tuple(f.base for f in FAMILIES)
     missing = [
@@ -52,9 +52,9 @@ def _name(cls: type) -> str:
     [
         (
             "davit_tiny",
-            "DaVit cannot take an encoding of vispe: it alternates windowed attention with attention between",
+            "DaVit does not support encodings of vispe: it alternates windowed attention with attention between",
         ),
-        ("resnet18", "ResNet cannot take an encoding of vispe: it is a convolutional network"),
+        ("resnet18", "ResNet does not support encodings of vispe: it is a convolutional network"),
         ("pit_ti_224", "grids that shrink from stage to stage"),
         ("swinv2_cr_tiny_224", "attends inside windows"),
     ],
@@ -104,10 +104,10 @@ def test_models_of_transformers_name_their_twin(stem, width, twin):
 
 
 def test_what_hands_every_call_on_is_looked_through():
-    wanted = vispe.convert(tiny(), "alibi2d")
+    expected = vispe.convert(tiny(), "alibi2d")
     model = nn.DataParallel(tiny())
     assert vispe.convert(model, "alibi2d") is model
-    close(model(image()), wanted(image()))
+    close(model(image()), expected(image()))
     assert vispe.restore(model) is model
     close(model(image()), tiny()(image()))
 
@@ -124,10 +124,10 @@ def test_features_only_models_are_looked_through():
     vispe.convert(model, "alibi2d")
     vispe.convert(stock, "alibi2d")
     x = image(2, 3, 64, 64)
-    for found, wanted in zip(
+    for actual, expected in zip(
         model(x), stock.forward_intermediates(x, [1, 2], intermediates_only=True), strict=True
     ):
-        assert torch.equal(found, wanted)
+        assert torch.equal(actual, expected)
 
 
 def test_a_backbone_of_transformers_is_looked_through():
@@ -139,10 +139,10 @@ def test_a_backbone_of_transformers_is_looked_through():
     vispe.convert(model, "alibi2d")
     after = model(x).feature_maps
     inner = model._backbone.model
-    wanted = inner.forward_intermediates(x, [1, 2], intermediates_only=True)
-    for old, found, exact in zip(before, after, wanted, strict=True):
-        assert torch.equal(found, exact)
-        assert not torch.allclose(found, old)
+    expected = inner.forward_intermediates(x, [1, 2], intermediates_only=True)
+    for old, actual, exact in zip(before, after, expected, strict=True):
+        assert torch.equal(actual, exact)
+        assert not torch.allclose(actual, old)
 
 
 def test_adapters_of_peft_are_looked_through():
@@ -184,10 +184,10 @@ def test_compiled_and_traced_models_are_refused():
         vispe.convert(torch.compile(tiny()), "alibi2d")
     with pytest.raises(UnsupportedHost, match=r"vispe.convert\(model.module._orig_mod, "):
         vispe.convert(nn.DataParallel(torch.compile(tiny())), "alibi2d")
-    with pytest.raises(UnsupportedHost, match="is a GraphModule, made of parts of another model"):
+    with pytest.raises(UnsupportedHost, match="is a GraphModule, rebuilt from parts of another model"):
         vispe.convert(torch.fx.symbolic_trace(tiny()), "alibi2d")
     made = {"img_size": 64, "out_indices": (1, 2), "features_only": True}
-    with pytest.raises(UnsupportedHost, match="is a FeatureGraphNet, made of parts"):
+    with pytest.raises(UnsupportedHost, match="is a FeatureGraphNet, rebuilt from parts"):
         vispe.convert(timm.create_model("test_vit", feature_cls="fx", **made), "alibi2d")
 
 
@@ -207,7 +207,7 @@ class Holder(nn.Module):
 
 
 def test_the_part_to_convert_is_named():
-    with pytest.raises(UnsupportedHost, match=r"takes an encoding: vispe.convert\(model.backbone, \.\.\.\)"):
+    with pytest.raises(UnsupportedHost, match=r"supports encodings: vispe.convert\(model.backbone, \.\.\.\)"):
         vispe.convert(Holder(), "alibi2d")
     with pytest.raises(UnsupportedHost, match=r"vispe.convert\(model.get_submodule\('0'\), \.\.\.\)"):
         vispe.convert(nn.Sequential(tiny()), "alibi2d")

@@ -9,22 +9,22 @@ from tests.hosts.transformers.tiny import make, transformers
 from vispe.errors import UnsupportedHost
 from vispe.hosts.transformers.language.families import FAMILIES
 
-NO_RULE = "no rule for this model type.*Families that take one"
-AUDIO = "takes audio and no images"
+NO_RULE = "image sizes of this model type are unknown.*Supported families"
+AUDIO = "inputs are audio and no images"
 ENCODER = "has an encoder and a decoder"
-CROSS = "layers of their own attend to them"
-ROTARY = "has no rotary embedding"
+CROSS = "the input of cross-attention layers"
+ROTARY = "need a rotary embedding"
 SAMPLE = {
-    "idefics2": r"no rule for this model type, whose language model is `model\.text_model`",
-    "granite_docling": r"no rule for this model type, whose language model is `model\.text_model`",
+    "idefics2": r"of this model type are unknown to vispe, whose language model is `model\.text_model`",
+    "granite_docling": r"of this model type are unknown to vispe, whose language model is `model\.text_model`",
     "phi4_multimodal": NO_RULE,
     "kosmos-2": ROTARY,
     "kosmos-2.5": ROTARY,
-    "llama4": "does not return cosines and sines",
+    "llama4": "that returns cosines and sines",
     "qwen2_5_omni": r"Call vispe\.convert\(model\.thinker",
     "qwen2_audio": AUDIO,
     "glmasr": AUDIO,
-    "mistral4": "takes no images",
+    "mistral4": "inputs contain no images",
     "idefics": CROSS,
     "mllama": CROSS,
     "pix2struct": ENCODER,
@@ -41,7 +41,7 @@ OTHERS = {
         "git", "glm5_next", "inkling2", "inkling2_loop", "inkling_mm_model", "instructblip", "instructblipvideo",
         "lfm3_vl", "nemotron_h_omni",
     ),
-    "takes no images": ("evolla",),
+    "inputs contain no images": ("evolla",),
     NO_RULE: (
         "apertus1p5", "aria", "cosmos3_edge", "cosmos3_omni", "deepseek_vl_hybrid", "dots3_note", "exaone4_5",
         "fast_vlm", "fuyu", "gemma4_unified", "hy_v4_vl", "hyperclovax_vision_v2", "janus", "kimi_k25", "lfm2_vl",
@@ -82,7 +82,7 @@ def built(kind):
 def test_refusals_are_true_for_the_model(kind):
     with pytest.raises(UnsupportedHost, match=SAMPLE[kind]) as refused:
         vispe.convert(built(kind), "vrope")
-    assert f"({kind}) cannot take the position scheme vrope" in str(refused.value)
+    assert f"({kind}) does not support the position scheme vrope" in str(refused.value)
 
 
 @pytest.mark.slow
@@ -106,7 +106,9 @@ def test_every_type_is_in_a_table():
 
 def test_parts_of_a_vision_language_model():
     model = make("qwen3_vl")
-    with pytest.raises(UnsupportedHost, match=r"takes no images.*call vispe\.convert with the whole model"):
+    with pytest.raises(
+        UnsupportedHost, match=r"inputs contain no images.*call vispe\.convert with the complete model"
+    ):
         vispe.convert(model.model.language_model, "vrope")
     with pytest.raises(UnsupportedHost, match=r"vision model without a language model.*Use an encoding"):
         vispe.convert(model.model.visual, "vrope")
@@ -116,7 +118,7 @@ def test_a_vision_model_of_another_library():
     timm = pytest.importorskip("timm")
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     with pytest.raises(
-        UnsupportedHost, match=r"VisionTransformer cannot take the position scheme vrope.*encoding"
+        UnsupportedHost, match=r"VisionTransformer does not support the position scheme vrope.*encoding"
     ):
         vispe.convert(model, "vrope")
 
@@ -131,7 +133,7 @@ class Reward(nn.Module):
 
 def test_a_module_around_the_model():
     with pytest.raises(
-        UnsupportedHost, match=r"takes a position scheme: vispe\.convert\(model\.backbone, \.\.\.\)"
+        UnsupportedHost, match=r"supports position schemes: vispe\.convert\(model\.backbone, \.\.\.\)"
     ):
         vispe.convert(Reward(make("llava")), "vrope")
 

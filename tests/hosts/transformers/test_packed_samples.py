@@ -29,11 +29,11 @@ PARTS = (0, 0, 4), (0, 4, 9), (1, 0, 6), (1, 6, 9)  # row, start, end
 def checked(model, **options):
     """Assert that every part of `TOKENS` has the logits that it has alone."""
     with torch.no_grad():
-        found = model(input_ids=TOKENS, position_ids=IDS, **options)
+        actual = model(input_ids=TOKENS, position_ids=IDS, **options)
         for row, start, end in PARTS:
-            wanted = model(input_ids=TOKENS[row : row + 1, start:end]).logits[0]
-            torch.testing.assert_close(found.logits[row, start:end], wanted, atol=2e-5, rtol=1e-5)
-    return found
+            expected = model(input_ids=TOKENS[row : row + 1, start:end]).logits[0]
+            torch.testing.assert_close(actual.logits[row, start:end], expected, atol=2e-5, rtol=1e-5)
+    return actual
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -75,12 +75,12 @@ def test_isolation_in_compiled_programs():
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
-        wanted = checked(model).logits
-        torch.testing.assert_close(compiled(input_ids=TOKENS, position_ids=IDS).logits, wanted)
+        expected = checked(model).logits
+        torch.testing.assert_close(compiled(input_ids=TOKENS, position_ids=IDS).logits, expected)
         plain = torch.arange(9).expand(2, -1)
-        wanted = model(input_ids=TOKENS).logits
-        found = compiled(input_ids=TOKENS, position_ids=plain).logits
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        expected = model(input_ids=TOKENS).logits
+        actual = compiled(input_ids=TOKENS, position_ids=plain).logits
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_masks_of_packed_samples_are_made_once_for_all_layers():
@@ -105,20 +105,22 @@ def test_a_mask_is_warned_of_where_it_hides_packed_samples(side):
             model(input_ids=TOKENS, position_ids=IDS, attention_mask=ones)
     caught = [w for w in caught if "not separated" in str(w.message)]
     assert [w.filename for w in caught] == [__file__]
-    given = batch("llava", [4, "image", 2], [3], padding=side)
-    mask = given["attention_mask"]
+    sample = batch("llava", [4, "image", 2], [3], padding=side)
+    mask = sample["attention_mask"]
     for ids in ((mask.cumsum(1) - 1).clamp(min=0), (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")
-            model(**given.inputs, position_ids=ids)
+            model(**sample.inputs, position_ids=ids)
 
 
 def test_a_mask_of_ones_own_is_taken_as_it_is():
     model = vispe.convert(model_of("llava"), "mrope_i")
     with torch.no_grad():
-        seen = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
-        found = model(input_ids=TOKENS, position_ids=IDS, attention_mask=seen.expand(2, -1, -1, -1)).logits
-        assert (found - model(input_ids=TOKENS, position_ids=IDS).logits).abs().max() > 1e-3
+        recorded = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
+        actual = model(
+            input_ids=TOKENS, position_ids=IDS, attention_mask=recorded.expand(2, -1, -1, -1)
+        ).logits
+        assert (actual - model(input_ids=TOKENS, position_ids=IDS).logits).abs().max() > 1e-3
 
 
 def test_a_cache_of_packed_samples_is_refused():
@@ -126,10 +128,10 @@ def test_a_cache_of_packed_samples_is_refused():
     one = torch.tensor([[7], [8]])
     with torch.no_grad():
         cache = model(input_ids=TOKENS, position_ids=IDS)[CACHE]
-        with pytest.raises(InputError, match="The cache holds packed samples"):
+        with pytest.raises(InputError, match="The cache must contain one sample per row"):
             model(input_ids=one, **{CACHE: cache})
         cache = model(input_ids=TOKENS)[CACHE]
-        with pytest.raises(InputError, match="restart within a row of tokens that follow a filled cache"):
+        with pytest.raises(InputError, match="restart within a row of tokens that follow cached tokens"):
             model(input_ids=TOKENS, position_ids=IDS, **{CACHE: cache})
 
 
@@ -144,10 +146,10 @@ def test_attention_that_takes_no_mask_is_refused():
 def test_flash_attention_is_told_where_samples_end():
     text = text_of(vispe.convert(model_of("llava"), "mrope_i").model)
     text.config._attn_implementation = "flash_attention_2"
-    told = flash_arguments(text, samples_of(IDS))
-    assert told["cu_seq_lens_q"].tolist() == [0, 4, 9, 15, 18]
-    assert told["cu_seq_lens_q"].dtype == torch.int32
-    assert told["max_length_k"] == 6
+    settings = flash_arguments(text, samples_of(IDS))
+    assert settings["cu_seq_lens_q"].tolist() == [0, 4, 9, 15, 18]
+    assert settings["cu_seq_lens_q"].dtype == torch.int32
+    assert settings["max_length_k"] == 6
     assert isolated(None, samples_of(IDS), text.layers[0], None, torch.float32) is None
 
 
@@ -157,13 +159,13 @@ def test_block_masks_of_flex_attention():
     layer = text_of(vispe.convert(model_of("llava"), "mrope_i").model).layers[0]
     layer.self_attn.config._attn_implementation = "flex_attention"
     causal = create_block_mask(lambda b, h, q, k: q >= k, B=2, H=None, Q_LEN=9, KV_LEN=12, device="cpu")
-    found = isolated(causal, samples_of(IDS), layer, None, torch.float32)
-    dense = create_mask(found.mask_mod, 2, 1, 9, 12, device="cpu")
+    actual = isolated(causal, samples_of(IDS), layer, None, torch.float32)
+    dense = create_mask(actual.mask_mod, 2, 1, 9, 12, device="cpu")
     number = sample_numbers(IDS)
-    wanted = torch.ones(9, 12, dtype=torch.bool).tril() & torch.zeros(2, 1, 1, 12, dtype=torch.bool)
+    expected = torch.ones(9, 12, dtype=torch.bool).tril() & torch.zeros(2, 1, 1, 12, dtype=torch.bool)
     same = number[:, None, :, None] == number[:, None, None]
-    wanted = torch.nn.functional.pad(same & torch.ones(9, 9, dtype=torch.bool).tril(), (0, 3))
-    assert torch.equal(dense, wanted)
+    expected = torch.nn.functional.pad(same & torch.ones(9, 9, dtype=torch.bool).tril(), (0, 3))
+    assert torch.equal(dense, expected)
 
 
 def test_numbers_of_samples():
@@ -189,9 +191,9 @@ def test_images_that_meet_at_the_end_of_a_sample(family):
         return model(inputs_embeds=embedded[:, part], position_ids=rows[..., part], **types).logits
 
     with torch.no_grad():
-        found = logits(slice(None))
+        actual = logits(slice(None))
         for part in (slice(0, 11), slice(11, 22)):
-            torch.testing.assert_close(found[:, part], logits(part), atol=2e-5, rtol=1e-5)
+            torch.testing.assert_close(actual[:, part], logits(part), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -206,8 +208,8 @@ def test_layers_that_are_given_the_last_tokens_only(attention):
     model = transformers.Gemma4ForConditionalGeneration(config).eval()
     model.set_attn_implementation(attention)
     vispe.convert(model, "mrope_i")
-    wanted = checked(model).logits
-    for kept in (1, 2):
+    expected = checked(model).logits
+    for remaining in (1, 2):
         with torch.no_grad():
-            found = model(input_ids=TOKENS, position_ids=IDS, logits_to_keep=kept).logits
-        torch.testing.assert_close(found, wanted[:, -kept:], atol=2e-5, rtol=1e-5)
+            actual = model(input_ids=TOKENS, position_ids=IDS, logits_to_keep=remaining).logits
+        torch.testing.assert_close(actual, expected[:, -remaining:], atol=2e-5, rtol=1e-5)

@@ -24,8 +24,8 @@ def test_compiled_interleaved_schemes_equal_eager(spec):
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).logits
         torch._dynamo.reset()
-        found = torch.compile(model, backend="eager")(**inputs, use_cache=False).logits
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        actual = torch.compile(model, backend="eager")(**inputs, use_cache=False).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sections", [None, [4, 4, 4, 4]])

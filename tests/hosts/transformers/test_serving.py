@@ -29,27 +29,29 @@ LAYERED = [
 
 def row(family, *items, seed=1):
     """Inputs of one prompt, and its grids."""
-    given = batch(family, list(items), seed=seed)
-    grids = {k: given.inputs[k] for k in ("image_grid_thw", "video_grid_thw") if k in given.inputs}
+    sample = batch(family, list(items), seed=seed)
+    grids = {k: sample.inputs[k] for k in ("image_grid_thw", "video_grid_thw") if k in sample.inputs}
     if family == "qwen2_5_vl" and "video_grid_thw" in grids:
-        grids["second_per_grid_ts"] = given["second_per_grid_ts"]
-    return given, grids
+        grids["second_per_grid_ts"] = sample["second_per_grid_ts"]
+    return sample, grids
 
 
-def embedded(model, given):
+def embedded(model, sample):
     """The embeddings (s, width) that the language model is called with."""
-    seen = []
+    recorded = []
     text = model.model.language_model
-    hook = text.register_forward_pre_hook(lambda m, a, k: seen.append(k["inputs_embeds"]), with_kwargs=True)
+    hook = text.register_forward_pre_hook(
+        lambda m, a, k: recorded.append(k["inputs_embeds"]), with_kwargs=True
+    )
     with torch.no_grad():
-        model(**given.inputs)
+        model(**sample.inputs)
     hook.remove()
-    return seen[0][0]
+    return recorded[0][0]
 
 
-def rounded(served, given, grids, more):
+def rounded(served, sample, grids, more):
     """The coordinates of a prompt and what follows, as the table has them."""
-    ids, delta = served.positions(given["input_ids"][0].tolist(), **grids)
+    ids, delta = served.positions(sample["input_ids"][0].tolist(), **grids)
     after = torch.arange(ids.shape[1], ids.shape[1] + more) + delta
     ids = torch.cat([ids, after.expand(len(ids), -1)], 1)
     return {"position_ids": served.rows.values()[ids[: served.rows.scheme.axes, None]]}
@@ -58,19 +60,19 @@ def rounded(served, given, grids, more):
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("family", QWEN)
 def test_rows_have_the_coordinates_of_the_converted_model(family, name):
-    given, grids = row(family, 3, "image", 2, "video", 1, "wide", 2)
+    sample, grids = row(family, 3, "image", 2, "video", 1, "wide", 2)
     model = converted(family, name)
     served = serve_positions(model, positions=512, picture=SMALL, nearest=name in ROUNDED)
-    ids, delta = served.positions(given["input_ids"][0].tolist(), **grids)
-    wanted, _ = model.model.get_rope_index(**given.without("pixel_values", "pixel_values_videos"))
+    ids, delta = served.positions(sample["input_ids"][0].tolist(), **grids)
+    expected, _ = model.model.get_rope_index(**sample.without("pixel_values", "pixel_values_videos"))
     values = served.rows.values()[ids]
-    wide = wanted[:, 0].double().expand_as(values) if len(wanted) == 1 else wanted[:, 0].double()
+    wide = expected[:, 0].double().expand_as(values) if len(expected) == 1 else expected[:, 0].double()
     near = 1 / 128 if name in ROUNDED else 1e-9
     torch.testing.assert_close(values, wide, rtol=0, atol=near)
     # what an engine gives token after token is where the scheme goes on
-    coordinates = served.rows.scheme.coordinates(given.stream).decode(5)[:, 0]
+    coordinates = served.rows.scheme.coordinates(sample.stream).decode(5)[:, 0]
     after = served.rows.values()[
-        torch.arange(len(given["input_ids"][0]), len(given["input_ids"][0]) + 5) + delta
+        torch.arange(len(sample["input_ids"][0]), len(sample["input_ids"][0]) + 5) + delta
     ]
     torch.testing.assert_close(after.expand_as(coordinates), coordinates, rtol=0, atol=near)
 
@@ -89,13 +91,15 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
     tokens = torch.tensor([[5, 17, 101]])
     counts = []
     for items in ((9, "image", 3, "video", 2), (9, "image", 5), (12,), (9, "image", 3, "video", 2)):
-        given, grids = row(family, *items)
-        embeds, before = embedded(stock, given), engine.computed
+        sample, grids = row(family, *items)
+        embeds, before = embedded(stock, sample), engine.computed
         with torch.no_grad():
-            found = engine.serve(served, given["input_ids"][0].tolist(), embeds, tokens[0].tolist(), **grids)
-            placed = rounded(served, given, grids, len(tokens[0])) if name in ROUNDED else {}
-            wanted = model(**given.with_tokens(tokens), **placed).logits[0, -4:]
-        torch.testing.assert_close(found, wanted, rtol=2e-4, atol=2e-4)
+            actual = engine.serve(
+                served, sample["input_ids"][0].tolist(), embeds, tokens[0].tolist(), **grids
+            )
+            placed = rounded(served, sample, grids, len(tokens[0])) if name in ROUNDED else {}
+            expected = model(**sample.with_tokens(tokens), **placed).logits[0, -4:]
+        torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
         counts.append((engine.computed - before, len(embeds) + 3))
     # words before a picture, and the whole first prompt, were kept in pages and not computed again
     assert counts[0][0] == counts[0][1]
@@ -119,8 +123,8 @@ def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
     values = rows.values()
     assert len(values) == rows.size == len(values.unique())
     assert float(values.min()) == -rows.below
-    found, away = rows.numbers(values[None])
-    assert found[0].tolist() == list(range(rows.size))
+    actual, away = rows.numbers(values[None])
+    assert actual[0].tolist() == list(range(rows.size))
     assert away == 0
 
 
@@ -131,13 +135,13 @@ def test_schemes_that_no_engine_can_go_on_with_are_refused(name):
 
 
 def test_refusals_say_what_to_do(tmp_path):
-    with pytest.raises(UnsupportedHost, match="number its tokens one by one"):
+    with pytest.raises(UnsupportedHost, match="whose tokens they number one by one"):
         serve_positions(make("llava"), "v2pe", positions=64)
     with pytest.raises(InputError, match=r"no config\.json"):
         serve_positions(tmp_path, "mrope_i")
     with pytest.raises(InputError, match="export-positions"):
         load_positions(tmp_path)
-    with pytest.raises(UnsupportedHost, match="no vision-language model"):
+    with pytest.raises(UnsupportedHost, match="must be a vision-language model"):
         serve_positions(torch.nn.Linear(2, 2), "mrope_i")
     with pytest.raises(InputError, match="nearest=True"):
         serve_positions(make("qwen2_vl"), "circlerope", positions=64, picture=SMALL)
@@ -182,8 +186,8 @@ def test_a_prompt_of_a_video_takes_its_seconds(seconds):
     served = serve_positions(make("qwen2_5_vl"), positions=99, picture=SMALL)
     ids = [3, *[VIDEO] * 12, 4]
     more = {} if seconds is None else {"second_per_grid_ts": seconds}
-    found, delta = served.positions(ids, video_grid_thw=[[2, 4, 6]], **more)
+    actual, delta = served.positions(ids, video_grid_thw=[[2, 4, 6]], **more)
     stream = Stream.of([[Text(1), Video(2, 2, 3, seconds=None if seconds is None else 0.5), Text(1)]])
-    wanted = served.rows.scheme.coordinates(stream)
-    assert found.tolist() == wanted.ids[:, 0].long().tolist()
-    assert len(ids) + delta == int(wanted.next[0])
+    expected = served.rows.scheme.coordinates(stream)
+    assert actual.tolist() == expected.ids[:, 0].long().tolist()
+    assert len(ids) + delta == int(expected.next[0])

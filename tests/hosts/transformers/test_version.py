@@ -42,8 +42,8 @@ def test_an_older_version_is_refused_before_anything_is_changed(monkeypatch, ver
     model = make("qwen2_vl")
     before = [type(m) for m in model.modules()]
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
-    wanted = rf"needs transformers {OLDEST} or later, and {version} is installed; run: pip install -U 'vispe\[vlm\]'"
-    with pytest.raises(MissingExtra, match=wanted):
+    expected = rf"needs transformers {OLDEST} or later, got {version}. Run: pip install -U 'vispe\[vlm\]'"
+    with pytest.raises(MissingExtra, match=expected):
         vispe.convert(model, spec)
     assert [type(m) for m in model.modules()] == before
 

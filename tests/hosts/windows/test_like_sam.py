@@ -32,10 +32,10 @@ MORE = {
 def encoder(name):
     """A random encoder in double precision, by the full name of its class."""
     module, _, kind = name.rpartition(".")
-    found = getattr(pytest.importorskip(module, reason="this transformers does not have it"), kind)
+    actual = getattr(pytest.importorskip(module, reason="this transformers does not have it"), kind)
     torch.manual_seed(0)
-    config = found.config_class(**SHAPE, **MORE.get(module.split(".")[2], {}))
-    return shake(found(config)).double().eval()
+    config = actual.config_class(**SHAPE, **MORE.get(module.split(".")[2], {}))
+    return shake(actual(config)).double().eval()
 
 
 @pytest.mark.parametrize("name", sorted(LIKE_SAM))
@@ -65,12 +65,12 @@ def test_a_whole_model_takes_it_in_its_encoder():
     )  # fmt: skip
     torch.manual_seed(0)
     model = shake(transformers.SamHQModel(config)).eval()
-    given = {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.tensor([[[[10.0, 20.0]]]])}
-    before = model(**given).pred_masks
+    sample = {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.tensor([[[[10.0, 20.0]]]])}
+    before = model(**sample).pred_masks
     vispe.convert(model, "alibi2d(slopes=learned)")
-    assert (model(**given).pred_masks - before).abs().max() > 1e-3
+    assert (model(**sample).pred_masks - before).abs().max() > 1e-3
     vispe.restore(model)
-    assert torch.equal(model(**given).pred_masks, before)
+    assert torch.equal(model(**sample).pred_masks, before)
 
 
 def test_sam2_is_refused_and_names_a_twin():

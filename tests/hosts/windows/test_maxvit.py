@@ -59,11 +59,11 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
         for attn, slope in zip(layers, own, strict=True):
             attn.pos_enc.slope.copy_(slope)
     x = image()
-    found, wanted = ours(x), stock(x)
-    close(found, wanted, 1e-6)
-    towards = cotangent(found, 3)
-    grads = torch.autograd.grad((wanted * towards).sum(), own)
-    (found * towards).sum().backward()
+    actual, expected = ours(x), stock(x)
+    close(actual, expected, 1e-6)
+    towards = cotangent(actual, 3)
+    grads = torch.autograd.grad((expected * towards).sum(), own)
+    (actual * towards).sum().backward()
     for attn, grad in zip(layers, grads, strict=True):
         close(attn.pos_enc.slope.grad, grad, 1e-5)
 
@@ -144,5 +144,5 @@ def test_layers_without_a_bias_know_their_grid(block):
 
 
 def test_a_model_without_attention_is_refused():
-    with pytest.raises(UnsupportedHost, match="no attention"):
+    with pytest.raises(UnsupportedHost, match="must have attention layers"):
         vispe.convert(small("C"), SPEC)

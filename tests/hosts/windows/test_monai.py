@@ -119,11 +119,11 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name):
     x = volume(name)
     if name.startswith("swin"):  # only where windows are whole: stock reads its table as if they were
         x = torch.randn(1, 1, 64, 64, 64, generator=torch.Generator().manual_seed(1)).double()
-    found, wanted = said(ours, x), said(by_hand(stock, name, own), x)
-    close(found, wanted, 1e-6)
-    towards = cotangent(found, 3)
-    grads = torch.autograd.grad((wanted * towards).sum(), own)
-    (found * towards).sum().backward()
+    actual, expected = said(ours, x), said(by_hand(stock, name, own), x)
+    close(actual, expected, 1e-6)
+    towards = cotangent(actual, 3)
+    grads = torch.autograd.grad((expected * towards).sum(), own)
+    (actual * towards).sum().backward()
     for attn, grad in zip(layers, grads, strict=True):
         close(attn.pos_enc.slope.grad, grad, 1e-4)
 
@@ -166,13 +166,13 @@ def test_windows_that_shrink_have_their_own_distances():
     x = torch.randn(1, 2, 3, 4, 8).double()
     attn, slope = block.attn, torch.tensor([0.7, 1.9]).double()
     attn.pos_enc.slope.data.copy_(slope)
-    found = block.forward_part1(x, None)
+    actual = block.forward_part1(x, None)
     y = block.norm1(x).flatten(1, 3)
     q, k, v = attn.qkv(y).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
     weights = (q @ k.mT / 2 - slope[:, None, None] * far(2, 3, 4)).softmax(-1)
-    close(found.flatten(1, 3), attn.proj((weights @ v).transpose(1, 2).flatten(2)), 1e-6)
+    close(actual.flatten(1, 3), attn.proj((weights @ v).transpose(1, 2).flatten(2)), 1e-6)
     attn.vispe_shape = (2, 2, 2)
-    with pytest.raises(ShapeError, match="Windows of 24 tokens"):
+    with pytest.raises(ShapeError, match="got 24 tokens"):
         attn(y, None)
 
 
@@ -197,7 +197,7 @@ def test_kept_weights_made_the_output():
 
 def test_a_grid_that_nobody_keeps_is_refused():
     model = nets.ViT(img_size=(16, 16, 32), patch_size=(4,) * 3, **VIT)
-    with pytest.raises(UnsupportedHost, match="128 patches, not on which grid"):
+    with pytest.raises(UnsupportedHost, match="got 128 patches"):
         vispe.convert(model, "alibi3d")
 
 

@@ -49,12 +49,12 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name):
             stock.vision_encoder.patch_embed.image_size = (48, 48)
         by_hand(stock, own)
         x = [image(name, size).requires_grad_() for _ in range(2)]
-        found, wanted = run(ours, x[0]), run(stock, x[1])
-        close(found, wanted)
+        actual, expected = run(ours, x[0]), run(stock, x[1])
+        close(actual, expected)
         for attn, slope in zip(layers, own, strict=True):
             attn.pos_enc.slope.grad = slope.grad = None
-        found.backward(cotangent(found))
-        wanted.backward(cotangent(wanted))
+        actual.backward(cotangent(actual))
+        expected.backward(cotangent(expected))
         close(x[0].grad, x[1].grad)
         for attn, slope in zip(layers, own, strict=True):
             close(attn.pos_enc.slope.grad, slope.grad)
@@ -84,7 +84,7 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     assert [type(m) for m in model.modules()] == types
     assert list(model.state_dict()) == names
     assert torch.equal(run(model, x), before)
-    with pytest.raises(UnsupportedHost, match="nothing to restore"):
+    with pytest.raises(UnsupportedHost, match="must be a converted one"):
         vispe.restore(model)
 
 
@@ -214,8 +214,8 @@ def test_what_has_no_place_is_refused_and_nothing_changes(name):
     model = build(name)
     types, before = [type(m) for m in model.modules()], run(model, image(name))
     for spec, why in {
-        "sincos2d": "outside of attention",
-        "peg": "outside of attention",
+        "sincos2d": "outside attention",
+        "peg": "outside attention",
         "alibi": "1 axes",
     }.items():
         with pytest.raises(UnsupportedCombination, match=why):
@@ -242,24 +242,24 @@ def test_timm_builds_them_with_an_encoding_and_takes_features(name):
     model = timm.create_model(name, pos_embed="alibi2d", **options).eval()
     assert model.vispe.spec == [{"name": "alibi2d"}]
     x = torch.randn(1, 3, 224, 224)
-    wanted = model.forward_intermediates(x, intermediates_only=True)
-    found = timm.create_model(name, pos_embed="alibi2d", features_only=True, **options).eval()
+    expected = model.forward_intermediates(x, intermediates_only=True)
+    actual = timm.create_model(name, pos_embed="alibi2d", features_only=True, **options).eval()
     getter = {"features_only": True, "feature_cls": "getter"}
-    assert len(timm.create_model(name, pos_embed="alibi2d", **getter, **options)(x)) == len(found(x))
+    assert len(timm.create_model(name, pos_embed="alibi2d", **getter, **options)(x)) == len(actual(x))
     weights = {
         key: value
         for key, value in model.state_dict().items()
         if not key.startswith(("head", "norm", "neck"))
     }
-    theirs = found.state_dict()
+    theirs = actual.state_dict()
     renamed = {
         k: weights[k if k in weights else k.replace("layers_", "layers.").removeprefix("model.")]
         for k in theirs
     }
-    found.load_state_dict(renamed)
-    maps = found(x)
-    last = maps[-1].permute(0, 3, 1, 2) if maps[-1].shape[1:] != wanted[-1].shape[1:] else maps[-1]
-    close(last, wanted[-1], 1e-5)
+    actual.load_state_dict(renamed)
+    maps = actual(x)
+    last = maps[-1].permute(0, 3, 1, 2) if maps[-1].shape[1:] != expected[-1].shape[1:] else maps[-1]
+    close(last, expected[-1], 1e-5)
 
 
 def test_a_whole_sam_keeps_its_decoder(tmp_path):
@@ -287,17 +287,17 @@ def test_a_whole_sam_keeps_its_decoder(tmp_path):
     )
     torch.manual_seed(0)
     sam = shake(transformers.SamModel(config)).eval()
-    given = {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.tensor([[[[10.0, 20.0]]]])}
-    before = sam(**given).pred_masks
+    sample = {"pixel_values": torch.randn(1, 3, 64, 64), "input_points": torch.tensor([[[[10.0, 20.0]]]])}
+    before = sam(**sample).pred_masks
     vispe.convert(sam, "alibi2d(slopes=learned)")
-    after = sam(**given).pred_masks
+    after = sam(**sample).pred_masks
     assert (after - before).abs().max() > 1e-3
     with warnings.catch_warnings(action="ignore"):
         sam.save_pretrained(tmp_path)
-    close(vispe.from_pretrained(transformers.SamModel, tmp_path).eval()(**given).pred_masks, after, 1e-6)
+    close(vispe.from_pretrained(transformers.SamModel, tmp_path).eval()(**sample).pred_masks, after, 1e-6)
     vispe.restore(sam)
     assert type(sam) is transformers.SamModel
-    assert torch.equal(sam(**given).pred_masks, before)
+    assert torch.equal(sam(**sample).pred_masks, before)
 
 
 @pytest.mark.parametrize("size", [64, 96, 112])

@@ -163,7 +163,7 @@ def test_what_is_refused():
     with pytest.raises(OptionError, match="factor=96 has no effect with slopes='learned'"):
         create_encoding("alibi(factor=96,slopes=learned)", num_heads=2)
     with pytest.raises(
-        OptionError, match="factor=2 has no effect with slopes='harmonic'; say steepest instead"
+        OptionError, match=r"factor=2 has no effect with slopes='harmonic'. Use steepest instead"
     ):
         create_encoding("alibi2d(factor=2,slopes=harmonic)", num_heads=2)
     with pytest.raises(

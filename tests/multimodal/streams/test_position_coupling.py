@@ -97,8 +97,8 @@ WRONG = {
         {"cells": [(2, 0)]},
     ),
     (r"cell \(0, 2, 1, 1\) is not inside", InputError): ([Image(2, 3)], {"cells": [(0, 2, 1, 1)]}),
-    ("one picture of its sample, but there are 0; say which", InputError): ([], {"cells": [(0, 0)]}),
-    ("one picture of its sample, but there are 2; say which", InputError): (
+    ("one picture of its sample, but there are 0. Use which", InputError): ([], {"cells": [(0, 0)]}),
+    ("one picture of its sample, but there are 2. Use which", InputError): (
         [Image(1, 1), Image(1, 1)],
         {"cells": [(0, 0)]},
     ),
@@ -121,7 +121,7 @@ WRONG = {
         [],
         {"cells": [(0, 0)], "of": -1},
     ),
-    ("names a picture, but no cells of it", OptionError): ([], {"of": 0}),
+    ("needs cells, got None", OptionError): ([], {"of": 0}),
     ("cells needs a list", OptionError): ([], {"cells": [(0, -1)]}),
 }
 

@@ -198,13 +198,13 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
         TokenModel(NAME, **random, shifts=3)
     with pytest.raises(OptionError, match="layer=6 is not one of the 6 blocks"):
         TokenModel(NAME, **random, layers=(6,))
-    with pytest.raises(OptionError, match=r"layer=5, -1 of 6 blocks names one twice"):
+    with pytest.raises(OptionError, match=r"each of 6 blocks at most once, got 5, -1"):
         TokenModel(NAME, **random, layers=(5, -1))
-    with pytest.raises(UnsupportedCombination, match="rpb counts tokens and does not measure"):
+    with pytest.raises(UnsupportedCombination, match="depends on the spacing of tokens, got rpb"):
         TokenModel(NAME, **random, pos_embed="rpb", stride=8)
-    with pytest.raises(UnsupportedHost, match="ResNet does not embed patches by one projection"):
+    with pytest.raises(UnsupportedHost, match="patch embedding by one convolution, got ResNet"):
         TokenModel("test_resnet", **random, stride=8)
-    with pytest.raises(UnsupportedHost, match="has maps of several sizes, so layers cannot be chosen"):
+    with pytest.raises(UnsupportedHost, match="maps of all blocks must have one size"):
         TokenModel("test_resnet", **random, layers=(1,))
-    with pytest.raises(OptionError, match=r"token_stride=8 needs a model that takes images of any size"):
+    with pytest.raises(OptionError, match=r"token_stride=8 needs a model for images of any size"):
         VisionModel(timm.create_model(NAME, dynamic_img_size=False).eval(), stride=8)

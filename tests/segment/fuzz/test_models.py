@@ -558,7 +558,7 @@ def test_a_card_never_makes_apply_contact_a_server(tmp_path, plain, monkeypatch,
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"the pretrained weights of {name} are not on this disk" in said
-    assert "add --allow-download" in said
+    assert "allow_download" in said
     assert asked == []
     assert not (tmp_path / "out").exists()
     assert main([*words, "--allow-download"]) == 2

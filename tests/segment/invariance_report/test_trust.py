@@ -402,6 +402,6 @@ def test_errors_say_what_was_found():
         trust_page(p, everywhere(p), by_level, "ab")
     with pytest.raises(ShapeError, match=r"returned labels \(31, 40\) for an image of \(32, 40\) px"):
         trust_page(p, everywhere(p), lambda q, v: by_level(q, v)[1:], "abc")
-    with pytest.raises(InputError, match="labels are whole numbers"):
+    with pytest.raises(InputError, match="Labels must be non-negative integers"):
         trust_page(p, everywhere(p), lambda q, v: by_level(q, v) + 0.5, "abc")
     assert REPEAT.name == "identity"

@@ -294,7 +294,7 @@ def test_text_of_readouts():
     [
         ({"layers": [1, 1, 1, 1], "width": 16, "image_size": 64}, "ModifiedResNet"),
         ({**VISION, "attentional_pool": True}, "pools its patches by attention"),
-        ({**TIMM, "timm_model_name": "test_resnet", "timm_pool": "avg"}, "vispe.convert was given a ResNet"),
+        ({**TIMM, "timm_model_name": "test_resnet", "timm_pool": "avg"}, "unsupported model, got a ResNet"),
         ({**TIMM, "timm_proj": "mlp"}, "ends with Mlp, but zero-shot segmentation needs a linear projection"),
         ({**TIMM, "timm_proj": "none"}, "ends with no projection"),
         ({**TIMM, "timm_model_name": "test_vit3", "timm_pool": "map", "timm_proj": "none"}, "pools its patches by"),

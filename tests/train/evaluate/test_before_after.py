@@ -343,7 +343,7 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     assert "report.html" in refusal
     assert "report.json" in refusal
     assert main(["retrofit", "evaluate", str(tmp_path / "r")]) == 2
-    assert "holds no finished retrofit" in capsys.readouterr().err
+    assert "must contain a finished retrofit" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--masks", "a.png"]) == 2
     assert "Masks were given without images" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--size", "37"]) == 2

@@ -118,7 +118,7 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     assert torch.equal(subject.mean, student.mean)
     assert not subject.exact
     assert torch.equal(host_of(subject).maps(images), student(images))
-    with pytest.raises(OptionError, match="taken for a retrofit"):
+    with pytest.raises(OptionError, match="loaded as a retrofit"):
         load_subject(str(out), weights="random")
     assert "cosine" in result.verdict
 
@@ -199,7 +199,7 @@ def test_states_are_read_as_they_were_written(tmp_path):
 
 
 def test_load_student_says_what_is_missing(tmp_path):
-    with pytest.raises(InputError, match="holds no finished retrofit"):
+    with pytest.raises(InputError, match="must contain a finished retrofit"):
         load_student(tmp_path)
     (tmp_path / "student.safetensors").write_bytes(b"")
     (tmp_path / "card.json").write_text("{}")

@@ -70,7 +70,7 @@ def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):
 def test_a_launcher_must_not_contradict(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert Processes.training("cpu", "bf16").count == 1
-    with pytest.raises(OptionError, match="asks for the precision bf16, and the config for amp=no"):
+    with pytest.raises(OptionError, match="must be that of the config, amp=no, got bf16"):
         Processes.training("cpu", "no")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
@@ -80,7 +80,7 @@ def test_a_launcher_must_not_contradict(monkeypatch):
 
 def test_one_device_for_several_processes_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(OptionError, match="would put all of them on it"):
+    with pytest.raises(OptionError, match="on which all of them would run"):
         Processes.training("cuda:0")
 
 

@@ -1,1 +1,1 @@
-"""Models that are kept in folders: of `vispe retrofit`, of transformers."""
+"""Models in local folders: results of `vispe retrofit`, models of transformers."""

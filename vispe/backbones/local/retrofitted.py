@@ -1,4 +1,4 @@
-"""What `vispe retrofit` wrote, read again as a model."""
+"""Loading of models written by `vispe retrofit`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vispe.hosts.convert import convert
 from vispe.symmetry.symmetrization import symmetrize
 
 CARD, WEIGHTS = "card.json", "student.safetensors"
-_LARGEST = 100_000  # of any number among the options of a teacher
+_LARGEST = 100_000  # upper bound of numbers among the options of a teacher
 _WORD = re.compile(r"[\w.+-]{0,64}")
 
 
@@ -36,15 +36,15 @@ def read_card(folder: str | Path) -> dict[str, Any]:
     """Return the card of a finished retrofit.
 
     Args:
-        folder: what the retrofit wrote, or its `student.safetensors`.
+        folder: output folder of the retrofit, or its `student.safetensors`.
 
     Raises:
-        InputError: no finished retrofit is there, or the card is of something else.
+        InputError: the folder contains no finished retrofit, or the card is not one of vispe.
     """
     folder = _folder(folder)
     if not is_retrofitted(folder):
         raise InputError(
-            f"{folder} holds no finished retrofit: {CARD} and {WEIGHTS} are needed; run vispe retrofit."
+            f"{folder} must contain a finished retrofit, {CARD} and {WEIGHTS}. Run vispe retrofit."
         )
     try:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def read_card(folder: str | Path) -> dict[str, Any]:
         raise InputError(f"{folder / CARD} is not a card of vispe retrofit ({error}).") from error
     if not is_whole(seed) or not all(isinstance(text, str) for text in texts):
         raise InputError(
-            f"{folder / CARD} is not a card of vispe retrofit: seed, name or pos_embed is wrong."
+            f"{folder / CARD} is not a card of vispe retrofit: seed, name or pos_embed has another type."
         )
     return card
 
@@ -63,12 +63,12 @@ def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> Vis
     """Return the student of a finished retrofit; weights of its teacher are not needed.
 
     Args:
-        folder: what the retrofit wrote, or its `student.safetensors`.
-        allow_download: contact the hub that the card names, for a teacher that is only described there.
+        folder: output folder of the retrofit, or its `student.safetensors`.
+        allow_download: allow downloads of the teacher's configuration from the hub that the card names.
 
     Raises:
-        InputError: no finished retrofit is there, its card is not one of vispe, or its weights do not fit.
-        UnknownName, UnsupportedHost: its teacher's architecture is not known here.
+        InputError: the folder contains no finished retrofit, its card is not one of vispe, or its weights do not match.
+        UnknownName, UnsupportedHost: the architecture of the teacher is unknown.
     """
     config = read_card(folder)["config"]
     teacher = config["teacher"]
@@ -86,7 +86,7 @@ def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> Vis
 
 
 def _checked_options(folder: str | Path, options: Any) -> dict[str, Any]:
-    """Return the options of a card for the constructor of a timm model: numbers, words and flags, never files.
+    """Return the options of a card for the constructor of a timm model: numbers, names and flags, but no files.
 
     Raises:
         InputError: an option of `timm.create_model` itself, a value of another type, or a model larger than its
@@ -102,28 +102,28 @@ def _checked_options(folder: str | Path, options: Any) -> dict[str, Any]:
         values = value if isinstance(value, list) and len(value) <= 3 else [value]
         numbers += [v for v in values if isinstance(v, int | float)]
         plain = all(isinstance(v, int | float | None) or _WORD.fullmatch(str(v)) for v in values)
-        # weights of its own, files and caches are parameters of the factory, not of the model
+        # weights, files and caches are parameters of the factory, not of the model
         if not plain or key in signature(create_model).parameters or key.startswith("pretrained"):
             raise InputError(
-                f"{card}: the teacher has the option {key}={str(value)[:60]!r}; a card may hold numbers, words and "
-                "flags of the model, but no files and addresses."
+                f"{card}: options of the teacher must be numbers, names and flags of the model, not files or URLs, got "
+                f"{key}={str(value)[:60]!r}."
             )
     with safe_open(_folder(folder) / WEIGHTS, "pt") as weights:
         shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - no mapping
-    held = sum(math.prod(shape) for shape in shapes)
+    stored = sum(math.prod(shape) for shape in shapes)
     size = [options.get(key) or 1 for key in ("embed_dim", "embed_dim", "depth")]
-    # a block of a transformer has at least three square matrices of its width
-    large = all(map(is_whole, size)) and 3 * math.prod(size) > held and max(size) > 1
+    # a transformer block has at least three square matrices of its width
+    large = all(map(is_whole, size)) and 3 * math.prod(size) > stored and max(size) > 1
     if large or not all(abs(number) <= _LARGEST for number in numbers):
-        raise InputError(f"{card}: a teacher with {options} is larger than {WEIGHTS} ({held} values).")
+        raise InputError(f"{card}: a teacher with {options} is larger than {WEIGHTS} ({stored} values).")
     return options
 
 
 def fitted(teacher: VisionModel, folder: str | Path) -> VisionModel:
-    """Return the student of a finished retrofit, frozen, given its teacher; weights of the teacher do not count.
+    """Return the frozen student of a finished retrofit, from its teacher, whose weights are not used.
 
     Raises:
-        InputError: no finished retrofit is there, or its weights do not fit.
+        InputError: the folder contains no finished retrofit, or its weights do not match.
     """
     config, file = read_card(folder)["config"], _folder(folder) / WEIGHTS
     model = copy.deepcopy(teacher.model)

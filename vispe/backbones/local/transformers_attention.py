@@ -1,4 +1,4 @@
-"""Attention of transformers' models as it passes their attention interface, described and handed on unchanged."""
+"""Observation of attention calls in the attention interface of transformers."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ def attentions(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 @contextmanager
 def reading(layers: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
-    """While open, call `on_call(module, call, x)` for each layer that runs; what it computes stays as it is.
+    """Call `on_call(module, call, x)` for each layer that runs inside; outputs are not changed.
 
     Raises:
-        UnsupportedHost: attention of a kind that a `Call` does not describe, or that did not pass the interface.
+        UnsupportedHost: attention that a `Call` cannot describe, or that does not use the interface.
     """
     from transformers import AttentionInterface
 
-    own, inside, seen = AttentionInterface.get_interface, {}, set()
+    original, inputs, observed = AttentionInterface.get_interface, {}, set()
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # a converted layer is read where its context is
+        # converted layers are recorded through their context
         if kwargs.get("vispe_context") is None:
-            inside[module] = args[0] if args else kwargs["hidden_states"]
+            inputs[module] = args[0] if args else kwargs["hidden_states"]
         else:
-            seen.add(module)
+            observed.add(module)
 
-    def instead(self: Any, name: str, default: Any) -> Any:
-        function = own(self, name, default)
+    def get_interface(self: Any, name: str, default: Any) -> Any:
+        function = original(self, name, default)
 
         def run(
             module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            if module in inside:
-                seen.add(module)
-                on_call(module, _call(module, q, k, v, mask, name, kwargs), inside.pop(module))
+            if module in inputs:
+                observed.add(module)
+                on_call(module, _call(module, q, k, v, mask, name, kwargs), inputs.pop(module))
             return function(module, q, k, v, mask, *args, **kwargs)
 
         return run
@@ -59,14 +59,13 @@ def reading(layers: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
     with ExitStack() as stack:
         for module in layers:
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
-        AttentionInterface.get_interface = instead
-        stack.callback(setattr, AttentionInterface, "get_interface", own)
+        AttentionInterface.get_interface = get_interface
+        stack.callback(setattr, AttentionInterface, "get_interface", original)
         yield
-    missed = next((module for module in layers if module not in seen), None)
+    missed = next((module for module in layers if module not in observed), None)
     if missed is not None:
         raise UnsupportedHost(
-            f"The attention of {type(missed).__name__} does not pass the attention interface of transformers, where "
-            "it is read."
+            f"Attention layers must use the attention interface of transformers, got {type(missed).__name__}."
         )
 
 
@@ -76,16 +75,14 @@ def _call(
     kind = type(module).__name__
     for key in ("softcap", "s_aux"):
         if options.get(key) is not None:
-            raise UnsupportedHost(
-                f"{kind} attends with {key}, which a map of queries and keys does not show."
-            )
+            raise UnsupportedHost(f"Attention maps cannot be computed for {kind} with {key}.")
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 4):
         raise UnsupportedHost(
-            f"{kind} has a mask that is no tensor (b, h, n, m); load it with sdpa or eager."
+            f"The mask of {kind} must be a tensor (b, h, n, m). Load the model with attention sdpa or eager."
         )
     causal = options.get("is_causal")
     causal = bool(module.is_causal if causal is None else causal)
-    # eager attention knows masks alone; one query, as when a text goes on, sees every key
+    # eager attention ignores is_causal; a single query during decoding attends to every key
     causal = causal and mask is None and name != "eager" and q.shape[2] > 1
     groups = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (k, v))

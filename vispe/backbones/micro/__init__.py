@@ -1,4 +1,4 @@
-"""vispe_micro: the small backbone that `vispe segment` uses by default."""
+"""vispe_micro, the small default backbone of `vispe segment`."""
 
 from vispe.backbones.micro.load import WEIGHTS, features, load_micro, patch_features
 from vispe.backbones.micro.model import PATCH, STRIDE, Micro

@@ -1,9 +1,9 @@
-"""Convolutions that turn with the picture: kernels made of patterns with a known symmetry.
+"""D4-equivariant convolutions, with kernels that are linear combinations of symmetric patterns.
 
-A convolution commutes with the eight poses of a square if its kernel looks the same in all of them. That alone cannot
-see edges, so kernels of three more kinds are used in pairs, each pair read as one length: a slope (odd along one axis),
-and a saddle with its diagonal twin. Turning the picture swaps the two of a pair or changes their signs, which the
-length does not see.
+A convolution commutes with the eight poses of a square (rotations by 90 degrees and mirroring, D4) if its kernel is
+invariant under all of them. Invariant kernels alone cannot detect edges, so kernels of three more kinds are used in
+pairs, of which the length (root of the sum of squares) is returned: slopes (odd along one axis), and saddles with their
+diagonal counterparts. A pose swaps the two responses of a pair or changes their signs, so the length is invariant.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _EPS = 1e-4  # under the roots of lengths; grey levels are of order 1
 
 
 class SymmetricConv(nn.Module):
-    """Convolution that commutes with quarter turns and mirroring, bias included; borders repeat the last pixel.
+    """Convolution that commutes with rotations by 90 degrees and mirroring; padding replicates the border.
 
     Args:
-        inputs: channels in.
-        outputs: channels out that are plain sums with symmetric kernels.
-        edges: lengths of slopes, and as many lengths of saddles, that are appended to them.
-        side: of the kernels in pixels; `side - stride` must be even, so that cells lie alike in every pose.
-        stride: pixels between cells.
+        inputs: number of input channels.
+        outputs: number of output channels with invariant kernels.
+        edges: number of output channels with lengths of slopes, and of as many with lengths of saddles.
+        side: kernel size in pixels; `side - stride` must be even, so that the output grid is symmetric.
+        stride: stride in pixels.
 
     Shapes: (b, inputs, h, w), or (b, 1, h, w) for equal channels -> (b, outputs + 2 edges, h / stride, w / stride).
     """
@@ -51,7 +51,7 @@ class SymmetricConv(nn.Module):
         }
         if not self.edges:
             return kernels["same"]
-        # the second of each pair stands behind the first ones: slopes down, saddles along the diagonals
+        # first all first kernels of the pairs, then the second ones: vertical slopes, diagonal saddles
         kernels = [
             kernels["same"],
             kernels["slope"],
@@ -62,15 +62,15 @@ class SymmetricConv(nn.Module):
         return torch.cat(kernels).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve (b, inputs, h, w), or one channel that stands for all."""
+        """Convolve (b, inputs, h, w), or (b, 1, h, w) for equal channels."""
         if self.margin:
             x = nn.functional.pad(x, (self.margin,) * 4, mode="replicate")
         kernel = self.kernel()
         if x.shape[1] == 1 < kernel.shape[1]:
             kernel = kernel.sum(1, keepdim=True)
-            # strides of channels last, several times as fast
+            # strides of the channels-last format, which is several times faster
             x = x[:, 0, ..., None].movedim(-1, 1)
-        # three convolutions and not one: what follows then works on whole tensors, much faster than on slices
+        # three convolutions instead of one, as the following operations are much faster on contiguous tensors
         kernels = kernel.split([self.outputs, 2 * self.edges, 2 * self.edges])
         plain = nn.functional.conv2d(x, kernels[0], self.bias, stride=self.stride)
         if not self.edges:
@@ -84,20 +84,20 @@ class SymmetricConv(nn.Module):
 
 
 class Gelu(nn.Module):
-    """GELU, in place where nothing is learned: half the time, for the memory is there already."""
+    """GELU, in place if no gradient is needed, which takes half the time as no memory is allocated."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply it to a tensor that nothing else reads."""
+        """Apply GELU to a tensor that is not used elsewhere."""
         return nn.functional.gelu(x) if x.requires_grad else torch.ops.aten.gelu_(x)
 
 
 def patterns(side: int, kind: str) -> Tensor:
-    """Return the kernels of norm 1 that span a symmetry, (n, side, side).
+    """Return an orthonormal basis of the kernels with a symmetry, (n, side, side).
 
     Args:
-        side: in pixels.
-        kind: 'same' (alike in all eight poses), 'slope' (odd along columns, even along rows), 'saddle' (even along both
-            axes, negated by transposing) or 'twist' (odd along both axes, the same transposed).
+        side: kernel size in pixels.
+        kind: 'same' (invariant under all eight poses), 'slope' (odd along columns, even along rows), 'saddle' (even
+            along both axes, negated by transposition) or 'twist' (odd along both axes, invariant under transposition).
 
     >>> patterns(2, "slope")
     tensor([[[ 0.5000, -0.5000],
@@ -105,15 +105,15 @@ def patterns(side: int, kind: str) -> Tensor:
     """
     points = torch.eye(side * side).view(-1, side, side)
     along, down = (-1, -1) if kind == "twist" else (-1 if kind == "slope" else 1, 1)
-    # each single pixel is made symmetric, or odd, along both axes and the diagonal
+    # symmetrise each single pixel, with signs, along both axes and the diagonal
     spread = points + along * points.flip(-1)
     spread = spread + down * spread.flip(-2)
     if kind != "slope":
         spread = spread + (-1 if kind == "saddle" else 1) * spread.mT
-    # pixels of one orbit give the same pattern, up to its sign, and some cancel
-    kept: list[Tensor] = []
+    # pixels of one orbit give the same pattern up to its sign, and some patterns are 0
+    basis: list[Tensor] = []
     for pattern in spread[spread.abs().sum((1, 2)) > 0]:
         pattern = pattern / pattern.norm()
-        if all(float((pattern * other).sum().abs()) < 0.5 for other in kept):
-            kept.append(pattern)
-    return torch.stack(kept)
+        if all(float((pattern * other).sum().abs()) < 0.5 for other in basis):
+            basis.append(pattern)
+    return torch.stack(basis)

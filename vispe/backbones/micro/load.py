@@ -1,4 +1,4 @@
-"""The weights of vispe_micro, as they come with the package."""
+"""Loading of vispe_micro with the weights shipped in the package."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from vispe.backbones.micro.model import PATCH, STRIDE, Micro
 from vispe.errors import InputError
 
 WEIGHTS = Path(__file__).with_name("vispe_micro.safetensors")
-"""The shipped weights, float16; `vispe_micro.json` beside them is their card: data, licences, recipe, scores."""
+"""The shipped weights, float16; `vispe_micro.json` in the same folder is their card: data, licences, recipe, scores."""
 
 
 def load_micro(weights: str | Path | None = None) -> Micro:
     """Return vispe_micro in evaluation mode, float32, on the CPU.
 
     Args:
-        weights: safetensors file written by `models/micro/train.py`; the shipped one by default.
+        weights: safetensors file written by `models/micro/train.py`; default: the shipped one.
 
     Raises:
-        InputError: the file is missing, is no safetensors file, or does not fit.
+        InputError: the file is missing, is not a safetensors file, or does not match the model.
+
+    >>> load_micro().dim
+    32
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -33,7 +36,7 @@ def load_micro(weights: str | Path | None = None) -> Micro:
     path = Path(weights or WEIGHTS)
     if not path.is_file():
         raise InputError(
-            f"{path} is not a file; give weights of vispe_micro, or none for those of the package."
+            f"weights must be a file with weights of vispe_micro, got {path}. Omit it for the shipped ones."
         )
     try:
         state = {name: value.float() for name, value in load_file(path).items()}
@@ -42,13 +45,13 @@ def load_micro(weights: str | Path | None = None) -> Micro:
     except (SafetensorError, RuntimeError, KeyError, TypeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
         raise InputError(
-            f"{path} does not fit vispe_micro ({reason}); leave it out for the shipped ones."
+            f"{path} does not fit vispe_micro ({reason}). Omit weights for the shipped ones."
         ) from error
     return model.eval().requires_grad_(False)
 
 
 def sizes(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the arguments of the `Micro` whose weights these are."""
+    """Return the constructor arguments of `Micro` from its state dict."""
     return {
         "dim": len(state["head.1.weight"]),
         "widths": tuple(len(state[f"stem.{i}.mix.weight"]) for i in range(3)),
@@ -67,7 +70,8 @@ def _shipped() -> Micro:
 def features(images: Tensor) -> Tensor:
     """Return the features of the shipped model: (b, 3, h, w) in [0, 1], or (b, 1, h, w) grey -> (b, 32, h / 2, w / 2).
 
-    Sides are multiples of 16 pixels (ShapeError if not).
+    Raises:
+        ShapeError: h and w are not multiples of 16.
 
     >>> features(torch.zeros(1, 1, 32, 48)).shape
     torch.Size([1, 32, 16, 24])
@@ -79,7 +83,7 @@ def features(images: Tensor) -> Tensor:
 def patch_features(images: Tensor) -> Tensor:
     """Return the mean of the features over each patch of 16 pixels: (b, 3, h, w) -> (b, 32, h / 16, w / 16).
 
-    For evaluators that want one vector for each patch: `vispe rotate vispe.backbones.micro:patch_features images/`.
+    For evaluators that need one vector per patch: `vispe rotate vispe.backbones.micro:patch_features images/`.
 
     >>> patch_features(torch.zeros(1, 3, 32, 48)).shape
     torch.Size([1, 32, 2, 3])

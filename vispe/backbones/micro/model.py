@@ -1,4 +1,4 @@
-"""A small dense backbone whose features turn with the picture: convolutions, a transformer with 2D ALiBi, and back."""
+"""A small D4-equivariant backbone with dense features: convolutions, a transformer with 2D ALiBi, convolutions."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from vispe.backbones.micro.equivariant_conv import Gelu, SymmetricConv
 from vispe.backbones.micro.trunk import Trunk
 from vispe.errors import OptionError, ShapeError
 
-STRIDE = 2  # pixels between the cells of the result
+STRIDE = 2  # pixels between feature vectors
 PATCH = 16  # pixels between tokens
 _MEAN, _STD = 0.5, 0.25
 
 
 class Micro(nn.Module):
-    """Gives every second pixel `dim` features that see its texture, shape and surroundings.
+    """Encoder-decoder that returns `dim` features of texture, shape and context for every second pixel.
 
-    An overlapping stem of symmetric convolutions brings the picture to tokens of 16 pixels; a vision transformer with
-    `alibi2d(slopes=learned,normalize=reference,wrap=false)` lets them look around; symmetric convolutions bring the
-    result back to a stride of 2, joined at every stride with what the stem saw there, so that thin phases survive.
-    Every part commutes with the eight poses of a square; nothing knows where a pixel is.
+    An overlapping stem of symmetric convolutions reduces the image to tokens of 16 pixels; they attend to each other in
+    a vision transformer with `alibi2d(slopes=learned,normalize=reference,wrap=false)`; symmetric convolutions upsample
+    the result to a stride of 2, with skip connections from the stem at every stride, which preserve thin structures.
+    Every part commutes with the eight poses of a square, and no part depends on absolute position.
 
     Args:
-        dim: features.
-        widths: channels at strides 2, 4 and 8.
-        width: channels of the transformer.
-        depth: its blocks.
-        heads: its heads, a divisor of `width` (OptionError if not).
+        dim: number of features.
+        widths: numbers of channels at strides 2, 4 and 8.
+        width: width of the transformer.
+        depth: number of its blocks.
+        heads: number of its heads, a divisor of `width`.
 
-    Shapes: (b, 3, h, w) in [0, 1], or (b, 1, h, w) for grey, which gives what three equal channels give at less cost ->
-    (b, dim, h / 2, w / 2), for h and w that are multiples of 16 (ShapeError if not).
+    Raises:
+        OptionError: `heads` does not divide `width`.
+
+    >>> import torch
+    >>> Micro(dim=8, depth=1)(torch.zeros(1, 1, 32, 48)).shape
+    torch.Size([1, 8, 16, 24])
+
+    Shapes: (b, 3, h, w) in [0, 1], or (b, 1, h, w) for grey, equivalent to three equal channels at less cost ->
+    (b, dim, h / 2, w / 2), for h and w that are multiples of 16.
     """
 
     def __init__(
@@ -42,9 +49,7 @@ class Micro(nn.Module):
     ) -> None:
         super().__init__()
         if heads < 1 or width % heads:
-            raise OptionError(
-                f"vispe_micro needs heads that divide its width, got width={width}, heads={heads}; choose others."
-            )
+            raise OptionError(f"vispe_micro: heads must divide width, got width={width}, heads={heads}.")
         fine, middle, coarse = widths
         self.dim = dim
         self.front = nn.Sequential(SymmetricConv(3, 16, 8, side=6, stride=2), Gelu(), nn.Conv2d(32, fine, 1))
@@ -62,27 +67,31 @@ class Micro(nn.Module):
         self.head = nn.Sequential(Gelu(), nn.Conv2d(dim, dim, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1]."""
-        whole = not any(side % PATCH for side in images.shape[-2:])
-        if images.ndim != 4 or images.shape[1] not in (1, 3) or not whole:
+        """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1].
+
+        Raises:
+            ShapeError: another number of channels, or h and w are not multiples of 16.
+        """
+        divisible = not any(side % PATCH for side in images.shape[-2:])
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or not divisible:
             raise ShapeError(
                 f"vispe_micro needs images (b, 3, h, w), or (b, 1, h, w) for grey, h and w multiples of {PATCH}, "
-                f"got {tuple(images.shape)}; pad them by reflection."
+                f"got {tuple(images.shape)}. Pad them by reflection."
             )
         x = self.front((images - _MEAN) / _STD)
-        seen: list[Tensor] = []
+        skips: list[Tensor] = []
         for block, down in zip(self.stem, self.down, strict=True):
             x = block(x)
-            seen.append(x)
+            skips.append(x)
             x = self.gelu(down(x))
         x = self.trunk(x)
-        # back up, joined at every stride with what the stem saw there
+        # upsample, with the skip connection of each stride
         for number, up in enumerate(self.up):
             x = up(x)
             x = nn.functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
             if number < len(self.back):
-                x = self.back[number](x + seen[-1 - number])
-        return self.head(x + self.join(seen[0]))
+                x = self.back[number](x + skips[-1 - number])
+        return self.head(x + self.join(skips[0]))
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""The transformer of vispe_micro: attention falls off with distance, as in `alibi2d` with learned slopes."""
+"""The transformer of vispe_micro, whose attention decreases with distance as in `alibi2d` with learned slopes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from vispe.backbones.micro.equivariant_conv import Gelu
 from vispe.grid import Grid, Positions
 from vispe.hosts.common.position_cache import PositionCache
 
-REFERENCE = (32, 32)  # grid whose diagonal divides distances, whatever the grid of the picture
+REFERENCE = (32, 32)  # distances are divided by the diagonal of this grid, for images of any size
 
 
 class Trunk(nn.Module):
-    """Transformer over a map of tokens, (b, d, rows, columns) -> the same shape, normalised.
+    """Transformer over a feature map, (b, d, rows, columns) -> the same shape, normalised.
 
-    Its positions are `alibi2d(slopes=learned,normalize=reference,wrap=false)`: a step to the next token costs the same
-    score at every size, in a tile or a whole page.
+    Its encoding is `alibi2d(slopes=learned,normalize=reference,wrap=false)`: the bias per token of distance is the same
+    for every image size, in a tile or a complete image.
 
     Args:
-        dim: channels, d.
-        depth: blocks.
-        heads: of each block; they start with reaches of 0.5 to 32 tokens.
+        dim: width, d.
+        depth: number of blocks.
+        heads: number of heads of each block; their initial ranges are 0.5 to 32 tokens.
     """
 
     def __init__(self, dim: int, depth: int, heads: int) -> None:
@@ -34,7 +34,7 @@ class Trunk(nn.Module):
         self.positions = PositionCache()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let the tokens look around."""
+        """Return the feature map (b, d, rows, columns) after all blocks and the final norm."""
         x = self.entry(x)
         grid = Grid((x.shape[-2], x.shape[-1]))
         pos = self.positions(grid, x)
@@ -64,7 +64,7 @@ class TrunkBlock(nn.Module):
         """Return the tokens after the block."""
         q, k, v = rearrange(self.qkv(self.norm1(x)), "b n (t h d) -> t b h n d", t=3, h=self.heads)
         learning = torch.is_grad_enabled() and self.slope.requires_grad
-        # masks of fixed slopes are kept with `pos`
+        # masks of fixed slopes are cached with `pos`
         slopes = self.slope if learning else tuple(self.slope.tolist())
         bias = DistanceBias(slopes, pos, wrap=False, normalize="reference", reference=REFERENCE)
         x = x + self.proj(rearrange(attention(q, k, v, bias=bias), "b h n d -> b n (h d)"))

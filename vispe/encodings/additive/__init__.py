@@ -1,1 +1,1 @@
-"""Kind additive: something that depends on the place is added to tokens."""
+"""Additive encodings: a vector per position, added to the tokens."""

@@ -1,4 +1,4 @@
-"""How far the borders are: sinusoids of the distance to every side of the field."""
+"""Sinusoids of the distances to all borders of the field."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from vispe.options import Positive, Whole
 
 @register
 class Border(Revealed, Additive):
-    """Adds to every token how far it is from each border of the field.
+    """Adds sinusoids of each token's distances to all borders of the field.
 
     [sin(u w_k), cos(u w_k)] for u = y, h - 1 - y, x, w - 1 - x, w_k = temperature ** (-k / K), k = 0 .. K - 1,
     K = floor(d / 8) (with one or three axes floor(d / 4), floor(d / 12)); after Takase and Okazaki, arXiv 1904.07418
 
-    It tells a model where the edge of the picture is, on purpose. No default of vispe has it, and micrographs are no
-    place for it: what a sample looks like does not depend on where the microscope cut it off, and features that
-    know the border carry the very bias that `vispe retrofit` removes. It is meant for pictures framed by hand,
-    and for measuring what that knowledge does.
+    It encodes the position of the image border on purpose. No default of vispe uses it, and it is not suited for
+    micrographs: the appearance of a sample does not depend on where the field of view ends, and features that
+    encode the border have the very bias that `vispe retrofit` removes. It is intended for images framed by hand,
+    and for measuring the effect of that information.
 
     Args:
         dim: width of the tokens, d; at least 4 per axis. Channels beyond 4 K per axis are 0.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi patches.
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos.coords (1 or b, n, axes), axes 1 to 3 -> (1 or b, n, d) float32; prefix tokens get 0.
-    New resolution: distances go on, in patches, from the borders of the new grid.   Cost: no parameters, O(n d).
-    Invariant to: nothing; mirroring the picture exchanges the channels of opposite sides.
+    New resolution: distances are in patches, from the borders of the new grid.   Cost: no parameters, O(n d).
+    Invariant to: nothing; mirroring the image exchanges the channels of opposite sides.
     Raises: ShapeError if the width has less than 4 channels per axis of `pos`.
-    Differs from the reference: it counts down along one axis, see `countdown`; both ends of every axis are ours.
+    Differs from the reference: it counts down along one axis, see `countdown`; distances to both ends of every axis
+        are ours.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -68,12 +69,12 @@ class Border(Revealed, Additive):
         count = self.dim // (4 * pos.axes)
         if not count:
             raise ShapeError(
-                f"border needs 4 channels for each of {pos.axes} axes, got dim={self.dim}; take a width of "
+                f"border needs 4 channels for each of {pos.axes} axes, got dim={self.dim}. Use a width of "
                 f"{4 * pos.axes} or more."
             )
         near = at_least_float32(pos.coords)
         far = (pos.extent - pos.cell)[:, None] - near
-        # both distances of an axis beside each other
-        away = torch.stack([near, far], -1).flatten(-2)
-        made = waves(away[..., None] * rates(count, self.temperature, away))
-        return made.flatten(-2) * pos.spatial[..., None]
+        # both distances of an axis are adjacent
+        distance = torch.stack([near, far], -1).flatten(-2)
+        encoded = waves(distance[..., None] * rates(count, self.temperature, distance))
+        return encoded.flatten(-2) * pos.spatial[..., None]

@@ -1,4 +1,4 @@
-"""A position that every token finds for itself (Dynamic Position Encoding, arXiv 2204.08142)."""
+"""Dynamic position encoding: sinusoids with phases computed from each token (arXiv 2204.08142)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from vispe.options import Even, Positive, Whole
 
 @register
 class Dynamic(Additive):
-    """Adds sinusoids to every token whose phases a small network reads from the token itself.
+    """Adds sinusoids to every token, with phases computed from the token by a small network.
 
     p = W2 gelu(W1 x + b1) + b2, (K,);  x + [sin p, cos p], K = d / 2          after arXiv 2204.08142
 
-    Phases are no places until they are taught: `rank_loss` draws them towards the sinusoid of a rank r,
-    p_k = r w_k, w_k = temperature ** (-k / K). Add it, with a weight, to the loss of the model; without it the network
-    learns whatever phases help.
+    Phases do not represent positions until trained to: `rank_loss` pulls them towards the sinusoid of a rank r,
+    p_k = r w_k, w_k = temperature ** (-k / K). Add it, with a weight, to the loss of the model; without it, the network
+    learns any phases that help.
 
     Args:
         dim: width of the tokens, d; even.
-        hidden: units of the network; d by default.
-        temperature: of the sinusoid of a rank, see `ranks`.
+        hidden: hidden units of the network; d by default.
+        temperature: temperature of the sinusoid of a rank, see `ranks`.
 
-    Shapes: x (b, n, d) -> x with its vectors, (b, n, d); prefix tokens get nothing.
+    Shapes: x (b, n, d) -> x with its vectors, (b, n, d); prefix tokens are unchanged.
     New resolution: nothing depends on the grid.   Cost: 2 hidden d multiplications per token.
-    Invariant to: where tokens are: what is added depends on what a token holds alone.
-    Raises: ShapeError for tokens of another width; `table` raises, since there is none without tokens.
-    Differs from the reference: it translates, with a loss towards the order of the target sentence, and no code
+    Invariant to: positions: the added vector depends only on the content of a token.
+    Raises: ShapeError for tokens of another width; `table` raises `UnsupportedCombination`.
+    Differs from the reference: it is for translation, with a loss towards the order of the target sentence; no code
         is published; network, phases and the fit of ranks are ours, and so is the order of patches.
 
     Example:
@@ -70,13 +70,13 @@ class Dynamic(Additive):
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Let ranks that are given follow when tokens are dropped."""
+        """Bind supplied ranks to their tokens, so that both are dropped together."""
         return follow(self.name, pos)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
-        """Raise: there is no table without tokens."""
+        """Raise `UnsupportedCombination`: there is no table without tokens."""
         raise UnsupportedCombination(
-            "dynamic reads the tokens, so it has no table of positions; call embed(x, pos) with tokens (b, n, d)."
+            "dynamic reads the tokens, so it has no table of positions. Call embed(x, pos) with tokens (b, n, d)."
         )
 
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
@@ -91,28 +91,29 @@ class Dynamic(Additive):
         return (phases * rate).sum(-1) / rate.square().sum()
 
     def rank_loss(self, x: Tensor, pos: Positions, rank: Tensor | None = None) -> Tensor:
-        """Return the mean square of ``ranks(x, pos) - rank`` over patches, each as a share of the largest rank.
+        """Return the mean square of ``ranks(x, pos) - rank`` over patches, normalised by the largest rank.
 
         Args:
-            x: tokens (b, n, d), as they are given to `embed`.
+            x: tokens (b, n, d), as passed to `embed`.
             pos: their positions.
-            rank: whole numbers (1 or b, n), prefix tokens included, such as reading order, or the row-by-row order of
-                the view that others are turned from; those of `Positions.attrs['rank']`, else of the grid, by default.
+            rank: integers (1 or b, n), prefix tokens included, such as reading order, or the row-by-row order of
+                a reference view; those of `Positions.attrs['rank']`, else of the grid, by default.
         """
-        wanted = ranks_of(self.name, pos) if rank is None else check_ranks(self.name, rank, pos)
-        found = self.ranks(x, pos)
-        away = ~pos.spatial
-        gap = (found - wanted.to(found)).masked_fill(away, 0.0)
-        # an error as large as the whole order counts 1, however many tokens there are
-        largest = wanted.masked_fill(away, 0).abs().max().clamp(min=1)
-        placed = (~away).expand_as(gap).sum().clamp(min=1)
-        return (gap / largest.to(gap)).square().sum() / placed
+        target = ranks_of(self.name, pos) if rank is None else check_ranks(self.name, rank, pos)
+        predicted = self.ranks(x, pos)
+        no_position = ~pos.spatial
+        gap = (predicted - target.to(predicted)).masked_fill(no_position, 0.0)
+        # an error as large as the full order counts 1, for any number of tokens
+        largest = target.masked_fill(no_position, 0).abs().max().clamp(min=1)
+        count = (~no_position).expand_as(gap).sum().clamp(min=1)
+        return (gap / largest.to(gap)).square().sum() / count
 
     def _phases(self, x: Tensor, pos: Positions) -> Tensor:
         """Return the phases (b, n, d / 2) in float32 or better."""
         if x.ndim != 3 or x.shape[1:] != (pos.tokens, self.dim):
             raise ShapeError(
-                f"dynamic reads the tokens (b, {pos.tokens}, {self.dim}), got {tuple(x.shape)}; give those that it is "
+                f"dynamic reads the tokens (b, {pos.tokens}, {self.dim}), got {tuple(x.shape)}. Pass the tokens "
+                f"that it is "
                 "added to."
             )
         return self.second(F.gelu(self.first(x)))

@@ -38,23 +38,23 @@ class Fourier(FourierEncoding):
         features: sines and cosines in all; as many as fit into d by default. 'identity' has 2 per axis, 'none' 1.
         scale: standard deviation of B, in waves per unit of the coordinates; only for 'gaussian'.
         two_pi: whether angles have the factor 2 pi; without it a scale means 2 pi times less.
-        learned: whether B is trained. It is saved in any case, since no run can draw it again.
+        learned: whether B is trained. It is saved in any case, since it is drawn at random.
         project: whether a linear map to d follows; without it channels beyond the features are 0.
         normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
-            'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
+            'corners' (-1 to 1 from the first to the last cell), 'none' (unscaled).
         reference: shape of the training grid for normalize='reference'; that of the host by default.
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
-    New resolution: the same field is sampled at other points; with 'reference' and 'none' waves go on beyond it.
+    New resolution: the same field is sampled at other points; with 'reference' and 'none' waves are extrapolated.
     Cost: features / 2 * axes fixed numbers, O(n d) per forward.
     Invariant to: the resolution, where cell centres coincide (normalize='field'); within a grid, products of two
         tokens' encodings depend on their offset only (project=False), in expectation on its length ('gaussian').
-    Raises: ShapeError if `pos` has another number of axes; OptionError for features that do not fit.
+    Raises: ShapeError if `pos` has another number of axes; OptionError for invalid numbers of features.
     Differs from the reference: angles are in float32 or better for every dtype of the model; positions are cell centres
-        (there pixel corners, i / n).
+        (in the reference pixel corners, i / n).
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -84,23 +84,23 @@ class Fourier(FourierEncoding):
         super().__post_init__()
         if self.basis != "gaussian" and self.scale != 1:
             raise OptionError(
-                f"scale={self.scale:g} has no effect with basis={self.basis!r}, whose frequencies are fixed."
+                f"scale={self.scale:g} has no effect with basis={self.basis!r}, whose frequencies are fixed. Omit it."
             )
         if self.basis == "none" and (self.learned or not self.two_pi):
             raise OptionError(
-                "learned and two_pi have no effect with basis='none', which has no frequencies."
+                "learned and two_pi have no effect with basis='none', which has no frequencies. Omit them."
             )
         if self.basis == "none" and self.reveal != "none":
             raise OptionError(
-                f"reveal={self.reveal!r} has no effect with basis='none', which has no frequencies."
+                f"reveal={self.reveal!r} has no effect with basis='none', which has no frequencies. Omit it."
             )
         self.count = self._count()
         if not self.project and self.count > self.dim:
             raise OptionError(
-                f"fourier has {self.count} features, which do not fit into dim={self.dim}; take fewer, or project=true."
+                f"fourier has {self.count} features, which do not fit into dim={self.dim}. Use fewer, or project=true."
             )
-        kept = self.basis == "gaussian" or (self.learned and self.basis != "none")
-        frequency = torch.empty(self.count // 2, self.coordinates) if kept else None
+        has_buffer = self.basis == "gaussian" or (self.learned and self.basis != "none")
+        frequency = torch.empty(self.count // 2, self.coordinates) if has_buffer else None
         if self.learned:
             self.frequency: Tensor | None = None if frequency is None else nn.Parameter(frequency)
         else:
@@ -109,7 +109,7 @@ class Fourier(FourierEncoding):
         self.reset_parameters()
 
     def _count(self) -> int:
-        """Return the number of features, checked against the basis."""
+        """Return the number of features; raise `OptionError` if it does not fit the basis."""
         a, basis, features = self.coordinates, self.basis, self.features
         step = {"gaussian": 2, "octaves": 2 * a, "identity": 2 * a, "none": a}[basis]
         count = (max(self.dim // step, 1) if basis in ("gaussian", "octaves") else 1) * step
@@ -153,9 +153,9 @@ class Fourier(FourierEncoding):
         return self._joined(self.by_length(waves, *self._bands(frequency)) if self.opening else waves)
 
     def _bands(self, frequency: Tensor) -> tuple[Tensor, int]:
-        """Return the band of each frequency (features / 2,), and how many there are."""
+        """Return the band of each frequency (features / 2,), and the number of bands."""
         rows = len(frequency)
-        if self.basis == "gaussian":  # as many as rows, by the length of their waves
+        if self.basis == "gaussian":  # one band per row, ordered by wavelength
             return frequency.detach().norm(dim=-1).argsort().argsort(), rows
         octaves = rows // self.coordinates
         return torch.arange(rows, device=frequency.device) % octaves, octaves

@@ -1,4 +1,4 @@
-"""Learnable Fourier features with an MLP behind them (Li et al., arXiv 2106.02795)."""
+"""Learnable Fourier features followed by an MLP (Li et al., arXiv 2106.02795)."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ class FourierLearned(FourierEncoding):
 
     r = W x, f = [cos r, sin r] / sqrt(F), MLP(f) = W2 GELU(W1 f + b1) + b2, no factor 2 pi       arXiv 2106.02795
 
-    At first the product of two f is about exp(-|x - y|^2 / (2 gamma^2)) / 2: gamma is a length. Three readings of
-    the paper's N(0, gamma^-2) are published, and their presets take the gamma of their examples:
+    At first the product of two f is about exp(-|x - y|^2 / (2 gamma^2)) / 2: gamma is a length. Three interpretations
+    of the paper's N(0, gamma^-2) are published, and their presets use the gamma of their examples:
     ``fourier_learned.paper`` (standard deviation 1 / gamma; also the default), ``fourier_learned.willguimont``
-    (gamma^-2) and ``fourier_learned.jhlew`` (gamma^2). ``fourier_learned.loope`` is what arXiv 2504.14386 compares with
+    (gamma^-2) and ``fourier_learned.jhlew`` (gamma^2). ``fourier_learned.loope`` is the baseline of arXiv 2504.14386
     (standard deviation 1, coordinates from -1 to 1, a learned vector for the class token).
 
     On its own, ``encode(x)`` takes free coordinates (..., axes).
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are.
-        axes: number of coordinates where no grid is known; 2 by default. `table` needs 1 to 3.
-        groups: so many equal groups of coordinates are encoded alike, into d / groups channels each.
-        features: sines and cosines, F; even.
-        hidden: units of the MLP.
-        init: how gamma gives the standard deviation of W: 'paper', 'willguimont' or 'jhlew', as above.
-        gamma: length over which places resemble each other; 0.2 by default, a fifth of the field of view.
-        freq_std: the standard deviation of W itself, in place of `init` and `gamma`.
+        grid: shape of the model's grid; defines the number of coordinates.
+        axes: number of coordinates if no grid is known; 2 by default. `table` needs 1 to 3.
+        groups: number of equal groups of coordinates that share the encoder, with d / groups channels each.
+        features: number of sines and cosines, F; even.
+        hidden: hidden units of the MLP.
+        init: standard deviation of W as a function of gamma: 'paper', 'willguimont' or 'jhlew', as above.
+        gamma: correlation length of positions; 0.2 by default, a fifth of the field of view.
+        freq_std: standard deviation of W, instead of `init` and `gamma`.
         normalize: coordinates of `table`, from cell centres: 'field' (fractions of the field of view), 'common'
             (of its longest side, for both axes), 'reference' (of the longest side of the training grid, in patches),
-            'corners' (-1 to 1 from the first to the last cell), 'none' (as they are).
+            'corners' (-1 to 1 from the first to the last cell), 'none' (unscaled).
         reference: shape of the training grid for normalize='reference'; that of the host by default.
         class_vector: whether the first prefix token gets a learned vector, 0 at first.
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
-    Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0, but see `class_vector`.
+    Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0, except with `class_vector`.
     New resolution: evaluated at the new coordinates; see `normalize`.
     Cost: F / 2 * axes / groups + (F + 1) hidden + (hidden + 1) d / groups parameters; the MLP on n tokens per forward.
     Invariant to: the resolution, where cell centres coincide (normalize='field').
-    Raises: ShapeError if `pos` has another number of axes; OptionError for options that do not fit together.
-    Differs from the reference: no code was released with the paper; everything is in float32 for half-precision
-        parameters; coordinates are slow to fast (y, x), which permutes columns of W only.
+    Raises: ShapeError if `pos` has another number of axes; OptionError for incompatible options.
+    Differs from the reference: no code was released with the paper; computed in float32 for half-precision
+        parameters; coordinates are slow to fast (y, x), which only permutes columns of W.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -96,8 +96,8 @@ class FourierLearned(FourierEncoding):
         dim, groups = self.dim, self.groups
         if self.freq_std is not None and (self.gamma is not None or self.init != "paper"):
             raise OptionError(
-                f"freq_std={self.freq_std:g} says the standard deviation of the frequencies itself; leave init and "
-                "gamma out."
+                f"init and gamma have no effect with freq_std={self.freq_std:g}, got init={self.init!r}, "
+                f"gamma={self.gamma}. Omit them."
             )
         if self.coordinates % groups or dim % groups:
             raise OptionError(
@@ -113,7 +113,7 @@ class FourierLearned(FourierEncoding):
 
     @property
     def std(self) -> float:
-        """Standard deviation of the frequencies at first."""
+        """Initial standard deviation of the frequencies."""
         if self.freq_std is not None:
             return float(self.freq_std)
         gamma = 0.2 if self.gamma is None else self.gamma
@@ -127,14 +127,14 @@ class FourierLearned(FourierEncoding):
         if self.vector is not None:
             nn.init.zeros_(self.vector)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Rename ``Wr.weight``, ``mlp.0.*`` and ``mlp.2.*`` of the published module, where it is itself `own`."""
-        del beside
-        if f"{own}Wr.weight" not in state_dict:
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename ``Wr.weight``, ``mlp.0.*`` and ``mlp.2.*`` of the published module, if its prefix is `prefix`."""
+        del parent_prefix
+        if f"{prefix}Wr.weight" not in state_dict:
             return
         names = {"Wr.weight": "frequency.weight", "mlp.2.weight": "mlp.1.weight", "mlp.2.bias": "mlp.1.bias"}
         for theirs, ours in names.items():
-            state_dict[own + ours] = state_dict.pop(own + theirs)
+            state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
 
     def _table(self, pos: Positions) -> Tensor:
         table = super()._table(pos)
@@ -144,7 +144,7 @@ class FourierLearned(FourierEncoding):
         grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
         angle = self.frequency(grouped)
         waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])
-        if self.opening:  # as many bands as frequencies, by the length of their waves
+        if self.opening:  # one band per frequency, ordered by wavelength
             order = self.frequency.weight.detach().norm(dim=-1).argsort().argsort()
             waves = self.by_length(waves, order, len(order))
         first, second = (cast("PreciseLinear", layer) for layer in self.mlp)

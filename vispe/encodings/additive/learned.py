@@ -1,4 +1,4 @@
-"""A learned table with one vector per grid cell, as in the original ViT (arXiv 2010.11929, section 3.1)."""
+"""Learned table with one vector per grid cell, as in the original ViT (arXiv 2010.11929, section 3.1)."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from vispe.options import NotNegative, Whole
 class Learned(Additive):
     """Adds a learned vector per grid cell to the tokens.
 
-    table[y, x] is a parameter; another grid reads it resampled, by default bicubic, antialiased when shrinking, to the
-    target size itself (never by a scale factor, which rounds to a shifted raster), cell centres aligned.
+    table[y, x] is a parameter; for other grids it is resampled, by default bicubic, antialiased when shrinking, to the
+    exact target size (not by a scale factor, which would shift the grid), with cell centres aligned.
 
     Args:
         dim: width of the tokens, d.
         grid: shape of the table, (h, w): the grid of the training resolution.
         std: standard deviation of the truncated normal initialisation.
-        resample: how another grid reads the table, per axis: 'bicubic'; without training, as LongEmbed does with text,
-            'tile' (it starts over at its end: recurrent), 'nearest' (neighbours share an entry: grouped) or 'linear'
-            (its ends lie on those of the grid: stretched). With 'tile' and 'nearest' smaller grids read its first rows
+        resample: how the table is resampled for another grid, per axis: 'bicubic'; without training, as LongEmbed for
+            text, 'tile' (repeated: recurrent), 'nearest' (neighbours share an entry: grouped) or 'linear'
+            (stretched, with aligned ends). With 'tile' and 'nearest', smaller grids use its first rows
             and columns.
 
     Shapes: pos of a grid with n tokens -> (1, n, d) float32; prefix tokens get 0.
     New resolution: resampled as above.   Cost: h * w * d parameters, one resampling per new grid.
     Invariant to: nothing.
     Raises: ShapeError if `pos` does not come from a 2-axis grid.
-    Differs from the reference: prefix tokens have no entry; timm's own `pos_embed='learn'` may have one.
+    Differs from the reference: prefix tokens have no entry; timm's `pos_embed='learn'` may have one.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -64,30 +64,30 @@ class Learned(Additive):
 
     def reset_parameters(self) -> None:
         """Draw the table from a truncated normal of standard deviation `std`."""
-        from timm.layers.weight_init import trunc_normal_  # here: `import vispe` leaves timm alone
+        from timm.layers.weight_init import trunc_normal_  # local import: `import vispe` must not import timm
 
         trunc_normal_(self.weight, std=self.std)
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Resample a table of another grid as `table` would read it; without a known grid it must be square."""
-        table = state_dict.get(f"{own}weight")
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Resample a table of another grid, as `table` does; an unknown grid is assumed to be square."""
+        table = state_dict.get(f"{prefix}weight")
         if table is None or table.ndim != 3:
             return
-        old = trained_grid(f"{own}weight", grid, table.shape[1], self.grid, math.prod)
+        old = trained_grid(f"{prefix}weight", grid, table.shape[1], self.grid, math.prod)
         if old != self.grid:
-            state_dict[f"{own}weight"] = resample(table, old, self.grid, self.resample)
+            state_dict[f"{prefix}weight"] = resample(table, old, self.grid, self.resample)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""
-        grid = self._need_grid(pos, "use sincos2d for free coordinates")
+        grid = self._need_grid(pos, "Use sincos2d for free coordinates.")
         table = at_least_float32(resample(self.weight, self.grid, grid.shape, self.resample))
         prefix = table.new_zeros(1, grid.prefix, self.dim)
         table = torch.cat([prefix, table], 1)
         if pos.regular:
             return table
-        token = (pos.numbers() + grid.prefix).clamp(min=0)  # tokens without a place are masked below
-        kept = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
-        return kept * pos.spatial[..., None]
+        token = (pos.numbers() + grid.prefix).clamp(min=0)  # tokens without a position are masked below
+        gathered = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
+        return gathered * pos.spatial[..., None]
 
 
 def resample(
@@ -97,26 +97,28 @@ def resample(
 
     Bicubic with antialiasing towards the target size, computed in float32 or better; or by a rule of `longer.places`.
     """
-    if not exporting() and tuple(old) == tuple(new):  # the size stays free in an export
+    if not exporting() and tuple(old) == tuple(new):  # the size must remain symbolic in an export
         return table
     if rule != "bicubic":
         return read_longer(table, old, new, rule)
     exact = at_least_float32(table)
-    if torch.compiler.is_compiling():  # its backward pass fails for sizes that stay free (torch 2.15)
+    if (
+        torch.compiler.is_compiling()
+    ):  # the backward pass of interpolate fails for symbolic sizes (torch 2.15)
         rows, columns = (_weights(o, n, exact) for o, n in zip(old, new, strict=True))
         exact = exact_product(rows, exact.reshape(old[0], -1)).reshape(new[0], old[1], -1)
         return exact_product(columns, exact).flatten(0, 1)[None].to(table.dtype)
-    picture = _interpolate(exact.reshape(1, *old, -1).permute(0, 3, 1, 2), new)
-    return picture.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
+    image = _interpolate(exact.reshape(1, *old, -1).permute(0, 3, 1, 2), new)
+    return image.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
 
 
-def _interpolate(picture: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(picture, size=tuple(size), mode="bicubic", antialias=True, align_corners=False)
+def _interpolate(image: Tensor, size: tuple[int, ...]) -> Tensor:
+    return F.interpolate(image, size=tuple(size), mode="bicubic", antialias=True, align_corners=False)
 
 
 def _weights(old: int, new: int, like: Tensor) -> Tensor:
-    """Return the matrix (new, old) that resamples one axis: what becomes of each unit vector."""
+    """Return the matrix (new, old) that resamples one axis: the images of the unit vectors."""
     units = torch.eye(old, dtype=like.dtype, device=like.device)
     return _interpolate(units[:, None, None], (1, new))[
         :, 0, 0
-    ].t()  # along width: torch 2.15 errs along height
+    ].t()  # along width: torch 2.15 has an error along height

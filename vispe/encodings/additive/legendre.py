@@ -1,4 +1,4 @@
-"""Orthogonal functions of the place in the field (arXiv 2506.06398, after PoPE, arXiv 2405.04585)."""
+"""Orthogonal functions of the relative position in the field (arXiv 2506.06398, after PoPE, arXiv 2405.04585)."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ MOST = 4096  # features
 
 @register
 class Legendre(FieldEncoder):
-    """Adds a linear map of orthogonal polynomials, or wavelets, of the place in the field to the tokens.
+    """Adds a linear map of orthogonal polynomials, or wavelets, of the relative position in the field to the tokens.
 
     W (g_s P_i(y) P_j(x)), s = i + j <= degree, y and x the cell centres on [-1, 1]          arXiv 2506.06398
 
-    One gain g_s per total degree is learned. Features run by total degree, then by falling i. On its own,
-    ``encode(x)`` takes free coordinates (..., axes) in [-1, 1], and ``features(x)`` returns the functions alone, in
-    float64. ``legendre.chebyshev`` is calmer at the borders; ``legendre.haar`` has wavelets, which are local;
-    ``legendre.zernike`` functions of radius and angle on the disc around the field, where turning the image mixes cos
+    One gain g_s per total degree is learned. Features are ordered by total degree, then by descending i. On its own,
+    ``encode(x)`` takes free coordinates (..., axes) in [-1, 1], and ``features(x)`` returns only the functions, in
+    float64. ``legendre.chebyshev`` varies less at the borders; ``legendre.haar`` has wavelets, which are local;
+    ``legendre.zernike`` functions of radius and angle on the disc around the field, where rotating the image mixes cos
     and sin of one m only.
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are.
-        axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
+        grid: shape of the model's grid; defines the number of coordinates.
+        axes: number of coordinates, 1 to 3, if no grid is known; 2 by default.
         degree: the largest total degree; 8 by default, for 'haar' 3. A wavelet of width 2 / 2^(l-1) has degree l.
         basis: 'legendre' P_k; 'chebyshev' T_k(t) = cos(k arccos t); 'haar' (1 and -1 on the halves of an interval);
             'zernike', two axes, R_n^m(r) times cos(m phi), or sin for m < 0.
         orthonormal: scale the functions to norm 1 on [-1, 1] (P_k by sqrt((2k + 1) / 2); 'chebyshev' with weight
-            1 / sqrt(1 - t^2)) or, 'zernike', on the disc. Without it they stay in [-1, 1].
+            1 / sqrt(1 - t^2)) or, 'zernike', on the disc. Otherwise they are in [-1, 1].
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
-    New resolution: every grid is brought to [-1, 1] ('zernike': its corners to radius 1); nothing extrapolates.
+    New resolution: every grid is mapped to [-1, 1] ('zernike': its corners to radius 1); nothing extrapolates.
     Cost: (degree + 1) (degree + 2) / 2 features in 2D ('haar': more), computed in float64, and their linear map.
     Invariant to: the resolution, where cell centres coincide.
-    Raises: ShapeError if `pos` has another number of axes, or a place beside the field (by more than a cell, in
+    Raises: ShapeError if `pos` has another number of axes, or a position outside the field (by more than a cell, in
         `table`), where polynomials grow without bound; OptionError for 'zernike' without two axes, or too many
         features.
-    Differs from the reference: the paper has no code; total degree in place of all pairs, the gain per degree and
+    Differs from the reference: the paper has no code; total degree instead of all pairs, the gain per degree and
         the small start of the linear map (0.02) are ours, as is 'zernike'.
 
     Example:
@@ -88,22 +88,20 @@ class Legendre(FieldEncoder):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.basis == "zernike" and self.coordinates != 2:
-            raise OptionError(
-                f"basis='zernike' is for 2 axes, got {self.coordinates}; take another basis of legendre."
-            )
+            raise OptionError(f"basis='zernike' needs 2 axes, got {self.coordinates}. Use another basis.")
         self.most = (3 if self.basis == "haar" else 8) if self.degree is None else self.degree
-        # wavelets: one of degree 0 and of degree 1, then twice as many each time
+        # wavelets: one each of degree 0 and 1, then twice as many per degree
         each = [2 ** max(k - 1, 0) if self.basis == "haar" else 1 for k in range(self.most + 1)]
         self._terms_of = [
             d for d in product(range(self.most + 1), repeat=self.coordinates) if sum(d) <= self.most
         ]
-        # by total degree, then by falling degree of the first axes
+        # by total degree, then by descending degree of the first axes
         self._terms_of.sort(key=lambda d: (sum(d), *(-k for k in d)))
         sizes = [math.prod(each[k] for k in degrees) for degrees in self._terms_of]
         if sum(sizes) > MOST:
             raise OptionError(
-                f"legendre with degree={self.most}, basis={self.basis!r} has {sum(sizes)} features, more than {MOST}; "
-                "choose a smaller degree."
+                f"legendre with degree={self.most}, basis={self.basis!r} has {sum(sizes)} features, more than {MOST}: "
+                "use a smaller degree."
             )
         # the total degree of each feature
         self._totals = [sum(d) for d, size in zip(self._terms_of, sizes, strict=True) for _ in range(size)]
@@ -117,42 +115,42 @@ class Legendre(FieldEncoder):
         small_init(self.to_dim)
 
     def place(self, pos: Positions) -> Tensor:
-        """Return the places that `table` encodes, (1 or b, n, axes) float64: on [-1, 1], or on the disc of radius 1."""
+        """Return the positions that `table` encodes, (1 or b, n, axes) float64, on [-1, 1] or the unit disc."""
         self._need_start(pos, FRACTIONS)
         device = exact_device(pos.coords)
-        # float64 from the start: high degrees magnify what is rounded
+        # float64: high degrees amplify rounding errors
         extent = pos.extent.to(device, torch.float64)
         centres = cell_centres(pos).to(device, torch.float64)
-        if self.basis == "zernike":  # one unit for both axes, so that turns stay turns
+        if self.basis == "zernike":  # one unit for both axes, so that rotations remain rotations
             half = extent / 2
             return (centres - half[:, None]) / half.square().sum(-1).sqrt()[:, None, None]
         return 2 * centres / extent[:, None] - 1
 
     def features(self, coords: Tensor) -> Tensor:
-        """Return the functions (..., features) float64 of places (..., axes) on [-1, 1], or on the disc."""
+        """Return the functions (..., features) float64 of positions (..., axes) on [-1, 1], or on the disc."""
         exact = coords.to(exact_device(coords), torch.float64)
         if self.basis == "zernike":
             return zernike(exact, self.most, self.orthonormal)
         line = LINES[self.basis](exact, self.most, self.orthonormal)  # per degree (..., axes, functions)
-        made: list[Tensor] = []
+        values: list[Tensor] = []
         for degrees in self._terms_of:
             value = line[degrees[0]][..., 0, :]
             for axis, k in list(enumerate(degrees))[1:]:
                 value = (value[..., :, None] * line[k][..., axis, None, :]).flatten(-2)
-            made.append(value)
-        return torch.cat(made, -1)
+            values.append(value)
+        return torch.cat(values, -1)
 
     def _check_inside(self, places: Tensor, pos: Positions | None) -> None:
         if not readable(places) or not places.numel():
             return
-        # what moves tokens in training may move those at the border out of the field by less than a cell
+        # augmentation may move border tokens out of the field by less than a cell
         margin = 0.0 if pos is None else 2 * float((pos.cell / pos.extent).detach().max())
-        away = places.detach().square().sum(-1).sqrt() if self.basis == "zernike" else places.detach().abs()
-        if float(away.max()) > 1 + margin + 1e-6:
-            where = "the disc of radius 1" if self.basis == "zernike" else "[-1, 1]"
+        radius = places.detach().square().sum(-1).sqrt() if self.basis == "zernike" else places.detach().abs()
+        if float(radius.max()) > 1 + margin + 1e-6:
+            domain = "the disc of radius 1" if self.basis == "zernike" else "[-1, 1]"
             raise ShapeError(
-                f"legendre is for places on {where}, got one at {float(away.max()):.4g} from the centre; give "
-                "Positions whose extent holds all coordinates."
+                f"legendre needs positions in {domain}, got one at {float(radius.max()):.4g} from the centre. Pass "
+                "Positions whose extent contains all coordinates."
             )
 
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A 1D sine-cosine code of the patches' order along a space-filling curve (LOOPE, arXiv 2504.14386)."""
+"""Sine-cosine encoding of the patch order along a space-filling curve (LOOPE, arXiv 2504.14386)."""
 
 from __future__ import annotations
 
@@ -30,46 +30,45 @@ First = Literal["learned", "origin", "zero"]
 
 @register
 class Loope(Revealed, Additive):
-    """Adds sines and cosines of each patch's place along a space-filling curve, which the image may shift.
+    """Adds sines and cosines of each patch's index along a space-filling curve, with image-dependent shifts.
 
     [sin(X w_i), cos(X w_i)] interleaved, w_i = temperature^(-2i / d), X = curve index + shift        arXiv 2504.14386
 
-    The index goes along the generalised Hilbert ("Gilbert") curve from 1; a shift in (-1, 1) may exchange neighbours.
-    Bare ``loope`` reads the shift from the image by convolutions that work on every grid and start at 0.
-    ``loope.static`` has the curve alone, ``loope.cells`` an order that is learned, one shift per cell for all images,
+    The index counts along the generalised Hilbert ("Gilbert") curve from 1; a shift in (-1, 1) may exchange neighbours.
+    Bare ``loope`` predicts the shift from the image by convolutions that support any grid and start at 0.
+    ``loope.static`` has only the curve, ``loope.cells`` a learned order, one shift per cell for all images,
     and ``loope.released`` the network of the authors' code.
 
     Args:
         dim: width of the tokens, d; even.
         grid: shape of the model's grid, (h, w).
         order: 'gilbert' or 'raster' (row by row).
-        start: the side along which the curve sets out: 'width' (the authors' code), 'longer' (their supplement: the
-            height if that is larger), 'even' (the height if it alone is even: then no step is diagonal).
+        start: the side along which the curve starts: 'width' (the authors' code), 'longer' (their supplement: the
+            height if that is larger), 'even' (the height if only it is even: then no step is diagonal).
         context: the shift: 'image', 'released', 'cells' or 'none', as above.
-        class_token: what the first prefix token gets: a 'learned' vector, 0 at first; 'origin', the code of X = 0,
-            as the authors' static tables have it; or 'zero'. Without effect in a model without prefix tokens, where the
-            learned vector is never read.
-        rescale: X is multiplied by the cells of the training grid over those of the grid, so that it keeps its range.
+        class_token: vector of the first prefix token: 'learned', initially 0; 'origin', the encoding of X = 0,
+            as the authors' static tables have it; or 'zero'. No effect in a model without prefix tokens.
+        rescale: multiply X by the ratio of the cells of the training grid to those of the grid, to keep its range.
         reference: shape of the training grid for `rescale`; that of the host by default.
-        temperature: ratio of the longest to the shortest wavelength, about.
-        exact: angles of the curve are reduced in float64; False rounds frequencies and angles to float32, as the
-            authors' code does, which is off by 1e-5 at 200 cells and 1e-4 at 1000.
+        temperature: approximate ratio of the longest to the shortest wavelength.
+        exact: reduce angles in float64; False rounds frequencies and angles to float32, as the
+            authors' code does, with errors of 1e-5 at 200 cells and 1e-4 at 1000.
         in_chans: channels of the image that context='image' or 'released' reads.
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos of a grid (h, w) and images (b, in_chans, height, width) -> (1 or b, n, d) float32; prefix tokens get 0,
-        but see `class_token`.
+        except with `class_token`.
     New resolution: the curve of the new grid; see `rescale`. 'cells' resamples its shifts and 'released' the image to
-        its own grid and the shifts from it, both bilinear.
+        its training grid and the shifts back, both bilinear.
     Cost: none without context; 'image' 3 k parameters and a second, small patch embedding, 'cells' h w, 'released' 58 k
         and (h w)^2; tables per image are (b, n, d).
     Invariant to: nothing.
-    Raises: ShapeError if `pos` does not come from a 2-axis grid, or the image is missing; OptionError for options
-        that do not fit together.
-    Differs from the reference: 'image' has no batch norm, no activation behind the last layer and no matrix over all
-        cells, so it works on every grid, an image does not see the others of its batch, and it starts at the static
-        order; 'released' keeps all of these. See `exact`.
+    Raises: ShapeError if `pos` does not come from a 2-axis grid, or the image is missing; OptionError for
+        incompatible options.
+    Differs from the reference: 'image' has no batch norm, no activation after the last layer and no matrix over all
+        cells, so it supports any grid, images of a batch are independent, and it starts at the static
+        order; 'released' has all of these. See `exact`.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -119,10 +118,10 @@ class Loope(Revealed, Additive):
     def _check_together(self) -> None:
         context = self.context
         if self.order == "raster" and self.start != "width":
-            raise OptionError(f"start={self.start!r} has no effect with order='raster'; leave it out.")
+            raise OptionError(f"start={self.start!r} has no effect with order='raster'. Omit it.")
         if context in ("none", "cells") and self.in_chans != 3:
             raise OptionError(
-                f"in_chans={self.in_chans} has no effect with context={context!r}, which reads no image."
+                f"in_chans={self.in_chans} has no effect with context={context!r}, which reads no image. Omit it."
             )
         if context in ("released", "cells") and self.grid is None:
             raise OptionError(
@@ -137,41 +136,43 @@ class Loope(Revealed, Additive):
             if parameter is not None:
                 nn.init.zeros_(parameter)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Rename ``art_conv.*`` and ``cls_token`` of the released module, where it is itself `own`."""
-        del beside
-        if self.context != "released" or f"{own}art_conv.0.weight" not in state_dict:
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename ``art_conv.*`` and ``cls_token`` of the released module, if its prefix is `prefix`."""
+        del parent_prefix
+        if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
             return
         names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
         names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
-        state_dict.pop(f"{own}art_conv.10.num_batches_tracked", None)
-        for name in [n for n in state_dict if n.startswith(f"{own}art_conv.")]:
-            module, _, last = name.removeprefix(own).rpartition(".")
-            state_dict[f"{own}{names[module]}.{last}"] = state_dict.pop(name)
-        if self.vector is not None and f"{own}cls_token" in state_dict:
-            state_dict[f"{own}vector"] = state_dict.pop(f"{own}cls_token").reshape(1, -1)
+        state_dict.pop(f"{prefix}art_conv.10.num_batches_tracked", None)
+        for name in [n for n in state_dict if n.startswith(f"{prefix}art_conv.")]:
+            module, _, last = name.removeprefix(prefix).rpartition(".")
+            state_dict[f"{prefix}{names[module]}.{last}"] = state_dict.pop(name)
+        if self.vector is not None and f"{prefix}cls_token" in state_dict:
+            state_dict[f"{prefix}vector"] = state_dict.pop(f"{prefix}cls_token").reshape(1, -1)
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Resample the shifts of cells of another grid as `shift` would read them; a matrix of cells cannot be."""
-        offset, ours = state_dict.get(f"{own}offset"), self.offset
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Resample the cell shifts of another grid, as `shift` does; a matrix over cells cannot be resampled."""
+        offset, ours = state_dict.get(f"{prefix}offset"), self.offset
         if offset is not None and ours is not None and offset.ndim == 2 and offset.shape != ours.shape:
             exact = at_least_float32(offset)[None, None]
-            made = F.interpolate(exact, size=ours.shape, mode="bilinear", align_corners=False)
-            state_dict[f"{own}offset"] = made[0, 0].to(offset.dtype)
-            _logger.info("%soffset is resampled from the grid %s to %s.", own, tuple(offset.shape), self.grid)
-        matrix = state_dict.get(f"{own}network.linear.weight")
+            resampled = F.interpolate(exact, size=ours.shape, mode="bilinear", align_corners=False)
+            state_dict[f"{prefix}offset"] = resampled[0, 0].to(offset.dtype)
+            _logger.info(
+                "%soffset is resampled from the grid %s to %s.", prefix, tuple(offset.shape), self.grid
+            )
+        matrix = state_dict.get(f"{prefix}network.linear.weight")
         if self.grid is None or not isinstance(self.network, ReleasedShift) or matrix is None:
             return
         if matrix.shape[0] != self.grid[0] * self.grid[1] or (grid is not None and grid != self.grid):
             trained = f" {grid}" if grid else ""
             raise EncodingMismatch(
-                f"{own}network.linear.weight is a matrix over the {matrix.shape[0]} cells of the grid{trained} that "
-                f"loope was trained on, and the model has {self.grid}; a matrix cannot be resampled. Give loope that "
-                "grid as grid=[h,w]: it then resamples what the matrix gives."
+                f"{prefix}network.linear.weight is a matrix over the {matrix.shape[0]} cells of the grid{trained} that "
+                f"loope was trained on, but the model has {self.grid} and a matrix cannot be resampled. Use that "
+                "grid as grid=[h,w]: loope then resamples the output of the matrix."
             )
 
     def static(self, pos: Positions) -> Tensor:
-        """Return the number of each cell along the order, from 1, (h w,) float64 where that exists."""
+        """Return the index of each cell along the order, from 1, (h w,), float64 if available."""
         h, w = self._shape(pos)
 
         def make() -> Tensor:
@@ -183,7 +184,7 @@ class Loope(Revealed, Additive):
         return pos.remember((self.name, self.order, self.start), make)
 
     def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
-        # neither format has the operation of vispe
+        # ONNX and TorchScript do not support the custom operator of vispe
         onnx = torch.onnx.is_in_onnx_export()
         if onnx and not (fixed_size(h) and fixed_size(w)):
             return traced_places(h, w, self.start, device)
@@ -202,15 +203,16 @@ class Loope(Revealed, Additive):
         if self.network is None:
             return None
         if image is None or image.ndim != 4 or image.shape[1] != self.in_chans:
-            found = "none" if image is None else tuple(image.shape)
+            shape_found = "none" if image is None else tuple(image.shape)
             raise ShapeError(
-                f"loope reads its shift from images (b, {self.in_chans}, height, width), got {found}; hand them to "
-                "`table`, set in_chans, or take 'loope.static'."
+                f"loope needs images (b, {self.in_chans}, height, width) for its shift, got {shape_found}. Pass "
+                f"them to "
+                "`table`, set in_chans, or use 'loope.static'."
             )
         return self.network(image, shape).flatten(1)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
-        """Return the code of every token, (1 or b, n, d) in float32 or better."""
+        """Return the encoding of every token, (1 or b, n, d) in float32 or better."""
         shape = self._shape(pos)
         trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
         trained = trained if self.rescale else None
@@ -237,10 +239,10 @@ class Loope(Revealed, Additive):
     ) -> Tensor:
         def make() -> Tensor:
             static = self.static(pos)[None, :, None] * scale
-            # reduced in float64: at thousands of cells float32 would lose the phase
+            # reduced in float64: float32 would lose the phase at thousands of cells
             return (static * self._rates(static)).remainder(2 * torch.pi).to(pos.coords)
 
-        # `trained` in place of the scale, which may be a symbol without a hash
+        # key by `trained`, as the scale may be symbolic and unhashable
         key = (self.name, self.dim, self.order, self.start, self.temperature, trained)
         angle = pos.remember(key, make)
         if shift is None:
@@ -248,14 +250,14 @@ class Loope(Revealed, Additive):
         return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)
 
     def _rounded_angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
-        place = (self.static(pos)[None] * scale).to(pos.coords.device, torch.float32)
+        index = (self.static(pos)[None] * scale).to(pos.coords.device, torch.float32)
         if shift is not None:
-            place = place + (shift * scale).float()
-        powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=place.device)
-        return place[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
+            index = index + (shift * scale).float()
+        powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=index.device)
+        return index[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
 
     def _tokens(self, angle: Tensor, pos: Positions) -> Tensor:
-        """Return the waves of the tokens that `pos` has, from the angles of all cells (1 or b, h w, d / 2)."""
+        """Return the waves of the tokens of `pos`, from the angles of all cells (1 or b, h w, d / 2)."""
         waves = _waves(angle)
         prefix = pos.grid.prefix if pos.grid else 0
         if pos.regular:
@@ -263,15 +265,15 @@ class Loope(Revealed, Additive):
         numbers = pos.numbers()
         b = max(len(waves), len(numbers), len(pos.spatial))
         index = torch.where(pos.spatial, numbers, 0).expand(b, -1)
-        kept = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
-        return kept * pos.spatial[..., None]
+        gathered = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
+        return gathered * pos.spatial[..., None]
 
     def _rates(self, like: Tensor) -> Tensor:
         powers = torch.arange(0, self.dim, 2, dtype=like.dtype, device=like.device) / self.dim
         return self.temperature**-powers
 
     def _shape(self, pos: Positions) -> tuple[int, int]:
-        rows, columns = self._need_grid(pos, "it orders cells").shape
+        rows, columns = self._need_grid(pos, "It orders the cells of the grid.").shape
         return rows, columns
 
 

@@ -1,4 +1,4 @@
-"""Anchors that learn where they stand, on grids of several resolutions (NeuDA, arXiv 2303.02375)."""
+"""Learned anchor positions on grids of several resolutions (NeuDA, arXiv 2303.02375)."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from vispe.options import NotNegative, Number, Positive, Whole
 
 @register
 class NeuDA(Revealed, FieldEncoder):
-    """Adds waves of learned anchors around the place of every token, from several grids of anchors.
+    """Adds interpolated waves of learned anchors around every token, from several grids of anchors.
 
     level i: sum over the 2^axes corners of multilinear weight * [sin(2^i a), cos(2^i a)], a the corner's anchor
     [x, level 0, .., level L - 1], then a linear map to d          arXiv 2303.02375, section 3.2
 
-    Anchors are encoded first, and then interpolated. Each starts at its own vertex of a grid of int(base * growth^i)
+    Anchors are encoded first, and then interpolated. Each is initialised at a vertex of a grid of int(base * growth^i)
     cells per axis. On its own, ``encode(x)`` takes free coordinates (..., axes) in `box`.
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are. The anchors do not depend on it.
-        axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
-        levels: grids of anchors, L.
-        base: cells per axis of the first of them.
-        growth: ratio of the cells of a level to those of the level before it. ``neuda.released`` has 8 levels from 16
+        grid: shape of the model's grid; defines the number of coordinates. The anchors do not depend on it.
+        axes: number of coordinates, 1 to 3, if no grid is known; 2 by default.
+        levels: number of grids of anchors, L.
+        base: cells per axis of the first level.
+        growth: ratio of the cells of a level to those of the previous level. ``neuda.released`` has 8 levels from 16
             cells, each 1.38 times finer, as published for three axes (12 million anchors).
-        box: where the first and the last vertex of every axis are.
-        eps: coordinates are held this much below the far end of the box while they are looked up.
+        box: coordinates of the first and the last vertex of every axis.
+        eps: coordinates are clamped to this much below the upper bound of the box.
         project: whether a linear map to d follows; without it channels beyond axes * (1 + 2 L) are 0.
-        normalize: `table` brings the cell centres of the field to the box; False takes coordinates as they are.
+        normalize: `table` maps the cell centres of the field to the box; False uses unscaled coordinates.
         reveal: 'linear' or 'cosine' opens level by level while the model is trained, coarse ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field of view is sampled at other points.
     Cost: sum of (cells + 1)^axes anchors with `axes` numbers each; 2^axes look-ups per token and level.
     Invariant to: the resolution, where cell centres coincide (normalize=True).
-    Raises: ShapeError if `pos` has another number of axes; OptionError for features that do not fit.
-    Differs from the reference: one to three axes, there three; a linear map to the width of the tokens, which starts
-        small (0.02); the anchors beside the box are those of its border, as there.
+    Raises: ShapeError if `pos` has another number of axes; OptionError for invalid numbers of features.
+    Differs from the reference: one to three axes instead of three; a linear map to the width of the tokens, which
+        starts small (0.02); outside the box, the anchors of its border are used, as in the reference.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -76,7 +76,7 @@ class NeuDA(Revealed, FieldEncoder):
         low, high = self.box
         if low >= high or self.eps >= high - low:
             raise OptionError(
-                f"box needs a first end below its second, more than eps apart, got box=[{low:g}, {high:g}], "
+                f"box needs a lower bound more than eps below its upper bound, got box=[{low:g}, {high:g}], "
                 f"eps={self.eps:g}."
             )
         # cells per axis of each level
@@ -89,7 +89,7 @@ class NeuDA(Revealed, FieldEncoder):
         self.count = self.coordinates * (1 + 2 * self.levels)
         if not self.project and self.count > self.dim:
             raise OptionError(
-                f"neuda has {self.count} features, which do not fit into dim={self.dim}; take fewer levels, or "
+                f"neuda has {self.count} features, which do not fit into dim={self.dim}. Use fewer levels, or "
                 "project=true."
             )
         vertices = sum((n + 1) ** self.coordinates for n in self.scales)
@@ -98,7 +98,7 @@ class NeuDA(Revealed, FieldEncoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Put every anchor on its vertex, first axis slowest, level by level; the linear map starts small (0.02)."""
+        """Set every anchor to its vertex, first axis slowest, level by level; the linear map starts small (0.02)."""
         low, high = self.box
         start = 0
         with torch.no_grad():
@@ -116,22 +116,22 @@ class NeuDA(Revealed, FieldEncoder):
             small_init(self.to_dim)
 
     def features(self, coords: Tensor) -> Tensor:
-        """Return the coordinates with the waves of every level behind them, (..., axes * (1 + 2 L))."""
+        """Return the coordinates followed by the waves of every level, (..., axes * (1 + 2 L))."""
         low, high = self.box
         inside = (coords.clamp(low, high - self.eps) - low) / (high - low)
         gates = bands_open(self.levels, self._share, self.reveal).to(inside) if self.opening else None
-        made, start = [coords], 0
+        features, start = [coords], 0
         for level, n in enumerate(self.scales):
             waves = self._level(inside, start, n, 2.0**level)
-            made.append(waves if gates is None else waves * gates[level])
+            features.append(waves if gates is None else waves * gates[level])
             start += (n + 1) ** self.coordinates
-        return torch.cat(made, -1)
+        return torch.cat(features, -1)
 
     def _level(self, inside: Tensor, start: int, n: int, rate: float) -> Tensor:
-        """Return the interpolated waves (..., 2 axes) of one level at places (..., axes) in [0, 1)."""
-        place = inside * n
-        cell = place.detach().floor().clamp(max=n - 1)
-        part = place - cell
+        """Return the interpolated waves (..., 2 axes) of one level at positions (..., axes) in [0, 1)."""
+        position = inside * n
+        cell = position.detach().floor().clamp(max=n - 1)
+        part = position - cell
         first = cell.long()
         total: Tensor | None = None
         for corner in product((0, 1), repeat=self.coordinates):
@@ -141,7 +141,7 @@ class NeuDA(Revealed, FieldEncoder):
                 weight = weight * (part[..., axis] if step else 1 - part[..., axis])
             anchor = self.anchors.index_select(0, start + row.flatten()).unflatten(0, row.shape)
             angle = rate * at_least_float32(anchor)
-            # encoded before it is interpolated: the mean of waves is not the wave of the mean
+            # encode, then interpolate: the mean of waves is not the wave of the mean
             waves = torch.cat([angle.sin(), angle.cos()], -1) * weight[..., None]
             total = waves if total is None else total + waves
         return inside.new_zeros(0) if total is None else total

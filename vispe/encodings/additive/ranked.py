@@ -1,4 +1,4 @@
-"""A sinusoid of an order that is given as data, such as reading order (ROPE, arXiv 2106.10786)."""
+"""Sinusoid of a supplied token order, such as reading order (ROPE, arXiv 2106.10786)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from vispe.options import Even, Positive
 
 @register
 class Ranked(Revealed, Additive):
-    """Adds the sinusoid of each token's rank in an order that is given as data.
+    """Adds the sinusoid of each token's rank in a supplied order.
 
     [sin(r w_k), cos(r w_k)], w_k = temperature ** (-k / (d / 2)), k = 0 .. d/2 - 1          after arXiv 2106.10786
 
-    Ranks are whole numbers in `Positions.attrs['rank']`: (1 or b, n), or a `PerToken` of them, prefix tokens included
-    (theirs are not read). `prepare` makes the one of the other, so that ranks follow when tokens are dropped.
-    Without any, the tokens of a grid are ranked row by row, as text is read. A reordering of a
+    Ranks are integers in `Positions.attrs['rank']`: (1 or b, n), or a `PerToken` of them, prefix tokens included
+    (theirs are ignored). `prepare` converts the former, so that ranks are dropped with their tokens.
+    Without ranks, the tokens of a grid are ranked in row-major order, as text is read. A reordering of a
     sentence, a scan path or the order of detected lines are other orders.
 
     Args:
         dim: width of the tokens, d; even.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi ranks.
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: ranks (1 or b, n) -> (1 or b, n, d) float32; prefix tokens get 0.
-    New resolution: ranks go on.   Cost: no parameters, O(n d) per forward.
-    Invariant to: where tokens are, given their ranks.
-    Raises: ShapeError without ranks on free coordinates, or for ranks that are not one whole number per token.
-    Differs from the reference: there the rank is counted for each word anew, among its neighbours in a graph; here it
+    New resolution: ranks are extrapolated.   Cost: no parameters, O(n d) per forward.
+    Invariant to: positions, for fixed ranks.
+    Raises: ShapeError without ranks on free coordinates, or for ranks that are not one integer per token.
+    Differs from the reference: the reference ranks each word among its neighbours in a graph; here it
         is one order of all tokens.
 
     Example:
@@ -59,7 +59,7 @@ class Ranked(Revealed, Additive):
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Give every token its rank, so that ranks follow when tokens are dropped."""
+        """Bind ranks to their tokens, so that both are dropped together."""
         return follow(self.name, pos)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
@@ -67,5 +67,5 @@ class Ranked(Revealed, Additive):
         self._need_axes(pos)
         self._need_start(pos, "reads an order of the tokens")
         rank = ranks_of(self.name, pos)[..., None].to(pos.coords)
-        made = waves(rank * rates(self.dim // 2, self.temperature, rank))
-        return self.opened(made, self.dim // 2) * pos.spatial[..., None]
+        encoded = waves(rank * rates(self.dim // 2, self.temperature, rank))
+        return self.opened(encoded, self.dim // 2) * pos.spatial[..., None]

@@ -20,7 +20,7 @@ Divisor = Literal["constant", "batch", "none"]
 
 @register
 class ShiftedGaussian(FieldEncoder):
-    """Adds to every token how near its coordinates are to evenly spaced centres on each axis.
+    """Adds Gaussians of each token's coordinates around evenly spaced centres on each axis.
 
     exp(-(x - c_k)^2 / (2 sigma^2)), c_k = k / m, k = 0 .. m - 1, per axis; axes concatenated          arXiv 2107.02561
 
@@ -28,8 +28,8 @@ class ShiftedGaussian(FieldEncoder):
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are.
-        axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
+        grid: shape of the model's grid; defines the number of coordinates.
+        axes: number of coordinates, 1 to 3, if no grid is known; 2 by default.
         centres: number of centres per axis, m, or a list of the centres themselves; d // axes by default. Channels
             beyond axes * m are 0.
         sigma: width of the Gaussians, in fractions of the field. The paper tries 0.07, 0.003 and 0.001.
@@ -76,7 +76,7 @@ class ShiftedGaussian(FieldEncoder):
         if features > self.dim and not self.project:
             raise OptionError(
                 f"shifted_gaussian has {len(self._points)} centres on each of {self.coordinates} axes, which do not "
-                f"fit into dim={self.dim}; take fewer, or project=true."
+                f"fit into dim={self.dim}. Use fewer, or project=true."
             )
         self.to_dim = PreciseLinear(features, self.dim) if self.project else None
         self.reset_parameters()

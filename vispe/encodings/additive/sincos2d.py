@@ -20,11 +20,11 @@ class SinCos2D(SinCos):
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi patches.
         std: rescale the values of the whole table to this standard deviation (that of the learned table it
             replaces, say); None keeps them in [-1, 1].
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos.coords (1 or b, n, 2) -> (1 or b, n, d) float32; prefix tokens get 0.
-    New resolution: coordinates go on, in patches.   Cost: no parameters, O(n d) per forward.
+    New resolution: coordinates are extrapolated, in patches.   Cost: no parameters, O(n d) per forward.
     Invariant to: nothing; the value at a coordinate does not depend on the rest of the grid (std=None).
     Raises: ShapeError if `pos` is not 2-axis.
     Differs from the reference: coordinates are taken in float32 from the grid, never in the model's dtype.

@@ -14,7 +14,7 @@ class SinCos3D(SinCos):
     """Adds fixed sines and cosines of depth (or time), row and column to the tokens.
 
     [sin(z w_k), cos(z w_k), sin(y w_k), cos(y w_k), sin(x w_k), cos(x w_k)], w_k = temperature ** (-k / K),
-    k = 0 .. K - 1, where K is the number of frequencies of the axis: its share of the d / 2 of all axes.
+    k = 0 .. K - 1, where K is the number of frequencies of the axis: its fraction of the d / 2 of all axes.
 
     Args:
         dim: width of the tokens, d; even.
@@ -22,14 +22,14 @@ class SinCos3D(SinCos):
         split: shares of the three axes in the width, (1, 1, 1) for equal parts. What does not divide goes to the
             largest remainders, earlier axes first, so widths such as 1024 need no padding. V-JEPA's
             other layout, half of the width for time, is (2, 1, 1).
-        spacing: distance between neighbouring patches per axis (d, h, w) or (t, h, w), in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis (d, h, w) or (t, h, w), instead of `Grid.spacing`.
         std: rescale the values of the whole table to this standard deviation (that of the learned table it
             replaces, say); None keeps them in [-1, 1].
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos.coords (1 or b, n, 3) -> (1 or b, n, d) float32; prefix tokens get 0.
-    New resolution: coordinates go on, in units of the spacing.   Cost: no parameters, O(n d) per forward.
+    New resolution: coordinates are extrapolated, in units of the spacing.   Cost: no parameters, O(n d) per forward.
     Invariant to: nothing; the value at a coordinate does not depend on the rest of the grid (std=None).
     Raises: ShapeError if `pos` is not 3-axis.
     Differs from the reference: a width that 6 does not divide is shared out in whole frequencies (V-JEPA makes

@@ -1,4 +1,4 @@
-"""Sines and cosines of 3D points with an MLP behind them (PETR, arXiv 2203.05625; 3DPPE, arXiv 2211.14710)."""
+"""Sines and cosines of 3D points followed by an MLP (PETR, arXiv 2203.05625; 3DPPE, arXiv 2211.14710)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class SinCos3DPoints(Revealed, FieldEncoder):
     order y, x, z; then linear, ReLU, linear          arXiv 2211.14710
 
     On its own, ``encode(points)`` takes points (..., 3) as x, y, z in [0, 1]: a pixel and its depth, un-projected and
-    divided by the range of the scene. Used for image tokens and object queries alike, it puts both into one space.
-    ``table`` reads `Positions.coords`, whose axes run slow to fast: depth (or time) is z, rows are y, columns x.
+    divided by the range of the scene. Used for both image tokens and object queries, it embeds them in one space.
+    ``table`` reads `Positions.coords`, whose axes are ordered slow to fast: depth (or time) is z, rows are y, columns
+    x.
 
     Args:
         dim: width of the tokens, d.
         features: sines and cosines per axis, F, even; 128 with the MLP, without it the largest that fits into d / 3.
         temperature: T.
         mlp: whether the MLP (d hidden units) follows; without it channels beyond 3 F are 0.
-        normalize: `table` reads coordinates as fractions of the field; False takes them as they are.
-        reveal: 'linear' or 'cosine' opens the waves band by band while the model is trained, long ones first (PINs, see
-            `vispe.encodings.positions.set_progress`); 'none' has all of them from the start.
+        normalize: `table` reads coordinates as fractions of the field; False uses unscaled coordinates.
+        reveal: 'linear' or 'cosine' activates frequency bands during training, long wavelengths first (PINs, see
+            `vispe.encodings.positions.set_progress`); 'none' uses all bands from the start.
 
     Shapes: pos.coords (1 or b, n, 3) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field of view is sampled at other points.   Cost: the MLP on n points.
@@ -70,13 +71,13 @@ class SinCos3DPoints(Revealed, FieldEncoder):
         if not self.mlp and 3 * self.per_axis > self.dim:
             raise OptionError(
                 f"sincos3d_points has 3 x {self.per_axis} features, which do not fit into dim={self.dim} without an "
-                "MLP; take fewer, or mlp=true."
+                "MLP. Use fewer, or mlp=true."
             )
         self.first = PreciseLinear(3 * self.per_axis, self.dim) if self.mlp else None
         self.second = PreciseLinear(self.dim, self.dim) if self.mlp else None
 
     def constant(self) -> bool:
-        """Whether the table depends on positions alone."""
+        """Whether the table depends only on positions."""
         return not self.opening and super().constant()
 
     def reset_parameters(self) -> None:

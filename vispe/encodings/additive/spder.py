@@ -1,4 +1,4 @@
-"""A coordinate network of damped sines (SPDER, arXiv 2306.15242)."""
+"""Coordinate network of damped sines (SPDER, arXiv 2306.15242)."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ MOST = 4096  # inputs of a layer
 
 @register
 class Spder(FieldEncoder):
-    """Adds a small network of the coordinates to the tokens, with a sine damped by the root of its argument.
+    """Adds a small network of the coordinates, with sines multiplied by the root of their argument, to the tokens.
 
     layer: u = omega (W x + b), y = sin(u) sqrt(|u|)          arXiv 2306.15242
 
-    On its own, ``encode(x)`` takes free coordinates (..., axes), in [-1, 1] as the paper uses them; ``table`` brings
+    On its own, ``encode(x)`` takes free coordinates (..., axes), in [-1, 1] as the paper uses them; ``table`` maps
     the cell centres of a grid to that range. With ``project=False`` and one layer it is the paper's layer itself.
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are.
-        axes: number of coordinates where no grid is known; 2 by default. `table` needs 1 to 3, `encode` takes up to
+        grid: shape of the model's grid; defines the number of coordinates.
+        axes: number of coordinates if no grid is known; 2 by default. `table` needs 1 to 3, `encode` supports up to
             4096, so that single layers of deeper networks can be built.
         hidden: width of the layers; d by default.
         layers: number of damped-sine layers.
         omega: factor of the argument.
         project: whether a linear map to d follows; without it the last layer has width d.
-        normalize: `table` reads fractions of the field as [-1, 1]; False takes the coordinates as they are.
+        normalize: `table` maps fractions of the field to [-1, 1]; False uses unscaled coordinates.
 
     Shapes: pos.coords (1 or b, n, axes) -> (1 or b, n, d) float32; prefix tokens get 0.
     New resolution: the same field of view is sampled at other points.   Cost: the network, once per forward.
     Invariant to: the resolution, where cell centres coincide (normalize=True).
     Raises: ShapeError if `pos` has another number of axes.
     Differs from the reference: the root is taken of at least the smallest normal number, so that the gradient at
-        u = 0, there 0 * inf = NaN, is the limit 0; everything is computed in float32 for half-precision parameters;
+        u = 0 (0 * inf = NaN in the reference) is the limit 0; computed in float32 for half-precision parameters;
         the linear map starts small (0.02), as tables do.
 
     Example:
@@ -81,7 +81,7 @@ class Spder(FieldEncoder):
     def reset_parameters(self) -> None:
         """Draw the first weight from U(-1/n, 1/n), others from U(-r, r), r = sqrt(6/n)/omega, n inputs."""
         for i, layer in enumerate(_linears(self.sines)):
-            layer.reset_parameters()  # the bias is torch's own
+            layer.reset_parameters()  # the bias is initialised as in torch
             n = layer.in_features
             bound = math.sqrt(6 / n) / self.omega if i else 1 / n
             nn.init.uniform_(layer.weight, -bound, bound)

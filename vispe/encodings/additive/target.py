@@ -1,4 +1,4 @@
-"""Double positions: every token also says which place it predicts next (sigma-GPT, arXiv 2404.09562)."""
+"""Double positions: every token also encodes the position that it predicts next (sigma-GPT, arXiv 2404.09562)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vispe.options import Shape, Whole
 
 @register
 class Target(Additive):
-    """Adds to every token the table of the place that comes after it, for models that write in any order.
+    """Adds the table entry of the next position to every token, for models that generate in any order.
 
-    table(k) = of(place of token k + 1); beside the table of its own place, as in ``sincos2d+target``, it is the sum of
-    both. Positions say by `vispe.grid.token_orders.ordered` in which order they are; without one it is that of the grid, or
-    of the sequence where there is no grid. The causal mask runs over the tokens as they stand.
+    table(k) = of(position of token k + 1); in addition to the table of its current position, as in
+    ``sincos2d+target``, it is the sum of both. Positions are ordered by `vispe.grid.token_orders.ordered`; the default order
+    is that of the grid, or of the sequence without a grid. The causal mask follows the order of the tokens.
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the token grid, where `of` has a table of it.
+        grid: shape of the token grid, if `of` has a table of it.
         of: the table: any spec of kind additive, such as sincos2d or learned. It is built anew, so a learned one is a
             second table; give the same numbers to both for one.
 
@@ -59,12 +59,12 @@ class Target(Additive):
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Encoding):
-            raise OptionError(f"target: of needs a spec, got a finished {self.of.name}; give its config.")
+            raise OptionError(f"target: of needs a spec, got a finished {self.of.name}. Pass its config.")
         terms = parse_spec(self.of)
         others = [t["name"] for t in terms if encoding_info(t["name"]).kinds != ("additive",)]
         if others:
             raise OptionError(
-                f"target: of needs encodings of kind additive alone, got {' + '.join(others)}; say of=sincos2d."
+                f"target: of needs encodings of kind additive alone, got {' + '.join(others)}. Use of=sincos2d."
             )
         self.of = as_text(terms)
         facts = {name: getattr(self, name) for name in HOST_FACTS if hasattr(self, name)}
@@ -90,7 +90,7 @@ def _after(pos: Positions) -> Positions:
     moved = sorted(pos.attrs.get("sampled", ()))
     if moved != pos.attrs.get(TARGET_MOVED, moved):
         raise ShapeError(
-            "target needs positions that are put in order after a sampler has moved them; call ordered() with what its "
+            "target needs positions that are put in order after a sampler has moved them. Call ordered() with what its "
             "prepare() returns."
         )
     if TARGET in pos.attrs:
@@ -99,7 +99,7 @@ def _after(pos: Positions) -> Positions:
     elif pos.index is not None:
         if pos.grid is None:
             raise ShapeError(
-                "target does not know what came after free tokens of which some are dropped; take the table first, or "
+                "target does not know what came after free tokens of which some are dropped. Use the table first, or "
                 "drop tokens of positions that ordered() has put in order."
             )
         # tokens are missing: the next cell of the whole grid, whether its token is there or not

@@ -1,1 +1,1 @@
-"""Kind bias: something that depends on two places is added to the logits of attention."""
+"""Attention biases: a term per pair of positions, added to the attention logits."""

@@ -1,4 +1,4 @@
-"""ALiBi in one dimension, two-sided (arXiv 2108.12409; the symmetric form for bidirectional attention)."""
+"""ALiBi in one dimension, symmetric for bidirectional attention (arXiv 2108.12409)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Alibi(AlibiBase):
     Args:
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
-        slopes: 'alibi' (2^(-8k/h) with the original rule where h is no power of two), 'geometric' (2^(-8k/h) for
-            any h), 'constant' (all 1), 'harmonic' (c / k), 'radius' (3.00 / r_k: even attention has 95 % of its weight
+        slopes: 'alibi' (2^(-8k/h) with the original rule where h is not a power of two), 'geometric' (2^(-8k/h) for
+            any h), 'constant' (all 1), 'harmonic' (c / k), 'radius' (3.00 / r_k: the bias alone puts 95 % of the weight
             within r_k tokens) or 'learned' (h per layer, from U[0, 1)).
-        softplus: learned slopes pass through softplus, so that they stay positive.
-        layers: blocks that have the bias; all by default.
-        biased_heads: the first so many heads have slopes, the others 0; all by default.
+        softplus: apply softplus to learned slopes, so that they stay positive.
+        layers: blocks with the bias; all by default.
+        biased_heads: number of leading heads with a slope, the others have 0; all by default.
         steepest: c of slopes='harmonic', 1 by default.
-        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by; 96 in BiPE, between segments.
-        radius: r of slopes='radius', in tokens: two numbers, of the first and the last head, spaced evenly in the
+        factor: multiplier of the slopes of 'alibi', 'geometric' and 'constant'; 96 in BiPE, between segments.
+        radius: r of slopes='radius', in tokens: two numbers, for the first and the last head, with geometric
             logarithm, or one for each head.
-        randomized_offsets: distances are drawn instead (arXiv 2305.16843): in training, tokens 1, 2, ... apart have
-            distinct whole distances below this number, in order, and half a token less for earlier keys. Evaluation
-            spreads them evenly. The tokens must be a whole line.
-        both_sides: earlier keys have draws of their own.
-        test: 'draw' draws in evaluation too, as the authors of randomized positions do; 'even' does not.
+        randomized_offsets: draw the distances instead (arXiv 2305.16843): in training, tokens 1, 2, ... positions apart
+            get distinct, ordered integer distances below this number; half a token less for earlier keys. In
+            evaluation, distances are evenly spaced. All tokens of the line are required.
+        both_sides: draw distances of earlier keys separately.
+        test: 'draw' also draws in evaluation, as the authors of randomized positions do; 'even' does not.
 
     Shapes: pos (n, 1) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; a step costs the same.   Cost: O(h) memory, O(1) per score.
@@ -70,7 +70,8 @@ class Alibi(AlibiBase):
     def __post_init__(self) -> None:
         if self.randomized_offsets is None and (self.both_sides or self.test == "draw"):
             raise OptionError(
-                f"both_sides={self.both_sides} and test={self.test!r} say how distances are drawn; say how far, by "
+                f"both_sides={self.both_sides} and test={self.test!r} have no effect with randomized_offsets=None. "
+                f"Pass "
                 "randomized_offsets=..."
             )
         super().__post_init__()
@@ -78,21 +79,23 @@ class Alibi(AlibiBase):
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Draw the distances of this forward pass; `draws` may hold offsets.right and offsets.left, (n - 1,) each."""
-        given = {name: draw for name, draw in (draws or {}).items() if name in _SIDES}
+        """Draw the distances of this forward pass; `draws`: offsets.right and offsets.left, (n - 1,) each."""
+        supplied = {name: draw for name, draw in (draws or {}).items() if name in _SIDES}
         drawing = self.randomized_offsets is not None and (self.training or self.test == "draw")
-        if not given and (not drawing or "offsets" in pos.attrs):
+        if not supplied and (not drawing or "offsets" in pos.attrs):
             return pos
         count = self._need_grid(pos).shape[0] - 1
         sides = _SIDES if self.both_sides else _SIDES[:1]
-        made = [
-            self._given(given[name], name, count) if name in given else self._drawn(count, pos, generator)
+        sides_drawn = [
+            self._given(supplied[name], name, count)
+            if name in supplied
+            else self._drawn(count, pos, generator)
             for name in sides
         ]
-        return pos.replace(attrs={**pos.attrs, "offsets": (made[0], made[-1])})
+        return pos.replace(attrs={**pos.attrs, "offsets": (sides_drawn[0], sides_drawn[-1])})
 
     def _drawn(self, count: int, pos: Positions, generator: torch.Generator | None) -> Tensor:
-        """Return `count` distinct whole distances, in order."""
+        """Return `count` distinct integer distances, in ascending order."""
         reach = self._reach(count)
         chosen = torch.randperm(reach - 1, generator=generator, device=pos.coords.device)[:count]
         return (chosen.sort().values + 1).to(pos.coords)
@@ -106,7 +109,8 @@ class Alibi(AlibiBase):
         reach = self.randomized_offsets or 0
         if count >= reach:
             raise ShapeError(
-                f"alibi(randomized_offsets={reach}) cannot give {count} offsets distinct distances; say more."
+                f"alibi(randomized_offsets={reach}) cannot assign distinct distances to {count} offsets. Use a "
+                f"larger number."
             )
         return reach
 
@@ -120,7 +124,7 @@ class Alibi(AlibiBase):
             reach = self._reach(count)
             steps = torch.arange(1, count + 1, device=pos.coords.device, dtype=pos.coords.dtype)
             right = left = (steps * reach / (count + 1)).floor().clamp(min=1)
-        # offsets from the last key to the first one; the authors' left side is half a token nearer
+        # from the largest offset to the smallest; distances to the left are half a token smaller, as in the reference
         line = torch.cat([right.flip(0), right.new_zeros(1), left - 0.5])
         slopes = self.head_slopes()
         slope = slopes if isinstance(slopes, Tensor) else line.new_tensor(slopes)

@@ -1,4 +1,4 @@
-"""2D ALiBi: attention falls off with the distance between patches (arXiv 2603.16840; ALiBi: arXiv 2108.12409)."""
+"""2D ALiBi: a bias that decreases with the distance between patches (arXiv 2603.16840; ALiBi: arXiv 2108.12409)."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ class Alibi2D(GridAlibi):
     bias[h, i, j] = -slope[h] * |p_i - p_j| / divisor          arXiv 2603.16840
 
     Bare ``alibi2d``, also called ``alibi2d.dinosaw``, has the settings of the released checkpoints: slope 1,
-    euclidean, divided by the largest distance, on the torus. ``alibi2d.geometric`` gives every head a reach of its
-    own; ``alibi2d.local`` has no divisor and no torus, so a patch step costs the same at every resolution.
+    euclidean, divided by the largest distance, on the torus. ``alibi2d.geometric`` has a different slope per
+    head; ``alibi2d.local`` has neither divisor nor torus, so a patch step costs the same at every resolution.
+    Computed in `parts/slopes.py`.
 
     Args:
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
         slopes: 'constant' (all 1), 'geometric' (2^(-8k/h), k = 1..h, any h), 'alibi' (the rule of arXiv 2108.12409 for
-            head counts that are no power of two), 'harmonic' (c / k), 'radius' (4.74 / r_k: on a large grid without
-            normalize even attention has 95 % of its weight within r_k) or 'learned' (h per layer, from U[0, 1)).
-            Under class-token pooling the learned slopes of the last block get no gradient: only its class row is
-            read, and that has no bias.
-        softplus: learned slopes pass through softplus, so that they stay positive.
+            head counts that are not powers of two), 'harmonic' (c / k), 'radius' (4.74 / r_k: on a large grid, without
+            normalize, the bias alone puts 95 % of the weight within r_k) or 'learned' (h per layer, from U[0, 1)).
+            With class-token pooling, the learned slopes of the last block get no gradient: only its class row is
+            read, which has no bias.
+        softplus: apply softplus to learned slopes, so that they stay positive.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
         normalize: 'max' divides by the largest distance in the grid (the bias then depends on the
             resolution), 'reference' by that of the reference grid, 'none' not at all.
         reference: (h, w) for normalize='reference'; the grid that the host was built with by default.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
-        layers: blocks that have the bias; all by default.
-        jitter: standard deviation of Gaussian noise on the bias, one draw per forward, in training only.
-        biased_heads: the first so many heads have slopes, the others 0; all by default.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
+        layers: blocks with the bias; all by default.
+        jitter: standard deviation of Gaussian noise on the bias, drawn once per forward, in training only.
+        biased_heads: number of leading heads with a slope, the others have 0; all by default.
         steepest: c of slopes='harmonic', 1 by default.
-        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by.
-        radius: r of slopes='radius', in units of the distance (shares of the divisor where there is one): two numbers,
+        factor: multiplier of the slopes of 'alibi', 'geometric' and 'constant'.
+        radius: r of slopes='radius', in units of the distance (fractions of the divisor if there is one): two numbers,
             of the first and the last head, spaced evenly in the logarithm, or one for each head.
 
     Shapes: pos (n, 2) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; see `normalize`.   Cost: O(h) memory, O(1) per score.
     Invariant to: translation (on the torus with wrap); rotation by 90 degrees and flips of a square grid.
-    Raises: ShapeError if `pos` is not 2-axis; OptionError for options that do not fit together.
-    Differs from the reference: the bias is made in float32 for every model dtype, a 1 x 1 grid gives 0 (there
-        0/0), jitter is off in eval mode and leaves one draw per forward instead of one per layer.
+    Raises: ShapeError if `pos` is not 2-axis; OptionError for incompatible options.
+    Differs from the reference: the bias is computed in float32 for every model dtype, is 0 for a 1 x 1 grid (where
+        the reference has 0/0), and jitter is off in eval mode and drawn once per forward instead of once per layer.
 
     Example:
         >>> from vispe import Grid, create_encoding

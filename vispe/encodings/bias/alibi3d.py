@@ -1,4 +1,4 @@
-"""3D ALiBi: attention falls off with the distance in a volume or a video (after arXiv 2603.16840, 2108.12409)."""
+"""3D ALiBi: a bias that decreases with distance in a volume or video (after arXiv 2603.16840, 2108.12409)."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ class Alibi3D(GridAlibi):
 
     bias[h, i, j] = -slope[h] * |p_i - p_j| / divisor          arXiv 2603.16840, with a third axis
 
-    Bare ``alibi3d`` has a reach of its own for every head and no divisor, so a step costs the same in every volume.
-    ``alibi3d.dinosaw`` carries the settings of the released 2D checkpoints over: slope 1, divided by the
-    largest distance, on the torus. Voxels and tubelets are rarely cubes: say the distance between
-    neighbours along each axis by `spacing` or by `Grid.spacing`, for example (5.0, 0.7, 0.7) mm for a CT.
+    Bare ``alibi3d`` has a different slope per head and no divisor, so a step costs the same in every volume.
+    ``alibi3d.dinosaw`` has the settings of the released 2D checkpoints: slope 1, divided by the
+    largest distance, on the torus. For anisotropic voxels and tubelets, pass the distance between
+    neighbours per axis as `spacing` or `Grid.spacing`, for example (5.0, 0.7, 0.7) mm for a CT.
+    Computed in `parts/slopes.py`.
 
     Args:
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
         slopes: 'geometric' (2^(-8k/h), k = 1..h, any h), 'alibi' (the rule of arXiv 2108.12409 for head counts that are
             no power of two), 'constant' (all 1), 'harmonic' (c / k), 'radius' (6.30 / r_k: in a large volume without
-            normalize even attention has 95 % of its weight within r_k) or 'learned' (h per layer, from U[0, 1)).
-        softplus: learned slopes pass through softplus, so that they stay positive.
+            normalize, the bias alone puts 95 % of the weight within r_k) or 'learned' (h per layer, from U[0, 1)).
+        softplus: apply softplus to learned slopes, so that they stay positive.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
         normalize: 'max' divides by the largest distance in the grid (the bias then depends on the
             resolution), 'reference' by that of the reference grid, 'none' not at all.
         reference: (d, h, w) for normalize='reference'; the grid that the host was built with by default.
-        spacing: distance between neighbouring patches per axis (d, h, w) or (t, h, w), in place of `Grid.spacing`.
-        layers: blocks that have the bias; all by default.
-        jitter: standard deviation of Gaussian noise on the bias, one draw per forward, in training only.
-        biased_heads: the first so many heads have slopes, the others 0; all by default.
+        spacing: distance between neighbouring patches per axis (d, h, w) or (t, h, w), instead of `Grid.spacing`.
+        layers: blocks with the bias; all by default.
+        jitter: standard deviation of Gaussian noise on the bias, drawn once per forward, in training only.
+        biased_heads: number of leading heads with a slope, the others have 0; all by default.
         steepest: c of slopes='harmonic', 1 by default.
-        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by.
-        radius: r of slopes='radius', in units of the distance (shares of the divisor where there is one): two numbers,
+        factor: multiplier of the slopes of 'alibi', 'geometric' and 'constant'.
+        radius: r of slopes='radius', in units of the distance (fractions of the divisor if there is one): two numbers,
             of the first and the last head, spaced evenly in the logarithm, or one for each head.
 
     Shapes: pos (n, 3) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; see `normalize`.   Cost: O(h) memory, O(1) per score.
     Invariant to: translation (on the torus with wrap); flips along every axis of any grid; with equal spacing also
-        exchanges of axes, thus all 48 symmetries of a cube.
-    Raises: ShapeError if `pos` is not 3-axis; OptionError for options that do not fit together.
+        permutations of axes, thus all 48 symmetries of a cube.
+    Raises: ShapeError if `pos` is not 3-axis; OptionError for incompatible options.
     Differs from the reference: the reference is 2D; on a grid of depth 1 both are equal, option for option.
 
     Example:

@@ -1,4 +1,4 @@
-"""ALiBi over a graph: the bias falls with the length of the shortest path between two tokens."""
+"""ALiBi on a graph: a bias that decreases with the shortest-path length between two tokens."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ GIVEN, FAR = "distance", "distance of the unreachable"
 
 @register
 class AlibiGraph(AlibiBase):
-    """Attention falls off linearly with the number of steps from token to token in a graph, which may be given.
+    """Attention falls off linearly with the number of steps between tokens of a graph, supplied or from the grid.
 
     bias[h, i, j] = -slope[h] * (length of the shortest path from i to j)          ALiBi: arXiv 2108.12409
 
-    The lengths come with the positions, ``pos.replace(attrs={'distance': lengths})``, lengths (1 or b, n, n) with rows
-    and columns for prefix tokens, which are not read: neighbourhoods of superpixels, geodesic distances within a mask,
-    cells of a tissue. A negative or infinite length says that there is no path. Without lengths, tokens of a grid are
-    the graph, with an edge between neighbours.
+    The lengths are supplied with the positions, ``pos.replace(attrs={'distance': lengths})``, lengths (1 or b, n, n)
+    with rows and columns for prefix tokens, which are ignored: neighbourhoods of superpixels, geodesic distances within
+    a mask, cells of a tissue. A negative or infinite length means that there is no path. Without lengths, the graph is
+    the grid, with an edge between neighbours.
 
     Args:
         num_heads: heads, h.
         depth: blocks of the model, to check `layers`.
         unreachable: 'far': one more than the largest length of the sample; 'mask': never attended, -inf.
-        neighbours: of a patch where the grid is the graph: 'edges' (2 per axis, as paths of a rook in single steps) or
-            'corners' too (as of a king).
+        neighbours: of a patch if the grid is the graph: 'edges' (2 per axis) or 'corners' too
+            (also diagonal).
         slopes: 'alibi' (the rule of arXiv 2108.12409), 'geometric' (2^(-8k/h)), 'constant' (all 1), 'harmonic'
-            (steepest / k), 'radius' (as many steps away as 95 % of the weight reach on a grid) or 'learned' (h per
+            (steepest / k), 'radius' (steps within which the bias has 95 % of its weight on a grid) or 'learned' (h per
             layer, from U[0, 1)).
-        softplus: learned slopes pass through softplus, so that they stay positive.
-        layers: blocks that have the bias; all by default.
-        biased_heads: the first so many heads have slopes, the others 0; all by default. 'mask' closes pairs to all.
+        softplus: apply softplus to learned slopes, so that they stay positive.
+        layers: blocks with the bias; all by default.
+        biased_heads: number of leading heads with a slope, the others have 0; all by default. 'mask' applies to all
+            heads.
         steepest: c of slopes='harmonic', 1 by default.
-        factor: what slopes of 'alibi', 'geometric' and 'constant' are multiplied by.
-        radius: r of slopes='radius', in steps: two numbers, of the first and the last head, spaced evenly in the
+        factor: multiplier of the slopes of 'alibi', 'geometric' and 'constant'.
+        radius: r of slopes='radius', in steps: two numbers, for the first and the last head, with geometric
             logarithm, or one for each head.
 
     Shapes: pos (n, axes) -> bias (1 or b, h, n, n); prefix rows and columns are 0.
-    New resolution: a step costs the same.   Cost: O(h) memory on a grid; given lengths are made dense, h n^2.
-    Invariant to: what leaves the graph as it is; on a grid to translation, rotation by 90 degrees and flips.
+    New resolution: a step costs the same.   Cost: O(h) memory on a grid; supplied lengths need a dense bias, h n^2.
+    Invariant to: symmetries of the graph; on a grid to translation, rotation by 90 degrees and flips.
     Raises: ShapeError without lengths for tokens that are not of a grid, if lengths are not (1 or b, n, n), or if
-        tokens were dropped and the lengths not with them, which `prepare` sees to.
+        tokens were dropped without their lengths (`prepare` drops them together).
     Differs from the reference: there is no public code; the form on grids is ours.
 
     Example:
@@ -76,16 +77,16 @@ class AlibiGraph(AlibiBase):
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Bind the lengths to their tokens, so that they follow when some are dropped, and note the largest."""
+        """Bind the lengths to their tokens, so that both are dropped together, and store the largest."""
         lengths = pos.attrs.get(GIVEN)
         if lengths is None or FAR in pos.attrs:
             return pos
         bound = lengths if isinstance(lengths, PerToken) else PerToken(lengths, (1, 2))
         values = self._lengths(pos, bound)
-        return pos.replace(attrs={**pos.attrs, GIVEN: bound, FAR: _largest(values, _placed(pos)) + 1})
+        return pos.replace(attrs={**pos.attrs, GIVEN: bound, FAR: _largest(values, _valid_pairs(pos)) + 1})
 
     def _lengths(self, pos: Positions, bound: PerToken) -> Tensor:
-        """Return the lengths that go with positions, checked."""
+        """Return the checked path lengths of the positions."""
         values, n = bound.values, pos.tokens
         if values.ndim != 3 or tuple(values.shape[1:]) != (n, n):
             raise ShapeError(
@@ -101,31 +102,35 @@ class AlibiGraph(AlibiBase):
             return DistanceBias(self.head_slopes(), pos, metric=metric, spacing=(1.0,) * pos.axes)
         if lengths is None:
             raise ShapeError(
-                f"alibi_graph needs lengths of paths for tokens that are not on a grid ({pos}); pass "
+                f"alibi_graph needs path lengths for tokens that are not on a grid, got {pos}. Pass "
                 "pos.replace(attrs={'distance': lengths})."
             )
         if FAR not in pos.attrs:
             if pos.index is not None:
                 raise ShapeError(
-                    "alibi_graph was given positions of which tokens had been dropped; call its prepare(pos) before."
+                    f"alibi_graph needs prepare(pos) before tokens are dropped, got {pos}. Call prepare(pos) first."
                 )
             pos = self.prepare(pos)
         return DenseBias(self._fall(pos), pos)
 
     def _fall(self, pos: Positions) -> Tensor:
-        """Return the bias (1 or b, h, n, n) of given lengths."""
-        values, placed = self._lengths(pos, pos.attrs[GIVEN]), _placed(pos)
-        apart = _no_path(values)
-        steps = torch.where(apart, pos.attrs[FAR] if self.unreachable == "far" else 0.0, values)
-        steps = steps.masked_fill(~placed, 0.0)[:, None]
+        """Return the bias (1 or b, h, n, n) from path lengths."""
+        values, valid = self._lengths(pos, pos.attrs[GIVEN]), _valid_pairs(pos)
+        unreachable = _no_path(values)
+        steps = torch.where(unreachable, pos.attrs[FAR] if self.unreachable == "far" else 0.0, values)
+        steps = steps.masked_fill(~valid, 0.0)[:, None]
         slopes = self.head_slopes()
         slopes = slopes if isinstance(slopes, Tensor) else steps.new_tensor(slopes)
         bias = steps * -slopes[:, None, None]
-        return bias.masked_fill((apart & placed)[:, None], -torch.inf) if self.unreachable == "mask" else bias
+        return (
+            bias.masked_fill((unreachable & valid)[:, None], -torch.inf)
+            if self.unreachable == "mask"
+            else bias
+        )
 
 
-def _placed(pos: Positions) -> Tensor:
-    """Return which pairs of tokens both have a place, (b or 1, n, n)."""
+def _valid_pairs(pos: Positions) -> Tensor:
+    """Return the mask of pairs of tokens with positions, (b or 1, n, n)."""
     return pos.spatial[:, :, None] & pos.spatial[:, None]
 
 
@@ -133,6 +138,6 @@ def _no_path(lengths: Tensor) -> Tensor:
     return (lengths < 0) | lengths.isinf()
 
 
-def _largest(lengths: Tensor, placed: Tensor) -> Tensor:
+def _largest(lengths: Tensor, valid: Tensor) -> Tensor:
     """Return the largest length of each sample, (b or 1, 1, 1)."""
-    return lengths.masked_fill(_no_path(lengths) | ~placed, 0.0).amax((1, 2), keepdim=True)
+    return lengths.masked_fill(_no_path(lengths) | ~valid, 0.0).amax((1, 2), keepdim=True)

@@ -1,4 +1,4 @@
-"""BAM: a generalised Gaussian of the offset as prior of attention (arXiv 2505.22842)."""
+"""BAM: a generalised Gaussian of the offset as attention prior (arXiv 2505.22842)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ class Bam(PriorEncoding):
 
     bias = -(|p_j - p_i - mu_h| + eps)^beta_h exp(a_h), mu_h = 2 sinh(l_h)          arXiv 2505.22842
 
-    beta 1 is ALiBi, 2 a Gaussian, below 1 a heavy tail, and 0 a head without position. Bare ``bam`` starts as ALiBi
-    and ``bam.linear`` with tails from 0 to 1, as the authors' models. ``bam.gaussian`` keeps beta at 2: a learned
-    Gaussian. ``bam.offset`` is that with a learned place mu where every head looks, for grids of 2 axes.
+    beta 1 is ALiBi, 2 a Gaussian, below 1 heavy-tailed, and 0 a head without position. Bare ``bam`` starts as ALiBi
+    and ``bam.linear`` with tails from 0 to 1, as the authors' models. ``bam.gaussian`` fixes beta to 2: a learned
+    Gaussian. ``bam.offset`` also learns the location mu of the peak of every head, for grids of 2 axes.
+    Computed in `parts/prior.py`.
 
     Args:
         num_heads: heads, h.
-        axes: axes of the grids that it is for; any by default, but needed for train_loc, loc_init and axis_scale.
+        axes: number of grid axes; any by default, but required for train_loc, loc_init and axis_scale.
         shape_init: beta at the start: a number, or 'linear': from 0 to 1 over the heads.
-        train_shape: whether beta learns. What falls below 0 acts as 0.
+        train_shape: whether beta is learned. Values below 0 act as 0.
         scale_init: 'slope': exp(a) are the slopes of ALiBi at the start; a number s: 1 / s.
-        axis_scale: learn a factor per head and axis of the offsets from mu too, all 1 at the start.
-        train_loc: whether mu learns, per head and axis.
+        axis_scale: also learn a factor per head and axis of the offsets from mu, initialised with 1.
+        train_loc: whether mu is learned, per head and axis.
         loc_init: l at the start, on every axis.
-        eps: what is added to the distance.
+        eps: added to the distance.
         wrap: offsets on the torus.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> bias (1, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; a step costs the same.   Cost: 2 h parameters per layer, h more for each axis
-        with train_loc or axis_scale; O(1) per score. A pretrained model does not keep its outputs at the start.
+        with train_loc or axis_scale; O(1) per score. The outputs of a pretrained model change at the start.
     Invariant to: translation, rotation by any angle, flips; translation alone with train_loc or axis_scale.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
     Differs from the reference: two-sided and on grids, equal to the original under a causal mask; beta stays 0 or more.
 
     Example:

@@ -1,4 +1,4 @@
-"""BAM with scalable softmax: logits and prior grow with the number of keys (arXiv 2505.22842)."""
+"""BAM with scalable softmax: logits and prior scale with the number of keys (arXiv 2505.22842)."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from vispe.options import Whole
 
 @register
 class BamSsmax(PriorEncoding, Rotary):
-    """The prior of `bam`, and logits that grow with the logarithm of the number of keys, prior included.
+    """The prior of `bam`, with logits and prior scaled by the logarithm of the number of keys.
 
     logits[h, i, j] = s_h ln(n_i) (q_i . k_j / sqrt(d_h) + prior[h, i, j]), n_i keys of query i   arXiv 2505.22842
 
-    With ``scale_prior=false`` it is ``ssmax+bam``: only the product of queries and keys grows.
-    ``bam_ssmax.linear`` and ``bam_ssmax.gaussian`` have the tails of those of `bam`.
+    With ``scale_prior=false`` it equals ``ssmax+bam``: only the product of queries and keys is scaled.
+    ``bam_ssmax.linear`` and ``bam_ssmax.gaussian`` have the shapes of the presets of `bam`.
 
     Args:
         num_heads: heads, h.
-        scale_prior: whether the prior grows too.
+        scale_prior: whether the prior is scaled too.
         causal: count the keys up to the token itself, for a causal softmax along 1 axis; else all tokens of the
             sample.
-        axes: axes of the grids that it is for; any by default, but needed for train_loc, loc_init and axis_scale.
+        axes: number of grid axes; any by default, but required for train_loc, loc_init and axis_scale.
         shape_init: beta of the prior at the start: a number, or 'linear': from 0 to 1 over the heads.
-        train_shape: whether beta learns. What falls below 0 acts as 0.
+        train_shape: whether beta is learned. Values below 0 act as 0.
         scale_init: 'slope': the prior starts with the slopes of ALiBi; a number s: with 1 / s.
-        axis_scale: learn a factor per head and axis of the offsets too, all 1 at the start.
-        train_loc: whether the place where a head looks learns, per head and axis.
-        loc_init: its parameter at the start, on every axis.
-        eps: what is added to the distance.
+        axis_scale: also learn a factor per head and axis of the offsets, initialised with 1.
+        train_loc: whether the location of the peak is learned, per head and axis.
+        loc_init: its initial value, on every axis.
+        eps: added to the distance.
         wrap: offsets on the torus.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> bias (1, h, n, n) and a factor of queries (1 or b, h, 1 or n, 1); prefix rows and columns
         of the bias are 0, the factor is that of all tokens: prefix tokens have as many keys.
@@ -52,8 +52,8 @@ class BamSsmax(PriorEncoding, Rotary):
     Cost: 3 h parameters per layer, h more for each axis with train_loc or axis_scale; O(1) per score. A pretrained
         model does not keep its outputs at the start.
     Invariant to: translation, rotation by any angle, flips; translation alone with train_loc or axis_scale.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
-    Differs from the reference: that of `bam`; two-sided, the factor is the same for all queries of an image.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
+    Differs from the reference: as `bam`; two-sided: the factor is the same for all queries of an image.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -82,31 +82,31 @@ class BamSsmax(PriorEncoding, Rotary):
         super().__post_init__()
         if self.causal and 1 not in self.ndim:
             raise OptionError(
-                f"causal=True counts keys along 1 axis, got axes={self.axes}, spacing={self.spacing}; leave it out."
+                f"causal=True counts keys along 1 axis, got axes={self.axes}, spacing={self.spacing}. Omit it."
             )
         if self.causal:
             self._accept(1)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the parameters to what the options say; the scales are 1."""
+        """Set the parameters to the values of the options; the scales are 1."""
         super().reset_parameters()
         nn.init.ones_(self.seq_scale)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the factor of queries."""
+        """Return the scaling of queries."""
         self._need_axes(pos)
         return Affine(q_mul=self._factor(pos))
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the prior, scaled as the logits are."""
+        """Return the prior, scaled like the logits."""
         prior = self._prior(pos)
         if not self.scale_prior:
             return prior
         factor = self._factor(pos)[..., 0]
         if self.causal or len(factor) > 1:
             return GatedBias(factor.expand(-1, -1, pos.tokens), None, prior)
-        # one factor for all queries: the prior stays a table
+        # one factor for all queries: the prior remains a table
         return OffsetBias(
             lambda step: factor[0] * self._fall(step),
             pos,

@@ -1,4 +1,4 @@
-"""CoPE: positions count relevant tokens instead of all tokens (arXiv 2405.18719), on lines and grids."""
+"""CoPE: positions that count relevant tokens instead of all tokens (arXiv 2405.18719), on lines and grids."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vispe.options import Spacing, Whole
 
 
 class CountBias(Bias):
-    """``q_i . table[count(i, j)]`` between the two whole numbers next to it; counts are sums of sigmoid(logits).
+    """``q_i . table[count(i, j)]``, interpolated between integer counts; counts are sums of sigmoid(logits).
 
     Args:
         table: (counts, d_h).
-        pos: the positions it is bound to.
-        order: the positions by which keys are nearer or farther.
-        causal: whether only what is before a query counts.
+        pos: positions of the tokens.
+        order: positions that define the distance of keys.
+        causal: whether only keys up to the query count.
     """
 
     __slots__ = ("causal", "order", "table_of_counts")
@@ -35,50 +35,53 @@ class CountBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ."""
+        """True: the bias depends on content."""
         return True
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether all entries are known to be finite."""
         return no_infinity(self.table_of_counts)
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None or ask.scale is None:
-            raise ShapeError("cope counts keys by their logits; pass q, k and scale to dense().")
+            raise ShapeError(
+                "cope counts keys by their logits and needs q, k and scale, got None for one of them. Pass q, k and "
+                "scale to dense()."
+            )
         q, k = ask.pick(ask.q, 1), ask.pick(ask.k, 1)
         gates = (exact_product(q, k.transpose(-1, -2)) * ask.scale).sigmoid()
-        count, seen = count_nearer(gates, self.order, self.causal)
-        most = self.table_of_counts.shape[0] - 1
-        count = count.clamp(max=most)
-        # what the query reads for every whole count, and between two of them a share of both
+        count, valid = count_nearer(gates, self.order, self.causal)
+        last = self.table_of_counts.shape[0] - 1
+        count = count.clamp(max=last)
+        # scores of all integer counts, then linear interpolation between the two nearest
         read = exact_product(q, self.table_of_counts.t())
         below = count.detach().floor()
-        low, high = (read.gather(-1, index.long()) for index in (below, (below + 1).clamp(max=most)))
-        return (low + (high - low) * (count - below)).where(seen, 0.0)
+        low, high = (read.gather(-1, index.long()) for index in (below, (below + 1).clamp(max=last)))
+        return (low + (high - low) * (count - below)).where(valid, 0.0)
 
 
 @register
 class Cope(Biased):
-    """Adds what a query reads for how many relevant patches are nearer than the one it looks at.
+    """Adds a learned score of the query for the number of relevant patches that are nearer than the key.
 
     bias[h, i, j] = q_i . e[count_ij], count_ij = sum over m of sigmoid(q_i . k_m / sqrt(d_h))          arXiv 2405.18719
 
-    The sum is over the patches that are as near to i as j is, or nearer: a patch counts as far as the query cares for
-    it. Between whole counts e is interpolated.
+    The sum is over the patches at most as far from i as j: a patch counts by its relevance to the query. Between
+    integer counts, e is interpolated. Counts are computed in `parts/counts.py`.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        max_pos: vectors in e; larger counts read the last one.
+        max_pos: number of vectors e; larger counts use the last one.
         causal: one axis, looking back, for sequences under a causal mask: the sum is over j <= m <= i, as in the paper.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> bias (b, h, n, n); prefix rows and columns are 0, and prefix tokens do not count.
     New resolution: no resampling needed; larger grids have larger counts. Dropped patches do not count.
     Cost: max_pos d_h parameters per layer, for all heads; keys are sorted once per grid; the bias is made dense for
-        every image. e starts at 0, so a pretrained model starts as it was.
+        every image. e starts at 0, so a pretrained model is unchanged at first.
     Invariant to: translation, rotation by any angle and reflection, when patches keep their content.
     Raises: ShapeError for causal=True on a grid of several axes, or without queries and keys.
     Differs from the reference: the order of keys on grids; logits are those before any rotation.
@@ -110,14 +113,17 @@ class Cope(Biased):
 
     def __post_init__(self) -> None:
         if self.causal and self.spacing is not None:
-            raise OptionError("cope: causal=True counts along one axis, where spacing does nothing.")
+            raise OptionError(
+                "cope: spacing has no effect with causal=True, which counts along one axis, got "
+                f"spacing={list(self.spacing)}. Omit it."
+            )
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
         self.pos_emb = nn.Parameter(torch.zeros(self.max_pos, self._head_width()))
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has vectors of its own."""
+        """True: every layer has its own vectors."""
         return True
 
     def reset_parameters(self) -> None:
@@ -125,7 +131,7 @@ class Cope(Biased):
         nn.init.zeros_(self.pos_emb)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias; what `dense` gives of it depends on queries and keys."""
+        """Return the bias; `dense` depends on queries and keys."""
         if self.causal and pos.axes != 1:
             raise ShapeError(f"cope needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
         self._need_axes(pos)

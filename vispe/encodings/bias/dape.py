@@ -1,4 +1,4 @@
-"""DAPE: a static bias that a small network adapts to the content (arXiv 2405.14722, arXiv 2410.04798)."""
+"""DAPE: a static bias adapted to the content by a small network (arXiv 2405.14722, arXiv 2410.04798)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vispe.options import NotNegative, Shape, Whole
 
 
 class AdaptedBias(Bias):
-    """``a + f([x, a])``, a the bias inside and x the scaled products of queries and keys, of all heads.
+    """``a + f([x, a])``, a the inner bias and x the scaled products of queries and keys, of all heads.
 
     Args:
         inner: the bias a.
         network: f, from (b, 2 h, n, n), x before a, to (b, h, n, n).
-        pos: the positions it is bound to.
+        pos: positions of the tokens.
     """
 
     __slots__ = ("inner", "network")
@@ -38,53 +38,56 @@ class AdaptedBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ."""
+        """True: the bias depends on content."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None or ask.scale is None:
-            raise ShapeError("dape adapts a bias to the logits; pass q, k and scale to dense().")
+            raise ShapeError(
+                "dape adapts a bias to the logits and needs q, k and scale, got None for one of them. Pass q, k and "
+                "scale to dense()."
+            )
         x = exact_product(ask.q, ask.k.transpose(-1, -2)) * ask.scale
         a = self.inner._dense(ask._replace(heads=None)).expand_as(x)
-        # what is closed stays closed, and is no number for a network
+        # -inf (masked) entries are hidden from the network and stay masked
         adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
         pos_q, pos_k = ask.where(self.pos)
-        placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-        return ask.pick(a + adapted.where(placed[:, None], 0.0), 1)
+        valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        return ask.pick(a + adapted.where(valid[:, None], 0.0), 1)
 
 
 @register
 class Dape(Biased):
-    """Adapts another bias to the content: a small network sees it beside the logits, over all heads.
+    """Adapts another bias to the content by a small network over the bias and the logits of all heads.
 
     logits = x + a + f([x, a]), x = q . k / sqrt(d_h), a the other bias          arXiv 2405.14722, arXiv 2410.04798
 
-    version=1: f is Linear(2h, width), LeakyReLU, Linear(width, h), for every pair by itself. version=2: convolutions
-    over the grid of keys in place of the linear maps.
+    version=1: f is Linear(2h, width), LeakyReLU, Linear(width, h), applied per pair. version=2: convolutions
+    over the grid of keys instead of linear maps.
 
     Args:
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        dim: width of the tokens, for biases that need it.
+        dim: width of the tokens, for inner biases that need it.
         depth: blocks of the model, likewise.
         grid: shape of the grid of the model, likewise; with version=2 its number of axes is that of the convolutions (2
             without it).
         inner: the bias a: any spec of kind bias, such as alibi2d, 'alibi2d(slopes=learned)' or rpb+alibi2d.
         version: 1 or 2.
         width: channels between the two layers.
-        kernel: side of the convolutions, odd; version=2 only, 3 by default.
-        causal: one axis, for sequences under a causal mask: convolutions do not see what is later; version=2 only.
-        negative_slope: of the LeakyReLU.
+        kernel: kernel size of the convolutions, odd; version=2 only, 3 by default.
+        causal: one axis, for sequences under a causal mask: convolutions ignore later keys; version=2 only.
+        negative_slope: negative slope of the LeakyReLU.
 
     Shapes: pos (n, axes) -> bias (b, h, n, n); prefix rows and columns are those of `inner`.
     New resolution: as for `inner`.   Cost: 3 h width + width + h parameters per layer (version=2: weights times the
-        entries of a kernel) and those of `inner`; O(n^2 h width) work, and the bias is made dense for every image. The
-        last layer is drawn small, so a model starts near what it is with `inner` alone.
+        entries of a kernel) and those of `inner`; O(n^2 h width) work, and the bias is computed densely for every
+        image. The last layer is initialised with small weights, so a model starts close to `inner` alone.
     Invariant to: what `inner` is invariant to, when patches keep their content; with version=2 nothing exactly.
-    Raises: OptionError where `inner` is no bias; ShapeError for dropped tokens with version=2, and without queries and
-        keys; UnsupportedCombination where `inner` takes the place of the logits.
-    Differs from the reference: two-sided attention and grids; convolutions go over all axes of the keys, where those
-        of the reference go along a sequence (causal=true).
+    Raises: OptionError if `inner` is not a bias; ShapeError for dropped tokens with version=2, and without queries and
+        keys; UnsupportedCombination if `inner` replaces the logits.
+    Differs from the reference: bidirectional attention and grids; convolutions over all axes of the keys, while those
+        of the reference run along a sequence (causal=true).
 
     Example:
         >>> import torch
@@ -118,9 +121,13 @@ class Dape(Biased):
 
     def __post_init__(self) -> None:
         if self.version == 1 and (self.causal or self.kernel is not None):
-            raise OptionError("dape: kernel and causal are about convolutions; say version=2.")
+            raise OptionError(
+                "dape: kernel and causal have no effect with version=1, which has no convolutions. Use version=2."
+            )
         if isinstance(self.inner, Encoding):
-            raise OptionError(f"dape: inner needs a spec, got a finished {self.inner.name}; give its config.")
+            raise OptionError(
+                f"dape: inner needs a spec, got an instance of {self.inner.name}. Pass its config."
+            )
         self.inner = as_text(parse_spec(self.inner))
         facts = {name: getattr(self, name) for name in HOST_FACTS}
         self.adapted = cast("Biased", create_encoding(self.inner, **facts))
@@ -131,14 +138,15 @@ class Dape(Biased):
         others += [e.name for e in parts if e.branched]
         if others:
             raise OptionError(
-                f"dape: inner needs encodings of kind bias alone, got {' + '.join(others)}; say inner=alibi2d."
+                f"dape: inner needs encodings of kind bias only, got {' + '.join(others)}. Use inner=alibi2d."
             )
         axes = {a for a in (1, 2, 3) if all(a in e.ndim for e in parts)}
         if self.version == 2:
             axes &= {1 if self.causal else 2 if self.grid is None else len(self.grid)}
         if not axes:
             raise OptionError(
-                f"dape: inner={self.inner} has not the axes that were asked; choose another one."
+                f"dape: inner={self.inner} does not support the requested axes or version={self.version}. Use "
+                f"another inner."
             )
         self._accept(*sorted(axes))
         vars(self)["extrapolates"] = all(e.extrapolates for e in parts)
@@ -165,52 +173,52 @@ class Dape(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a network of its own."""
+        """True: every layer has its own a network."""
         return True
 
     def reset_parameters(self) -> None:
-        """Initialise the bias inside, and the network: its last layer small."""
+        """Initialise the inner bias and the network, whose last layer gets small weights."""
         self.adapted.reset_parameters()
         self._start()
 
     def active(self, layer: int) -> bool:
-        """Whether the bias inside does anything in block `layer`."""
+        """Whether the inner bias has an effect in block `layer`."""
         return self.adapted.active(layer)
 
     def truncate(self, depth: int) -> None:
-        """Drop what belongs to blocks from `depth` on."""
+        """Drop the parameters of blocks from `depth` on."""
         self.adapted.truncate(depth)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Rename entries of released checkpoints for the bias inside."""
-        self.adapted.adopt(state_dict, beside, f"{own}adapted.")
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename entries of released checkpoints for the inner bias."""
+        self.adapted.adopt(state_dict, parent_prefix, f"{prefix}adapted.")
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Return the positions with the draws of the bias inside."""
+        """Return the positions with the draws of the inner bias."""
         return self.adapted.prepare(pos, generator, draws)
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
-        """Return the value term of the bias inside."""
+        """Return the value term of the inner bias."""
         return self.adapted.value_term(pos, layer)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias; what `dense` gives of it depends on queries and keys."""
+        """Return the bias; `dense` depends on queries and keys."""
         self._need_axes(pos)
         inner = self.adapted.bias(pos, layer, x)
         if inner is None:
             return None
         if inner.whole:
             raise UnsupportedCombination(
-                f"dape adapts a bias, but {self.inner} takes the place of the logits; choose another inner."
+                f"dape adapts a bias, but {self.inner} replaces the logits. Use another inner."
             )
         if self.version == 1:
             return AdaptedBias(inner, self._pairs, pos)
-        grid = self._need_grid(pos, "version=1 takes any positions")
+        grid = self._need_grid(pos, "Use version=1 for other positions.")
         if pos.index is not None:
             raise ShapeError(
-                "dape with version=2 convolves over all keys of a grid, but some have been dropped; say version=1."
+                "dape with version=2 convolves over all keys of a grid, but some have been dropped. Use version=1."
             )
         return AdaptedBias(inner, lambda both: self._convolve(both, grid.prefix, grid.shape), pos)
 
@@ -221,9 +229,9 @@ class Dape(Biased):
         both = both[..., prefix:, prefix:]
         if self.causal:
             both = both.tril()
-        # each query has a picture of its keys, of 2 h channels
+        # (b, 2 h, n, n) -> (b n, 2 h, *grid): each query has an image of its keys
         b, _, n, _ = both.shape
-        pictures = both.transpose(1, 2).reshape(b * n, -1, *shape)
-        pictures = self.mlp2(pictures)
-        made = pictures.reshape(b, n, -1, n).transpose(1, 2)
-        return F.pad(made, (prefix, 0, prefix, 0))
+        maps = both.transpose(1, 2).reshape(b * n, -1, *shape)
+        maps = self.mlp2(maps)
+        adapted = maps.reshape(b, n, -1, n).transpose(1, 2)
+        return F.pad(adapted, (prefix, 0, prefix, 0))

@@ -1,4 +1,4 @@
-"""Disentangled attention of DeBERTa: what is here meets how far away it is, and the other way round."""
+"""Disentangled attention of DeBERTa: content-to-position and position-to-content terms (arXiv 2006.03654)."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from vispe.options import Axes, Limits, NotNegative, Whole
 
 @register
 class Deberta(Biased, Rotary):
-    """Queries meet keys made of relative positions, and keys meet queries made of relative positions.
+    """Adds products of queries with relative-position keys, and of keys with relative-position queries.
 
     logits[i, j] = scale * (q_i . k_j + q_i . K(p_i - p_j) + k_j . Q(p_i - p_j))          arXiv 2006.03654, section 3.1
 
-    K and Q are projections of one table of embeddings, whose rows are buckets of offsets: each to half of
-    position_buckets, logarithmic beyond. On several axes embeddings of both offsets are added.
+    K and Q are projections of one table of embeddings, whose rows are buckets of offsets: one per offset up to half of
+    position_buckets, logarithmic beyond. On several axes, the embeddings of all offsets are added.
 
     Args:
         dim: width of the tokens, d; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         terms: 'c2p' (the one with K), 'p2c' (the one with Q) or 'both'.
-        share_att_key: project with the layers that make queries and keys, which `tie` has to be given, in place of own
-            ones.
+        share_att_key: project with the query and key layers of the attention, passed to `tie`, instead of separate
+            projections.
         position_buckets: buckets to each side; None: one for each offset up to max_relative_positions.
-        max_relative_positions: where offsets begin to share the last bucket, in patches.
-        rescale: divide all terms, q_i . k_j too, by the square root of their number, as the authors do.
-        std: standard deviation of the projections at first; 0: nothing changes, and the embeddings learn from the
-            second step on.
+        max_relative_positions: offset from which on the last bucket is shared, in patches.
+        rescale: divide all terms, including q_i . k_j, by the square root of their number, as the authors do.
+        std: initial standard deviation of the projections; 0: a pretrained model is unchanged, and embeddings learn
+            from the second step on.
         grid: shape of the token grid, supplied by the host.
         axes: number of axes; by default that of `grid`, or 2.
 
-    Presets: ``deberta.scratch`` rescales and draws the projections, for models that are trained from scratch.
+    Presets: ``deberta.scratch`` rescales and draws the projections, for training from scratch.
 
-    Shapes: pos of a grid -> bias (b, h, n, n); rel_embeddings (axes * 2 span, d), with span the buckets to each side;
+    Shapes: pos of a grid -> bias (b, h, n, n); rel_embeddings (axes * 2 span, d), with span the buckets per side;
         pos_key_proj and pos_query_proj d to d. Prefix rows and columns are 0; prefix tokens are not rescaled.
     New resolution: no resampling needed; far offsets share the outer bucket.
     Cost: 2 span d axes + 2 d^2 parameters per layer; on grids of 2 axes b h n (gh + gw + 4 span) d_h, else a gather of
@@ -58,8 +58,8 @@ class Deberta(Biased, Rotary):
     Invariant to: translation, at equal queries and keys.
     Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for buckets that do not fit;
         UnsupportedCombination for share_att_key without `tie`.
-    Differs from the reference: several axes; embeddings of each layer are its own and have no norm; buckets for
-        images are fewer; rescale is off and projections start at 0, so that a trained model stays what it is.
+    Differs from the reference: several axes; embeddings are per layer and have no norm; buckets for
+        images are fewer; rescale is off and projections start at 0, so that a pretrained model is unchanged at first.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -97,12 +97,14 @@ class Deberta(Biased, Rotary):
         buckets, most = self.position_buckets, self.max_relative_positions
         if buckets is not None and most <= buckets // 2 + 1:
             raise OptionError(
-                f"deberta needs max_relative_positions above position_buckets / 2 + 1 = {buckets // 2 + 1}, where "
-                f"buckets become wider, got {most}; or position_buckets=null for one bucket for each offset."
+                f"deberta needs max_relative_positions above position_buckets / 2 + 1 = {buckets // 2 + 1}, got "
+                f"{most}. "
+                "Increase it, or use position_buckets=null for one bucket per offset."
             )
         if self.share_att_key and self.std:
             raise OptionError(
-                f"std={self.std:g} is about own projections, which share_att_key=True does not have; leave one out."
+                f"std={self.std:g} has no effect with share_att_key=True, which has no separate projections. Omit "
+                f"one of them."
             )
         self.span = buckets or most
         self.rel_embeddings = nn.Parameter(torch.empty(self.ndim[0] * 2 * self.span, self.dim))
@@ -113,7 +115,7 @@ class Deberta(Biased, Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has embeddings and projections of its own."""
+        """True: every layer has its own embeddings and projections."""
         return True
 
     def reset_parameters(self) -> None:
@@ -125,39 +127,39 @@ class Deberta(Biased, Rotary):
                 nn.init.zeros_(layer.bias)
 
     def tie(self, attention: nn.Module) -> None:
-        """Project with the layers of `attention` that make queries and keys: `qkv`, or `q_proj` and `k_proj`.
+        """Share the query and key projections of `attention`: `qkv`, or `q_proj` and `k_proj`.
 
-        The layers are looked up in each forward pass, so that adapters and quantised layers that replace them count.
+        The layers are looked up in each forward pass, so that adapters and quantised replacements are used.
         """
-        wanted = (3 if getattr(attention, "qkv", None) is not None else 1) * self.inner
+        out_features = (3 if getattr(attention, "qkv", None) is not None else 1) * self.inner
         for layer in self._layers(attention):
             if (getattr(layer, "in_features", None), getattr(layer, "out_features", None)) != (
                 self.dim,
-                wanted,
+                out_features,
             ):
                 raise UnsupportedCombination(
                     f"{type(attention).__name__} has no linear layers qkv, or q_proj and k_proj, from {self.dim} to "
-                    f"{wanted} channels that deberta could share; leave share_att_key out."
+                    f"{out_features} channels for deberta to share. Omit share_att_key."
                 )
-        # not as a submodule: it holds this encoding
+        # not as a submodule: it contains this encoding
         vars(self)["_tied"] = attention
 
     @staticmethod
     def _layers(attention: nn.Module) -> tuple[Any, Any]:
-        """Return the layers that make queries and keys."""
+        """Return the projections of queries and keys."""
         fused = getattr(attention, "qkv", None)
         if fused is not None:
             return fused, fused
         return getattr(attention, "q_proj", None), getattr(attention, "k_proj", None)
 
     def buckets(self, offset: Tensor) -> Tensor:
-        """Return the bucket of whole offsets, int64, from -span on."""
+        """Return the bucket of integer offsets, int64, from -span on."""
         if self.position_buckets is None:
             return offset
         return log_bucket(offset, self.position_buckets, self.max_relative_positions)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return what rescales the queries of patches, or the identity."""
+        """Return the rescaling of the queries of patches, or the identity."""
         self._need_axes(pos)
         if not self.rescale:
             return Transform()
@@ -173,14 +175,14 @@ class Deberta(Biased, Rotary):
             return (self.buckets(offset) + self.span).clamp(0, 2 * self.span - 1)
 
         key = (self.name, self.position_buckets, self.max_relative_positions)
-        found: list[Bias] = []
+        terms: list[Bias] = []
         sides: tuple[tuple[str, Dot], ...] = (("c2p", "query"), ("p2c", "key"))
         for term, dot in sides:
             if self.terms in (term, "both"):
-                found += read_by_axis(
+                terms += read_by_axis(
                     pos, grid, key, self._tables("key" if term == "c2p" else "query"), rows, dot
                 )
-        return SumBias(found) if len(found) > 1 else found[0]
+        return SumBias(terms) if len(terms) > 1 else terms[0]
 
     @property
     def _factor(self) -> float:
@@ -191,7 +193,7 @@ class Deberta(Biased, Rotary):
         """Return the projected embeddings of each axis, (h, 2 span, d_h)."""
         made, bias = self._projected(side)
         parts = list(made.split(2 * self.span))
-        if bias is not None:  # once, however many axes there are
+        if bias is not None:  # only once for all axes
             parts[0] = parts[0] + bias
         return [(p * self._factor).unflatten(1, (self.num_heads, -1)).transpose(0, 1) for p in parts]
 
@@ -203,18 +205,18 @@ class Deberta(Biased, Rotary):
         tied = vars(self).get("_tied")
         if tied is None:
             raise UnsupportedCombination(
-                "deberta with share_att_key=True projects with the layers of its attention, which it was not given; "
-                "call its tie(attention), or leave share_att_key out."
+                "deberta with share_att_key=True needs the attention whose projections it shares, got none. Call "
+                "tie(attention), or omit share_att_key."
             )
         layer = self._layers(tied)[side == "key"]
-        # a fused layer has the rows of queries, then those of keys
+        # a fused layer has the rows of queries first, then those of keys
         start = self.inner if layer.out_features > self.inner and side == "key" else 0
         rows = slice(start, start + self.inner)
         # torchao keeps the class of a layer and quantises its weight, which has no rows to select
         if type(layer) is nn.Linear and not is_traceable_wrapper_subclass(layer.weight):
             bias = None if layer.bias is None else at_least_float32(layer.bias[rows])
             return exact_product(self.rel_embeddings, layer.weight[rows].t()), bias
-        # an adapter or a quantised layer is called instead, and its bias is its output for an input of 0
+        # adapters and quantised layers have no single weight: call the layer; its bias is the output for 0
         with no_autocast(self.rel_embeddings.device):
             table = torch.cat([self.rel_embeddings, torch.zeros_like(self.rel_embeddings[:1])])
             made = at_least_float32(layer(table)[:, rows])

@@ -1,4 +1,4 @@
-"""Decomposed relative positions of SAM, ViTDet and MViTv2: a table of vectors for each axis that queries meet."""
+"""Decomposed relative positions of SAM, ViTDet and MViTv2: a vector table per axis, multiplied with queries."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ TABLES = ("rel_pos_t", "rel_pos_h", "rel_pos_w")
 
 @register
 class Decomposed(Biased):
-    """Queries meet a learned vector for how many rows away a key is, and another for how many columns.
+    """Adds products of the query with a learned vector for the row offset and one for the column offset of the key.
 
     logits[i, j] += q_i . (Rh(y_i - y_j) + Rw(x_i - x_j))          arXiv 2112.01526, section 4.1; arXiv 2304.02643
 
-    Entries `rel_pos_h` and `rel_pos_w` (on 3 axes `rel_pos_t`) of released attention layers load under their own names.
+    Entries `rel_pos_h` and `rel_pos_w` (on 3 axes `rel_pos_t`) of released attention layers load unchanged.
 
     Args:
         dim: width of the tokens; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
-        window: shape of the grid that the tables are for; `grid` by default.
+        window: grid shape of the tables; `grid` by default.
         scaled: whether the term is multiplied by the scale of the logits, as in BoTNet; not in SAM and MViTv2.
         shared: one table for all heads instead of one per head.
-        std: standard deviation of the truncated normal initialisation; 0: nothing changes at first.
+        std: standard deviation of the truncated normal initialisation; 0: a pretrained model is unchanged at first.
 
     Presets: ``decomposed.sam`` is the default; ``decomposed.mvitv2`` draws the tables as MViTv2 does.
 
     Shapes: pos of a grid -> bias (b, h, n, n); tables (2 n_a - 1, d_h), h times as wide unless `shared`. Prefix rows
         and columns are 0.
-    New resolution: tables are stretched in each forward, by linear interpolation; parameters stay as they are.
+    New resolution: tables are stretched in each forward, by linear interpolation; parameters are unchanged.
     Cost: sum(2 n_a - 1) d_h parameters per layer; on grids of 2 axes b h n (gh + gw) d_h, else a gather of n x n for
         each axis.
     Invariant to: translation, at equal queries.
     Raises: ShapeError if `pos` is not of a grid with as many axes as there are tables.
-    Differs from the reference: windows are the whole grid; queries and keys are on one grid, not on a pooled one; a
+    Differs from the reference: the window is the full grid; queries and keys share a grid, without pooling; a
         stretched table keeps its gradient and its parameter.
 
     Example:
@@ -90,7 +90,7 @@ class Decomposed(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has tables of its own."""
+        """True: every layer has its own tables."""
         return True
 
     def reset_parameters(self) -> None:
@@ -98,20 +98,20 @@ class Decomposed(Biased):
         for table in self.parameters():
             nn.init.trunc_normal_(table, std=self.std) if self.std else nn.init.zeros_(table)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the tables that released checkpoints keep on the attention layer."""
-        take(state_dict, beside, own, {name: name for name in self.names})
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename the tables of released checkpoints from the attention layer."""
+        take(state_dict, parent_prefix, prefix, {name: name for name in self.names})
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Stretch tables of another grid as `bias` would read them."""
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Resample tables of another grid, as `bias` does."""
         for axis, name in enumerate(self.names if self.window is None else ()):
-            table = state_dict.get(own + name)
+            table = state_dict.get(prefix + name)
             if table is None or table.ndim != 2:
                 continue
             known = None if grid is None or len(grid) != len(self.grid) else (grid[axis],)
             ours = self.grid[axis]
-            if trained_grid(own + name, known, len(table), (ours,), lambda g: 2 * g[0] - 1) != (ours,):
-                state_dict[own + name] = stretched(table, ours).to(table.dtype)
+            if trained_grid(prefix + name, known, len(table), (ours,), lambda g: 2 * g[0] - 1) != (ours,):
+                state_dict[prefix + name] = stretched(table, ours).to(table.dtype)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias of block `layer`."""

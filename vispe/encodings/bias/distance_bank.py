@@ -1,4 +1,4 @@
-"""A bank of functions of distance that every token mixes for itself (Inkling, as in x-transformers), also on grids."""
+"""Distance bank: every token mixes functions of distance from a shared bank (Inkling, as in x-transformers)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from vispe.options import Shape, Spacing, Whole
 
 @register
 class DistanceBank(Biased):
-    """Adds a learned function of distance to the attention logits, which every patch mixes from a small bank.
+    """Adds a learned function of distance to the logits, mixed per patch from a small bank.
 
     bias[h, i, j] = sum_r (W x_i + c)[h, r] * bank[r, d(i, j)], 0 from max_dist on          x-transformers
 
-    d is the distance in whole steps, rounded.
+    d is the distance, rounded to integers.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         grid: shape of the grid of the model; only the number of its axes is used, by over='offset' (2 without it).
-        basis: functions in the bank, r; all heads share them.
-        max_dist: distances (per axis with over='offset') that the bank reaches, from 0 on.
+        basis: number of functions in the bank, r, shared by all heads.
+        max_dist: number of distances (per axis with over='offset') covered by the bank, from 0 on.
         over: 'distance', or 'offset': a bank over vectors from key to query, (2 max_dist - 1)^axes of them.
-        causal: one axis, looking back: d = i - j, and 0 for what is later; as the released language models.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        causal: one axis, looking back: d = i - j, and 0 for later keys; as the released language models.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes), x (b, n, d) -> bias (b, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; a step reads the same entry.   Cost: h r (d + 1) + r max_dist parameters per
-        layer; the bias is made dense for every image.
+        layer; the bias is computed densely for every image.
     Invariant to: translation; rotation by any angle and reflection, when patches keep their content; only translation
         with over='offset'.
     Raises: ShapeError without the tokens x, for causal=True on a grid of several axes.
@@ -73,7 +73,7 @@ class DistanceBank(Biased):
     def __post_init__(self) -> None:
         if self.causal and self.over == "offset":
             raise OptionError(
-                "distance_bank: causal=True looks back along one axis; leave over='offset' out."
+                "distance_bank: over='offset' has no effect with causal=True, which looks back along one axis. Omit it."
             )
         entries = self.max_dist
         if self.causal:
@@ -94,7 +94,7 @@ class DistanceBank(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a bank of its own."""
+        """True: every layer has its own a bank."""
         return True
 
     def reset_parameters(self) -> None:
@@ -108,18 +108,18 @@ class DistanceBank(Biased):
             raise ShapeError(f"distance_bank needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
         self._need_axes(pos)
         if x is None:
-            raise ShapeError("distance_bank reads the tokens; pass x (b, n, d) to bias().")
+            raise ShapeError("distance_bank reads the tokens. Pass x (b, n, d) to bias().")
         spaced = pos if self.spacing is None else pos.spaced(self.spacing)
         key = ("distance bank", self.over, self.causal, self.max_dist)
         buckets = spaced.remember(key, lambda: self._buckets(spaced))
         gates = self.gates(x)
         content = gates.reshape(*gates.shape[:2], self.num_heads, self.basis).transpose(1, 2)
-        # the last bucket is for what the bank does not reach
+        # the last bucket is for distances beyond the bank
         bank = nn.functional.pad(at_least_float32(self.distance_bank), (0, 1)).t()[None]
         return ContextBias(bank, buckets, "query", scaled=False, pos=pos, content=content)
 
     def _buckets(self, pos: Positions) -> Tensor:
-        """Return which entry of the bank each pair reads, (b or 1, n, n) int64."""
+        """Return the index into the bank of each pair, (b or 1, n, n) int64."""
         coords, reach = pos.coords.detach(), self.max_dist
         near = pos.spatial[:, :, None] & pos.spatial[:, None]
         if self.over == "offset":

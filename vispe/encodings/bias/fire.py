@@ -1,4 +1,4 @@
-"""FIRE: a small network reads the distance, relative to the largest one (arXiv 2310.04418)."""
+"""FIRE: a small network of the distance relative to the largest distance (arXiv 2310.04418)."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from vispe.options import NotNegative, Positive, Shape, Whole
 
 @register
 class Fire(RadialEncoding):
-    """A small network turns the distance, as a share of the largest one, into a number per head for the logits.
+    """A small network maps the distance, as a fraction of the largest one, to a bias per head.
 
     bias[h] = W2 relu(W1 r + b1) + b2, r = psi(d) / (psi(max(L, D)) + eps), psi(x) = ln(1 + |c x|)     arXiv 2310.04418
 
-    D is the largest distance of the grid, so r spans 0 to 1 at every resolution; below L it is held at L, so that small
-    crops keep the scale of patches. W2 starts small and b2 at 0: a pretrained model nearly keeps its outputs. The
-    hidden units switch on at places spread evenly over r. ``fire.causal`` is the form of the paper.
+    D is the largest distance of the grid, so r spans 0 to 1 at every resolution; below L it is replaced by L, so that
+    small crops keep the scale of patches. W2 starts small and b2 at 0: a pretrained model is nearly unchanged at first.
+    The kinks of the hidden units are spread evenly over r. ``fire.causal`` is the form of the paper.
 
     Args:
         num_heads: heads, h.
         grid: shape of the token grid at the training resolution, supplied by the host, for `threshold`.
         hidden: width of the hidden layer.
-        threshold: L, in units of the spacing; by default half the largest distance of `grid`, 0 (D alone
-            counts) where that is not known, and 512 with `causal`.
-        init_c: c at the start.
-        causal: the original for causal sequences: D is the position of the query, and L learns, by a factor. 1 axis.
-        eps: what is added to the divisor.
+        threshold: L, in units of the spacing; by default half the largest distance of `grid`, 0 (only D
+            counts) if that is unknown, and 512 with `causal`.
+        init_c: initial value of c.
+        causal: the original for causal sequences: D is the position of the query, and L has a learned factor. 1 axis.
+        eps: added to the divisor.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> bias (1, h, n, n); prefix rows and columns are 0.
-    New resolution: no resampling needed; the bias stretches with the grid, above L.
+    New resolution: no resampling needed; the bias scales with the grid, above L.
     Cost: hidden (h + 2) + h + 1 parameters per layer; the network runs once per distance, O(1) per score. With `causal`
         it runs for every pair of tokens.
     Invariant to: translation, rotation by 90 degrees and flips; by any angle while the largest distance is the same.
         Not with `causal`.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
-    Differs from the reference: D of grids; there L is fixed, since one D for all queries is either above or below it;
-        the start of the network.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
+    Differs from the reference: D of grids, with L fixed, since the same D of all queries is either above or below it;
+        the initialisation of the network.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -80,7 +80,8 @@ class Fire(RadialEncoding):
         super().__post_init__()
         if self.causal and (self.metric != "euclidean" or self.wrap or self.spacing is not None):
             raise OptionError(
-                "causal=True counts steps back along one axis; metric, wrap and spacing do nothing then."
+                "metric, wrap and spacing have no effect with causal=True, which counts steps back along one axis. "
+                "Omit them."
             )
         if self.causal:
             self._accept(1)
@@ -93,7 +94,7 @@ class Fire(RadialEncoding):
         self.reset_parameters()
 
     def _length(self) -> float:
-        """Return the threshold that the options say."""
+        """Return the threshold according to the options."""
         if self.threshold is not None or self.causal:
             return 512.0 if self.threshold is None else self.threshold
         if self.grid is None:
@@ -107,14 +108,14 @@ class Fire(RadialEncoding):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a network of its own."""
+        """True: every layer has its own a network."""
         return True
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Spread the hidden units over the shares from 0 to 1; draw the outputs with standard deviation 0.02."""
+        """Spread the kinks of the hidden units over [0, 1]; draw the output weights with standard deviation 0.02."""
         weight, bias = self.mlp.get_parameter("0.weight"), self.mlp.get_parameter("0.bias")
-        # each unit is off at distance 0 and on at the largest, so that all learn
+        # each unit is inactive at distance 0 and active at the largest, so that all units learn
         nn.init.uniform_(weight, 0.5, 1.5)
         hinge = torch.arange(self.hidden, device=weight.device, dtype=weight.dtype) / self.hidden
         bias.copy_(-weight[:, 0] * hinge)
@@ -127,26 +128,28 @@ class Fire(RadialEncoding):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias, the same for every block that has this network."""
         self._need_axes(pos)
-        placed = pos.spatial[:, :, None] & pos.spatial[:, None]
+        valid = pos.spatial[:, :, None] & pos.spatial[:, None]
         if self.causal:
-            place = pos.coords[..., 0]
-            distance, reach = (place[:, :, None] - place[:, None]).abs(), place[..., None].abs()
-            return DenseBias(self._values(distance, reach).masked_fill(~placed[:, None], 0.0), pos)
-        apart = pos if self.spacing is None else pos.spaced(self.spacing)
-        reach = self._reach(apart)
+            coord = pos.coords[..., 0]
+            distance, reach = (coord[:, :, None] - coord[:, None]).abs(), coord[..., None].abs()
+            return DenseBias(self._values(distance, reach).masked_fill(~valid[:, None], 0.0), pos)
+        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        reach = self._reach(spaced)
         if len(reach) == 1:
             return self._radial(lambda d: self._values(d[None], reach[:, None])[0], pos)
-        # samples of several sizes: shares of different distances
-        distance = distances(apart, apart, self.metric, self.wrap, "none")
+        # samples of several sizes: fractions of different distances
+        distance = distances(spaced, spaced, self.metric, self.wrap, "none")
         values = self._values(distance, reach[:, None, None])
-        return DenseBias(values.masked_fill(~placed[:, None], 0.0), pos)
+        return DenseBias(values.masked_fill(~valid[:, None], 0.0), pos)
 
     def _values(self, distance: Tensor, reach: Tensor) -> Tensor:
-        """Return what the network makes of distances (b, ...) up to `reach`, (b, h, ...)."""
-        c = at_least_float32(self.c)[None]  # with an axis, float64 counts
+        """Return the bias (b, h, ...) of distances (b, ...) up to `reach`."""
+        c = at_least_float32(self.c)[None]  # with an axis, so that float64 takes part in type promotion
         length = reach.new_tensor(self.length)
         if self.L_multiplier is not None:
             length = (at_least_float32(self.L_multiplier)[None] * length).abs()
-        # where a distance is 0, so is its share
-        share = (c * distance).abs().log1p() / ((c * torch.maximum(length, reach)).abs().log1p() + self.eps)
-        return self.mlp(share[..., None]).movedim(-1, 1)
+        # a distance of 0 gives a fraction of 0
+        fraction = (c * distance).abs().log1p() / (
+            (c * torch.maximum(length, reach)).abs().log1p() + self.eps
+        )
+        return self.mlp(fraction[..., None]).movedim(-1, 1)

@@ -1,4 +1,4 @@
-"""FoX: attention forgets at the rate that the tokens on the way say (arXiv 2503.02130), on lines and on images."""
+"""FoX: forget gates of the tokens on the path reduce attention (arXiv 2503.02130), on lines and images."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from vispe.options import Positive
 
 @register
 class Fox(PathBias):
-    """Attention falls off with what the patches on the way say: each has a gate that lets pass or forgets.
+    """Attention falls off with the forget gates of the patches on the path, computed from their content.
 
-    bias[h, i, j] = scale * sum over patches m on the way of log sigmoid(w_h . x_m + c_h)          arXiv 2503.02130
+    bias[h, i, j] = scale * sum over patches m on the path of log sigmoid(w_h . x_m + c_h)          arXiv 2503.02130
 
-    On an image the way is the mean of the two L-shaped ones, along the row first or down the column first; a way has
-    half of the gates at its two ends. So every patch reads its own row and its own column, and no n x n tensor is
-    needed.
+    On an image, the path is the mean of the two L-shaped ones, along the row first or down the column first; the gates
+    of its two end points count by half. So every patch reads its own row and column, and no n x n tensor is
+    needed. Computed in `parts/paths.py`.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
-        causal: one axis, looking back, for sequences under a causal mask: the sum is over j < m <= i, and what is later
-            has to be masked by the caller.
+        causal: one axis, looking back, for sequences under a causal mask: the sum is over j < m <= i, and later keys
+            must be masked by the caller.
         shared: one gate for steps in all directions; otherwise two, along rows and down columns, and on one axis, as
-            in the reference, looking back (over j < m <= i) and ahead (over i < m <= j).
-        gate_bias: start of c; with 5 a step costs 0.007, so a pretrained model starts near what it was.
+            in the reference, backward (over j < m <= i) and forward (over i < m <= j).
+        gate_bias: start of c; with 5 a step costs 0.007, so a pretrained model is nearly unchanged at first.
         scale: factor of the sum.
 
     Shapes: pos of a grid (n, 1 or 2), x (b, n, d) -> bias (b, h, n, n); prefix rows and columns are 0.
-    New resolution: no resampling needed; a patch costs what it says. Dropped patches cost nothing.
+    New resolution: no resampling needed; gates depend on the patches only. Dropped patches cost nothing.
     Cost: h (d + 1) parameters per layer; O(n (gh + gw)) numbers per head on an image, O(n) on a line.
     Invariant to: translation, rotation by 90 degrees and flips, when patches keep their content; not with shared=false.
-    Raises: ShapeError without the tokens x, for tokens of no grid, and for causal=True on an image.
-    Differs from the reference: one gate for both directions unless shared=false, half of the gates at the ends; images.
+    Raises: ShapeError without the tokens x, for tokens without a grid, and for causal=True on an image.
+    Differs from the reference: one gate for both directions unless shared=false, half of the gates at the end points;
+        images.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""A Gaussian around each patch on the attention logits: NACLIP's prior (arXiv 2404.08181)."""
+"""NACLIP's prior: a Gaussian of the distance added to the attention logits (arXiv 2404.08181)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class GaussianBias(Bias):
         sigma: standard deviation, in units of the spacing.
         amplitude: the value at distance 0.
         wrap: distances on the torus.
-        spacing: distance between neighbouring cells per axis, in place of that of the positions.
-        pos: the positions it is bound to.
+        spacing: distance between neighbouring cells per axis, instead of that of the positions.
+        pos: positions of the tokens.
     """
 
     __slots__ = ("amplitude", "sigma", "spacing", "wrap")
@@ -39,31 +39,31 @@ class GaussianBias(Bias):
 
     @property
     def invariant(self) -> bool:
-        """Whether it depends on offsets alone: yes."""
+        """True: the bias depends on offsets only."""
         return True
 
     @property
     def per_head(self) -> bool:
-        """Whether heads differ: no."""
+        """False: heads share the bias."""
         return False
 
     @property
     def key(self) -> Hashable | None:
-        """What equal biases have in common, or None while positions need gradients."""
+        """Cache key of equal biases, or None if positions need gradients."""
         free = self.pos is None or self.pos.static
         return ("gaussian", self.sigma, self.amplitude, self.wrap, self.spacing) if free else None
 
     @property
     def finite(self) -> bool:
-        """Whether no entry is infinite: none is."""
+        """True: no entry is infinite."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
         spacing = self.spacing
         pos_q, pos_k = (p if spacing is None else p.spaced(spacing) for p in ask.where(self.pos))
         squared = distances(pos_q, pos_k, SQUARED, self.wrap, "none")
-        placed = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-        return self._profile(squared).masked_fill(~placed, 0.0)[:, None]
+        valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        return self._profile(squared).masked_fill(~valid, 0.0)[:, None]
 
     def table(self, grid: Grid) -> Tensor:
         """Return the bias of every offset of a grid, (1, 2 h - 1, 2 w - 1)."""
@@ -80,26 +80,26 @@ SQUARED: Metric = "squared"
 
 @register
 class Gaussian2D(Biased):
-    """Attention to the neighbourhood of a patch is raised by a Gaussian of the distance.
+    """Raises attention to the neighbourhood of a patch by a Gaussian of the distance.
 
     bias[i, j] = amplitude * exp(-|p_i - p_j|^2 / (2 sigma^2))          arXiv 2404.08181, section 3
 
-    ``gaussian2d.naclip`` is the published setting for segmentation without training: sigma 5, on the last block.
+    ``gaussian2d.naclip`` is the published setting for training-free segmentation: sigma 5, on the last block.
 
     Args:
         sigma: standard deviation, in units of the spacing (patches by default).
-        amplitude: the value at distance 0, which the far field lacks; negative values push attention outwards.
+        amplitude: the value at distance 0; it decays to 0. Negative values push attention outwards.
         wrap: distances on the torus: per axis min(d, n - d).
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         layers: blocks that have the bias; negative numbers count from the last, which needs `depth`; all by default.
         depth: blocks of the model, supplied by the host.
 
     Shapes: pos (n, 2) -> bias (1, 1, n, n), the same for all heads; prefix rows and columns are 0.
     New resolution: no resampling needed; sigma stays in patches.   Cost: no parameters, O(1) per score.
     Invariant to: translation (on the torus with wrap); rotation by 90 degrees and flips of a square grid.
-    Raises: ShapeError if `pos` is not 2-axis; OptionError for options that do not fit together.
-    Differs from the reference: that of NACLIP also replaces queries by keys and drops the residual and MLP of the
-        last block; this is its bias alone, which works in every model.
+    Raises: ShapeError if `pos` is not 2-axis; OptionError for incompatible options.
+    Differs from the reference: NACLIP also replaces queries by keys and drops the residual and MLP of the
+        last block; this is only its bias, which works in every model.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -129,7 +129,7 @@ class Gaussian2D(Biased):
         depth, layers = self.depth, self.layers or ()
         if depth is None and any(i < 0 for i in layers):
             raise OptionError(
-                f"layers={list(layers)} counts from the last block; say depth, the number of blocks."
+                f"layers={list(layers)} counts from the last block and needs depth, got None. Pass depth."
             )
         outside = [i for i in layers if depth is not None and not -depth <= i < depth]
         if outside:
@@ -140,7 +140,7 @@ class Gaussian2D(Biased):
         return self.layers is None or layer in [i + (self.depth or 0) if i < 0 else i for i in self.layers]
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias of block `layer`; None where `layers` leaves it out."""
+        """Return the bias of block `layer`; None if `layers` excludes it."""
         self._need_axes(pos)
         if not self.active(layer):
             return None

@@ -1,4 +1,4 @@
-"""GPSA of ConViT: each head mixes attention to places, a convolution at first, with attention to content."""
+"""GPSA of ConViT: gated mixture of positional attention, initialised as a convolution, and content attention."""
 
 from __future__ import annotations
 
@@ -30,31 +30,32 @@ class GPSA(Biased):
 
     weights = (1 - s_h) softmax(q_i . k_j / sqrt(d_h)) + s_h softmax(w_h . (dx, dy, dx^2 + dy^2) + c_h)
 
-    arXiv 2103.10697, section 4; (dx, dy) leads from the query to the key, s = sigmoid(gating).
+    arXiv 2103.10697, section 4; (dx, dy) is the offset from the query to the key, s = sigmoid(gating).
 
     Args:
         num_heads: heads, h.
         axes: number of axes; w_h has one number for each, the last axis first, and one for the square.
         depth: blocks of the model, supplied by the host, to check `layers`.
-        local_init: the first k^axes heads start at the offsets of a convolution of k^axes cells, with the largest k
-            that they suffice for; the other heads, and all without it, start at random near even attention.
-        locality_strength: how sharply the heads look there at first: their logits are multiplied by it.
-        gating: of all heads at first; a low number, such as -8, leaves a pretrained model nearly as it is. Under
-            class-token pooling that of the last block gets no gradient: only its class row is read, which has no place.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        local_init: the first k^axes heads start at the offsets of a convolution of k^axes cells, with the largest
+            possible k; the other heads, and all heads without it, start at random near uniform attention.
+        locality_strength: initial sharpness of these heads: factor of their logits.
+        gating: initial gating of all heads; a low number, such as -8, leaves a pretrained model nearly unchanged. With
+            class-token pooling, that of the last block gets no gradient: only its class row is read, without a
+            position.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         layers: blocks that have it; all by default. ConViT has it in all but the last two of twelve.
-        late_prefix: prefix tokens enter behind the last of `layers`, unchanged, as the class token of ConViT does; only
-            timm's plain ViT can hold them back.
+        late_prefix: prefix tokens enter after the last of `layers`, unchanged, as the class token of ConViT; only
+            timm's plain ViT supports this.
 
     Shapes: pos of a grid (n, axes) -> two softmaxes (b, h, n, n) with gates (1, h, n, 1). Prefix tokens attend by
         content alone, and are attended to by content alone.
     New resolution: no resampling needed; a step counts the same.   Cost: h (axes + 3) parameters per layer, two
-        attentions, of which that by offset takes a mask (h, n, n).
+        attentions, of which that by offset has a mask (h, n, n).
     Invariant to: translation.
-    Raises: ShapeError if `pos` is not of a grid with so many axes; OptionError for blocks that do not exist;
-        UnsupportedCombination beside another encoding inside attention.
+    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for blocks that do not exist;
+        UnsupportedCombination with another encoding inside attention.
     Differs from the reference: grids of any shape, 1 to 3 axes and prefix tokens; the values start as those of the
-        model, where the reference sets their projection to the identity; dropout falls on either softmax.
+        model, while the reference sets their projection to the identity; dropout applies to each softmax.
 
     Example:
         >>> from vispe import Attention
@@ -92,11 +93,11 @@ class GPSA(Biased):
             raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")
         if not self.local_init and self.locality_strength != 1:
             raise OptionError(
-                f"locality_strength={self.locality_strength} has no effect with local_init=false; leave it out."
+                f"locality_strength={self.locality_strength} has no effect with local_init=false. Omit it."
             )
         if self.late_prefix and self.layers is None:
             raise OptionError(
-                "late_prefix=true needs the blocks that prefix tokens do not enter; name them as layers."
+                "late_prefix=true needs layers, the blocks that prefix tokens skip, got None. Pass layers."
             )
         self.pos_proj = PreciseLinear(self.axes + 1, self.num_heads)
         self.gating_param = nn.Parameter(torch.empty(self.num_heads))
@@ -104,12 +105,12 @@ class GPSA(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has gates and offsets of its own."""
+        """True: every layer has its own gates and offsets."""
         return True
 
     @property
     def prefix_from(self) -> int:
-        """The block behind the last one that attends by offset, where prefix tokens come late."""
+        """The block after the last one that attends by offset, with late_prefix."""
         return max(self.layers, default=-1) + 1 if self.late_prefix and self.layers else 0
 
     def active(self, layer: int) -> bool:
@@ -117,7 +118,7 @@ class GPSA(Biased):
         return self.layers is None or layer in self.layers
 
     def reset_parameters(self) -> None:
-        """Set the gates, and the offsets to those of a convolution or at random."""
+        """Initialise the gates, and the offsets as a convolution or at random."""
         nn.init.constant_(self.gating_param, self.gating)
         nn.init.trunc_normal_(self.pos_proj.weight, std=0.02)
         nn.init.zeros_(self.pos_proj.bias)
@@ -126,24 +127,26 @@ class GPSA(Biased):
         side = 1
         while (side + 1) ** self.axes <= self.num_heads:
             side += 1
-        # -|d - c|^2 without its constant is largest at the offset c; the last axis counts heads in the largest steps
+        # -|d - c|^2 without its constant is largest at the offset c; the last axis varies slowest over heads
         cells = itertools.product(range(side), repeat=self.axes)
-        made = [[*(2.0 * c - (side - 1) for c in cell), -1.0] for cell in cells]
+        weights = [[*(2.0 * c - (side - 1) for c in cell), -1.0] for cell in cells]
         with torch.no_grad():
-            self.pos_proj.weight[: len(made)] = self.pos_proj.weight.new_tensor(made)
+            self.pos_proj.weight[: len(weights)] = self.pos_proj.weight.new_tensor(weights)
             self.pos_proj.weight.mul_(self.locality_strength)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the gates and offsets that ConViT keeps on the attention layer, and join its projections to one."""
-        take(state_dict, beside, own, {name: name for name in NAMES})
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename the gates and offsets of ConViT from the attention layer, and fuse its projections."""
+        take(state_dict, parent_prefix, prefix, {name: name for name in NAMES})
         for kind in ("weight", "bias"):
-            split = [f"{beside}{name}.{kind}" for name in ("qk", "v")]
+            split = [f"{parent_prefix}{name}.{kind}" for name in ("qk", "v")]
             if all(name in state_dict for name in split):
-                state_dict[f"{beside}qkv.{kind}"] = torch.cat([state_dict.pop(name) for name in split])
+                state_dict[f"{parent_prefix}qkv.{kind}"] = torch.cat([state_dict.pop(name) for name in split])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Refuse: there are two softmaxes, see `branches`."""
-        raise UnsupportedCombination("gpsa takes two softmaxes, so it has not one bias; call its branches().")
+        """Raise `UnsupportedCombination`: there are two softmaxes, see `branches`."""
+        raise UnsupportedCombination(
+            "gpsa uses two softmaxes, so it has no single bias. Call its branches()."
+        )
 
     def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> Sequence[Branch]:
         """Return attention by content and attention by offset in block `layer`."""
@@ -152,23 +155,23 @@ class GPSA(Biased):
             return [Branch(torch.ones(1, 1, 1, 1, device=pos.coords.device))]
         if self.late_prefix and grid.prefix:
             raise UnsupportedCombination(
-                f"gpsa(late_prefix=true) lets no prefix token into block {layer}, got {grid.prefix}; convert a plain "
-                "ViT of timm, which holds them back, or leave late_prefix out."
+                f"gpsa(late_prefix=true) allows no prefix token in block {layer}, got {grid.prefix}. Convert a plain "
+                "ViT of timm, which supports it, or omit late_prefix."
             )
-        # without a place there is nothing but content
-        share = (
+        # tokens without a position attend by content only
+        gate = (
             torch.sigmoid(at_least_float32(self.gating_param))[:, None, None] * pos.spatial[:, None, :, None]
         )
         values = self.pos_proj(self._offsets(grid, pos.coords.device)).movedim(-1, 0)
-        # patches look at patches: prefix tokens are at no offset
+        # positional attention covers patches only: prefix tokens have no offset
         edge = values.new_tensor([[0.0, -torch.inf, 0.0]]) if grid.prefix else None
-        by_place = TableBias(values, pos, edge, one_grid=False).as_whole()
-        return [Branch(1 - share), Branch(share, bias=by_place)]
+        by_position = TableBias(values, pos, edge, one_grid=False).as_whole()
+        return [Branch(1 - gate), Branch(gate, bias=by_position)]
 
     def _offsets(self, grid: Grid, device: torch.device) -> Tensor:
-        """Return the steps from query to key and their square, (2 n_1 - 1, ..., axes + 1), the last axis first."""
+        """Return offsets from query to key and their squared length, (2 n_1 - 1, ..., axes + 1), last axis first."""
         spacing = self.spacing or grid.spacing or (1.0,) * self.axes
-        # tables are read at query minus key
+        # tables are indexed by query minus key
         sides = zip(grid.shape, spacing, strict=True)
         lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) * -s for n, s in sides]
         steps = torch.stack(torch.meshgrid(*lines, indexing="ij")[::-1], -1)

@@ -1,4 +1,4 @@
-"""GRAPE-A on grids: ALiBi whose slope is gated by queries and keys (arXiv 2512.07805, sections on A and appendix G)."""
+"""GRAPE-A on grids: ALiBi with slopes gated by queries and keys (arXiv 2512.07805, sections on A and appendix G)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FixedSlopes = Literal["alibi", "geometric", "constant"]
 
 @register
 class GrapeAlibi(Biased):
-    """Attention falls off with distance, the faster the wider the gates of query and key are open.
+    """Attention falls off with distance, with slopes scaled by gates of the query and the key.
 
     bias = -slope_h softplus(omega_h) (gate_q(i) + gate_k(j)) |p_i - p_j|          arXiv 2512.07805
 
@@ -43,11 +43,11 @@ class GrapeAlibi(Biased):
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
         normalize: 'max' divides by the largest distance in the grid, 'none' not at all.
-        causal: max(p_i - p_j, 0) in place of the distance, as the released language models; 1 axis only.
+        causal: max(p_i - p_j, 0) instead of the distance, as the released language models; 1 axis only.
         l2_norm: whether u and v are divided by their length.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
-    Presets: ``grape_alibi.additive``, ``grape_alibi.key`` and ``grape_alibi.query_key`` are the gates of the paper's
+    Presets: ``grape_alibi.additive``, ``grape_alibi.key`` and ``grape_alibi.query_key`` have the gates of the paper's
         models; the last is the default.
 
     Shapes: pos (n, axes) -> bias (b, h, n, n); prefix rows and columns are 0.
@@ -55,7 +55,7 @@ class GrapeAlibi(Biased):
         made dense for every image.
     Invariant to: translation, at equal queries and keys; rotation by 90 degrees and flips of a square grid.
     Raises: ShapeError for causal=True on a grid of several axes, or without queries and keys.
-    Differs from the reference: distances on grids, where the reference has one causal axis (as causal=True).
+    Differs from the reference: distances on grids, while the reference has one causal axis (as causal=True).
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -96,10 +96,11 @@ class GrapeAlibi(Biased):
         )
         if self.causal and measured:
             raise OptionError(
-                "causal=True counts steps back along one axis; metric, wrap, normalize and spacing do nothing then."
+                "metric, wrap, normalize and spacing have no effect with causal=True, which counts steps back. Omit "
+                "them."
             )
         if self.gates == "none" and not self.l2_norm:
-            raise OptionError("l2_norm is about the gates, which gates='none' does not have.")
+            raise OptionError("l2_norm=False has no effect with gates='none'. Omit it.")
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
         gates = self.gates
@@ -110,7 +111,7 @@ class GrapeAlibi(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has gates of its own."""
+        """True: every layer has its own gates."""
         return self.gates != "none"
 
     def reset_parameters(self) -> None:
@@ -126,8 +127,8 @@ class GrapeAlibi(Biased):
         return fixed_slopes(self.slopes, self.num_heads)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias; what `dense` gives of it depends on queries and keys unless there are no gates."""
-        if pos.axes not in self.ndim:  # fewer than those of the class
+        """Return the bias; `dense` depends on queries and keys unless gates='none'."""
+        if pos.axes not in self.ndim:  # restricted by the options
             option = "causal=True" if self.causal else f"spacing={self.spacing}"
             raise ShapeError(
                 f"grape_alibi needs {self.ndim[0]} axis with {option}, got {pos.axes} axes ({pos})."

@@ -1,4 +1,4 @@
-"""GRAPE-AP: a bias that sums penalties along the way from query to key (arXiv 2512.07805)."""
+"""GRAPE-AP: a bias of penalties summed along the path from query to key (arXiv 2512.07805)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from vispe.options import Even, Positive, Whole
 
 @register
 class GrapePath(Biased):
-    """Attention to an earlier token falls off with the penalties of all tokens in between, read from the content.
+    """Attention to an earlier token falls off with the content-dependent penalties of all tokens in between.
 
     bias[t, j] = sum over j < l <= t of slope_h logsigmoid(p_t . rot(p_l) / d_p), p = W_p x          arXiv 2512.07805
 
     For sequences under a causal mask; entries on and above the diagonal are 0. rot divides by the root mean square and
-    turns by minus the position.
+    rotates by minus the position. Computed in `parts/rank2.py`.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         p_dim: channels of p per head, d_p; even.
-        base: ratio of the frequencies of rot; 1 turns all pairs alike, as released.
+        base: ratio of the frequencies of rot; 1 rotates all pairs equally, as released.
 
     Shapes: pos (n, 1), x (b, n, d) -> bias (b, h, n, n); prefix rows and columns are 0.
-    New resolution: positions go on.   Cost: d h d_p parameters per layer, O(n^2 d_p) per head; the bias is dense.
-    Invariant to: nothing: p_t itself is not rotated, so the bias is no function of offsets alone.
-    Raises: ShapeError without the tokens x, for other numbers of axes, or when tokens have been dropped, because the
-        way then lacks their penalties.
+    New resolution: positions are extrapolated.   Cost: d h d_p parameters per layer, O(n^2 d_p) per head; the bias is
+        dense.
+    Invariant to: nothing: p_t itself is not rotated, so the bias is not a function of offsets.
+    Raises: ShapeError without the tokens x, for other numbers of axes, or if tokens have been dropped, because their
+        penalties would be missing from the path.
     Differs from the reference: no -inf above the diagonal; pass is_causal or a mask to attention.
 
     Example:
@@ -64,7 +65,7 @@ class GrapePath(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has its own W_p."""
+        """True: every layer has its own W_p."""
         return True
 
     def reset_parameters(self) -> None:
@@ -75,10 +76,10 @@ class GrapePath(Biased):
         """Return the bias for the tokens `x` (b, n, d)."""
         self._need_axes(pos)
         if x is None:
-            raise ShapeError("grape_path reads the tokens; pass x (b, n, d) to bias().")
+            raise ShapeError("grape_path reads the tokens. Pass x (b, n, d) to bias().")
         if pos.index is not None:
             raise ShapeError(
-                "grape_path sums over all tokens of a sequence, but some have been dropped; keep all."
+                "grape_path sums over all tokens of a sequence, but some have been dropped. Keep all."
             )
         p = self.c_p(at_least_float32(x))
         p = p.reshape(*p.shape[:2], self.num_heads, -1).transpose(1, 2)

@@ -17,36 +17,36 @@ from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.options import Axes, Limits, Spacing, Whole, check_per_axis
 
-MARGIN = 1e-4  # by which decay stays above the fastest growth
+MARGIN = 1e-4  # by which the decay exceeds the fastest growth
 
 
 @register
 class HopeHyperbolic(Biased):
-    """Pairs of channels turn hyperbolically with the offset and decay with its length, so no score grows with distance.
+    """Rotates pairs of channels hyperbolically by the offset, with decay, so that no score grows with distance.
 
     logits = scale sum_c exp(-|D| t) ((q1 k1 + q2 k2) cosh(D w_c) + (q1 k2 + q2 k1) sinh(D w_c)), D = p_i - p_j
 
     over pairs (q1, q2) of neighbouring channels, w_c = temperature^(-c / J), t = 1 + 1e-4 + softplus(raw) above every
-    w_c          arXiv 2509.05218. On several axes each has J pairs of its own and its own t.
+    w_c          arXiv 2509.05218. On several axes, each has separate J pairs and a separate t.
 
-    Decay is strong: beyond some five units only the fastest pairs see anything. On large grids give `spacing` below 1.
+    Decay is strong: beyond some five units only the fastest pairs contribute. On large grids use `spacing` below 1.
 
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        axes: number of axes, 1 to 3; J = d / 2 / axes, rounded down. Channels beyond carry content only.
+        axes: number of axes, 1 to 3; J = d / 2 / axes, rounded down. Remaining channels carry content only.
         temperature: ratio of the frequencies, 1 or more.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes), q and k (b, h, n, d) -> logits (b, h, n, n); pairs with a prefix token keep scale q . k.
-    New resolution: offsets go on, far ones decay.   Cost: one parameter per axis and layer; d outer products of n x n
-        for every image and head: slow, and heavy in memory.
+    New resolution: offsets are extrapolated, far ones decay.   Cost: one parameter per axis and layer; d outer
+        products of n x n for every image and head: slow, and heavy in memory.
     Invariant to: translation, when patches keep their content.
     Raises: ShapeError if `pos` has other axes, or without queries and keys; OptionError for heads without a pair per
         axis.
-    Differs from the reference: several axes; two exponentials that never grow in place of cosh and sinh.
-        A pretrained model starts anew: its far pairs score 0.
+    Differs from the reference: several axes; two exponentials that never grow instead of cosh and sinh.
+        Pretrained models need retraining: its far pairs score 0.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -76,7 +76,7 @@ class HopeHyperbolic(Biased):
         if not self.pairs:
             raise OptionError(
                 f"hope_hyperbolic needs a pair of channels per axis, got {width} channels per head for {self.axes} "
-                "axes; choose fewer heads."
+                "axes. Use fewer heads."
             )
         check_per_axis("spacing", self.spacing, self.axes)
         self._accept(self.axes)
@@ -85,7 +85,7 @@ class HopeHyperbolic(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has its own decay."""
+        """True: every layer has its own decay."""
         return True
 
     def reset_parameters(self) -> None:
@@ -97,7 +97,7 @@ class HopeHyperbolic(Biased):
         return F.softplus(at_least_float32(self.raw)) + (1 + MARGIN)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the logits; what `dense` gives of them depends on queries and keys."""
+        """Return the logits; `dense` depends on queries and keys."""
         self._need_axes(pos)
         return HyperbolicScores(pos, self.decay(), self.pairs, self.temperature, self.spacing)
 
@@ -121,19 +121,19 @@ class HyperbolicScores(ScoreBias):
         a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
         gap = a.coords[:, :, None] - b.coords[:, None]
         rates = [self.temperature ** (-c / self.pairs) for c in range(self.pairs)]
-        # in the light-cone basis, q1 + q2 and q1 - q2, a hyperbolic turn is a factor for each: exp(D w) and exp(-D w)
+        # in the light-cone basis, q1 + q2 and q1 - q2, a hyperbolic rotation is diagonal: exp(D w) and exp(-D w)
         used = 2 * self.pairs * pos_q.axes
         (q_up, q_down), (k_up, k_down) = (
             (x[..., 0:used:2] + x[..., 1:used:2], x[..., 0:used:2] - x[..., 1:used:2]) for x in (q, k)
         )
-        # channels that no axis has
+        # channels that belong to no axis
         total = 2 * q[..., used:] @ k[..., used:].transpose(-1, -2)
         for axis in range(pos_q.axes):
             step = gap[:, None, ..., axis]
             fall = step.abs() * self.decay[axis]
             for i, rate in enumerate(rates):
                 c = axis * self.pairs + i
-                # one exponent each, below 0: cosh alone would overflow
+                # combined exponents are below 0: cosh alone would overflow
                 rise, sink = (step * rate - fall).exp(), (-step * rate - fall).exp()
                 total = total + q_up[..., c, None] * k_up[..., None, :, c] * rise
                 total = total + q_down[..., c, None] * k_down[..., None, :, c] * sink

@@ -1,4 +1,4 @@
-"""iRPE: offsets of patches in a few buckets, each with a learned scalar or vector (arXiv 2107.14222)."""
+"""iRPE: learned scalars or vectors per bucket of patch offsets (arXiv 2107.14222)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PrefixBuckets = Literal[0, 1, 3]
 
 @checked
 def num_buckets(method: Method, ratio: Positive, prefix_buckets: PrefixBuckets = 1) -> int:
-    """Return how many buckets a table has; 'cross' has two tables of that size.
+    """Return the number of buckets of a table; 'cross' has two tables of this size.
 
     Args:
         method: 'euclidean', 'quantization', 'product' or 'cross'.
-        ratio: where buckets begin to be shared, in patches.
+        ratio: offset from which on buckets are shared, in patches.
         prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3.
 
     Example:
@@ -53,13 +53,13 @@ def bucket_ids(
 ) -> tuple[Tensor, ...]:
     """Return the bucket of every pair of tokens, (b or 1, n, n) int64 with queries along rows.
 
-    One tensor; two, for rows and columns, with method 'cross'.
+    One tensor, or two (rows and columns) with method 'cross'.
 
     Args:
-        where: positions, a grid, or the bare shape of one without prefix tokens.
+        where: positions, a grid, or the shape of a grid without prefix tokens.
         method: 'euclidean', 'quantization', 'product' or 'cross'.
-        ratio: where buckets begin to be shared, in patches.
-        prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3; with 0 such pairs have the number behind the
+        ratio: offset from which on buckets are shared, in patches.
+        prefix_buckets: buckets for pairs with a prefix token: 0, 1 or 3; with 0, such pairs have the number after the
             last bucket.
 
     Example:
@@ -77,14 +77,14 @@ def _published(on: str, method: Method = "product") -> dict[str, Any]:
 
 @register
 class IRPE(Biased):
-    """Attention reads a learned scalar or vector for the bucket that the offset of two patches falls into.
+    """Adds a learned scalar or vector per bucket of the offset of two patches.
 
     o = p_i - p_j;  g: o itself up to alpha, then logarithmic, at most beta (alpha, beta, gamma = 1, 2, 8 ratio)
     contextual: logits[h, i, j] += scale * (q_i . Tk[h, b(o)] + k_j . Tq[h, b(-o)]);  out_i += sum_j A_ij Tv[h, b(o)]
     bias: logits[h, i, j] += Tk[h, b(o)] + Tq[h, b(-o)]          arXiv 2107.14222
 
     The released DeiT models are ``irpe.ctx_product_50_shared_k``, ``irpe.ctx_product_50_shared_qk`` and
-    ``irpe.ctx_product_50_shared_qkv`` (all beside the absolute table: convert with keep_abs=True); their
+    ``irpe.ctx_product_50_shared_qkv`` (all in addition to the absolute table: convert with keep_abs=True); their
     checkpoints load. The authors' other models are ``irpe.ctx_euc_20_shared_k``, ``irpe.ctx_quant_51_shared_k``,
     ``irpe.ctx_cross_56_shared_k`` and, in their DETR encoder, ``irpe.detr_7x7`` and ``irpe.detr_9x9``.
 
@@ -92,12 +92,12 @@ class IRPE(Biased):
         dim: width of the tokens; dim / num_heads is that of a head, d_h.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        method: what b is: 'product' g(dy) and g(dx) as a pair; 'cross' a table for g(dy) and one for g(dx), which
+        method: definition of b: 'product' g(dy) and g(dx) as a pair; 'cross' a table for g(dy) and one for g(dx), which
             add up; 'euclidean' g(round(|o|)); 'quantization' g(|o|^2).
-        mode: 'contextual' (vectors that q, k or the attention weights meet) or 'bias' (scalars).
+        mode: 'contextual' (vectors multiplied with q, k or the attention weights) or 'bias' (scalars).
         on: which of q, k and v have a table: 'k', 'qk', 'qkv', 'v', ...; v needs the contextual mode.
         shared: one table for all heads instead of one per head.
-        ratio: where buckets begin to be shared, in patches; 1.9 for product, 33 for quantization, 20 for
+        ratio: offset from which on buckets are shared, in patches; 1.9 for product, 33 for quantization, 20 for
             euclidean and cross by default.
         prefix_buckets: 1: class and register tokens have one more bucket, for all pairs they are in; 3: one each for
             prefix to patch, patch to prefix, prefix to prefix; 0: none, their terms are 0.
@@ -108,9 +108,9 @@ class IRPE(Biased):
     Cost: contextual k or q: b h n buckets d_h and a gather of n x n; 'cross' gathers n (h + w) and adds; v: sums per
         bucket, nothing of n x n x d_h, but attention weights are materialised.
     Invariant to: translation. Euclidean and quantization: rotation by 90 degrees and flips of a square grid too.
-    Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for options that do not fit together.
-    Differs from the reference: the grid is always given, never guessed from the number of tokens, and any number of
-        prefix tokens may come and go; tables have no weight decay unless the optimiser is set up so.
+    Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for incompatible options.
+    Differs from the reference: the grid is always explicit, never inferred from the number of tokens, and any number of
+        prefix tokens is supported; tables have no weight decay unless the optimizer is configured to.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -156,33 +156,35 @@ class IRPE(Biased):
             raise OptionError(f"on must be some of the letters q, k, v, each once, got on={on!r}.")
         if self.mode == "bias" and "v" in on:
             raise OptionError(
-                f"A bias is added to the logits, so mode='bias' cannot be on v, got on={on!r}; "
-                "leave v out or say mode=contextual."
+                f"A bias is added to the logits, so mode='bias' cannot be on v, got on={on!r}: "
+                "omit v or use mode=contextual."
             )
         self.ratio: float = RATIOS[self.method] if self.ratio is None else self.ratio
         heads = 1 if self.shared else self.num_heads
         count = num_buckets(self.method, self.ratio, self.prefix_buckets)
-        made = _Cross if self.method == "cross" else _Table
+        table_class = _Cross if self.method == "cross" else _Table
         for letter in "qkv":
             shape = (heads, count, width) if letter == "v" else (heads, width, count)
             shape = (heads, count) if self.mode == "bias" else shape
-            # a registered None would swallow entries of checkpoints
-            setattr(self, f"rpe_{letter}", made(self.mode, shape) if letter in on else None)
+            # setattr, since a registered None would swallow checkpoint entries
+            setattr(self, f"rpe_{letter}", table_class(self.mode, shape) if letter in on else None)
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has tables of its own."""
+        """True: every layer has its own tables."""
         return True
 
     def reset_parameters(self) -> None:
-        """Set all tables to 0, so that at first nothing is added."""
+        """Set all tables to 0, so that initially nothing is added."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the tables that released checkpoints keep on the attention layer."""
-        for key in [k for k in state_dict if k.startswith(tuple(f"{beside}rpe_{c}." for c in self.on))]:
-            state_dict[own + key.removeprefix(beside)] = state_dict.pop(key)
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename the tables of released checkpoints from the attention layer."""
+        for key in [
+            k for k in state_dict if k.startswith(tuple(f"{parent_prefix}rpe_{c}." for c in self.on))
+        ]:
+            state_dict[prefix + key.removeprefix(parent_prefix)] = state_dict.pop(key)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the terms on k and q; None when there is only one on v."""
@@ -210,7 +212,7 @@ class IRPE(Biased):
             lines = buckets.grid_lines(pos, self.ratio, self.prefix_buckets)
             return CrossBias((tables[0], tables[1]), lines, dot, pos)
         pairs, known = self._pairs(pos)[0], ("irpe", letter, self.method, self.ratio, self.prefix_buckets)
-        if dot == "key":  # the table on q is read by the offset seen from the key
+        if dot == "key":  # the table on q is indexed by the offset from the key
             pairs = pairs.transpose(-1, -2)
         return ContextBias(tables[0], pairs, dot, True, pos, known=known)
 
@@ -232,7 +234,7 @@ class IRPE(Biased):
         return buckets.pair_buckets(pos, self.method, self.ratio, self.prefix_buckets)
 
     def _tables(self, letter: str) -> Sequence[Tensor]:
-        """Return the tables of vectors, (h or 1, buckets, d_h); zeros stand in for an absent prefix bucket."""
+        """Return the tables of vectors, (h or 1, buckets, d_h); an absent prefix bucket is zero."""
         parameters = list(self.get_submodule(f"rpe_{letter}").parameters())
         tables = parameters if letter == "v" else [p.transpose(-1, -2) for p in parameters]
         return tables if self.prefix_buckets else [F.pad(t, (0, 0, 0, 1)) for t in tables]

@@ -20,11 +20,11 @@ EPS = 0.01
 
 
 class WeightedBias(Bias):
-    """``scale * q_i . k_j * exp(weight(i, j)) + profile(i, j)``, in place of the product of queries and keys.
+    """``scale * q_i . k_j * exp(weight(i, j)) + profile(i, j)``, replacing the product of queries and keys.
 
     Args:
         weight: logarithm of the factor.
-        profile: what is added.
+        profile: bias that is added.
     """
 
     __slots__ = ("profile", "weight")
@@ -35,49 +35,51 @@ class WeightedBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ: their queries and keys do."""
+        """True: the logits depend on queries and keys."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None or ask.scale is None:
-            raise ShapeError("Weighted logits are made of queries and keys; pass q, k and scale to dense().")
+            raise ShapeError(
+                "WeightedBias needs q, k and scale, got None for one of them. Pass q, k and scale to dense()."
+            )
         product = exact_product(ask.pick(ask.q, 1) * ask.scale, ask.pick(ask.k, 1).transpose(-1, -2))
         return product * self.weight._dense(ask).exp() + self.profile._dense(ask)
 
 
 @register
 class Kerple(RadialEncoding):
-    """Attention falls off with the logarithm or with a power of the distance, at rates that every head learns.
+    """Attention falls off with the logarithm or with a power of the distance, at learned rates per head.
 
     bias = -p_h ln(1 + a_h d), or -a_h d^p_h with 0 < p < 2          arXiv 2205.09921
 
     ``kerple.log`` is the default, ``kerple.power`` the other kernel. Rates start at random, p in (0, 2) and a in
-    (0, 1), so a pretrained model does not keep its outputs.
+    (0, 1), so the outputs of a pretrained model change.
 
     Args:
         num_heads: heads, h.
         kernel: 'log' or 'power'.
-        positive: how p and a stay positive. 'softplus': they are softplus of the parameters, p of 'power' twice a
-            sigmoid; 'clamp': as the reference, parameters are raised to `eps` (and p of 'power' cut to 2) where they
-            are used, with a gradient as if they were not.
-        eps: the least p and a of positive='clamp', where it is 0.01 by default.
-        weighted: also multiply the products of queries and keys by exp(-a' d^p'), with a' and p' of their own. It is
-            the whole logit, made of queries and keys before any rotation, which is refused beside it.
+        positive: how p and a are kept positive. 'softplus': they are softplus of the parameters, p of 'power' twice a
+            sigmoid; 'clamp': as the reference, parameters are raised to `eps` (and p of 'power' cut to 2) when
+            used, with straight-through gradients.
+        eps: the smallest p and a of positive='clamp', 0.01 by default.
+        weighted: also multiply the products of queries and keys by exp(-a' d^p'), with separate a' and p'. It then
+            replaces the whole logit, computed before any rotation; rotary encodings cannot be combined with it.
         metric: 'euclidean', 'manhattan', 'chebyshev' or 'squared' (euclidean, squared), in units of the spacing.
         wrap: distances on the torus: per axis min(d, n - d).
         normalize: 'max' divides by the largest distance in the grid, so that the bias stretches with it, 'reference'
             by that of the reference grid, 'none' not at all.
         reference: shape for normalize='reference'; the grid that the host was built with by default.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> bias (1, h, n, n); prefix rows and columns are 0.
-    New resolution: no resampling needed; see `normalize`. Over an endless grid the attention of 'log' stays local only
-        where p is larger than the number of axes.
+    New resolution: no resampling needed; see `normalize`. On an infinite grid, the attention of 'log' is local only
+        if p is larger than the number of axes.
     Cost: 2 h parameters per layer, 4 h with `weighted`; O(1) per score. `weighted` is made dense for every image.
     Invariant to: translation, rotation by any angle, flips (euclidean or squared, without wrap).
-    Raises: ShapeError if `pos` has other axes than `spacing`; OptionError for options that do not fit together.
+    Raises: ShapeError if `pos` has other axes than `spacing`; OptionError for incompatible options.
     Differs from the reference: two-sided and on grids, equal to the original under a causal mask; softplus by default;
-        'clamp' leaves what is stored as it is, where the reference overwrites it.
+        'clamp' does not modify stored parameters, while the reference overwrites them.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -102,7 +104,7 @@ class Kerple(RadialEncoding):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eps is not None and self.positive != "clamp":
-            raise OptionError(f"eps={self.eps} has no effect with positive={self.positive!r}; leave it out.")
+            raise OptionError(f"eps={self.eps} has no effect with positive={self.positive!r}. Omit it.")
         self.p, self.a = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
         if self.weighted:
             self.weight_p, self.weight_a = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(2))
@@ -110,12 +112,12 @@ class Kerple(RadialEncoding):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has rates of its own."""
+        """True: every layer has its own rates."""
         return True
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw p from U(0, 2) and a from U(0, 1), whatever keeps them positive."""
+        """Draw p from U(0, 2) and a from U(0, 1), for either `positive`."""
         for name, parameter in self.named_parameters():
             top = 2.0 if name.endswith("p") else 1.0
             value = parameter.uniform_(0.0, top).clamp(EPS, top - EPS)
@@ -125,11 +127,11 @@ class Kerple(RadialEncoding):
             parameter.copy_(value)
 
     def _most(self, name: str) -> float | None:
-        """Return the limit of a parameter: a power of more than 2 makes no kernel."""
+        """Return the upper bound of a parameter: powers above 2 are not valid kernels."""
         return 2.0 if name == "weight_p" or (name == "p" and self.kernel == "power") else None
 
     def _rate(self, name: str) -> Tensor:
-        """Return a parameter as it is used, (h, 1) float32 or better."""
+        """Return the positive value of a parameter, (h, 1) in float32 or better."""
         raw, most = at_least_float32(self.get_parameter(name))[:, None], self._most(name)
         if self.positive == "clamp":
             return straight_clamp(raw, self.eps or EPS, most)
@@ -152,6 +154,6 @@ class Kerple(RadialEncoding):
 
 def _falling(distance: Tensor, rate: Tensor, power: Tensor) -> Tensor:
     """Return ``-rate * distance^power``, with gradient 0 at distance 0."""
-    # a power below 1 is infinitely steep at 0, so there the root is taken of something else
-    away = distance > 0
-    return torch.where(away, -rate * torch.where(away, distance, 1.0) ** power, 0.0)
+    # powers below 1 have an infinite slope at 0, so the power of 1 is computed there instead
+    nonzero = distance > 0
+    return torch.where(nonzero, -rate * torch.where(nonzero, distance, 1.0) ** power, 0.0)

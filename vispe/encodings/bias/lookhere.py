@@ -1,4 +1,4 @@
-"""LookHere: heads that look in one direction, attention falling off with distance (arXiv 2405.13985)."""
+"""LookHere: directed attention heads with distance decay (arXiv 2405.13985)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.options import NotNegative, Positive, Whole, check_per_axis
 
-Sees = Callable[[Tensor, Tensor], Tensor]  # steps down and right from the query to the key -> is it seen
+Sees = Callable[[Tensor, Tensor], Tensor]  # (row, column) offsets from query to key -> mask of visible keys
 
-# sides of a half plane that hold the query's own row or column
+# half planes that contain the query's row or column
 HALVES: dict[str, Sees] = {
     "up": lambda y, x: y <= 0,
     "down": lambda y, x: y >= 0,
     "left": lambda y, x: x <= 0,
     "right": lambda y, x: x >= 0,
 }
-# quarters around an axis that hold both of their diagonals
+# quadrants around an axis, both diagonals included
 TRIANGLES: dict[str, Sees] = {
     "up": lambda y, x: y <= -x.abs(),
     "down": lambda y, x: y >= x.abs(),
@@ -49,7 +49,7 @@ def _eighth(triangle: str, half: str) -> Sees:
     return _both(TRIANGLES[triangle], HALVES[half])
 
 
-# fields of view of four heads in turn
+# fields of view, assigned to heads cyclically
 DIRECTIONS: dict[str, tuple[Sees, ...]] = {
     "halves": tuple(HALVES.values()),
     "triangles": tuple(TRIANGLES.values()),
@@ -69,39 +69,39 @@ DIRECTIONS: dict[str, tuple[Sees, ...]] = {
 
 @register
 class LookHere(Biased):
-    """Every head looks in one direction only, and attention falls off with distance there.
+    """Every head attends in one direction only, with attention falling off with distance.
 
     bias[h, i, j] = -g * l_layer * m_h * d(p_i, p_j) where head h sees key j, else -inf          arXiv 2405.13985
 
-    Heads come in groups, one for each name of `directions`, and the heads of a group look up, down, left and right in
-    turn (corners: up-left, up-right, down-left, down-right). m_h is 1/2 for the first four heads of a group, 1/4 for
-    the next four, and so on; 1/4, 1/16, 1/64, 1/256 for heads that see everything.
+    Heads come in groups, one per name in `directions`, and the heads of a group face up, down, left and right
+    cyclically (corners: up-left, up-right, down-left, down-right). m_h is 1/2 for the first four heads of a group, 1/4
+    for the next four, and so on; 1/4, 1/16, 1/64, 1/256 for heads with a full field of view.
 
     Args:
         num_heads: heads, h.
-        depth: blocks of the model, supplied by the host; a layer on its own has the mean of `layer_slopes`.
+        depth: blocks of the model, supplied by the host; without it, the mean of `layer_slopes` is used.
         directions: names joined by hyphens: 'halves' (180 degrees), 'corners' and 'triangles' (90 degrees between and
             around the axes), 'diagonals' (two triangles each), 'eighths1' and 'eighths2' (45 degrees on either side of
-            an axis), 'none' (all keys). Groups have four heads each, what is left goes to the first ones; too
-            few heads for that are dealt out evenly.
+            an axis), 'none' (all keys). Groups have four heads each, the first groups get the remainder; fewer
+            heads than that are divided evenly.
         distance: 'linear' (euclidean), 'sqrt' (its root) or 'square'.
-        layer_slopes: l of the first and of the last block; in even steps between them.
+        layer_slopes: l of the first and of the last block, linear in between.
         global_slope: g.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Presets: ``lookhere.halves``, ``lookhere.corners`` and ``lookhere.eighths`` have eight heads in twelve with a field
-        of view of 180, 90 and 45 degrees and four that see everything; ``lookhere.released`` is a released model.
+        of view of 180, 90 and 45 degrees and four with a full field of view; ``lookhere.released`` is a released model.
 
     Shapes: pos of a grid (n, 2) -> bias (1, h, n, n) with -inf; prefix rows and columns are 0.
     New resolution: no resampling needed; a step costs the same.   Cost: no parameters, O(1) per score; fused kernels
-        pass over rows that a head does not see.
+        skip rows outside of a head's field of view.
     Invariant to: translation; rotation by 90 degrees and flips of a square grid permute heads.
     Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for directions that do not exist, fewer heads than
         names, or a block beyond the depth.
-    Differs from the reference: float32 with -inf, where the reference stores bfloat16 with its largest number; grids of
-        any shape, where its triangles need a square; with fewer than four heads for a name, groups are smaller.
+    Differs from the reference: float32 with -inf, while the reference stores bfloat16 with its largest number; grids of
+        any shape, while its triangles need a square; with fewer than four heads per name, groups are smaller.
 
-    Not near the identity: a pretrained model needs training with it.
+    Pretrained models need fine-tuning with it.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -142,26 +142,26 @@ class LookHere(Biased):
         unknown = [name for name in names if name not in DIRECTIONS]
         if unknown:
             raise OptionError(
-                f"lookhere: directions are names of {', '.join(DIRECTIONS)}, joined by hyphens, got "
+                f"lookhere: directions must be names of {', '.join(DIRECTIONS)}, joined by hyphens, got "
                 f"directions={self.directions!r}."
             )
         if len(names) > self.num_heads:
             raise OptionError(
-                f"lookhere needs a head for each of the directions {self.directions}, got num_heads="
-                f"{self.num_heads}; use at most {self.num_heads} of them, such as "
+                f"lookhere needs at least one head for each of the directions {self.directions}, got num_heads="
+                f"{self.num_heads}. Use at most {self.num_heads} of them, such as "
                 f"directions={'-'.join(names[-self.num_heads :])!r}."
             )
 
     def heads(self) -> list[tuple[Sees, float]]:
         """Return the field of view and the slope m of every head."""
-        names, made = self.directions.split("-"), []
+        names, views_and_slopes = self.directions.split("-"), []
         for name, size in zip(names, _group_sizes(self.num_heads, len(names)), strict=True):
             views = DIRECTIONS[name]
             for i in range(size):
                 far = i if size <= 4 else i * 4 // size
                 slope = 4.0 ** -(far + 1) if name == "none" else 2.0 ** -(i // 4 + 1)
-                made.append((views[i % len(views)], slope))
-        return made
+                views_and_slopes.append((views[i % len(views)], slope))
+        return views_and_slopes
 
     def layer_slope(self, layer: int) -> float:
         """Return g * l of block `layer`."""
@@ -176,20 +176,20 @@ class LookHere(Biased):
         """Return the bias of block `layer`."""
         grid = self._need_grid(pos)
         key = ("lookhere", self.num_heads, self.directions, self.distance, self.spacing)
-        # what heads see and how far it is does not depend on the layer
+        # fields of view and distances do not depend on the layer
         far = pos.remember(key, lambda: self._far(grid, pos.coords.device))
         slope = self.layer_slope(layer)
-        # 0 times infinity is no number
+        # 0 * inf would be NaN
         values = far * -slope if slope else torch.where(far.isinf(), -torch.inf, 0.0)
         return TableBias(values, pos, one_grid=False, hides=True)
 
     def _far(self, grid: Grid, device: torch.device) -> Tensor:
-        """Return m_h * d of every offset (h, 2 n_1 - 1, 2 n_2 - 1), infinite where a head does not see the key."""
+        """Return m_h * d of every offset (h, 2 n_1 - 1, 2 n_2 - 1), infinite outside of the head's field of view."""
         spaced = grid if self.spacing is None else replace(grid, spacing=self.spacing)
         distance = offsets(spaced, "euclidean", False, "none", device=device)
         if self.distance != "linear":
             distance = distance.sqrt() if self.distance == "sqrt" else distance.square()
-        # tables are read at query minus key, directions are from the query to the key
+        # tables are indexed by query minus key, directions point from query to key
         steps = [
             torch.arange(n - 1, -n, -1, device=device) * s
             for n, s in zip(grid.shape, spaced.spacing or (1.0, 1.0), strict=True)
@@ -200,11 +200,11 @@ class LookHere(Biased):
 
 
 def _group_sizes(heads: int, groups: int) -> list[int]:
-    """Return how many heads each group has: fours, what is left goes to the first groups."""
+    """Return the number of heads per group: multiples of four, the first groups get the remainder."""
     fours = -(-heads // 4)
     if fours < groups:
         return [heads // groups + (i < heads % groups) for i in range(groups)]
-    # the last four may not be full
+    # the last group may be incomplete
     sizes = [4 * (fours // groups + (i < fours % groups)) for i in range(groups)]
     sizes[-1] -= 4 * fours - heads
     return sizes

@@ -1,4 +1,4 @@
-"""PaPE: parabolas of projected positions whose shape each query sets (arXiv 2602.01418)."""
+"""PaPE: parabolas of projected positions, with content-dependent coefficients per query (arXiv 2602.01418)."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from vispe.options import Axes, Positive, Whole, check_per_axis
 
 @register
 class PaPE(Biased):
-    """Every query lays parabolas over the image, whose width and slope it reads from its token.
+    """Bias of parabolas over projected positions, with widths and slopes computed from the query's token.
 
     bias[h, i, j] = scale * sum_m -a_hm(i) (u_j - u_i)^2 - b_hm(i) (u_j - u_i)          arXiv 2602.01418
     radial:       = scale * -a_h(i) s_h^2 |p_j - p_i|^2
 
     u = P_hm . p with a learned row P_hm for each head and parabola, a = softplus(W_a x) and b = W_b x of the layer's
-    input x, scale = 1 / sqrt(d_h), as that of q . k. In the radial form s_h is a fixed number, drawn once.
+    input x, scale = 1 / sqrt(d_h), as for q . k. In the radial form, s_h is a fixed number, drawn once.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes.
-        form: 'projected' (the first line) or 'radial' (the second, alike in all directions).
-        parabolas: of each head, m; one for each axis by default. Only 'projected' has several.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        form: 'projected' (the first line) or 'radial' (the second, isotropic).
+        parabolas: number per head, m; one per axis by default. Only for 'projected'.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
-    Presets: ``pape.ri`` is the form that is invariant to rotation.
+    Presets: ``pape.ri`` is the rotation-invariant form.
 
     Shapes: pos (n, axes), x (b, n, d) -> bias (b, h, n, n); prefix rows and columns are 0.
     New resolution: no resampling needed; a step costs the same.   Cost: h m (axes + 2 d) parameters per layer, d h in
-        the radial form; O(m) per score, as 2 m + 1 more columns of q and k, or one factor per query.
+        the radial form; O(m) per score, as 2 m + 1 extra columns of q and k, or one factor per query.
     Invariant to: translation, at equal tokens; in the radial form rotation by any angle and reflection too.
     Raises: ShapeError for another number of axes or without the tokens x; OptionError for options that do not fit
         together.
-    Differs from the reference: coordinates are centred first, which changes only the rounding; prefix tokens, which it
-        has none of, neither have nor get a bias.
+    Differs from the reference: coordinates are centred first, which changes only the rounding; prefix tokens, which the
+        reference does not have, get no bias.
 
-    Not near the identity: a is about 0.7 at first, so far patches fade; a pretrained model needs training with it.
+    Pretrained models need fine-tuning with it: a is initially about 0.7, which suppresses far patches.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -88,7 +88,7 @@ class PaPE(Biased):
         if self.form == "radial":
             if self.parabolas is not None:
                 raise OptionError(
-                    f"parabolas={self.parabolas} has no effect with form='radial', which has one for each head."
+                    f"parabolas={self.parabolas} has no effect with form='radial', which has one per head. Omit it."
                 )
             self.a = PreciseLinear(self.dim, self.num_heads, bias=False)
             self.register_buffer("position_scales", torch.empty(1, self.num_heads, 1, 1))
@@ -100,7 +100,7 @@ class PaPE(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has weights of its own."""
+        """True: every layer has its own weights."""
         return True
 
     def reset_parameters(self) -> None:
@@ -116,20 +116,20 @@ class PaPE(Biased):
         """Return the bias for the tokens `x` (b, n, d)."""
         self._need_axes(pos)
         if x is None:
-            raise ShapeError("pape reads the tokens; pass x (b, n, d) to bias().")
+            raise ShapeError("pape reads the tokens. Pass x (b, n, d) to bias().")
         if self.form == "radial":
             return self._radial(pos, x)
         spaced = pos if self.spacing is None else pos.spaced(self.spacing)
-        # only differences count, and small numbers leave more digits to them; prefix tokens are at 0
+        # only differences matter; centred coordinates have smaller rounding errors; prefix tokens are at 0
         coords = (spaced.coords - spaced.extent[:, None] / 2) * spaced.spatial[..., None]
         u = self.position(coords).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         ab = self.ab(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        placed = spaced.spatial[:, None, :, None]
-        # prefix queries have no parabola; the scale of the rows is that of the whole bias
-        a, b = (t * placed * self._scale() for t in (F.softplus(ab[0]), ab[1]))
-        # -a (u_j - u_i)^2 - b (u_j - u_i), by powers of u_j
+        valid = spaced.spatial[:, None, :, None]
+        # prefix queries have no parabola; scaling the rows scales the bias
+        a, b = (t * valid * self._scale() for t in (F.softplus(ab[0]), ab[1]))
+        # -a (u_j - u_i)^2 - b (u_j - u_i), expanded in powers of u_j
         row = torch.cat([((b - a * u) * u).sum(-1, keepdim=True), -a, 2 * a * u - b], -1)
-        col = torch.cat([placed.to(u).expand(len(u), *u.shape[1:3], 1), u.square(), u], -1)
+        col = torch.cat([valid.to(u).expand(len(u), *u.shape[1:3], 1), u.square(), u], -1)
         return LowRankBias(row, col, pos)
 
     def _radial(self, pos: Positions, x: Tensor) -> Bias:

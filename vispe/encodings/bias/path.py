@@ -1,4 +1,4 @@
-"""PaTH: keys are reflected by every token on the way to their query (arXiv 2505.16381)."""
+"""PaTH: keys are transformed by Householder reflections of all tokens up to the query (arXiv 2505.16381)."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions
 from vispe.options import Whole
 
-TAPS = 3  # tokens that the convolution sees
+TAPS = 3  # kernel size of the convolution
 
 
 @register
 class Path(Biased):
-    """A query meets each key as all tokens in between have left it, each by a step that it reads from its content.
+    """Logits with keys transformed by content-dependent Householder-like steps of all tokens between key and query.
 
     logits = scale (q_i^T (I - b_i w_i w_i^T) ... (I - b_{j+1} w_{j+1} w_{j+1}^T) k_j + g_{j+1} + ... + g_i), j <= i
 
     w = silu(conv(U D x)), of length 1 per head; b = 2 sigmoid(B x + c); g = logsigmoid(G x + e), or none
-    arXiv 2505.16381. For sequences: there is no way back to a query, so later keys get -inf, and attention is causal.
+    arXiv 2505.16381. For sequences only: attention is causal, later keys get -inf.
 
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        causal: must be true: attention in both directions has no such ways.
-        rank: width between D and U; the convolution runs over 3 tokens, the last its own, channel by channel.
-        gate: whether there is g, which lets far tokens be forgotten.
+        causal: must be true: the method is not defined for bidirectional attention.
+        rank: width between D and U; the depthwise causal convolution covers 3 tokens.
+        gate: whether there is a forget gate g.
 
     Shapes: pos (n, 1), x (b, n, d), q and k (b, h, n, d_h) -> logits (b, h, n, n); pairs with a prefix token keep
-        scale q . k, and prefix tokens change no key.
-    New resolution: tokens go on.
+        scale q . k, and prefix tokens transform no key.
+    New resolution: longer sequences are extrapolated.
     Cost: 2 d rank + 3 d + (h or 2 h) (d + 1) parameters per layer; three more products of n x n and a triangular system
         of n unknowns per head; the logits are dense.
-    Invariant to: nothing; where a stretch of tokens moves, the steps of its first two tokens change.
+    Invariant to: nothing; if a segment of tokens moves, the steps of its first two tokens change.
     Raises: UnsupportedCombination without causal=true; ShapeError without the tokens x, without queries and keys, for
-        other numbers of axes, or when tokens have been dropped, because the way then lacks their steps.
-    Differs from the reference: all ways at once, from one triangular system, in place of blocks. There is no start at
-        which a pretrained model stays as it is.
+        other numbers of axes, or if tokens have been dropped, because their steps would be missing.
+    Differs from the reference: all pairs at once, by one triangular system, instead of blocks. No initialisation
+        leaves a pretrained model unchanged.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -73,8 +73,8 @@ class Path(Biased):
         inner = self.num_heads * self._head_width()
         if not self.causal:
             raise UnsupportedCombination(
-                "path walks from earlier keys to later queries, so attention in both directions cannot use it; say "
-                "causal=true if it is causal, or choose grape_alibi."
+                "path transforms keys by later tokens and cannot be used in bidirectional attention. Use "
+                "causal=true if attention is causal, or grape_alibi."
             )
         self.down = PreciseLinear(self.dim, self.rank, bias=False)
         self.up = PreciseLinear(self.rank, inner, bias=False)
@@ -84,39 +84,36 @@ class Path(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has its own steps."""
+        """True: every layer has its own steps."""
         return True
 
     def reset_parameters(self) -> None:
-        """Initialise everything as torch does."""
+        """Initialise all layers as torch does."""
         for layer in self.children():
             if isinstance(layer, PreciseLinear | PreciseConv):
                 layer.reset_parameters()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the logits for the tokens `x` (b, n, d); what `dense` gives of them depends on queries and keys."""
+        """Return the logits for the tokens `x` (b, n, d); `dense` depends on queries and keys."""
         if pos.axes != 1:
             raise ShapeError(
-                f"path needs 1-axis positions, got {pos.axes} axes ({pos}): a grid has no one way from key to query; "
-                "choose tapa or grape_alibi there."
+                f"path needs 1-axis positions, got {pos.axes} axes ({pos}). Use tapa or grape_alibi on grids."
             )
         if x is None:
-            raise ShapeError("path reads the tokens; pass x (b, n, d) to bias().")
+            raise ShapeError("path reads the tokens. Pass x (b, n, d) to bias().")
         if pos.index is not None:
-            raise ShapeError(
-                "path takes a step at every token of a sequence, but some have been dropped; keep all."
-            )
-        # tokens without a place take no step, and look like the nothing before the first token
-        placed = pos.spatial[..., None]
-        x = at_least_float32(x) * placed
-        beta = 2 * self.beta(x).sigmoid() * placed
-        forget = None if self.forget is None else (F.logsigmoid(self.forget(x)) * placed).transpose(1, 2)
+            raise ShapeError("path needs all tokens of a sequence, but some have been dropped. Keep all.")
+        # tokens without a position make no step, and act as zero padding before the first token
+        valid = pos.spatial[..., None]
+        x = at_least_float32(x) * valid
+        beta = 2 * self.beta(x).sigmoid() * valid
+        forget = None if self.forget is None else (F.logsigmoid(self.forget(x)) * valid).transpose(1, 2)
         return PathScores(pos, self._steps(x), beta.transpose(1, 2), forget)
 
     def _steps(self, x: Tensor) -> Tensor:
         """Return the directions w (b, h, n, d_h), of length 1."""
         wide = F.pad(self.up(self.down(x)), (0, 0, TAPS - 1, 0))
-        # tap by tap: a convolution kernel would round under autocast
+        # explicit sum over taps: a convolution would round under autocast
         taps = self.conv.weight[:, 0].to(wide.dtype).unbind(-1)
         mixed = sum(
             (wide[:, i : i + x.shape[1]] * tap for i, tap in enumerate(taps)), torch.zeros_like(wide[:, :1])
@@ -145,19 +142,19 @@ class PathScores(ScoreBias):
     def scores(
         self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
     ) -> Tensor:
-        """Return the logits (b, h, n, n); those of later keys are of no way."""
+        """Return the logits (b, h, n, n); those of later keys are undefined."""
         heads = q.shape[1] if ask.q is None else ask.q.shape[1]
-        # steps of key heads serve groups of query heads
+        # steps of key heads are shared by groups of query heads
         groups = heads // self.steps.shape[1]
         w, beta = (
             at_least_float32(ask.pick(t.repeat_interleave(groups, 1), 1)) for t in (self.steps, self.beta)
         )
         wt, beta = w.transpose(-1, -2), beta[..., None]
-        # token t changes a key by a_t w_t: a = b (w . k - sum over s < t of (w_t . w_s) a_s), for all keys at once
+        # token t transforms a key by a_t w_t: a = b (w . k - sum over s < t of (w_t . w_s) a_s), for all keys at once
         steps = torch.eye(w.shape[-2], dtype=w.dtype, device=w.device) + beta * (w @ wt).tril(-1)
         after = beta * exact_product(w, k.transpose(-1, -2)).tril(-1)
         amounts = torch.linalg.solve_triangular(steps, after, upper=False, unitriangular=True)
-        # a query has seen the steps up to its own
+        # a query includes the steps up to its own
         logits = q @ k.transpose(-1, -2) - exact_product(exact_product(q, wt).tril(), amounts)
         if self.forget is not None:
             upto = at_least_float32(ask.pick(self.forget, 1)).cumsum(-1)

@@ -1,4 +1,4 @@
-"""Positional attention: who attends to whom is said by places alone (opallab/positional_attention)."""
+"""Positional attention: logits computed from positions only (opallab/positional_attention)."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from vispe.options import Whole
 
 @register
 class PositionalAttention(Biased):
-    """Attention weights come from the places of tokens alone: what patches hold only matters for the values.
+    """Attention weights depend only on positions; the content of patches affects only the values.
 
     logits[h, i, j] = (W_q[h] p_i + b_q[h]) . (W_k[h] p_j + b_k[h]) / sqrt(d_p)          arXiv 2410.01686
 
-    p is a table of positions of width d_p, made by an additive encoding; the product of queries and keys is left out.
-    It shows what of a task needs no content in attention, and it is a baseline for heads that seem to attend by place.
+    p is a position table of width d_p, computed by an additive encoding; the product of queries and keys is omitted.
+    It shows which part of a task needs no content in attention, and is a baseline for heads that attend by position.
 
     Args:
         num_heads: heads, h.
         grid: shape of the model's grid, for tables that need it; supplied by the host.
-        table: the additive encoding that makes p, as a spec: 'sincos2d', 'learned', 'sincos2d+learned', ...; every
-            layer has its own parameters of it.
-        pos_dim: width of p, d_p, and of the queries and keys of every head, whatever the width of the model is.
+        table: spec of the additive encoding that computes p: 'sincos2d', 'learned', 'sincos2d+learned', ...; its
+            parameters are per layer.
+        pos_dim: width of p, d_p, and of the queries and keys of every head, independent of the width of the model.
 
     Shapes: pos (n, axes) -> logits (1, h, n, n); rows and columns of prefix tokens are 0, so a class token attends to
-        all tokens alike.
+        all tokens equally.
     New resolution: as the table.   Cost: 2 h d_p (d_p + 1) parameters per layer; the weights are the same for all
-        samples, and n h d_p columns are all that is made.
-    Invariant to: nothing, as the table; to the content of the patches, but for values.
-    Raises: OptionError for a table that is not additive; ShapeError for axes that the table has not.
+        samples, and only n h d_p columns are computed.
+    Invariant to: nothing, as the table; to the content of the patches, except for values.
+    Raises: OptionError for a table that is not additive; ShapeError for axes that the table does not support.
     Differs from the reference: any table of positions, on grids; the layer only, not the network around it. A
         pretrained model starts anew, since its queries and keys are no longer read.
 
@@ -63,26 +63,26 @@ class PositionalAttention(Biased):
 
     def __post_init__(self) -> None:
         facts = {} if self.grid is None else {"grid": self.grid}
-        made = create_encoding(self.table, dim=self.pos_dim, num_heads=self.num_heads, **facts)
-        if any(not isinstance(e, Additive) or e.reads_tokens for e in made.parts()):
+        encoding = create_encoding(self.table, dim=self.pos_dim, num_heads=self.num_heads, **facts)
+        if any(not isinstance(e, Additive) or e.reads_tokens for e in encoding.parts()):
             raise OptionError(
-                f"positional_attention needs an additive encoding as table, got table={self.table!r}; choose one that "
-                "reads no tokens, such as sincos2d, fourier or learned."
+                f"positional_attention needs an additive encoding as table, got table={self.table!r}. Use one that "
+                "does not read tokens, such as sincos2d, fourier or learned."
             )
-        self.table = made.spec if self.table is made else self.table  # JSON-able
-        self.places = made
-        self._accept(*(n for n in (1, 2, 3) if all(n in e.ndim for e in made.parts())))
+        self.table = encoding.spec if self.table is encoding else self.table  # JSON-able
+        self.places = encoding
+        self._accept(*(n for n in (1, 2, 3) if all(n in e.ndim for e in encoding.parts())))
         self.qk_proj = PreciseLinear(self.pos_dim, 2 * self.num_heads * self.pos_dim)
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has its own queries and keys of places."""
+        """True: every layer has its own positional queries and keys."""
         return True
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Make the draws of the table."""
+        """Return the positions with the draws of the table."""
         return self.places.prepare(pos, generator, draws)
 
     def reset_parameters(self) -> None:
@@ -98,8 +98,8 @@ class PositionalAttention(Biased):
 
     def _columns(self, pos: Positions) -> tuple[Tensor, Tensor]:
         table = self.places.table(pos)
-        # rows of the projection: head after head, the query of a head before its key
+        # rows of the projection: per head, the query before the key
         read = self.qk_proj(table).unflatten(-1, (self.num_heads, 2, self.pos_dim))
-        # the projection has a bias: tokens without a place are 0 after it
+        # mask after the projection, since it has a bias
         row, col = (read * pos.spatial[..., None, None, None]).permute(3, 0, 2, 1, 4).unbind(0)
         return row * self.pos_dim**-0.5, col

@@ -1,4 +1,4 @@
-"""The learned table of offsets of Swin and BEiT, on 1, 2 or 3 axes (arXiv 2103.14030, arXiv 2106.08254)."""
+"""Learned relative position bias table of Swin and BEiT, on 1 to 3 axes (arXiv 2103.14030, arXiv 2106.08254)."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ class TableOfOffsets(Biased):
 
     bias[h, i, j] = table[row of (p_i - p_j), h]          arXiv 2103.14030, section 3.2
 
-    ``rpb.swin`` has the layout of Swin, Video Swin (3 axes) and timm's `RelPosBias`, drawn at random; ``rpb.beit`` that
-    of BEiT: three more rows for class-token pairs, all 0 at first. The entries of such checkpoints load under
-    their own names (`relative_position_bias_table` on the attention layer, in `rel_pos`, or shared at the root).
+    ``rpb.swin`` has the layout of Swin, Video Swin (3 axes) and timm's `RelPosBias`, randomly initialised; ``rpb.beit``
+    that of BEiT: three extra rows for class-token pairs, initialised with 0. The entries of such checkpoints load
+    unchanged (`relative_position_bias_table` on the attention layer, in `rel_pos`, or shared at the root).
 
     Args:
         num_heads: heads, h.
         grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
-        window: shape of the grid that the table is for; `grid` by default.
+        window: grid shape of the table; `grid` by default.
         prefix_values: three more rows, for prefix to patch, patch to prefix and prefix to prefix tokens.
-        std: standard deviation of the truncated normal initialisation; 0 starts without effect.
+        std: standard deviation of the truncated normal initialisation; 0: no effect at first.
         resample: how another grid reads the table: 'geometric' keeps near offsets and spreads far ones (BEiT, timm);
-            'bicubic' stretches all alike.
+            'bicubic' stretches all offsets equally.
         share_layers: one table for all layers instead of one each.
 
     Shapes: pos of a grid -> bias (1, h, n, n); table (prod(2 n_a - 1) + 3 with prefix_values, h). Prefix rows and
         columns are 0 without `prefix_values`.
-    New resolution: the table is resampled in each forward, see `resample`; the parameter stays as it is.
+    New resolution: the table is resampled in each forward, see `resample`; the parameter is unchanged.
     Cost: prod(2 n_a - 1) h parameters per layer, O(1) per score.
     Invariant to: translation.
     Raises: ShapeError if `pos` is not of a grid with as many axes as the table.
-    Differs from the reference: any number of prefix tokens, all alike; windows are the whole grid; the resampled
-        table keeps its gradient and its parameter, where timm makes a new parameter.
+    Differs from the reference: any number of prefix tokens, treated equally; the window is the full grid; the resampled
+        table keeps its gradient and its parameter, while timm creates a new parameter.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -89,12 +89,12 @@ class TableOfOffsets(Biased):
 
     @property
     def table_grid(self) -> tuple[int, ...]:
-        """Shape of the grid that the table is for."""
+        """Grid shape of the table."""
         return self.window or self.grid
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a table of its own, unless they share one."""
+        """Whether every layer has its own a table, rather than a shared one."""
         return not self.share_layers
 
     def reset_parameters(self) -> None:
@@ -104,23 +104,23 @@ class TableOfOffsets(Biased):
         else:
             nn.init.zeros_(self.relative_position_bias_table)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the table that released checkpoints keep on the attention layer, or at the root for all layers."""
-        take(state_dict, beside, own, {holder + TABLE: TABLE for holder in HOLDERS})
-        drop_index(state_dict, beside, HOLDERS)
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename the table of released checkpoints, from the attention layer, or from the root if shared by layers."""
+        take(state_dict, parent_prefix, prefix, {holder + TABLE: TABLE for holder in HOLDERS})
+        drop_index(state_dict, parent_prefix, HOLDERS)
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Resample a table of another grid as `bias` would read it; without a known grid it must be square."""
-        table = state_dict.get(own + TABLE)
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Resample a table of another grid, as `bias` does; an unknown grid is assumed to be square."""
+        table = state_dict.get(prefix + TABLE)
         if table is None or table.ndim != 2 or self.window is not None:
             return
         rows = table.shape[0] - 3 * self.prefix_values
-        old = trained_grid(own + TABLE, grid, rows, self.grid, _offsets)
+        old = trained_grid(prefix + TABLE, grid, rows, self.grid, _offsets)
         if old == self.grid:
             return
         values = table[:rows].t().reshape(table.shape[1], *(2 * n - 1 for n in old))
-        made = resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
-        state_dict[own + TABLE] = torch.cat([made, table[rows:]])
+        resampled = resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
+        state_dict[prefix + TABLE] = torch.cat([resampled, table[rows:]])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this table."""
@@ -133,5 +133,5 @@ class TableOfOffsets(Biased):
 
 
 def _offsets(grid: Sequence[int]) -> int:
-    """Return how many offsets two cells of a grid can have."""
+    """Return the number of distinct offsets between cells of a grid."""
     return math.prod(2 * n - 1 for n in grid)

@@ -1,4 +1,4 @@
-"""The continuous bias of Swin V2: a small network reads logarithmic offsets (arXiv 2111.09883)."""
+"""Continuous position bias of Swin V2: a small network of logarithmic offsets (arXiv 2111.09883)."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ HOLDERS = ("", "rel_pos.", "shared_rel_pos.")
 
 @register
 class ContinuousBias(Biased):
-    """A small network turns the logarithmic offset of two patches into a number per head for the logits.
+    """A small network maps the logarithmic offset of two patches to a bias per head.
 
     c = 8 o / (n - 1) per axis;  bias[h, i, j] = 16 sigmoid(W2 relu(W1 sign(c) log2(1 + |c|) / 3 + b))[h]
 
-    That is ``rpb_cpb.swinv2`` (arXiv 2111.09883, section 3.3). ``rpb_cpb.vit_relpos`` is what timm's `vit_relpos`
-    models have: sign(o) ln(1 + |o|) in patches, no sigmoid, dropout. The entries of their checkpoints load under
-    their own names (`cpb_mlp.*` on the attention layer; `mlp.*` in `rel_pos`, or in `shared_rel_pos` at the root).
+    That is ``rpb_cpb.swinv2`` (arXiv 2111.09883, section 3.3). ``rpb_cpb.vit_relpos`` is the form of timm's
+    `vit_relpos`
+    models: sign(o) ln(1 + |o|) in patches, no sigmoid, dropout. The entries of their checkpoints load
+    unchanged (`cpb_mlp.*` on the attention layer; `mlp.*` in `rel_pos`, or in `shared_rel_pos` at the root).
 
     Args:
         num_heads: heads, h.
         grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
         coords: 'swin' as above, or 'cr': sign(o) ln(1 + |o|), an output bias, and no sigmoid.
         hidden: width of the hidden layer.
-        pretrained: n in place of the input's grid, for coords='swin': the grid of the pretraining, after which larger
-            grids reach further instead of finer.
-        centre: for coords='swin': 16 (sigmoid - 1/2). Without prefix tokens that changes nothing; with them, patches
-            do not start with a bias of 8 that prefix tokens lack. True for 'swin' by default.
-        dropout: share of hidden units that are dropped in training; one draw per forward, for all layers.
+        pretrained: n instead of the input's grid, for coords='swin': the grid of the pretraining; larger
+            grids then extend the range instead of refining it.
+        centre: for coords='swin': 16 (sigmoid - 1/2). Without prefix tokens this has no effect; with them, it avoids
+            an initial bias of 8 between patches that prefix tokens do not have. True for 'swin' by default.
+        dropout: fraction of hidden units that are dropped in training; drawn once per forward, for all layers.
         share_layers: one network for all layers instead of one each.
 
     Shapes: pos of a grid with a axes -> bias (1, h, n, n); W1 (hidden, a), W2 (h, hidden). Prefix rows and columns
@@ -51,10 +52,10 @@ class ContinuousBias(Biased):
     New resolution: no resampling needed; see `pretrained`.
     Cost: hidden (a + h + 1) parameters per layer; the network runs once per offset, O(1) per score.
     Invariant to: translation.
-    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for options that do not fit together.
+    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for incompatible options.
     Differs from the reference: computed in float32 for every model dtype; an axis of one patch has coordinate 0
-        (timm's `RelPosMlp`: 0/0); any number of prefix tokens; `centre`, off in the presets; windows are the whole
-        grid; attention is not by cosine.
+        (timm's `RelPosMlp`: 0/0); any number of prefix tokens; `centre`, off in the presets; the window is the full
+        grid; cosine attention is not included.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -90,8 +91,8 @@ class ContinuousBias(Biased):
         self.centre: bool = swin if self.centre is None else self.centre
         if not swin and (self.centre or self.pretrained is not None):
             raise OptionError(
-                f"centre and pretrained belong to coords='swin', got centre={self.centre}, "
-                f"pretrained={self.pretrained} with coords='cr'; leave them out."
+                f"centre and pretrained have no effect with coords='cr', got centre={self.centre}, "
+                f"pretrained={self.pretrained}. Omit them."
             )
         check_per_axis("pretrained", self.pretrained, axes)
         out = PreciseLinear(self.hidden, self.num_heads, bias=not swin)
@@ -100,7 +101,7 @@ class ContinuousBias(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a network of its own, unless they share one."""
+        """Whether every layer has its own a network, rather than a shared one."""
         return not self.share_layers
 
     def reset_parameters(self) -> None:
@@ -111,32 +112,32 @@ class ContinuousBias(Biased):
             else:
                 nn.init.trunc_normal_(parameter, std=0.02)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the network that released checkpoints keep on the attention layer, or at the root for all layers."""
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename the network of released checkpoints, from the attention layer, or the root if shared by layers."""
         names = {name: name for name in self.state_dict()}
         for holder in HOLDERS[1:]:
             for ours in self.state_dict():
                 theirs = ours.replace("cpb_mlp.0", "mlp.fc1").replace("cpb_mlp.2", "mlp.fc2")
                 names[holder + theirs] = ours
-        take(state_dict, beside, own, names)
-        drop_index(state_dict, beside, HOLDERS)
+        take(state_dict, parent_prefix, prefix, names)
+        drop_index(state_dict, parent_prefix, HOLDERS)
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Draw which hidden units stay at which offset, in training; as factors 0 or 1 / (1 - dropout)."""
-        given = (draws or {}).get(DRAW)
-        if not self.dropout or (given is None and (not self.training or DRAW in pos.attrs)):
+        """Draw the dropout mask of hidden units per offset, in training; factors 0 or 1 / (1 - dropout)."""
+        factors = (draws or {}).get(DRAW)
+        if not self.dropout or (factors is None and (not self.training or DRAW in pos.attrs)):
             return pos
         count = math.prod(2 * n - 1 for n in self._need_grid(pos).shape)
-        if given is None:
-            chance = torch.rand(count, self.hidden, generator=generator, device=pos.coords.device)
-            given = (chance >= self.dropout) / (1.0 - self.dropout)
-        if tuple(given.shape) != (count, self.hidden):
+        if factors is None:
+            uniform = torch.rand(count, self.hidden, generator=generator, device=pos.coords.device)
+            factors = (uniform >= self.dropout) / (1.0 - self.dropout)
+        if tuple(factors.shape) != (count, self.hidden):
             raise ShapeError(
-                f"rpb_cpb needs a draw of {DRAW} of shape ({count}, {self.hidden}), got {tuple(given.shape)}."
+                f"rpb_cpb needs a draw of {DRAW} of shape ({count}, {self.hidden}), got {tuple(factors.shape)}."
             )
-        return pos.replace(attrs={**pos.attrs, DRAW: given})
+        return pos.replace(attrs={**pos.attrs, DRAW: factors})
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this network."""

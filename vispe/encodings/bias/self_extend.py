@@ -1,4 +1,4 @@
-"""SelfExtend: a rotary model reads larger grids, as far patches count in groups (arXiv 2401.01325)."""
+"""SelfExtend: RoPE on larger grids by grouping far positions, without training (arXiv 2401.01325)."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from vispe.options import Positive, Spacing, Whole
 
 @register
 class SelfExtend(Biased):
-    """Axial RoPE whose near patches keep their offset, while far ones have that of groups, so offsets stay small.
+    """Axial RoPE with exact offsets for near patches and grouped offsets for far ones, so that offsets stay small.
 
     Offset on an axis: p_i - p_j below the window w, else floor(p_i / g) - floor(p_j / g) + w - floor(w / g), mirrored
     behind                                                                      arXiv 2401.01325, LongEmbed 2404.12096
 
-    For models trained with ``rope_axial`` on smaller grids, without training: with ``group=1`` it is that. The longest
-    offset of a side of N patches is about (N - w) / g + w. Patches within the window on all axes (Chebyshev) are as
-    before; of others each axis goes by its own rule.
+    For models trained with ``rope_axial`` on smaller grids, without training: with ``group=1`` it equals `rope_axial`.
+    The largest offset of a side of N patches is about (N - w) / g + w. Patches within the window on all axes
+    (Chebyshev) are unchanged; for others, each axis has its own rule.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        group: patches that become one, g.
+        group: number of positions that share one, g.
         window: distance from which patches are grouped, w, in units of the spacing.
         temperature: ratio of the longest to the shortest wavelength, that of the model.
         layout: which channels are a pair, that of the model: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
-    Shapes: pos (n, axes), q and k (b, h, n, d_h) -> logits (b, h, n, n); prefix tokens are not turned.
+    Shapes: pos (n, axes), q and k (b, h, n, d_h) -> logits (b, h, n, n); prefix tokens are not rotated.
     New resolution: far offsets shrink by `group`; the trained grid should reach the largest.
     Cost: no parameters; three products for each axis instead of one, and dense logits for every image.
     Invariant to: nothing; groups start at the corner of the grid, so far offsets round differently elsewhere.
-    Raises: ShapeError without queries and keys; OptionError for heads of odd width.
-    Differs from the reference: several axes, each with the authors' rule. They group nothing in inputs shorter than the
-        window; here that needs no rule of its own.
+    Raises: ShapeError without queries and keys; OptionError for an odd head_dim.
+    Differs from the reference: several axes, each with the authors' rule. They do not group inputs shorter than the
+        window; here this follows from the rule.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -77,8 +77,8 @@ class SelfExtend(Biased):
         width = self._head_width()
         if width % 2:
             raise OptionError(
-                f"self_extend turns pairs of channels, got {width} per head (dim={self.dim}, num_heads="
-                f"{self.num_heads}); choose another num_heads."
+                f"self_extend needs an even head_dim, got {width} (dim={self.dim}, num_heads="
+                f"{self.num_heads}). Use another num_heads."
             )
         self.pairs = width // 2
         if self.spacing is not None:
@@ -95,7 +95,7 @@ class SelfExtend(Biased):
         return rates
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the logits; what `dense` gives of them depends on queries and keys."""
+        """Return the logits; `dense` depends on queries and keys."""
         self._need_axes(pos)
         return GridScores(pos, self.rates(pos.axes), self.group, self.window, self.layout, self.spacing)
 
@@ -123,15 +123,15 @@ class GridScores(ScoreBias):
     ) -> Tensor:
         """Return the logits (b, h, n, m) of patches; those of pairs with a prefix token are plain rotary ones."""
         a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
-        # a token without a place stands at the origin, where nothing is turned
+        # tokens without a position are at the origin, where the rotation is the identity
         at, to = (p.coords * p.spatial[..., None] for p in (a, b))
         bare = ~(a.spatial[:, :, None] & b.spatial[:, None])
         rates = self.rates.to(q.device)
-        found = GroupedScores(at, to, rates, self.group, self.window, self.layout, plain=bare)
-        return found.scores(q, k, scale)
+        grouped = GroupedScores(at, to, rates, self.group, self.window, self.layout, plain=bare)
+        return grouped.scores(q, k, scale)
 
     def _dense(self, ask: Request) -> Tensor:
-        """Return the logits; unlike those of other scores, prefix tokens meet turned patches, as in rotary models."""
+        """Return the logits; unlike other score biases, prefix tokens interact with rotated patches, as in RoPE."""
         if ask.q is None or ask.k is None:
             return super()._dense(ask)
         pos_q, pos_k = ask.where(self.pos)

@@ -1,4 +1,4 @@
-"""Relative position representations: a learned vector for each offset that queries, keys or values meet."""
+"""Relative position representations: a learned vector per offset for queries, keys or values (arXiv 1803.02155)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TABLES = ("distance_embedding", "value_embedding")
 
 @register
 class Shaw(Biased):
-    """Queries meet a learned vector for the offset of two patches, as if it were added to the key.
+    """Adds the product of the query with a learned vector of the offset, as if it were added to the key.
 
     o = p_i - p_j:  logits[i, j] += scale * q_i . r(o);  with values out_i += sum_j A_ij r'(o)          arXiv 1803.02155
 
@@ -45,25 +45,26 @@ class Shaw(Biased):
         method: 'key', 'key_query', 'distance_factor' or 'offset_factor', see above.
         values: whether the values have a table of vectors, too.
         shared: one table for all heads instead of one per head.
-        clip: a table for offsets from -clip[0] to clip[1] along each axis, which also take those beyond, in place of
-            one for all offsets of `grid`.
-        index: what rows of the table count: 'query_key' p_i - p_j (BERT), 'key_query' p_j - p_i (wav2vec 2.0 BERT).
+        clip: range of the table: offsets from -clip[0] to clip[1] along each axis, to which others are clamped, instead
+            of all offsets of `grid`.
+        index: offset that rows of the table count: 'query_key' p_i - p_j (BERT), 'key_query' p_j - p_i (wav2vec 2.0
+            BERT).
         resample: how another grid reads a table without `clip`: 'geometric' keeps near offsets and spreads far ones,
-            'bicubic' stretches all alike.
+            'bicubic' stretches all equally.
         grid: shape of the token grid at the training resolution, 1 to 3 axes, supplied by the host.
         axes: number of axes; by default that of `grid`, or 2.
 
     Presets: ``shaw.values`` has keys and values as in the paper; ``shaw.method1``, ``shaw.method2`` and
         ``shaw.method4`` are those of arXiv 2009.13658.
 
-    Shapes: pos of a grid -> bias (b, h, n, n). Tables, all 0 at first, so that nothing changes: (offsets, d_h), numbers
-        (offsets, 1), both h times as wide unless `shared`. Prefix rows and columns are 0.
-    New resolution: the table is resampled in each forward, see `resample`; with `clip` it is read as it is.
+    Shapes: pos of a grid -> bias (b, h, n, n). Tables, initialised with 0, so that a pretrained model is unchanged:
+        (offsets, d_h), numbers (offsets, 1), both h times as wide unless `shared`. Prefix rows and columns are 0.
+    New resolution: the table is resampled in each forward, see `resample`; with `clip` it needs no resampling.
     Cost: prod(2 n_a - 1) d_h parameters per layer; b h n prod(2 n_a - 1) d_h and a gather of n x n.
     Invariant to: translation, at equal queries and keys; distance_factor: reflection of an axis, too.
-    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for options that do not fit together.
-    Differs from the reference: several axes; tables start at 0, so that a trained model stays what it is; a factor is
-        1 + t and leaves rotations of queries and keys beside it alone.
+    Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for incompatible options.
+    Differs from the reference: several axes; tables start at 0, so that a pretrained model is unchanged at first; a
+        factor is 1 + t and does not affect rotations of queries and keys.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -106,29 +107,30 @@ class Shaw(Biased):
         self._accept(axes)
         if self.grid is None and self.clip is None:
             raise OptionError(
-                "shaw needs the grid that its table is for, or clip=[least, largest] offset; say one."
+                "shaw needs grid, the grid of its table, or clip=[min, max] offset, got neither. Pass one of them."
             )
-        if self.clip is not None:  # every grid reads the table as it is
+        if self.clip is not None:  # the table fits every grid
             vars(self)["extrapolates"] = True
         self.folded = self.method == "distance_factor"
         if self.folded and self.clip is not None and self.clip[0] != self.clip[1]:
             raise OptionError(
-                f"method='distance_factor' knows no direction, so both numbers of clip must be equal, got {self.clip}."
+                f"method='distance_factor' is symmetric and needs two equal numbers for clip, got {self.clip}."
             )
         if self.folded and self.index != "query_key":
             raise OptionError(
-                "index is about directions, which method='distance_factor' does not know; leave it out."
+                f"index={self.index!r} has no effect with method='distance_factor', which is symmetric. Omit it."
             )
         if self.clip is not None and self.resample != "geometric":
             raise OptionError(
-                f"resample={self.resample!r} has no effect with clip={list(self.clip)}, which all grids read alike; "
-                "leave one out."
+                f"resample={self.resample!r} has no effect with clip={list(self.clip)}. Omit one of them."
             )
-        self.distance_embedding = self._made(heads * (1 if "factor" in self.method else width), self.folded)
-        self.value_embedding = self._made(heads * width, False) if self.values else None
+        self.distance_embedding = self._table_for(
+            heads * (1 if "factor" in self.method else width), self.folded
+        )
+        self.value_embedding = self._table_for(heads * width, False) if self.values else None
         self.reset_parameters()
 
-    def _made(self, channels: int, folded: bool) -> Table:
+    def _table_for(self, channels: int, folded: bool) -> Table:
         rows = math.prod(self._sides(self.grid or (), folded))
         return Table(rows, channels)
 
@@ -140,22 +142,22 @@ class Shaw(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has tables of its own."""
+        """True: every layer has its own tables."""
         return True
 
     def reset_parameters(self) -> None:
-        """Set all tables to 0, so that at first nothing changes."""
+        """Set all tables to 0, so that a pretrained model is initially unchanged."""
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take the tables that released checkpoints keep on the attention layer."""
-        take(state_dict, beside, own, {f"{name}.weight": f"{name}.weight" for name in TABLES})
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename the tables of released checkpoints from the attention layer."""
+        take(state_dict, parent_prefix, prefix, {f"{name}.weight": f"{name}.weight" for name in TABLES})
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Resample tables of another grid as `bias` would read them; without a known grid it must be square."""
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Resample tables of another grid, as `bias` does; an unknown grid is assumed to be square."""
         for name in TABLES:
-            key, folded = f"{own}{name}.weight", self.folded and name == TABLES[0]
+            key, folded = f"{prefix}{name}.weight", self.folded and name == TABLES[0]
             table = state_dict.get(key)
             if table is None or table.ndim != 2 or self.clip is not None or self.grid is None:
                 continue
@@ -163,13 +165,13 @@ class Shaw(Biased):
                 key, grid, len(table), self.grid, lambda g, f=folded: math.prod(self._sides(g, f))
             )
             if old != self.grid:
-                made = self._resampled(table, old, self.grid, folded)
-                # of distances only those from 0 on are stored
+                resampled = self._resampled(table, old, self.grid, folded)
+                # only non-negative offsets are stored for distances
                 half = tuple(slice(n - 1 if folded else 0, None) for n in self.grid)
-                state_dict[key] = made[(slice(None), *half)].flatten(1).t().to(table.dtype)
+                state_dict[key] = resampled[(slice(None), *half)].flatten(1).t().to(table.dtype)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
-        """Return what is added to the logits in block `layer`."""
+        """Return the bias of block `layer`."""
         pairs, table, known = self._read(
             pos, self.distance_embedding, 1 if "factor" in self.method else None, self.folded
         )
@@ -180,7 +182,7 @@ class Shaw(Biased):
         return SumBias(terms) if len(terms) > 1 else terms[0]
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
-        """Return what is added to the output of attention, with values."""
+        """Return the term added to the attention output, with `values`."""
         if self.value_embedding is None:
             return None
         pairs, table, _ = self._read(pos, self.value_embedding, None, False)
@@ -189,7 +191,7 @@ class Shaw(Biased):
     def _read(
         self, pos: Positions, embedding: Table, channels: int | None, folded: bool
     ) -> tuple[Tensor, Tensor, Hashable]:
-        """Return which row each pair reads (b or 1, n, n), the table (h or 1, rows, channels), a name of the first."""
+        """Return the row of each pair (b or 1, n, n), the table (h or 1, rows, channels), and a cache key."""
         grid, weight = self._need_grid(pos), embedding.weight
         if self.clip is None and self.grid is not None and (folded or not same_grid(self.grid, grid.shape)):
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
@@ -199,16 +201,16 @@ class Shaw(Biased):
         return pairs, with_none(table), key
 
     def _rows(self, shape: Sequence[int], folded: bool, device: torch.device) -> Tensor:
-        """Return which row of the table every offset of a grid reads, (2 n_1 - 1, ...), query minus key."""
-        found = torch.zeros((), dtype=torch.int64, device=device)
+        """Return the table row of every offset of a grid, (2 n_1 - 1, ...), query minus key."""
+        index = torch.zeros((), dtype=torch.int64, device=device)
         for n in shape:
             along, side = offset_rows(n, device, self.clip, self.index == "key_query"), 2 * n - 1
             if self.clip is not None:
                 side = sum(self.clip) + 1
-            if self.clip is not None and folded:  # distances are stored from 0 on
+            if self.clip is not None and folded:  # distances are indexed from 0
                 along, side = (along - self.clip[0]).abs(), self.clip[0] + 1
-            found = found[..., None] * side + along
-        return found
+            index = index[..., None] * side + along
+        return index
 
     def _resampled(self, table: Tensor, old: tuple[int, ...], new: tuple[int, ...], folded: bool) -> Tensor:
         """Return a table of one grid for another, (channels, 2 n_1 - 1, ...)."""

@@ -1,4 +1,4 @@
-"""T5's buckets of relative positions, near ones apart and far ones together, on grids (arXiv 1910.10683)."""
+"""T5's buckets of relative positions, exact for near offsets and logarithmic for far ones, on grids (1910.10683)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vispe.options import Axes, NotNegative, Positive, Whole, check_per_axis
 
 
 def log_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
-    """Return the bucket of each distance, int64: whole distances below count // 2, logarithmic from there on."""
+    """Return the bucket of each distance, int64: exact below count // 2, logarithmic from there on."""
     exact = count // 2
-    # float32 as in the released models: where a logarithm comes close to a whole number it decides
+    # float32 as in the released models: rounding decides where a logarithm is close to an integer
     far = torch.log(distance.float().clamp(min=exact) / exact) / math.log(max_distance / exact)
     far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
     return torch.where(distance < exact, distance.long(), far)
@@ -31,10 +31,10 @@ def relative_buckets(rel: Tensor, count: int, max_distance: int, causal: bool = 
     """Return the bucket of each relative position, key minus query, int64.
 
     Args:
-        rel: whole or real numbers.
-        count: number of buckets; without `causal` one half is for keys ahead.
-        max_distance: from here on all is one bucket.
-        causal: keys ahead count as distance 0.
+        rel: integers or floats.
+        count: number of buckets; without `causal`, half of them for later keys.
+        max_distance: distance from which on all share a bucket.
+        causal: later keys count as distance 0.
 
     Example:
         >>> relative_buckets(torch.tensor([-2, -1, 0, 1, 2]), 32, 128).tolist()
@@ -48,31 +48,31 @@ def relative_buckets(rel: Tensor, count: int, max_distance: int, causal: bool = 
 
 @register
 class T5Buckets(Biased):
-    """Adds a learned number per head and bucket of the offset of two patches: near offsets one each, far ones together.
+    """Adds a learned number per head and bucket of the offset of two patches; far offsets share logarithmic buckets.
 
     bias[h] = sum over axes a of table[a, bucket(p_j - p_i along a), h]          arXiv 1910.10683, section 2.1
 
-    The first half of the buckets is for keys behind or level, the second for keys ahead; in each, the first half are
-    whole steps and the others grow to `max_distance` in logarithmic steps. Bare ``t5``, also called ``t5.axial``, has a
-    table for each axis; ``t5.radial`` one for the distance, without direction. All start at 0, without effect.
+    The first half of the buckets is for keys before or at the query, the second for keys after it; in each half, the
+    first half is exact and the rest grows logarithmically to `max_distance`. Bare ``t5``, also called ``t5.axial``, has
+    a table per axis; ``t5.radial`` one for the distance, without direction. Tables start at 0, without effect.
 
     Args:
         num_heads: heads, h.
-        axes: axes of the grids that it is for.
-        mode: 'axial' adds over the axes as above; 'radial' takes the euclidean distance, and all buckets for it.
+        axes: number of grid axes.
+        mode: 'axial' adds over the axes as above; 'radial' uses the euclidean distance, and all buckets for it.
         num_buckets: buckets of a table.
-        max_distance: distance, in units of the spacing, from which on all is one bucket.
-        causal: keys ahead count as distance 0 and no buckets are kept for them, for a causal softmax along 1 axis.
+        max_distance: distance, in units of the spacing, from which on all share a bucket.
+        causal: later keys count as distance 0 and have no buckets, for a causal softmax along 1 axis.
         std: standard deviation of the initialisation.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> bias (1, h, n, n); table (axes, buckets, h), or (1, buckets, h) of 'radial'. Prefix rows
         and columns are 0.
-    New resolution: no resampling needed; far offsets share buckets that are known.
+    New resolution: no resampling needed; far offsets share the last bucket.
     Cost: buckets h parameters per axis and layer, O(1) per score.
     Invariant to: translation; 'radial' to rotation by any angle and flips.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
-    Differs from the reference: grids of several axes; a table per layer, where T5 shares that of its first layer; real
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
+    Differs from the reference: grids of several axes; a table per layer, while T5 shares that of its first layer; real
         offsets are rounded towards 0.
 
     Example:
@@ -108,15 +108,15 @@ class T5Buckets(Biased):
         check_per_axis("spacing", self.spacing, self.axes)
         if self.causal and (self.axes > 1 or self.mode == "radial"):
             raise OptionError(
-                f"causal=True counts steps back along 1 axis, got axes={self.axes}, mode={self.mode!r}; say "
-                "axes=1, or leave it out."
+                f"causal=True counts steps back along 1 axis, got axes={self.axes}, mode={self.mode!r}. Use "
+                "axes=1, or omit causal."
             )
         one_way = self.causal or self.mode == "radial"
-        least = 2 if one_way else 4
+        smallest = 2 if one_way else 4
         exact = (self.num_buckets if one_way else self.num_buckets // 2) // 2
-        if self.num_buckets < least or self.max_distance <= exact:
+        if self.num_buckets < smallest or self.max_distance <= exact:
             raise OptionError(
-                f"t5 needs num_buckets of {least} or more and max_distance above their {exact} whole steps, got "
+                f"t5 needs num_buckets of {smallest} or more and max_distance above their {exact} exact buckets, got "
                 f"num_buckets={self.num_buckets}, max_distance={self.max_distance}."
             )
         tables = 1 if self.mode == "radial" else self.axes
@@ -125,7 +125,7 @@ class T5Buckets(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a table of its own."""
+        """True: every layer has its own a table."""
         return True
 
     def reset_parameters(self) -> None:
@@ -138,7 +138,7 @@ class T5Buckets(Biased):
         return OffsetBias(self._read, pos, spacing=self.spacing, made_of=self._made_of())
 
     def _read(self, step: Tensor) -> Tensor:
-        """Return what the tables hold for offsets (m, axes), (h, m)."""
+        """Return the table values (h, m) of offsets (m, axes)."""
         table, count = at_least_float32(self.table), self.num_buckets
         if self.mode == "radial":
             length = torch.linalg.vector_norm(step, dim=-1)

@@ -1,4 +1,4 @@
-"""TAPA: the logit oscillates with distance, as fast as the content of the pair says (arXiv 2509.12635)."""
+"""TAPA: logits that oscillate with distance at a content-dependent frequency (arXiv 2509.12635)."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from vispe.options import Limits, NotNegative, Spacing, Whole
 
 @register
 class Tapa(Biased):
-    """Some channels say how much a pair attends, the others how its logit oscillates with distance.
+    """Some channels define the amplitude of a logit, the others its phase, which grows with distance.
 
     logits = (q_A . k_A / sqrt(theta d)) cos(2 pi |p_i - p_j|^alpha q_P . k_P / sqrt((1 - theta) d))  arXiv 2509.12635
 
-    A are the first theta d channels of a head, P the others. A token meets itself with the amplitude alone.
+    A are the first theta d channels of a head, P the others. At distance 0 only the amplitude remains.
 
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        theta: share of the channels that are amplitude, rounded to whole channels; above 0 and below 1.
-        alpha: power of the distance; 0 tells a token from all others only.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        theta: fraction of the channels for the amplitude, rounded to an integer; above 0 and below 1.
+        alpha: power of the distance; 0 distinguishes only a token from all others.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes), q and k (b, h, n, d) -> logits (b, h, n, n); pairs with a prefix token keep q . k / sqrt(d).
-    New resolution: distances go on; for small alpha they grow slowly.
+    New resolution: distances are extrapolated; for small alpha they grow slowly.
     Cost: no parameters; two products instead of one, and dense logits for every image.
     Invariant to: translation, rotation by any angle and reflection, when patches keep their content.
-    Raises: ShapeError without queries and keys; OptionError where a share has no channel.
-    Differs from the reference: no code is public; euclidean distances on grids, where the paper has one axis, and no
-        mask: pass is_causal to attention for its language models. A pretrained model starts anew, since its products
-        of queries and keys are cut in two.
+    Raises: ShapeError without queries and keys; OptionError if amplitude or phase has no channel.
+    Differs from the reference: no code is public; euclidean distances on grids, while the paper has one axis, and no
+        mask: pass is_causal to attention for its language models. Pretrained models need retraining, since the products
+        of queries and keys are split.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -69,14 +69,14 @@ class Tapa(Biased):
         width = self._head_width()
         if not 0 < round(self.theta * width) < width:
             raise OptionError(
-                f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head; choose "
-                "another share or fewer heads."
+                f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head. Use "
+                "another theta or fewer heads."
             )
         if self.spacing is not None:
             self._accept(len(self.spacing))
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the logits; what `dense` gives of them depends on queries and keys."""
+        """Return the logits; `dense` depends on queries and keys."""
         self._need_axes(pos)
         return PhaseScores(pos, self.theta, self.alpha, self.spacing)
 
@@ -97,19 +97,19 @@ class PhaseScores(ScoreBias):
         """Return the logits (b, h, n, m)."""
         width = q.shape[-1]
         cut = round(self.theta * int(width))
-        # two products of every pair, each scaled by the channels that it sums over
+        # two dot products per pair, each scaled by its number of channels
         amplitude = (q[..., :cut] @ k[..., :cut].transpose(-1, -2)) * (self.theta * width) ** -0.5
         phase = (q[..., cut:] @ k[..., cut:].transpose(-1, -2)) * ((1 - self.theta) * width) ** -0.5
         return amplitude * (2 * math.pi * self._reach(pos_q, pos_k) * phase).cos()
 
     def _reach(self, pos_q: Positions, pos_k: Positions) -> Tensor:
-        """Return distance ** alpha, (b or 1, 1, n, m); 0 at distance 0, where no power has a gradient that ends."""
+        """Return distance ** alpha, (b or 1, 1, n, m); 0 at distance 0, where its gradient may be infinite."""
 
         def make() -> Tensor:
             a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
             distance = distances(a, b, "euclidean", wrap=False, normalize="none")[:, None]
-            apart = distance > 0
-            return torch.where(apart, torch.where(apart, distance, 1.0) ** self.alpha, 0.0)
+            nonzero = distance > 0
+            return torch.where(nonzero, torch.where(nonzero, distance, 1.0) ** self.alpha, 0.0)
 
         key = ("tapa", self.alpha, self.spacing)
         return pos_q.remember(key, make) if pos_k is pos_q else make()

@@ -1,4 +1,4 @@
-"""TRA: a rectified threshold keeps keys, and kept keys in between make others fade, in place of the usual logits."""
+"""TRA: threshold relative attention: keys below a threshold are removed, others decay with their rank (2503.23174)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from vispe.grid import Positions
 from vispe.options import Number, Positive, Spacing, Whole
 
 
-class KeptBias(Bias):
-    """The whole logits: ``S_ij + decay_i * (kept keys as near as j, or nearer)``, and -inf where S is 0.
+class ThresholdBias(Bias):
+    """The full logits: ``S_ij + decay_i * (retained keys at most as far as j)``, and -inf where S is 0.
 
     Args:
         decay: (b, h, n), 0 or less.
-        pos: the positions it is bound to.
-        order: the positions by which keys are nearer or farther.
-        causal: whether only what is before a query counts.
+        pos: positions of the tokens.
+        order: positions that define the distance of keys.
+        causal: whether only keys up to the query count.
         eps: added to mean squares.
     """
 
@@ -38,20 +38,23 @@ class KeptBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ."""
+        """True: the bias depends on content."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None or ask.scale is None:
-            raise ShapeError("tra makes the logits of queries and keys; pass q, k and scale to dense().")
+            raise ShapeError(
+                "tra computes logits from queries and keys and needs q, k and scale, got None for one of them. Pass "
+                "q, k and scale to dense()."
+            )
         q, k = (self._unit(ask.pick(x, 1)) for x in (ask.q, ask.k))
         score = (exact_product(q, k.transpose(-1, -2)) * ask.scale).relu()
-        kept = score > 0
+        retained = score > 0
         if self.causal:
-            kept = kept & ~self._later()
-        count, seen = count_nearer(kept.to(score.dtype), self.order, self.causal)
-        fade = ask.pick(self.decay, 1)[..., None] * count
-        return (score + fade.where(seen, 0.0)).masked_fill(~kept, float("-inf"))
+            retained = retained & ~self._later()
+        count, valid = count_nearer(retained.to(score.dtype), self.order, self.causal)
+        decay = ask.pick(self.decay, 1)[..., None] * count
+        return (score + decay.where(valid, 0.0)).masked_fill(~retained, float("-inf"))
 
     def _unit(self, x: Tensor) -> Tensor:
         """Return heads divided by their root mean square."""
@@ -59,39 +62,40 @@ class KeptBias(Bias):
         return wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()
 
     def _later(self) -> Tensor:
-        """Return which keys are later than their query, (b or 1, 1, n, n)."""
-        place, spatial = self.order.coords[..., 0], self.order.spatial
-        later = place[:, :, None] < place[:, None]
+        """Return the mask of keys later than their query, (b or 1, 1, n, n)."""
+        coord, spatial = self.order.coords[..., 0], self.order.spatial
+        later = coord[:, :, None] < coord[:, None]
         return (later & spatial[:, :, None] & spatial[:, None])[:, None]
 
 
 @register
 class Tra(Biased):
-    """Keeps the keys that a query agrees with and lets them fade with the number of kept keys that are nearer.
+    """Removes keys with a non-positive score; the others decay with the number of nearer retained keys.
 
-    logits[h, i, j] = S_ij + log sigmoid(w_h . x_i + c_h) * (kept keys no farther from i than j)        arXiv 2503.23174
+    logits[h, i, j] = S_ij + log sigmoid(w_h . x_i + c_h) * (retained keys no farther from i than j)        arXiv
+    2503.23174
 
-    S = relu(q_i . k_j / sqrt(d_h)) of queries and keys of root mean square 1; a key with S = 0 is removed. These are
-    the whole logits: the product of queries and keys as they are is not added. A query that keeps no key returns 0.
-    The threshold is a step, so rounding can keep or drop a key: float16 models differ from float32 by 5 to 20 % on some
-    inputs, bfloat16 ones by about 1 %.
+    S = relu(q_i . k_j / sqrt(d_h)) of queries and keys with root mean square 1; a key with S = 0 is removed. These are
+    the full logits: the usual product of queries and keys is not added. A query without retained keys returns 0.
+    The threshold is a step, so rounding can add or remove a key: float16 models differ from float32 by 5 to 20 % on
+    some inputs, bfloat16 ones by about 1 %.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
-        causal: one axis, looking back: kept keys j <= m <= i count, and what is later is removed; as in the notebook.
-        gate_bias: start of c; with 5 a kept key costs 0.007.
+        causal: one axis, looking back: retained keys j <= m <= i count, and later keys are removed; as in the notebook.
+        gate_bias: initial c; with 5, a retained key costs 0.007.
         eps: added to the mean squares.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
-    Shapes: pos (n, axes), x (b, n, d) -> logits (b, h, n, n). Prefix tokens are kept or removed by S as others are, but
-        do not fade and do not count.
+    Shapes: pos (n, axes), x (b, n, d) -> logits (b, h, n, n). Prefix tokens are retained or removed by S like others,
+        but do not decay and do not count.
     New resolution: no resampling needed; larger grids have larger counts. Dropped patches do not count.
-    Cost: h (d + 1) parameters per layer; keys are sorted once per grid; logits are made dense for every image.
+    Cost: h (d + 1) parameters per layer; keys are sorted once per grid; logits are computed densely for every image.
     Invariant to: translation, rotation by any angle and reflection, when patches keep their content.
     Raises: ShapeError without the tokens x, or for causal=True on a grid of several axes.
-    Differs from the reference: the order of keys on grids; c starts at `gate_bias`. A pretrained model does not start
-        as it was, because keys are removed from the start.
+    Differs from the reference: the order of keys on grids; c starts at `gate_bias`. A pretrained model changes
+        at first, because keys are removed.
 
     Example:
         >>> import torch
@@ -120,7 +124,10 @@ class Tra(Biased):
 
     def __post_init__(self) -> None:
         if self.causal and self.spacing is not None:
-            raise OptionError("tra: causal=True counts along one axis, where spacing does nothing.")
+            raise OptionError(
+                "tra: spacing has no effect with causal=True, which counts along one axis, got "
+                f"spacing={list(self.spacing)}. Omit it."
+            )
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
         self.delta_proj = PreciseLinear(self.dim, self.num_heads)
@@ -128,21 +135,21 @@ class Tra(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has gates of its own."""
+        """True: every layer has its own gates."""
         return True
 
     def reset_parameters(self) -> None:
-        """Draw the weight of the gates as torch does; their bias is `gate_bias`."""
+        """Initialise the gate projection as torch does; its bias is `gate_bias`."""
         self.delta_proj.reset_parameters()
         nn.init.constant_(self.delta_proj.bias, self.gate_bias)
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the logits, as a bias in place of the product, for the tokens `x` (b, n, d)."""
+        """Return the logits, as a bias that replaces the product, for the tokens `x` (b, n, d)."""
         if self.causal and pos.axes != 1:
             raise ShapeError(f"tra needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
         self._need_axes(pos)
         if x is None:
-            raise ShapeError("tra reads the tokens; pass x (b, n, d) to bias().")
+            raise ShapeError("tra reads the tokens. Pass x (b, n, d) to bias().")
         decay = F.logsigmoid(self.delta_proj(x)).transpose(1, 2)
         order = pos if self.spacing is None else pos.spaced(self.spacing)
-        return KeptBias(decay, pos, order, self.causal, self.eps)
+        return ThresholdBias(decay, pos, order, self.causal, self.eps)

@@ -1,4 +1,4 @@
-"""Relative attention of Transformer-XL and XLNet: projected sinusoids of the offset that queries meet."""
+"""Relative attention of Transformer-XL and XLNet: products of queries with projected sinusoids of the offset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vispe.options import Even, NotNegative, Positive, Spacing, Whole
 
 @register
 class TransformerXL(Biased, Rotary):
-    """Queries, plus one learned vector or another, meet keys and projected sines and cosines of the offset of patches.
+    """Products of queries, plus learned vectors, with keys and with projected sines and cosines of the offset.
 
     logits[i, j] = scale * ((q_i + u) . k_j + (q_i + v) . R(p_i - p_j) r)          arXiv 1901.02860, section 3.3
 
@@ -36,10 +36,10 @@ class TransformerXL(Biased, Rotary):
         dim: width of the tokens, d; a multiple of twice the number of axes.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        std: standard deviation of r at first; 0: nothing changes, and v learns from the second step on.
+        std: initial standard deviation of r; 0: a pretrained model is unchanged, and v learns from the second step on.
         temperature: ratio of the longest wavelength to the shortest.
-        clamp_len: offsets beyond it, along each axis, count as this one.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        clamp_len: offsets are clamped to it along each axis.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Presets: ``transformer_xl.xlnet`` draws r as XLNet does.
 
@@ -48,9 +48,9 @@ class TransformerXL(Biased, Rotary):
     New resolution: no resampling needed.
     Cost: d^2 + 2 d parameters per layer; on grids of 2 axes b h n (gh + gw) d_h, else a gather of n x n for each axis.
     Invariant to: translation, at equal queries and keys.
-    Raises: ShapeError where dim has no such width, or for clamp_len with coordinates off their grid.
+    Raises: ShapeError if dim is not divisible accordingly, or for clamp_len with coordinates off the grid.
     Differs from the reference: several axes; offsets in both directions and no memory of earlier segments, as in
-        XLNet's bidirectional attention; r starts at 0, so that a trained model stays what it is.
+        XLNet's bidirectional attention; r starts at 0, so that a pretrained model is unchanged at first.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -89,7 +89,7 @@ class TransformerXL(Biased, Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a projection and vectors of its own."""
+        """True: every layer has its own a projection and vectors."""
         return True
 
     def reset_parameters(self) -> None:
@@ -99,7 +99,7 @@ class TransformerXL(Biased, Rotary):
         nn.init.zeros_(self.r_r_bias)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return what adds u to the queries of patches."""
+        """Return the transform that adds u to the queries of patches."""
         self._need_axes(pos)
         return Affine(q_add=self.r_w_bias[:, None] * pos.spatial[:, None, :, None])
 
@@ -109,10 +109,10 @@ class TransformerXL(Biased, Rotary):
         if self.dim % (2 * pos.axes):
             raise ShapeError(
                 f"transformer_xl needs dim to be a multiple of {2 * pos.axes} for {pos.axes}-axis positions, got "
-                f"dim={self.dim}; choose another width."
+                f"dim={self.dim}. Choose another width."
             )
         width = self.dim // pos.axes
-        parts = [part.transpose(0, 1) for part in self.r.split(width)]  # of each axis, (h, width, d_h)
+        parts = [part.transpose(0, 1) for part in self.r.split(width)]  # per axis, (h, width, d_h)
         grid = pos.grid
         if grid is None or not pos.in_place:
             return self._free(pos, parts)
@@ -133,7 +133,7 @@ class TransformerXL(Biased, Rotary):
         dtype = torch.promote_types(self.r.dtype, torch.float32)
 
         def make() -> Tensor:
-            # float64 until the waves are made: they are then exact for every length of the grid
+            # angles in float64: accurate for grids of any size
             n, device = grid.shape[axis], exact_device(pos.coords)
             offset = torch.arange(1 - n, n, device=device, dtype=torch.float64) * step
             if self.clamp_len is not None:
@@ -147,11 +147,11 @@ class TransformerXL(Biased, Rotary):
         return inverse_frequencies(self.dim // axes, self.temperature, torch.float64).to(device)
 
     def _free(self, pos: Positions, parts: Sequence[Tensor]) -> Bias:
-        """Return the bias of coordinates that are not those of a grid."""
+        """Return the bias of free coordinates."""
         if self.clamp_len is not None:
             raise ShapeError(
-                f"transformer_xl with clamp_len={self.clamp_len:g} needs the tokens of a grid in their places, got "
-                f"{pos}; leave clamp_len out for free coordinates."
+                f"transformer_xl with clamp_len={self.clamp_len:g} needs tokens at the cells of a grid, got "
+                f"{pos}. Omit clamp_len for free coordinates."
             )
         coords = (pos if self.spacing is None else pos.spaced(self.spacing)).coords
         rates = self._rates(pos.axes, exact_device(coords)).to(coords)

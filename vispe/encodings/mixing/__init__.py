@@ -1,1 +1,1 @@
-"""Kind mixing: neighbouring tokens are mixed, or nothing at all is done."""
+"""Mixing encodings: operations between neighbouring tokens, and `none`."""

@@ -1,4 +1,4 @@
-"""No positional information at all: the baseline that every encoding is compared with."""
+"""No positional information: the baseline."""
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.registry import register
@@ -6,9 +6,9 @@ from vispe.encodings.registry import register
 
 @register
 class NoEncoding(Encoding):
-    """Tokens carry no position; a transformer then sees a bag of patches.
+    """No position information: the transformer processes a set of patches.
 
-    Shapes: nothing is added anywhere.
+    Shapes: nothing is added.
     New resolution: nothing to do.   Cost: none.
     Invariant to: every permutation of the patches.
     Differs from the reference: there is none.

@@ -27,30 +27,31 @@ class Peg(Mixing):
 
     y = x + conv(x), depthwise, kernel_size x kernel_size, with bias          arXiv 2102.10882
 
-    Position comes from the zeros around the picture and travels inward with every layer; block 0 knows none. Prefix
-    tokens pass unchanged. For CPVT-GAP build the ViT with ``class_token=False, global_pool='avg', fc_norm=False``.
+    Position information comes from the zero padding of the image and spreads inward with every layer; block 0 has none.
+    Prefix tokens are unchanged. For CPVT-GAP build the ViT with
+    ``class_token=False, global_pool='avg', fc_norm=False``.
 
-    Bare ``peg`` is the model with one convolution; ``peg.cpvt`` has one after each of the first five blocks, as the
-    published CPVT models. ``peg.retrofit`` changes nothing at first, for models that are trained already.
+    Bare ``peg`` has a single convolution; ``peg.cpvt`` has one after each of the first five blocks, as the
+    published CPVT models. ``peg.retrofit`` is initially the identity, for pretrained models.
 
     Args:
         dim: width of the tokens, d.
         depth: blocks of the model, to check `after`.
-        first: a convolution follows each of the first so many blocks (all, where the model has fewer).
-        after: the blocks that a convolution follows, from 0, in place of `first`.
-        kernel_size: side of the kernel, odd, 3 or more.
+        first: number of leading blocks followed by a convolution (at most all).
+        after: indices of the blocks followed by a convolution, instead of `first`.
+        kernel_size: kernel size, odd, 3 or more.
         init: 'reference' (normal, standard deviation sqrt(2) / kernel_size, bias 0) or 'zero' (weight and bias 0).
-        padding: 'zeros', or 'circular' or 'reflect', which show no border: translation, not position, remains.
+        padding: 'zeros', or 'circular' or 'reflect', which do not reveal the border and hence absolute positions.
         symmetric: the kernel is averaged over the 8 symmetries of the square.
 
     Shapes: x (b, n, d) -> (b, n, d), in the dtype of x.
     New resolution: nothing is resampled.   Cost: d (kernel_size^2 + 1) parameters and as many operations per token.
     Invariant to: nothing, but the convolution commutes with cyclic shifts (padding='circular'), and with rotation by 90
         degrees and flips (symmetric=True); with shifts of content away from the border in any case.
-    Raises: ShapeError if the tokens do not come from a 2-axis grid; OptionError for options that do not fit together.
-    Differs from the reference: the grid is known and never guessed from the number of tokens; sums are in float32 for
-        half precision; dropped tokens are zeros to their neighbours, and their places stay empty (the reference is
-        undefined there).
+    Raises: ShapeError if the tokens do not come from a 2-axis grid; OptionError for incompatible options.
+    Differs from the reference: the grid is explicit and never inferred from the number of tokens; sums are in float32
+        for half precision; dropped tokens act as zeros for their neighbours, and their cells remain empty (the
+        reference is undefined in this case).
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -85,14 +86,12 @@ class Peg(Mixing):
         self.reset_parameters()
 
     def _blocks(self) -> list[int]:
-        """Return the blocks that a convolution follows, checked."""
+        """Return the checked indices of the blocks followed by a convolution."""
         after, depth = self.after, self.depth
         if after is None:
             return list(range(min(self.first, depth or self.first)))
         if self.first != 1:
-            raise OptionError(
-                f"first={self.first} has no effect beside after={list(after)}; leave one of them out."
-            )
+            raise OptionError(f"first={self.first} has no effect with after={list(after)}. Omit one of them.")
         fits = after and min(after) >= 0 and len(set(after)) == len(after)
         if not fits or (depth is not None and max(after) >= depth):
             limit = "" if depth is None else f" below depth={depth}"
@@ -115,18 +114,18 @@ class Peg(Mixing):
         """Whether a convolution follows block `layer`."""
         return layer in self.blocks
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename ``pos_block.<i>.proj[.0].*`` (CPVT, Twins, timm) and ``peg.<i>.proj[.0].*``, i-th convolution."""
         for i in range(len(self.blocks)):
             for module in ("pos_block", "peg"):
                 for last in ("weight", "bias"):
                     for inner in ("proj.0", "proj"):
-                        theirs = f"{beside}{module}.{i}.{inner}.{last}"
+                        theirs = f"{parent_prefix}{module}.{i}.{inner}.{last}"
                         if theirs in state_dict:
-                            state_dict[f"{own}proj.{i}.{last}"] = state_dict.pop(theirs)
+                            state_dict[f"{prefix}proj.{i}.{last}"] = state_dict.pop(theirs)
 
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
-        """Return the tokens (b, n, d) after block `layer` has been left; as they are where nothing follows it."""
+        """Return the tokens (b, n, d) after block `layer`; unchanged if no convolution follows it."""
         shape, prefix = self._grid(pos)
         if layer not in self.blocks:
             return x
@@ -136,21 +135,21 @@ class Peg(Mixing):
         cells = shape[0] * shape[1]
         index = torch.where(pos.spatial, pos.numbers(), cells).expand(
             x.shape[0], -1
-        )  # a bin for all without a place
+        )  # one bin for all tokens without a position
         index = index[..., None].expand_as(x)
         canvas = x.new_zeros(x.shape[0], cells + 1, x.shape[2]).scatter(1, index, x)
         mixed = self._conv(canvas[:, :cells], shape, layer)
         return x + F.pad(mixed, (0, 0, 0, 1)).gather(1, index)
 
     def shrink(self, x: Tensor, pos: Positions, layer: int, stride: int = 2) -> tuple[Tensor, Positions]:
-        """Return tokens and positions of a coarser grid: the convolution with a stride and no identity term.
+        """Return tokens and positions of a coarser grid: strided convolution without the identity term.
 
-        For models in stages: hosts with one grid call `mix`. Prefix tokens pass unchanged.
+        For hierarchical models; hosts with one grid call `mix`. Prefix tokens are unchanged.
 
         Args:
             x: tokens (b, n, d).
             pos: their positions, a full grid (h, w).
-            layer: the block that has been left; one of `after`.
+            layer: index of the preceding block; one of `after`.
             stride: the new grid is (ceil(h / stride), ceil(w / stride)).
 
         Raises:
@@ -159,7 +158,7 @@ class Peg(Mixing):
         """
         shape, prefix = self._grid(pos)
         if pos.index is not None or pos.grid is None:
-            raise ShapeError(f"peg.shrink needs every token of a grid, got {pos}; drop tokens after it.")
+            raise ShapeError(f"peg.shrink needs every token of a grid, got {pos}. Drop tokens after it.")
         if layer not in self.blocks or not is_whole(stride) or stride < 2:
             raise OptionError(
                 f"peg.shrink needs a stride of 2 or more after one of the blocks {self.blocks}, got stride={stride!r} "
@@ -174,7 +173,7 @@ class Peg(Mixing):
         return torch.cat([x[:, :prefix], small], 1), coarse.positions(pos.coords.device)
 
     def kernel(self, layer: int) -> Tensor:
-        """Return the kernel after block `layer`, (d, 1, k, k) in float32 or better, symmetrised if asked for."""
+        """Return the kernel after block `layer`, (d, 1, k, k) in float32 or better, symmetrised if requested."""
         weight = at_least_float32(self._layer(layer).weight)
         if self.symmetric:
             weight = weight + weight.flip(-1)
@@ -186,7 +185,7 @@ class Peg(Mixing):
         return cast("PreciseConv", self.proj[self.blocks.index(layer)])
 
     def _grid(self, pos: Positions) -> tuple[tuple[int, ...], int]:
-        grid = self._need_grid(pos, "it reads neighbours")
+        grid = self._need_grid(pos, "It reads neighbouring cells.")
         return grid.shape, grid.prefix
 
     def _conv(self, patches: Tensor, shape: tuple[int, ...], layer: int, stride: int = 1) -> Tensor:
@@ -197,13 +196,13 @@ class Peg(Mixing):
             self.kernel_size // 2,
         )
         dtype = torch.promote_types(patches.dtype, weight.dtype)
-        picture = patches.to(dtype).reshape(-1, *shape, self.dim).permute(0, 3, 1, 2)
+        image = patches.to(dtype).reshape(-1, *shape, self.dim).permute(0, 3, 1, 2)
         if self.padding != "zeros":
             for axis in (2, 3):
-                picture = picture.index_select(axis, _around(shape[axis - 2], reach, self.padding, picture))
+                image = image.index_select(axis, _padded_indices(shape[axis - 2], reach, self.padding, image))
         with no_autocast(patches.device):
             mixed = F.conv2d(
-                picture,
+                image,
                 weight.to(dtype),
                 bias.to(dtype),
                 stride,
@@ -213,8 +212,8 @@ class Peg(Mixing):
         return mixed.permute(0, 2, 3, 1).flatten(1, 2).to(patches.dtype)
 
 
-def _around(n: int, reach: int, padding: str, like: Tensor) -> Tensor:
-    """Return which of n cells to read at -reach .. n + reach - 1."""
+def _padded_indices(n: int, reach: int, padding: str, like: Tensor) -> Tensor:
+    """Return the indices of padded cells -reach .. n + reach - 1 among n cells."""
     cell = torch.arange(-reach, n + reach, device=like.device)
     if padding == "circular":
         return cell % n

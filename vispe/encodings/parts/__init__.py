@@ -1,1 +1,1 @@
-"""What several encodings are made of."""
+"""Building blocks that several encodings share."""

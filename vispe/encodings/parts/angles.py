@@ -1,4 +1,4 @@
-"""Angles of grids with an equal share of channels for each axis, and the base of rotations that start from them."""
+"""Base of rotary encodings that start from RoPE angles, with channels divided evenly among the axes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vispe.options import Positive, Spacing, Whole
 
 
 class AxialRotary(Rotary):
-    """Starts from the angles of RoPE, with an equal share of the pairs for each axis, the last axis (x) first.
+    """Rotary encoding based on RoPE angles, with the pairs divided evenly among the axes, the last axis (x) first.
 
-    Subclasses say what they make of `angles`.
+    Subclasses compute their transform from `angles`.
     """
 
     ndim = (1, 2, 3)
@@ -38,12 +38,12 @@ class AxialRotary(Rotary):
         self._accept(*(n for n in self.ndim if (n <= self.pairs if given is None else n == len(given))))
 
     def _pair_count(self) -> int:
-        """Return the pairs of channels of a head, checked."""
+        """Return the number of channel pairs per head; raise `OptionError` for an odd head_dim."""
         width = self._head_width()
         if width % 2:
             raise OptionError(
-                f"{self.name} needs pairs of channels, got head width {width} (dim={self.dim}, num_heads="
-                f"{self.num_heads}); choose another num_heads."
+                f"{self.name} needs pairs of channels, got head_dim={width} (dim={self.dim}, num_heads="
+                f"{self.num_heads}). Choose another num_heads."
             )
         return width // 2
 
@@ -58,14 +58,14 @@ class AxialRotary(Rotary):
         super()._need_axes(pos)
 
     def angles(self, pos: Positions) -> Tensor:
-        """Return the angles of RoPE (b or 1, 1, n, pairs) in float32 or better, 0 for tokens without a place."""
+        """Return the angles of RoPE (b or 1, 1, n, pairs) in float32 or better, 0 for tokens without a position."""
         placed = pos if self.spacing is None else pos.spaced(self.spacing)
         counts = even_counts(self.pairs, pos.axes)
         return spread_angles(placed, counts, self.base) * pos.spatial[:, None, :, None]
 
 
 def even_counts(total: int, axes: int) -> list[int]:
-    """Return how many of `total` belong to each axis, first axis first: equal parts, as nearly as they go."""
+    """Divide `total` among the axes as evenly as possible; the first axes get the remainder."""
     return [total // axes + (i < total % axes) for i in range(axes)]
 
 
@@ -74,8 +74,8 @@ def spread_angles(pos: Positions, counts: Sequence[int], base: float) -> Tensor:
 
     Args:
         pos: positions.
-        counts: how many frequencies each axis has, first axis first; number c of C is ``base ** (-c / C)``.
-        base: ratio of the first frequency to the one after the last.
+        counts: number of frequencies per axis, first axis first; frequency c of C is ``base ** (-c / C)``.
+        base: ratio of the first to the (C + 1)-th frequency.
     """
     exact = exact_device(pos.coords)
     freqs = [inverse_frequencies(2 * n, base, torch.float64)[None].to(exact) for n in counts]

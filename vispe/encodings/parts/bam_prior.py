@@ -1,4 +1,4 @@
-"""The generalised Gaussian of BAM (arXiv 2505.22842): its parameters, and the bias that they make."""
+"""Base of `bam` and `bam_ssmax`: generalised Gaussian bias with learned shape, scale and location (2505.22842)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vispe.options import Axes, NotNegative, Number, Positive, Whole, check_per_
 
 
 class PriorEncoding(Biased):
-    """A generalised Gaussian of the offset of two patches."""
+    """Generalised Gaussian bias of the offset between two patches."""
 
     fused = True
     ndim = (1, 2, 3)
@@ -44,7 +44,8 @@ class PriorEncoding(Biased):
         located = self.train_loc or self.loc_init != 0.0
         if axes is None and (located or self.axis_scale):
             raise OptionError(
-                f"{self.name} needs axes, the number of axes of the grid, for a location or scale of each: say axes=2."
+                f"{self.name} needs axes, the number of grid axes, "
+                "for a location or scale per axis, got None. Use axes=2."
             )
         heads = self.num_heads
         self.shape = nn.Parameter(torch.empty(heads)) if self.train_shape else nn.Buffer(torch.empty(heads))
@@ -56,12 +57,12 @@ class PriorEncoding(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has shapes and scales of its own."""
+        """True: every layer has its own shapes and scales."""
         return True
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the parameters to what the options say; nothing is drawn."""
+        """Set the parameters to the values of the options; deterministic."""
         heads = self.num_heads
         linear = torch.linspace(0.0, 1.0, heads)
         self.shape.copy_(linear if self.shape_init == "linear" else torch.full((heads,), self.shape_init))
@@ -80,7 +81,7 @@ class PriorEncoding(Biased):
     def _fall(self, step: Tensor) -> Tensor:
         """Return the logarithm of the prior (h, m) at offsets (m, axes)."""
         step = step[None]
-        if self.loc is not None:  # where each head looks
+        if self.loc is not None:  # location of the peak of each head
             step = step - 2.0 * at_least_float32(self.loc)[:, None].sinh()
         if self.stretch is not None:
             step = step * at_least_float32(self.stretch)[:, None].exp()

@@ -1,4 +1,4 @@
-"""Buckets of offsets, near ones apart and far ones together, and biases that factor over the axes of a grid."""
+"""Buckets of relative offsets (iRPE, DeBERTa), fine for near and coarse for far ones, and biases separable by axis."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ RATIOS: dict[str, float] = {"euclidean": 20.0, "quantization": 33.0, "product": 
 
 
 def piecewise_index(offset: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
-    """Return the bucket of each offset, int64: offsets themselves near 0, logarithmic from `alpha` on.
+    """Return the bucket of each offset, int64: the rounded offset up to `alpha`, logarithmic beyond (iRPE).
 
     Up to alpha an offset is rounded (half to even); beyond it is
     ``sign(x) * trunc(min(beta, round(alpha + log(|x| / alpha) / log(gamma / alpha) * (beta - alpha))))``, so a
     fractional beta is never reached.
 
     Args:
-        offset: whole or real numbers, of any shape; whole ones are computed with in float32.
-        alpha: up to here offsets have buckets of their own.
+        offset: integers or floats, of any shape; integers are converted to float32.
+        alpha: offsets up to alpha have separate buckets.
         beta: the largest bucket.
-        gamma: the offset at which it is reached.
+        gamma: offset at which beta is reached.
     """
     real = offset if offset.is_floating_point() else offset.to(torch.float32)
-    # logarithmic from alpha on; nearer offsets, which clamping would change, are rounded instead
+    # logarithmic from alpha on; clamped so that the logarithm is defined for near offsets too, which are not read
     far = real.abs().clamp(min=alpha)
     far = (alpha + torch.log(far / alpha) / math.log(gamma / alpha) * (beta - alpha)).round().clamp(max=beta)
     near = real.abs() <= alpha
@@ -43,15 +43,15 @@ def piecewise_index(offset: Tensor, alpha: float, beta: float, gamma: float) -> 
 
 
 def log_bucket(offset: Tensor, count: int, most: int) -> Tensor:
-    """Return the bucket of whole offsets, int64: themselves up to count / 2, logarithmic beyond (DeBERTa).
+    """Return the bucket of integer offsets, int64: the offset up to count / 2, logarithmic beyond (DeBERTa).
 
     Args:
-        offset: whole numbers, of any shape.
-        count: buckets to each side.
-        most: offset that is one more than the last that has a bucket below `count`.
+        offset: integers, of any shape.
+        count: buckets per side.
+        most: one more than the last offset with a bucket below `count`.
     """
     middle = count // 2
-    # float32 in the order of the public code, so that its buckets come out at their edges as well
+    # float32 and the order of operations of the reference code, for identical buckets at the edges
     far = offset.abs().clamp(min=max(middle, 1)).to(torch.float32) / middle
     edge = torch.tensor((most - 1) / middle, dtype=torch.float32, device=offset.device)
     far = (torch.log(far) / torch.log(edge) * (middle - 1)).ceil() + middle
@@ -59,7 +59,7 @@ def log_bucket(offset: Tensor, count: int, most: int) -> Tensor:
 
 
 def reach(ratio: float) -> int:
-    """Return the largest bucket of one axis; there are as many below 0."""
+    """Return the largest bucket of one axis; the smallest is its negative."""
     return int(2 * ratio)
 
 
@@ -69,7 +69,7 @@ def bucket_of(offset: Tensor, ratio: float) -> Tensor:
 
 
 def patch_buckets(method: Method, ratio: float) -> int:
-    """Return the number of buckets for offsets between patches, of one table."""
+    """Return the number of buckets of one table, for offsets between patches."""
     side = 2 * reach(ratio) + 1
     return side * side if method == "product" else side
 
@@ -93,14 +93,14 @@ def offset_buckets(pos: Positions, method: Method, ratio: float) -> tuple[Tensor
 
 
 def prefix_entries(count: int, prefix_buckets: int) -> list[int]:
-    """Return the buckets of prefix to patch, patch to prefix and prefix to prefix behind `count` others."""
+    """Return the buckets of prefix to patch, patch to prefix and prefix to prefix, numbered from `count`."""
     return [count + (i if prefix_buckets == 3 else 0) for i in range(3)]
 
 
 def pair_buckets(pos: Positions, method: Method, ratio: float, prefix_buckets: int) -> tuple[Tensor, ...]:
     """Return the bucket of every pair of tokens, (b or 1, n, n); two for 'cross', rows and columns.
 
-    Pairs with a prefix token have the buckets behind the others, also when `prefix_buckets` is 0.
+    Pairs with a prefix token have the last buckets, even if `prefix_buckets` is 0.
     """
 
     def make() -> tuple[Tensor, ...]:
@@ -119,7 +119,7 @@ def pair_buckets(pos: Positions, method: Method, ratio: float, prefix_buckets: i
 
 
 def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tensor, Tensor]:
-    """Return which bucket each token reads for each row, (b or 1, n, h + 1), and column, prefix tokens last."""
+    """Return the bucket of each token for each row (b or 1, n, h + 1) and column (..., w + 1); prefix tokens last."""
     to_patch, to_prefix, both = prefix_entries(patch_buckets("cross", ratio), prefix_buckets)
     grid = grid_of(pos)
 
@@ -138,17 +138,17 @@ def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tenso
 
 
 class CrossBias(DecomposedBias):
-    """``scale * (x_i + shift) . (R[row bucket(i, j)] + C[column bucket(i, j)])``, in its factored form.
+    """``scale * (x_i + shift) . (R[row bucket(i, j)] + C[column bucket(i, j)])``, in separable form.
 
-    A token reads h + w buckets, one per row and column of the grid, and not two for each of the h * w keys.
+    A token reads h + w buckets, one per row and column of the grid, instead of two for each of the h * w keys.
 
     Args:
         weights: R and C (h or 1, buckets, d_h).
-        lines: which bucket each token reads for every row, and for every column, as of `grid_lines`.
+        lines: bucket of each token for every row and every column, see `grid_lines`.
         dot: 'query' reads x = q; 'key' reads x = k, and the result is transposed.
-        pos: the positions it is bound to.
+        pos: positions of the tokens.
         scaled: whether it is multiplied by the scale of the logits.
-        shift: (h, d_h), what is added to the content first; None for nothing.
+        shift: (h, d_h), added to the content first, or None.
     """
 
     __slots__ = ("lines", "scaled", "shift", "weights")
@@ -171,33 +171,33 @@ class CrossBias(DecomposedBias):
         return no_infinity(*self.weights)
 
     def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
-        """Return what each token reads for every row (b, h, n, rows + 1) and column of the grid."""
+        """Return the scores of each token for every row (b, h, n, rows + 1) and column of the grid."""
         x, scale = ask.q if self.dot == "query" else ask.k, ask.scale if self.scaled else 1.0
         if x is None or scale is None:
             raise ShapeError(
-                f"A bias by rows and columns reads the {self.dot} with scaled={self.scaled}; pass q, k and scale."
+                f"CrossBias with scaled={self.scaled} needs the {self.dot} (and scale), got None. Pass q, k and scale."
             )
         x = ask.pick(shifted(x, self.shift), 1)
-        found: list[Tensor] = []
+        scores: list[Tensor] = []
         for weights, reads in zip(self.weights, self.lines, strict=True):
             read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * scale
-            # scores of all buckets, then those that each row or column of the grid falls into
-            found.append(read.gather(-1, reads[:, None].expand(*read.shape[:2], -1, -1)))
-        return found[0], found[1]
+            # scores of all buckets, then select those of each row or column of the grid
+            scores.append(read.gather(-1, reads[:, None].expand(*read.shape[:2], -1, -1)))
+        return scores[0], scores[1]
 
 
 def shifted(x: Tensor, shift: Tensor | None) -> Tensor:
-    """Return queries or keys (b, h, n, d_h) plus a vector per head (h, d_h), the sum in float32 or better."""
+    """Return queries or keys (b, h, n, d_h) plus a vector per head (h, d_h), in float32 or better."""
     return x if shift is None else at_least_float32(x) + at_least_float32(shift)[:, None]
 
 
 class CrossValue(ValueTerm):
-    """The values of 'cross': attention is summed per row and per column of the grid, then per bucket.
+    """Value term of 'cross': attention weights are summed per row and column of the grid, then per bucket.
 
     Args:
         rows: (h or 1, buckets, d_v).
         cols: likewise.
-        lines: which bucket each token reads for every row, and for every column, as of `grid_lines`.
+        lines: bucket of each token for every row and every column, see `grid_lines`.
         pos: the positions of the tokens.
     """
 
@@ -207,7 +207,7 @@ class CrossValue(ValueTerm):
         self.rows, self.cols, self.lines, self.pos = rows, cols, lines, pos
 
     def apply(self, attn: Tensor) -> Tensor:
-        """Return what is added to the output, (b, h, n, d_v), for attention weights (b, h, n, n)."""
+        """Return the term added to the output, (b, h, n, d_v), from attention weights (b, h, n, n)."""
         rows, cols = (self._lines(attn, axis) for axis in (0, 1))
         return rows + cols
 
@@ -221,14 +221,14 @@ class CrossValue(ValueTerm):
         else:
             zeros = attn.new_zeros(*attn.shape[:3], reads.shape[-1])
             per_line = zeros.scatter_add(-1, line_of(self.pos, axis)[:, None, None].expand(*attn.shape), attn)
-        # then by bucket, so that each vector is multiplied once
+        # then per bucket, so that each vector is multiplied only once
         sums = attn.new_zeros(*attn.shape[:3], weights.shape[1])
         sums = sums.scatter_add(-1, reads[:, None].expand(*attn.shape[:2], -1, -1), per_line)
         return exact_product(sums, weights)
 
 
 def grid_of(pos: Positions) -> Grid:
-    """Return the grid that the tokens come from, or raise `ShapeError`."""
+    """Return the 2-axis grid of the tokens, or raise `ShapeError`."""
     if pos.grid is None or pos.axes != 2:
         raise ShapeError(f"irpe needs the tokens of a 2-axis grid, got {pos.axes} axes ({pos}).")
     return pos.grid

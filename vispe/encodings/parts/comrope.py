@@ -1,4 +1,4 @@
-"""Commuting rotations in two forms, matrices and folded angles: the base of `comrope_ap` and `comrope_ld`."""
+"""Base of `comrope_ap` and `comrope_ld`: commuting rotations as matrices, or folded into angles (ComRoPE)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Init = Literal["normal", "geometric"]
 
 
 class ComRoPE(SkewRotary):
-    """Commuting rotations; `comrope_ap` and `comrope_ld` are its final classes."""
+    """Base of encodings by commuting rotations: `comrope_ap` and `comrope_ld`."""
 
     block: Block | None = None
     form: Form = "matrix"
@@ -44,7 +44,7 @@ class ComRoPE(SkewRotary):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.base is not None and self.init != "geometric":
-            raise OptionError(f"base={self.base} has no effect with init={self.init!r}; say init=geometric.")
+            raise OptionError(f"base={self.base} has no effect with init={self.init!r}. Use init=geometric.")
         self._set_blocks(self.block, self._parts)
         heads = 1 if self._shared else self.num_heads
         if self.form == "matrix":
@@ -54,7 +54,7 @@ class ComRoPE(SkewRotary):
 
     @property
     def _parts(self) -> int:
-        """How many runs of blocks have a generator of their own."""
+        """Number of groups of blocks with separate generators."""
         return 1
 
     @property
@@ -64,11 +64,11 @@ class ComRoPE(SkewRotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has rotations of its own."""
+        """True: every layer has its own rotations."""
         return True
 
     def reset_parameters(self) -> None:
-        """Draw the generators; in the folded form their frequencies, which have the same distribution."""
+        """Draw the generators, or in folded form their frequencies, from the same distribution."""
         with torch.no_grad():
             if self.init == "geometric":
                 rates = self.frequencies(like=next(self.parameters()))
@@ -94,11 +94,11 @@ class ComRoPE(SkewRotary):
         return (self.init_std * float(base) ** place.double()).to(like.device, torch.float32)
 
     def _order(self) -> tuple[Tensor, int]:
-        """Return which block of its axis each block is (blocks,), and how many blocks share frequencies."""
+        """Return the index of each block within its axis (blocks,), and the number of blocks per axis."""
         raise NotImplementedError
 
     def _phases(self, places: Tensor) -> Tensor:
-        """Return what the rates of each block are multiplied with, (b, n, blocks)."""
+        """Return the factors (b, n, blocks) of the rates of each block."""
         raise NotImplementedError
 
     def prepare(
@@ -131,7 +131,7 @@ class ComRoPE(SkewRotary):
         return pos.replace(attrs={**pos.attrs, **found}) if found else pos
 
     def places(self, pos: Positions) -> Tensor:
-        """Return the coordinates (b or 1, n, axes): relative to the image, with the displacements of `prepare`."""
+        """Return the coordinates (b or 1, n, axes), normalised, with the displacements of `prepare`."""
         noise = pos.attrs.get("comrope_jitter") if self.jitter else None
         offset = pos.attrs.get("comrope_offset") if self.jitter_offset else None
         if noise is None and offset is None:
@@ -142,9 +142,9 @@ class ComRoPE(SkewRotary):
     def _places(self, pos: Positions, noise: PerToken | None, offset: Tensor | None) -> Tensor:
         x = pos.coords
         if noise is not None:
-            # at most half a cell, so that neighbours keep their order
+            # at most half a cell, to preserve the order of neighbours
             moved = (noise.values.to(x) * (0.5 * self.jitter)).clamp(-0.5, 0.5)
-            if self.axes == 3:  # frames stay where they are
+            if self.axes == 3:  # frames are not displaced
                 moved = torch.cat([torch.zeros_like(moved[..., :1]), moved[..., 1:]], -1)
             x = x + moved * pos.cell[:, None]
         if self.normalize != "none":
@@ -181,11 +181,11 @@ class ComRoPE(SkewRotary):
     def rotations(self, pos: Positions) -> Tensor:
         """Return the rotation matrices (b or 1, h or 1, n, blocks, s, s).
 
-        On a grid each axis has few coordinates: their exponentials are taken once and multiplied, because all
-        generators commute.
+        On a grid each axis has few distinct coordinates: exponentials are computed once per coordinate and
+        multiplied, since all generators commute.
         """
         if self.form == "folded":
-            raise OptionError(f"{self.name} in its folded form has angles and no matrices; say form=matrix.")
+            raise OptionError(f"{self.name} has no matrices with form=folded, only angles. Use form=matrix.")
         places = self.places(pos)
         if not pos.regular or torch.compiler.is_compiling() or not pos.static or len(places) > 1:
             return super().rotations(pos)
@@ -201,19 +201,22 @@ class ComRoPE(SkewRotary):
         raise NotImplementedError
 
     def fold(self) -> tuple[Self, Tensor]:
-        """Return an equal encoding in the folded form, and the basis (h or 1, d_h, d_h) that it needs.
+        """Return an equivalent encoding in folded form, and the basis (h or 1, d_h, d_h) that it needs.
 
-        Attention is unchanged when queries and keys are expressed in the basis, q -> basis q and k -> basis k:
-        use `in_basis` on the rows of their projections. Nothing of the basis then remains at run time.
+        Attention is unchanged if queries and keys are expressed in the basis, q -> basis q and k -> basis k:
+        apply `in_basis` to the rows of their projections. The basis has no cost at run time.
+
+        Raises:
+            OptionError: the encoding is already in folded form.
         """
         if self.form == "folded":
-            raise OptionError(f"{self.name} is in its folded form already.")
+            raise OptionError(f"{self.name} can only be folded with form=matrix, got form=folded.")
         options: dict[str, Any] = {k: v for k, v in self.config.items() if k != "name"}
         folded = cast("Callable[..., Self]", type(self))(**{**options, "form": "folded"})
         with torch.no_grad():
             matrices = skew_matrix(self.skew[:, 0].double(), self.width)
             heads, planes = matrices.shape[0], self.width // 2
-            # i S is Hermitian: eigenvalues come as +- rates, and each pair of eigenvectors spans a plane that turns
+            # i S is Hermitian: eigenvalues are +- rates, and each pair of eigenvectors spans a plane of rotation
             values, vectors = eigh(1j * matrices)
             basis = torch.zeros(heads, self.head, self.head, dtype=torch.float64, device=matrices.device)
             rates = values[..., self.width - planes :].clamp(min=0)
@@ -244,9 +247,9 @@ class ComRoPE(SkewRotary):
 
 
 def _lines(places: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None:
-    """Return, per axis, its coordinates (n_i + 1,), that of prefix tokens last, and which each token has (n,).
+    """Return, per axis, its coordinates (n_i + 1,), that of prefix tokens last, and each token's index into them (n,).
 
-    None when the coordinates are not those of a grid, that is, after they were moved.
+    None if the coordinates are not those of a grid, that is, after displacements.
     """
     if pos.grid is None:
         return None
@@ -266,13 +269,13 @@ def _lines(places: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None
 
 
 def _complete(rows: Tensor) -> Tensor:
-    """Return orthonormal rows that make orthonormal `rows` (k, s) a basis, (s - k, s)."""
+    """Return (s - k, s) orthonormal rows that complete orthonormal `rows` (k, s) to a basis."""
     qr = cast("Callable[..., tuple[Tensor, Tensor]]", torch.linalg.qr)  # pyright: ignore[reportUnknownMemberType]
     return qr(rows.t(), mode="complete")[0][:, len(rows) :].t()
 
 
 def _real_basis(vectors: Tensor, rates: Tensor) -> Tensor:
-    """Return rows a_1, b_1, a_2, b_2, ... in which exp(x S) turns (a_j, b_j) by x times rate j."""
+    """Return rows a_1, b_1, a_2, b_2, ... in which exp(x S) rotates (a_j, b_j) by x times rate j."""
     size, planes = vectors.shape[-1], rates.shape[-1]
     pairs = vectors[:, size - planes :] * 2**0.5
     rows = torch.stack([pairs.real.t(), pairs.imag.t()], 1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Rotations whose angles are read from the tokens: as a field beside those of RoPE, or summed along a sequence."""
+"""Base of rotations with content-dependent angles: added to those of RoPE, or summed along a sequence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Form = Literal["field", "scan"]
 
 
 class ContextRotary(AxialRotary):
-    """Turns queries and keys by angles that depend on what their token holds.
+    """Rotates queries and keys by angles that depend on token content.
 
-    As a 'field' each token adds a bounded angle of its own to those of RoPE: offsets still count, between places that
-    the content has moved. As a 'scan' angles are sums over all tokens of a sequence up to one. Subclasses give
-    `_field` and `_steps`.
+    With 'field', each token adds a bounded angle to those of RoPE: attention still depends on offsets, between
+    positions displaced by content. With 'scan', angles are cumulative sums over the tokens of a sequence. Subclasses
+    define `_field` and `_steps`.
     """
 
     reads_tokens = True
@@ -33,20 +33,20 @@ class ContextRotary(AxialRotary):
         if self.form == "scan":
             if self.spacing is not None:
                 raise OptionError(
-                    f"form='scan' counts tokens, so spacing={list(self.spacing)} has no effect; leave it out."
+                    f"spacing={list(self.spacing)} has no effect with form='scan', which counts tokens. Omit it."
                 )
             self._accept(1)
 
     @property
     def per_layer(self) -> bool:
-        """Every layer reads its own tokens."""
+        """True: every layer reads its input tokens."""
         return True
 
     def _need_axes(self, pos: Positions) -> None:
         if self.form == "scan" and pos.axes != 1:
             raise ShapeError(
-                f"{self.name} with form='scan' needs 1 axis, along which it sums, got {pos.axes} axes ({pos}); "
-                "choose form='field'."
+                f"{self.name} with form='scan' needs 1 axis, along which it sums, got {pos.axes} axes ({pos}). "
+                "Use form='field'."
             )
         super()._need_axes(pos)
 
@@ -54,14 +54,15 @@ class ContextRotary(AxialRotary):
         """Return the rotation for the tokens `x` (b, n, d); the identity for prefix tokens."""
         self._need_axes(pos)
         if x is None or x.shape[1:] != (pos.tokens, self.dim):
-            found = "none" if x is None else tuple(x.shape)
+            shape = "none" if x is None else tuple(x.shape)
             raise ShapeError(
-                f"{self.name} reads the tokens; pass x (b, {pos.tokens}, {self.dim}) to transform(), got {found}."
+                f"{self.name} reads the tokens and needs x (b, {pos.tokens}, {self.dim}), got {shape}. "
+                "Pass them to transform()."
             )
         if self.form == "scan" and pos.index is not None:
             raise ShapeError(
-                f"{self.name} with form='scan' sums over all tokens of a sequence, but some have been dropped; keep "
-                "all, or choose form='field'."
+                f"{self.name} with form='scan' needs all tokens of a sequence, got {pos} with dropped tokens. "
+                "Keep all tokens, or use form='field'."
             )
         tokens = at_least_float32(x)
         spatial = pos.spatial[:, None, :, None]
@@ -72,15 +73,15 @@ class ContextRotary(AxialRotary):
         return PairRotation(angle.cos(), angle.sin(), self.layout)
 
     def _field(self, x: Tensor, pos: Positions) -> Tensor:
-        """Return what tokens (b, n, d) add to the angles, (b, h, n, pairs)."""
+        """Return the angles (b, h, n, pairs) that tokens (b, n, d) add to those of RoPE."""
         raise NotImplementedError
 
     def _steps(self, x: Tensor, spatial: Tensor) -> Tensor:
-        """Return by how much each of the tokens (b, n, d) turns all that follow, (b, h, n, pairs)."""
+        """Return the angle increments (b, h, n, pairs) of tokens (b, n, d), for themselves and all later tokens."""
         raise NotImplementedError
 
     def _rates(self) -> Tensor | float:
-        """Return what the sums of each pair are multiplied with."""
+        """Return the factor of the sums, per pair."""
         return 1.0
 
 
@@ -90,6 +91,6 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
 
 
 def unit_heads(x: Tensor, heads: int, eps: float) -> Tensor:
-    """Return tokens (b, n, d) with the part of every head at length 1, (b, h, n, d / h)."""
+    """Return tokens (b, n, d) split into heads and L2-normalised per head, (b, h, n, d / h)."""
     parts = heads_of(x, heads)
     return parts * torch.rsqrt(parts.square().sum(-1, keepdim=True) + eps)

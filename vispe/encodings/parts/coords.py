@@ -1,4 +1,4 @@
-"""Encoders of continuous coordinates: the range of the coordinates, and how they become a table."""
+"""Base of additive encoders of continuous coordinates: coordinate ranges and tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRACTIONS = "reads fractions of the field"
 
 
 class CoordinateEncoder(Additive):
-    """Encodes every token's coordinates on their own; classes say from which range they are, and how, by `_encode`."""
+    """Additive encoding of each token's coordinates; subclasses define their range (`place`) and `_encode`."""
 
     ndim = (1, 2, 3)
 
@@ -28,14 +28,14 @@ class CoordinateEncoder(Additive):
         self._accept(self.coordinates)
 
     def encode(self, coords: Tensor) -> Tensor:
-        """Return the encoding (..., d) of free coordinates (..., axes), in float32 or better.
+        """Return the encoding (..., d) of arbitrary coordinates (..., axes), in float32 or better.
 
         Raises:
-            ShapeError: there are more or fewer coordinates than axes.
+            ShapeError: the number of coordinates differs from the number of axes, or they are not floats.
         """
         if coords.ndim < 1 or coords.shape[-1] != self.coordinates or not coords.is_floating_point():
             raise ShapeError(
-                f"{self.name} encodes floating-point coordinates (..., {self.coordinates}), got "
+                f"{self.name} needs floating-point coordinates (..., {self.coordinates}), got "
                 f"{tuple(coords.shape)} {coords.dtype}."
             )
         return self._encode(at_least_float32(coords), None)
@@ -48,7 +48,7 @@ class CoordinateEncoder(Additive):
         return self._table(pos)
 
     def constant(self) -> bool:
-        """Whether the table depends on positions alone, so that it may be kept with them."""
+        """Whether the table depends only on positions, so that it can be cached with them."""
         return next(self.parameters(), None) is None and next(self.buffers(), None) is None
 
     def place(self, pos: Positions) -> Tensor:
@@ -63,14 +63,14 @@ class CoordinateEncoder(Additive):
 
 
 class FieldEncoder(CoordinateEncoder):
-    """Reads coordinates as fractions of the field of view, or as they are."""
+    """Coordinate encoder with coordinates as fractions of the field of view, or unscaled."""
 
     normalize: bool = True
 
     def place(self, pos: Positions) -> Tensor:
         """Return the coordinates that `table` encodes, (1 or b, n, axes).
 
-        With `normalize` those of a grid are the centres of its cells as fractions of the field, in (0, 1), so that
+        With `normalize`, those of a grid are its cell centres as fractions of the field, in (0, 1), so that
         grids of all sizes cover the same range; free coordinates are divided by `Positions.extent`.
         """
         if not self.normalize:
@@ -80,28 +80,28 @@ class FieldEncoder(CoordinateEncoder):
 
 
 def cell_centres(pos: Positions) -> Tensor:
-    """Return where tokens stand, counted from the border of the field: those of a grid in the centres of their cells.
+    """Return the positions of tokens relative to the border of the field; on a grid, the centres of their cells.
 
-    Tokens that a sampler has moved still have a cell; others, without a grid, are where their coordinates are.
+    Tokens moved by a sampler still have a cell; tokens without a grid are at their coordinates.
     """
     placed = pos.grid is not None or "sampled" in pos.attrs
     return pos.coords + pos.cell[:, None] / 2 if placed else pos.coords
 
 
 def coordinate_count(name: str, axes: int | None, grid: tuple[int, ...] | None) -> int:
-    """Return the number of coordinates: as asked, else that of the grid, else 2."""
+    """Return the number of coordinates: `axes`, else that of the grid, else 2."""
     if axes is not None and grid is not None and len(grid) != axes:
         raise OptionError(
-            f"{name} was asked for axes={axes}, but the grid of the model is {tuple(grid)}; leave axes out."
+            f"{name} needs axes={len(grid)} for the grid {tuple(grid)} of the model, got axes={axes}. Omit axes."
         )
     return axes or (2 if grid is None else len(grid))
 
 
 def exact_device(like: Tensor) -> torch.device:
-    """Return where float64 exists: the tensor's device, or the CPU for devices without it."""
+    """Return a device with float64: the tensor's device, or the CPU."""
     return torch.device("cpu") if like.device.type == "mps" else like.device
 
 
 def padded(features: Tensor, dim: int) -> Tensor:
-    """Return features with zeros behind them up to `dim` channels."""
+    """Return features zero-padded to `dim` channels."""
     return torch.nn.functional.pad(features, (0, dim - features.shape[-1]))

@@ -1,4 +1,4 @@
-"""Penalties that add up along the way from one token to another: the base of `fox` and `cable`."""
+"""Base of `fox` and `cable`: penalties accumulated along the path between two tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vispe.options import Number, Whole
 
 
 class PathBias(Biased):
-    """Sums log gates, 0 or less, of the tokens on the way; classes say by `log_gate` what a gate is."""
+    """Bias that sums non-positive log gates of the tokens on a path; subclasses define `log_gate`."""
 
     ndim = (1, 2)
     fused = True
@@ -38,7 +38,7 @@ class PathBias(Biased):
     def __post_init__(self) -> None:
         if self.causal and not self.shared:
             raise OptionError(
-                f"{self.name}: causal=True looks back only, so it has one gate; leave shared=False out."
+                f"{self.name} has a single gate with causal=True, got shared=False. Omit shared."
             )
         if self.causal:
             self._accept(1)
@@ -47,16 +47,16 @@ class PathBias(Biased):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has gates of its own."""
+        """True: every layer has its own gates."""
         return True
 
     def reset_parameters(self) -> None:
-        """Draw the weight of the gates as torch does; their bias is `gate_bias`."""
+        """Initialise the gate projection as torch does; its bias is `gate_bias`."""
         self.gate.reset_parameters()
         nn.init.constant_(self.gate.bias, self.gate_bias)
 
     def log_gate(self, z: Tensor) -> Tensor:
-        """Return the logarithm of gates, 0 or less, for what the projection says."""
+        """Return log gates, 0 or less, from the outputs z of the projection."""
         raise NotImplementedError
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
@@ -65,7 +65,9 @@ class PathBias(Biased):
             raise ShapeError(f"{self.name} needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
         grid = self._need_grid(pos)
         if x is None:
-            raise ShapeError(f"{self.name} reads the tokens; pass x (b, n, d) to bias().")
+            raise ShapeError(
+                f"{self.name} reads the tokens and needs x (b, n, d), got None. Pass them to bias()."
+            )
         gates = self.log_gate(self.gate(x)).transpose(1, 2)
         field = _field(gates, pos, grid)
         first = field if self.shared else field[:, : self.num_heads]
@@ -74,35 +76,35 @@ class PathBias(Biased):
 
 
 def _field(gates: Tensor, pos: Positions, grid: Grid) -> Tensor:
-    """Return gates (b, h, n) of tokens on their grid (b, h, n_1, ...), 0 where there is no token."""
+    """Return gates (b, h, n) scattered to the grid (b, h, n_1, ...), 0 at cells without a token."""
     empty = gates.new_zeros(*gates.shape[:2], grid.patches + 1)
-    # tokens without a place share one cell more, which is cut off
+    # tokens without a position share one extra cell, which is cut off
     field = empty.scatter(-1, _place(pos, grid)[:, None].expand_as(gates), gates)
     return field[..., :-1].reshape(*gates.shape[:2], *grid.shape)
 
 
 def _place(pos: Positions, grid: Grid) -> Tensor:
-    """Return the number of each token's cell, (b or 1, n); for tokens without a place that of one cell more."""
+    """Return the cell index of each token, (b or 1, n); an extra index for tokens without a position."""
     return pos.remember("path place", lambda: torch.where(pos.spatial, pos.numbers(), grid.patches))
 
 
 def _middles(gates: Tensor) -> Tensor:
-    """Return sums along the last axis, with half of the last gate: a way has half of the gates at both ends."""
+    """Return cumulative sums minus half of the last gate: a path counts the gates of its end points by half."""
     return gates.cumsum(-1) - gates / 2
 
 
 def _line(first: Tensor, second: Tensor, pos: Positions, grid: Grid, causal: bool) -> Bias:
-    """Return the bias of tokens on a line, for gates (b, h, n) of ways from the left and from the right."""
+    """Return the bias of tokens on a line, from gates (b, h, n) of paths from the left and from the right."""
     n = first.shape[-1]
     place = _place(pos, grid)[:, None].expand(*first.shape[:2], -1)
 
     def gated(sums: Tensor, sides: Tensor) -> Bias:
-        # tokens without a place read the 0 behind the line; the profile is 0 for them as well
+        # tokens without a position read the 0 appended to the line; their profile is 0 too
         at = F.pad(sums, (0, 1)).gather(-1, place)
         return GatedBias(at, -at, TableBias(sides[None].to(at.dtype), pos, one_grid=False))
 
     offset = torch.arange(1 - n, n, device=first.device)
-    if causal:  # what is later is masked by the caller
+    if causal:  # later keys are masked by the caller
         return gated(first.cumsum(-1), torch.ones_like(offset))
     if first is second:
         return gated(_middles(first), offset.sign())
@@ -110,27 +112,27 @@ def _line(first: Tensor, second: Tensor, pos: Positions, grid: Grid, causal: boo
 
 
 def _plane(along: Tensor, down: Tensor, pos: Positions) -> Bias:
-    """Return the mean over both L-shaped ways, for gates (b, h, gh, gw) of steps along rows and down columns."""
+    """Return the mean over both L-shaped paths, from gates (b, h, gh, gw) of steps along rows and columns."""
     row, col = (line_of(pos, axis)[:, None] for axis in (0, 1))
-    # a way is one stretch in the query's row or column and one in the key's; a token reads its own two lines
+    # a path is a segment in the query's row or column plus one in the key's; a token reads its own two lines
     cols = _stretches(_middles(along), row, col)
     rows = _stretches(_middles(down.transpose(-1, -2)), col, row)
     return SumBias([DecomposedBias(rows, cols, "query", pos), DecomposedBias(rows, cols, "key", pos)])
 
 
 def _stretches(sums: Tensor, line: Tensor, place: Tensor) -> Tensor:
-    """Return half of the cost from each token to every place of its line, (b, h, n, places + 1).
+    """Return half of the cost from each token to every position on its line, (b, h, n, places + 1).
 
     Args:
         sums: (b, h, lines, places).
-        line: (b or 1, 1, n), the line of each token; one more than there are for tokens without a place.
-        place: likewise its place in the line.
+        line: (b or 1, 1, n), line of each token; an extra index for tokens without a position.
+        place: likewise the position on the line.
     """
     shape = (*sums.shape[:2], line.shape[-1])
-    # a line and a place of zeros serve tokens without a place
+    # a padded line and position of zeros for tokens without a position
     padded = F.pad(sums, (0, 1, 0, 1))
     index = line.expand(shape)[..., None].expand(*shape, padded.shape[-1])
     lines = padded.gather(-2, index)
     cost = -(lines - lines.gather(-1, place.expand(shape)[..., None])).abs() / 2
-    # and nothing leads to them
+    # no cost for paths to them
     return F.pad(cost[..., :-1], (0, 1))

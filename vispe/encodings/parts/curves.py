@@ -1,4 +1,4 @@
-"""Orders of grid cells along the generalised Hilbert ("Gilbert") curve, and shifts of them read from an image."""
+"""Gilbert (generalised Hilbert) curve orders of grid cells, and networks that predict shifts of them from the image."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vispe.attention.precision import at_least_float32, exact_product, fixed_siz
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 
 Cells = NDArray[np.int64]
-ROUNDS = 20  # halvings that grids of up to 1024 x 1024 cells need
+ROUNDS = 20  # number of halvings for grids of up to 1024 x 1024 cells
 
 
 def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
-    """Return the number, from 1, of each cell of a grid (h, w) along the Gilbert curve from its first cell.
+    """Return the index, from 1, of each cell of a grid (h, w) along the Gilbert curve from its first cell.
 
     Args:
         shape: (h, w).
-        start: the side along which the curve sets out: 'width', 'longer' (the height if that is larger), or 'even'
-            (the height if it alone is even: then every step leads to a neighbour).
+        start: side along which the curve starts: 'width', 'longer' (the height if that is larger), or 'even'
+            (the height if only it is even: then every step leads to a neighbour).
     """
     h, w = int(shape[0]), int(shape[1])
     down = (start == "longer" and h > w) or (start == "even" and h % 2 == 0 and w % 2 == 1)
@@ -37,7 +37,7 @@ def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
 
 @torch.library.custom_op("vispe::curve_order", mutates_args=())
 def curve_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
-    """Return `curve_order` as (h w,) float64; one operation, so that compiled graphs serve grids of every size."""
+    """Return `curve_order` as (h w,) float64, as one operator, so that compiled graphs support any grid size."""
     return torch.tensor(curve_order((h, w), start).ravel(), dtype=torch.float64, device=device)
 
 
@@ -51,7 +51,7 @@ def _unknown_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
 def _curve(a: tuple[int, int], b: tuple[int, int]) -> Cells:
     """Return the cells (x, y) of the block that `a` (major) and `b` span, in order, from (0, 0).
 
-    Blocks of one size and direction are made once, so that the work is in copying.
+    Blocks of equal size and direction are cached.
     """
     w, h = abs(sum(a)), abs(sum(b))
     da, db = np.sign(a), np.sign(b)
@@ -81,10 +81,10 @@ def _block(a: Cells, b: Cells) -> Cells:
 
 
 def traced_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
-    """Return `curve_places` in operations that ONNX has; NaN for grids whose blocks `ROUNDS` halvings do not resolve.
+    """Return `curve_places` by operators available in ONNX; NaN for grids that `ROUNDS` halvings do not resolve.
 
-    Each cell follows the blocks of `_curve` that it lies in: (u, v) is its offset along the major and minor side of
-    its block of (a, b) cells, and back_u, back_v say whether these sides run backwards, as halves are rounded down.
+    Each cell follows the blocks of `_curve` that contain it: (u, v) is its offset along the major and minor side of
+    its block of (a, b) cells, and back_u, back_v flag sides that run backwards, since halves are rounded down.
     """
     rows, columns = (torch.full((), n, dtype=torch.int64, device=device) for n in (h, w))
     down = torch.zeros((), dtype=torch.bool, device=device)
@@ -93,7 +93,7 @@ def traced_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
     cell = torch.arange(h * w, device=device)
     y = cell.div(w, rounding_mode="floor")
     x = cell - y * w
-    # of each cell (1 where a side runs backwards)
+    # per cell: u, v, a, b, back_u, back_v (1 where a side runs backwards)
     state = torch.stack([*torch.where(down, torch.stack([y, x]), torch.stack([x, y])), *([cell * 0] * 4)])
     sides = torch.stack([torch.where(down, rows, columns), torch.where(down, columns, rows)])
     state = state + F.pad(sides, (2, 2))[:, None]
@@ -104,7 +104,7 @@ def traced_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
         long = 2 * a > 3 * b
         half_a = half_a + half_a % 2 * (long & (a > 2))
         half_b = half_b + half_b % 2 * (b > 2)
-        # a long block has two parts, another one three: up, across and down again
+        # a long block has two parts, any other block three: up, across and down
         parts = torch.stack(
             [
                 torch.stack([u, v, half_a, b, back_u, back_v]),
@@ -126,9 +126,9 @@ def traced_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
 
 
 class ImageShift(nn.Module):
-    """Convolutions that read a shift in (-1, 1) for every cell of any grid from an image.
+    """Convolutional network that predicts a shift in (-1, 1) for every cell of any grid from an image.
 
-    Pixels of a cell are averaged to 4 x 4; the last layer starts at 0, and so does the shift.
+    Each cell is average-pooled to 4 x 4 pixels; the last layer is initialised with 0, so shifts start at 0.
 
     Args:
         in_chans: channels of the image.
@@ -164,13 +164,13 @@ class ImageShift(nn.Module):
 
 
 class ReleasedShift(nn.Module):
-    """The network of the released code: patches of 16 x 16 pixels of one grid, batch norm, a matrix over all cells.
+    """Network of the released code: patches of 16 x 16 pixels of a fixed grid, batch norm, a matrix over all cells.
 
-    Running statistics are parameters that are not trained, so that they are saved.
+    Running statistics are parameters without gradient, so that they are saved.
 
     Args:
         in_chans: channels of the image.
-        grid: shape of the one grid, (h, w).
+        grid: shape of the fixed grid, (h, w).
     """
 
     PATCH = 16
@@ -231,7 +231,7 @@ class ReleasedShift(nn.Module):
 
 
 def pooled(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return `F.adaptive_avg_pool2d`, for symbolic sizes as a product per axis: its operation fixes them in exports."""
+    """Return `F.adaptive_avg_pool2d`; symbolic sizes use a product per axis, as exports fix its sizes."""
     if all(map(fixed_size, (*size, *image.shape[-2:]))):
         return F.adaptive_avg_pool2d(image, size)
     for axis, new in ((-2, size[0]), (-1, size[1])):
@@ -254,7 +254,9 @@ def with_coordinates(image: Tensor) -> Tensor:
 def _line(n: int, like: Tensor) -> Tensor:
     if fixed_size(n):
         return torch.linspace(-1, 1, n, dtype=like.dtype, device=like.device)
-    number = torch.arange(n, dtype=like.dtype, device=like.device)  # linspace would fix a symbolic size
+    number = torch.arange(
+        n, dtype=like.dtype, device=like.device
+    )  # linspace would specialise a symbolic size
     return number / number[-1:].clamp(min=1) * 2 - 1
 
 

@@ -1,4 +1,4 @@
-"""What a model that is not being trained computes from its parameters alone, kept between forward passes."""
+"""Cache of parameter-only tensors in eval mode."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ _wrapped = cast(
 
 
 class Kept:
-    """Keeps the last value that a module has computed from its parameters and positions.
+    """Caches the last tensors that a module computed from its parameters and positions.
 
-    On CPU only, in eval mode without gradients. Parameters, and how far training is, are compared by value: whatever
-    changed them is seen. It is left out of copies, pickles and state dicts.
+    Active only on CPU, in eval mode, without gradients. Parameters and training progress are compared by value, so
+    any change invalidates the cache. Copies, pickles and state dicts exclude it.
     """
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
 
     def __call__(self, owner: nn.Module, pos: Positions, make: Callable[[], T], trust: bool = False) -> T:
-        """Return `make()`, or what it returned last for the same positions and the same parameters of `owner`.
+        """Return `make()`, or its last result for the same positions and equal parameters of `owner`.
 
-        `trust` says that they were compared earlier in this forward pass.
+        With `trust`, parameters are not compared: they were compared earlier in this forward pass.
         """
-        given = list(owner.parameters())
+        parameters = list(owner.parameters())
         if (
             owner.training
             or torch.is_grad_enabled()
             or torch.compiler.is_compiling()
             or not pos.static
-            or not all(map(_plain, given))
+            or not all(map(_plain, parameters))
         ):
             return make()
-        # what is revealed in training changes with it
+        # tables with `reveal` depend on progress
         steps = [m.progress for m in owner.modules() if hasattr(m, "progress")]
         if self.entry is not None:
             where, known, at, value = self.entry
-            if where() is pos and (trust or (at == steps and _equal(known, given))):
+            if where() is pos and (trust or (at == steps and _equal(known, parameters))):
                 return value
         value = make()
         made = (value,) if isinstance(value, Tensor) else value
         if all(map(_plain, made)) and sum(t.nbytes for t in made) <= LIMIT:
-            self.entry = ref(pos), [p.detach().clone() for p in given], steps, value
+            self.entry = ref(pos), [p.detach().clone() for p in parameters], steps, value
         return value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
@@ -62,10 +62,10 @@ class Kept:
         return Kept, ()
 
 
-def _equal(known: list[Tensor], given: list[nn.Parameter]) -> bool:
-    if len(known) != len(given):
+def _equal(known: list[Tensor], parameters: list[nn.Parameter]) -> bool:
+    if len(known) != len(parameters):
         return False
-    return all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, given, strict=True))
+    return all(a.dtype == b.dtype and a.equal(b) for a, b in zip(known, parameters, strict=True))
 
 
 def _plain(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Which entries of a table tokens read when there are more of them than it was trained for (arXiv 2404.12096)."""
+"""Extension of learned tables to more tokens than they were trained for (arXiv 2404.12096)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Longer = Literal["tile", "nearest", "linear"]
 
 
 def places(tokens: int, entries: int, rule: Longer, device: torch.device | None = None) -> Tensor:
-    """Return where in a table of one axis its tokens read, (tokens,) float64.
+    """Return the indices into a table of one axis that its tokens read, (tokens,) float64.
 
-    'tile' starts over at the end (recurrent positions): ``i mod entries``. 'nearest' gives neighbours one entry
-    (grouped positions): ``floor(i / ceil(tokens / entries))``. Both leave fewer tokens where they were. 'linear'
-    spreads the table over any number of tokens, its ends on theirs: ``i (entries - 1) / (tokens - 1)``.
+    'tile' repeats the table (recurrent positions): ``i mod entries``. 'nearest' shares an entry among neighbours
+    (grouped positions): ``floor(i / ceil(tokens / entries))``. Both leave the indices of shorter sequences unchanged.
+    'linear' interpolates for any number of tokens, with aligned corners: ``i (entries - 1) / (tokens - 1)``.
 
     Raises:
-        OptionError: there is no such rule.
+        OptionError: the rule does not exist.
 
     Example:
         >>> places(7, 3, "tile").tolist(), places(7, 3, "nearest").tolist(), places(3, 5, "linear").tolist()
@@ -39,36 +39,36 @@ def places(tokens: int, entries: int, rule: Longer, device: torch.device | None 
 
 
 def stretched(tokens: int, trained: int, longest: int) -> Tensor:
-    """Return where the authors read a table of `longest` entries made from one of `trained`, (tokens,) int64.
+    """Return the indices that the authors use with a table of `longest` entries made from `trained`, (tokens,) int64.
 
-    Up to the trained length ids are ``i * (longest // trained)``, beyond they are i: they jump at the next token.
+    Up to the trained length, indices are ``i * (longest // trained)``, beyond it i: they jump at the next token.
     `places` with 'linear' has no such jump.
 
     Args:
-        tokens: how many.
-        trained: length that the model was trained with.
+        tokens: number of tokens.
+        trained: sequence length in training.
         longest: entries of the table.
 
     Raises:
-        OptionError: a count is not a whole number above 0.
+        OptionError: a count is not an integer above 0.
     """
     for name, count in (("tokens", tokens), ("trained", trained), ("longest", longest)):
         if not is_whole(count) or count < 1:
-            raise OptionError(f"{name} needs a whole number above 0, got {name}={count!r}.")
+            raise OptionError(f"stretched needs an integer above 0 for {name}, got {name}={count!r}.")
     number = torch.arange(tokens)
     return number * max(longest // trained, 1) if tokens <= trained else number
 
 
 def read_longer(table: Tensor, old: tuple[int, ...], new: tuple[int, ...], rule: Longer) -> Tensor:
-    """Return a table (1, prod(old), d) as the tokens of grid `new` read it, axis by axis (1, prod(new), d)."""
+    """Return a table (1, prod(old), d) extended axis by axis to the tokens of grid `new` (1, prod(new), d)."""
     values = table.reshape(*old, -1)
     for axis, (entries, tokens) in enumerate(zip(old, new, strict=True)):
-        place = places(tokens, entries, rule, table.device)
+        index = places(tokens, entries, rule, table.device)
         if rule != "linear":
-            values = values.index_select(axis, place.long())
+            values = values.index_select(axis, index.long())
             continue
-        # each token takes from the two entries beside it, by its distance to them
-        weights = (1 - (place[:, None] - torch.arange(entries, device=place.device)).abs()).clamp(min=0)
+        # linear interpolation between the two adjacent entries
+        weights = (1 - (index[:, None] - torch.arange(entries, device=index.device)).abs()).clamp(min=0)
         exact = at_least_float32(values).movedim(axis, 0)
         mixed = exact_product(weights.to(exact), exact.flatten(1)).unflatten(1, exact.shape[1:])
         values = mixed.movedim(0, axis)

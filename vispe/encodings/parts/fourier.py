@@ -1,4 +1,4 @@
-"""Bands of waves that open while a model is trained; the ranges of coordinates that Fourier features read."""
+"""Progressive frequency bands (coarse to fine), and coordinate ranges of Fourier features."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Reveal = Literal["none", "linear", "cosine"]
 
 
 def bands_open(count: int, progress: float | Tensor, form: Reveal = "linear") -> Tensor:
-    """Return how far each of `count` bands is open, (count,) float64 in [0, 1], that of the longest waves first.
+    """Return the weights of `count` bands, (count,) float64 in [0, 1], longest wavelengths first.
 
-    Band k opens while ``progress * count`` goes from k to k + 1: linearly, or along half a cosine. At the end of the
-    training, progress 1, all are exactly 1.
+    The weight of band k grows from 0 to 1 while ``progress * count`` goes from k to k + 1, linearly or along half a
+    cosine. At the end of training, progress 1, all weights are exactly 1.
 
     Example:
         >>> bands_open(4, 0.625).tolist()
@@ -35,9 +35,9 @@ def bands_open(count: int, progress: float | Tensor, form: Reveal = "linear") ->
 
 
 class Revealed(Encoding):
-    """Has waves in bands, which `reveal` opens with `progress`, one after the other (PINs, arXiv 2202.04713).
+    """Encoding with frequency bands that `reveal` activates one after the other with `progress` (PINs, 2202.04713).
 
-    Progress is kept as a tensor beside the number: compiled code reads another value without being compiled anew.
+    Progress is stored as a tensor, so that compiled code reads new values without recompilation.
     """
 
     reveal: Reveal = "none"
@@ -45,7 +45,7 @@ class Revealed(Encoding):
 
     @property
     def progress(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Share of the training that is done, see `set_progress`; 1 = all of it."""
+        """Completed fraction of the training, see `set_progress`."""
         return 1.0 if self._share is None else float(self._share)
 
     @progress.setter
@@ -54,30 +54,30 @@ class Revealed(Encoding):
 
     @property
     def opening(self) -> bool:
-        """Whether the training has said how far it is, and `reveal` asks for it: tables then change with it."""
+        """Whether tables depend on the training progress: `reveal` is set and `set_progress` was called."""
         return self.reveal != "none" and self._share is not None
 
     def opened(self, waves: Tensor, *counts: int, copies: int = 1, interleaved: bool = False) -> Tensor:
-        """Return waves (..., channels) with each band times how far it is open.
+        """Return waves (..., channels) with each band multiplied by its weight.
 
         Args:
-            waves: in runs, one for each of `counts`: the sines of so many frequencies, shortest waves first, then their
-                cosines.
-            counts: bands of each run.
-            copies: how often all runs are repeated.
-            interleaved: a run has the sine and the cosine of a frequency side by side.
+            waves: in groups, one for each of `counts`: the sines of that many frequencies, shortest wavelengths first,
+                then their cosines.
+            counts: bands of each group.
+            copies: number of repetitions of all groups.
+            interleaved: sine and cosine of a frequency are adjacent.
         """
         share = self._share
         if self.reveal == "none" or share is None:
             return waves
-        # bands are counted from the longest waves
+        # bands are ordered from the longest wavelength
         gates = [bands_open(n, share, self.reveal).flip(0) for n in counts]
         both = [g.repeat_interleave(2) if interleaved else g.repeat(2) for g in gates]
         return waves * torch.cat(both * copies).to(waves)
 
 
 class FourierEncoding(Revealed, CoordinateEncoder):
-    """Encodes coordinates of one of several ranges by waves; `fourier` and `fourier_learned` say which."""
+    """Encodes normalised coordinates by sines and cosines; base of `fourier` and `fourier_learned`."""
 
     normalize: Normalize = "field"
     reference: tuple[Whole, ...] | None = None
@@ -90,11 +90,11 @@ class FourierEncoding(Revealed, CoordinateEncoder):
         )
 
     def constant(self) -> bool:
-        """Whether the table depends on positions alone."""
+        """Whether the table depends only on positions."""
         return not self.opening and super().constant()
 
     def by_length(self, waves: Tensor, bands: Tensor, count: int) -> Tensor:
-        """Return waves (..., 2 r), two halves of r frequencies, times how far the band (r,) of each is open."""
+        """Return waves (..., 2 r), two halves of r frequencies, times the weight of each frequency's band (r,)."""
         share = self._share
         if self.reveal == "none" or share is None:
             return waves
@@ -104,12 +104,12 @@ class FourierEncoding(Revealed, CoordinateEncoder):
     def place(self, pos: Positions) -> Tensor:
         """Return the coordinates that `table` encodes, (1 or b, n, axes), see `normalize`.
 
-        The tokens of a grid stand in the centres of their cells; free coordinates are where they are.
+        Tokens of a grid are at the centres of their cells; free coordinates are unchanged.
         """
         if self.normalize == "none":
             return pos.coords
         self._need_start(pos, FRACTIONS)
-        if self.normalize == "corners":  # of one cell: the first end
+        if self.normalize == "corners":  # -1 for a single cell
             last = (pos.extent - pos.cell)[:, None]
             return pos.coords / last.clamp(min=1e-30) * 2 - 1
         centres = cell_centres(pos)
@@ -121,14 +121,14 @@ class FourierEncoding(Revealed, CoordinateEncoder):
         shape = self.reference or host
         if shape is None or len(shape) != pos.axes:
             raise ShapeError(
-                f"{self.name} with normalize='reference' needs the shape of the training grid, got {pos}; build it "
-                "with reference=..., or give Grid(..., reference=...)."
+                f"{self.name} with normalize='reference' needs the shape of the training grid, got {pos}. Pass "
+                "reference=..., or use Grid(..., reference=...)."
             )
         return centres / max(shape)
 
 
 def with_first(table: Tensor, vector: Tensor, pos: Positions) -> Tensor:
-    """Return a table (1 or b, n, d) with `vector` (1, d) for the first token, if that is a prefix token."""
+    """Return a table (1 or b, n, d) with `vector` (1, d) added to the first token if it is a prefix token."""
     first = ~pos.spatial[..., None]
     first = first & (torch.arange(pos.tokens, device=table.device) == 0)[:, None]
     return table + first * vector.to(table.dtype)

@@ -1,4 +1,4 @@
-"""The group actions of GRAPE (arXiv 2512.07805): rotations of rank-2 generators, gated and path-summed biases."""
+"""Group actions of GRAPE (arXiv 2512.07805): rotations of rank-2 generators, gated and path-summed biases."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _gram(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _coefficients(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sin(angle s) / s and (1 - cos(angle s)) / s^2, exact for small s as well."""
+    """Return sin(angle s) / s and (1 - cos(angle s)) / s^2, accurate for small s."""
     alpha, beta, gamma = (t.squeeze(-1) for t in _gram(a, b))
-    # s: area that a and b span; sinc keeps both quotients exact where it vanishes
+    # s: area spanned by a and b; sinc keeps both quotients accurate as s -> 0
     s = (alpha * beta - gamma.square()).clamp(min=torch.finfo(a.dtype).tiny).sqrt()
     turn = angle * s / math.pi
     return angle * turn.sinc(), angle.square() / 2 * (turn / 2).sinc().square()
@@ -73,7 +73,7 @@ class OneSidedBias(Bias):
 
     @property
     def finite(self) -> bool:
-        """Whether no entry is infinite: none is."""
+        """True: no entry is infinite."""
         return True
 
     def _dense(self, ask: Request) -> Tensor:
@@ -89,7 +89,7 @@ class ContentGateBias(GatedBias):
     gate_k(j) = softplus(k_j . u_h / sqrt(d)), gate_q(i) = softplus(q_i . v_h / sqrt(d)).
 
     Args:
-        profile: the bias that is gated.
+        profile: bias that is gated.
         omega: (h,).
         key: u (h, d), or None for no key gate.
         query: v (h, d), or None for no query gate.
@@ -104,31 +104,33 @@ class ContentGateBias(GatedBias):
     def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
         """Return the gates of queries and of keys, (b, h, n), None for no gate."""
         strength = F.softplus(at_least_float32(ask.pick(self.omega)))[:, None]
-        found: list[Tensor | None] = []
+        gates: list[Tensor | None] = []
         for name, direction, x in (("keys", self.key_gate, ask.k), ("queries", self.query_gate, ask.q)):
             if direction is not None and x is None:
-                raise ShapeError(f"This bias is gated by {name}; pass q and k to dense().")
+                raise ShapeError(
+                    f"ContentGateBias needs {name} for its gates, got None. Pass q and k to dense()."
+                )
             if direction is None or x is None:
-                found.append(None)
+                gates.append(None)
                 continue
             wide, along = at_least_float32(ask.pick(x, 1)), at_least_float32(ask.pick(direction))
-            found.append(strength * F.softplus((wide * along[:, None]).sum(-1) * wide.shape[-1] ** -0.5))
-        return found[1], found[0]
+            gates.append(strength * F.softplus((wide * along[:, None]).sum(-1) * wide.shape[-1] ** -0.5))
+        return gates[1], gates[0]
 
 
 def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     """Return the path sums (b, h, n, n), 0 on and above the diagonal.
 
     e[t, l] = slope_h logsigmoid(p_t . rot(p_l) / d); bias[t, j] = sum of e[t, l] over j < l <= t. rot divides by the
-    root mean square and turns pairs (c, c + d/2) by minus l base^(-2c/d).
+    root mean square and rotates pairs (c, c + d/2) by minus l base^(-2c/d).
 
     Args:
         p: (b, h, n, d).
         time: (1 or b, n), position of every token along the sequence.
         slopes: (h,).
-        base: ratio of the frequencies; 1 turns all pairs alike.
+        base: ratio of the frequencies; 1 rotates all pairs equally.
     """
-    # keys: length sqrt(d), turned by minus their position
+    # keys: normalised to length sqrt(d), rotated by minus their position
     half = p.shape[-1] // 2
     unit = p * (p.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).rsqrt()
     rates = base ** -(torch.arange(half, device=p.device, dtype=p.dtype) / half)
@@ -136,7 +138,7 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     x, y = unit[..., :half], unit[..., half:]
     cos, sin = angle.cos(), angle.sin()
     turned = torch.cat([x * cos + y * sin, y * cos - x * sin], -1)
-    # penalties e[t, l] of every pair, and their sums along the way by differences of cumulated sums
+    # penalties e[t, l] of every pair; path sums are differences of cumulative sums
     steps = F.logsigmoid(p @ turned.transpose(-1, -2) / p.shape[-1]) * slopes[:, None, None]
     upto = steps.tril().cumsum(-1)
     return (upto[..., -1:] - upto).tril(-1)

@@ -1,4 +1,4 @@
-"""The representations of `gta`: what a geometric attribute does to a group of channels (arXiv 2310.10375)."""
+"""Group representations of `gta`: the action of a geometric attribute on a group of channels (arXiv 2310.10375)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _inv = cast("Callable[[Tensor], Tensor]", torch.linalg.inv)  # pyright: ignore[r
 
 
 class Group(NamedTuple):
-    """One group of channels of a head.
+    """Group of channels of a head.
 
     Attributes:
-        name: triv, se3, so3, so2 or t2.
+        name: representation: triv, se3, so3, so2 or t2.
         size: number of channels.
         block: channels that one copy of the representation acts on.
     """
@@ -39,7 +39,7 @@ class Matrices(NamedTuple):
 
 
 def poses(extrinsic: Tensor, scale: Tensor) -> Matrices:
-    """Return what SE(3) does: keys by the inverse pose, queries by the transposed pose, translations scaled.
+    """Return the matrices of SE(3): inverse pose for keys, transposed pose for queries, translations scaled.
 
     Args:
         extrinsic: (b or 1, n, 4, 4).
@@ -47,31 +47,31 @@ def poses(extrinsic: Tensor, scale: Tensor) -> Matrices:
     """
     dtype = torch.promote_types(extrinsic.dtype, scale.dtype)
     pose = extrinsic.to(dtype)
-    # inverted in float64, for poses with large translations
+    # inverted in float64 for accuracy with large translations
     inverse = _inv(pose.double() if pose.device.type != "mps" else pose).to(dtype)
     ones = torch.ones(4, 4, dtype=dtype, device=pose.device)
-    column = F.pad(ones[:3, :1], (3, 0, 0, 1))  # 1 where the translation is
+    column = F.pad(ones[:3, :1], (3, 0, 0, 1))  # 1 at the translation entries
     factor = ones + (scale.to(dtype) - 1) * column
     forward, backward = pose * factor, inverse * factor
     return Matrices(forward.mT[:, :, None], backward[:, :, None], forward[:, :, None])
 
 
 def rotations(extrinsic: Tensor, spatial: Tensor, degree: int) -> Matrices:
-    """Return what SO(3) does by its representations of degree 1 .. `degree` (1 or 2): 3 or 8 channels."""
-    turn = extrinsic[..., :3, :3].detach().mT  # the rotation of the inverse pose
-    made = turn
-    if degree > 1:  # symmetric matrices without trace: S -> R S R^T
-        basis = _traceless(turn)
-        moved = exact_product(exact_product(turn[..., None, :, :], basis), turn.mT[..., None, :, :])
+    """Return the matrices of SO(3) in its representations of degree 1 .. `degree` (1 or 2): 3 or 8 channels."""
+    rotation = extrinsic[..., :3, :3].detach().mT  # the rotation of the inverse pose
+    matrices = rotation
+    if degree > 1:  # degree 2: traceless symmetric matrices, S -> R S R^T
+        basis = _traceless(rotation)
+        moved = exact_product(exact_product(rotation[..., None, :, :], basis), rotation.mT[..., None, :, :])
         second = exact_product(basis.flatten(-2), moved.flatten(-2).mT)
-        made = F.pad(turn, (0, 5, 0, 5)) + F.pad(second, (3, 0, 3, 0))
-    eye = torch.eye(made.shape[-1], dtype=made.dtype, device=made.device)
-    made = torch.where(spatial[..., None, None], made, eye)
-    return Matrices(made[:, :, None], made[:, :, None], made.mT[:, :, None])
+        matrices = F.pad(rotation, (0, 5, 0, 5)) + F.pad(second, (3, 0, 3, 0))
+    eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    matrices = torch.where(spatial[..., None, None], matrices, eye)
+    return Matrices(matrices[:, :, None], matrices[:, :, None], matrices.mT[:, :, None])
 
 
 def _traceless(like: Tensor) -> Tensor:
-    """Return an orthonormal basis (5, 3, 3) of symmetric matrices without trace."""
+    """Return an orthonormal basis (5, 3, 3) of traceless symmetric matrices."""
     half, third = 0.5**0.5, 6**-0.5
     basis = torch.zeros(5, 3, 3, dtype=like.dtype, device=like.device)
     for i, (a, b) in enumerate(((0, 1), (1, 2), (0, 2))):
@@ -88,11 +88,11 @@ def circle(angles: Tensor) -> Tensor:
 
 
 def shifts(places: Tensor) -> Matrices:
-    """Return what 2D translations (b, n, 2) do to triples of channels: the last becomes x . shift + itself."""
+    """Return the matrices of 2D translations (b, n, 2) on triples of channels (homogeneous coordinates)."""
     eye = torch.eye(3, dtype=places.dtype, device=places.device)
     row = F.pad(places[..., None, :], (0, 1, 2, 0))
-    there, back = eye + row, eye - row
-    return Matrices(back.mT[:, :, None], there[:, :, None], back[:, :, None])
+    forward, backward = eye + row, eye - row
+    return Matrices(backward.mT[:, :, None], forward[:, :, None], backward[:, :, None])
 
 
 def angles_of(places: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def angles_of(places: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
 
 
 def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTransform:
-    """Return one block transform of all groups in order, in blocks as small as their borders allow.
+    """Return one block transform of all groups in order, with the smallest blocks that align with the groups.
 
     Args:
         groups: each group with its matrices, None for the identity.
@@ -112,13 +112,13 @@ def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTr
     total = sum(g.size for g, _ in groups)
     block = math.lcm(*(g.block for g, _ in groups))
     aligned = all(g.size % block == 0 for g, _ in groups)
-    # blocks of the common size where all groups have whole ones, else one block of the whole head
+    # blocks of the common size if it divides all groups, else one block for the whole head
     sides: list[Tensor] = []
     for side in range(3 if values else 2):
         parts: list[Tensor] = []
         start = 0
-        for group, made in groups:
-            one = known[0].new_ones(1, 1, group.size, 1, 1) if made is None else made[side]
+        for group, matrices in groups:
+            one = known[0].new_ones(1, 1, group.size, 1, 1) if matrices is None else matrices[side]
             one = one.expand(batch, tokens, -1, -1, -1)
             part = _diagonal(one, (block if aligned else group.size) // group.block)
             end = start + group.size
@@ -131,11 +131,11 @@ def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTr
 
 
 def _diagonal(matrices: Tensor, count: int) -> Tensor:
-    """Return (b, n, c / count, s count, s count) with `count` neighbours of (b, n, c, s, s) on the diagonal."""
+    """Return (b, n, c / count, s count, s count) with `count` successive matrices of (b, n, c, s, s) as blocks."""
     if count == 1:
         return matrices
     eye = torch.eye(count, dtype=matrices.dtype, device=matrices.device)
     b, n, c, s, _ = matrices.shape
-    # ones on the diagonal of blocks: each matrix lands in its own, zeros elsewhere
+    # one matrix per diagonal block, zeros elsewhere
     spread = matrices.reshape(b, n, c // count, count, s, 1, s) * eye[:, None, :, None]
     return spread.reshape(b, n, c // count, count * s, count * s)

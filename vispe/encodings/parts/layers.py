@@ -1,9 +1,9 @@
 """Layers of encodings: linear maps, convolutions, norms and tables that compute in float32.
 
-They are not subclasses of the layers of `torch.nn`. Tools that replace, wrap or re-initialise layers by their class
+They are not subclasses of the layers of `torch.nn`, so tools that replace, wrap or re-initialise layers by class
 (dynamic quantisation, torchao, peft with ``target_modules="all-linear"``, bitsandbytes, ``_init_weights`` of a model)
-therefore leave the weights of an encoding as they are. Names of parameters, initial values and the random numbers drawn
-for them are those of the corresponding layer of `torch.nn`.
+do not modify the weights of an encoding. Parameter names, initial values and random number consumption are those of
+the corresponding layer of `torch.nn`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PreciseLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
-        """Show the sizes."""
+        """Return the sizes for `repr`."""
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
@@ -59,7 +59,7 @@ class PreciseConv(nn.Module):
         axes: number of axes of the input.
         in_channels: channels of the input.
         out_channels: channels of the output.
-        kernel_size: side of the kernel along every axis.
+        kernel_size: kernel size along every axis.
         stride: along every axis.
         padding: zeros added at both ends of every axis.
         groups: groups of channels, see `torch.nn.Conv2d`.
@@ -102,7 +102,7 @@ class PreciseConv(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """Show the shape of the weight."""
+        """Return the shape of the weight for `repr`."""
         return (
             f"{tuple(self.weight.shape)}, stride={self.stride}, padding={self.padding}, groups={self.groups}"
         )
@@ -133,7 +133,7 @@ class PreciseNorm(nn.Module):
 
 
 class Table(nn.Module):
-    """Learned vectors, one per row; the encoding selects the rows.
+    """Embedding table: learned vectors, one per row; the encoding selects rows.
 
     Args:
         rows: number of vectors.
@@ -150,12 +150,12 @@ class Table(nn.Module):
         nn.init.normal_(self.weight)
 
     def extra_repr(self) -> str:
-        """Show the sizes."""
+        """Return the sizes for `repr`."""
         return ", ".join(map(str, self.weight.shape))
 
 
 def small_init(layer: PreciseLinear) -> None:
-    """Draw the weight of a projection to the tokens from a truncated normal of 0.02; the bias is 0."""
+    """Draw the weight from a truncated normal with std 0.02; the bias is 0."""
     nn.init.trunc_normal_(layer.weight, std=0.02)
     nn.init.zeros_(cast("Tensor", layer.bias))
 

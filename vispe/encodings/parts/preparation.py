@@ -1,4 +1,4 @@
-"""What a model with samplers does before attention: their order, draws for every sample, and what is refused."""
+"""Preparation of positions before attention: order of samplers, draws per sample, and checks of combinations."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def prepare(
     """Return the positions of one forward pass, prepared by all `encodings`, samplers first.
 
     Args:
-        encodings: all that take part in the forward pass.
+        encodings: all encodings of the forward pass.
         pos: positions of the input.
-        batch: number of samples, for samplers that draw for each; those of `pos` by default.
+        batch: number of samples, for samplers with per='sample'; that of `pos` by default.
         generator: source of the draws; the global one by default.
         draws: values to use instead of drawing, by name.
     """
     ordered = sorted(encodings, key=lambda e: not isinstance(e, Sampler))
-    apart = any(isinstance(e, Sampler) and e.training and e.per == "sample" for e in ordered)
-    if apart and batch is not None and pos.coords.shape[0] == 1:
+    per_sample = any(isinstance(e, Sampler) and e.training and e.per == "sample" for e in ordered)
+    if per_sample and batch is not None and pos.coords.shape[0] == 1:
         in_place, index = pos.in_place, pos.numbers().expand(batch, -1)
         pos = pos.replace(coords=pos.coords.expand(batch, -1, -1), index=index)
         pos.in_place = in_place
@@ -45,10 +45,10 @@ def prepare(
 
 
 def check_samplers(encodings: Sequence[Encoding]) -> None:
-    """Raise unless something reads the coordinates that samplers change, and nothing needs cells of a grid.
+    """Raise if samplers are used without an encoding that reads coordinates, or with one that looks up grid cells.
 
     Raises:
-        UnsupportedCombination: there are samplers alone, one is given twice, or a member looks up cells of a grid.
+        UnsupportedCombination: there are only samplers, one is repeated, or a member looks up cells of a grid.
     """
     samplers = [e for e in encodings if isinstance(e, Sampler)]
     readers = [e for e in encodings if not isinstance(e, Sampler) and e.name != "none"]
@@ -57,21 +57,23 @@ def check_samplers(encodings: Sequence[Encoding]) -> None:
     names = [e.name for e in samplers]
     if not readers:
         raise UnsupportedCombination(
-            f"{' + '.join(names)} changes where tokens are, and nothing that was asked reads it; add an encoding, as "
+            f"{' + '.join(names)} only moves positions, and no encoding reads them. Combine it with an encoding, as "
             f"in '{names[0]}+{samplers[0].reader}'."
         )
     if len(set(names)) < len(names):
-        raise UnsupportedCombination(f"{' + '.join(names)} was asked; take a sampler once.")
+        raise UnsupportedCombination(
+            f"Each sampler can be used once, got {' + '.join(names)}. Remove the repetition."
+        )
     for e in readers:
         if not any(p.is_meta for p in e.parameters()) and reads_cells(e):
             raise UnsupportedCombination(
                 f"{e.name} looks up the cells of a grid, so it cannot follow {names[0]}, which moves tokens between "
-                "them; take an encoding of coordinates, such as rope_axial, alibi2d or sincos2d."
+                "cells. Use an encoding of coordinates, such as rope_axial, alibi2d or sincos2d."
             )
 
 
 def reads_cells(encoding: Encoding) -> bool:
-    """Whether an encoding needs to know which cell of a grid each token is, not only where it is: tables do."""
+    """Whether an encoding needs the grid cell of each token, not only its coordinates, as tables do."""
     shape = getattr(encoding, "grid", None) or (2, 3, 2)[: encoding.ndim[0]]
     grid = Grid(tuple(shape)).positions()
     free = Positions(grid.coords + 0.25, grid.spatial, grid.extent, cell=grid.cell)
@@ -80,7 +82,7 @@ def reads_cells(encoding: Encoding) -> bool:
 
 
 def _works(encoding: Encoding, pos: Positions) -> bool:
-    """Whether an encoding does all that it does at these positions, in a small attention of its own."""
+    """Whether all operations of an encoding accept these positions; tested in a small attention call."""
     like = next(encoding.parameters(), pos.coords)
     heads = getattr(encoding, "num_heads", 1)
     x = torch.ones(1, pos.tokens, getattr(encoding, "dim", 24 * heads), device=like.device)
@@ -97,12 +99,12 @@ def _works(encoding: Encoding, pos: Positions) -> bool:
             for branch in branches:
                 one = encoding if branch is None else branch
                 bias = one.bias(pos, 0, x) if isinstance(one, Biased) else getattr(branch, "bias", None)
-                turn = (
+                transform = (
                     one.transform(pos, 0, x)
                     if isinstance(one, Rotary)
                     else getattr(branch, "transform", None)
                 )
-                reference.run(Call(q, q, q, bias, turn, term))
+                reference.run(Call(q, q, q, bias, transform, term))
     except ShapeError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Biases that are functions of the distance of two patches: which distance, and what all of them share."""
+"""Base of biases that are functions of the distance between patches, with options for the metric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vispe.options import Positive, Whole, check_per_axis
 
 
 class RadialEncoding(Biased):
-    """A bias that is a function of distance; its options say of which distance."""
+    """Bias that is a function of distance; the options define the distance."""
 
     fused = True
     ndim = (1, 2, 3)
@@ -35,7 +35,7 @@ class RadialEncoding(Biased):
             axes = given[0]
             if axes not in self.ndim:
                 raise OptionError(
-                    f"{self.name} works on {' or '.join(map(str, self.ndim))} axes, got spacing={self.spacing}, "
+                    f"{self.name} needs {' or '.join(map(str, self.ndim))} axes, got spacing={self.spacing}, "
                     f"reference={self.reference}."
                 )
             check_per_axis("spacing", self.spacing, axes)
@@ -62,7 +62,7 @@ class RadialEncoding(Biased):
 
 
 def straight_clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
-    """Return `x` within limits, with the gradient of `x` itself, so that what lies outside can come back."""
+    """Clamp `x` with a straight-through gradient, so that values outside the limits can return."""
     return x + (x.clamp(least, most) - x).detach()
 
 

@@ -1,4 +1,4 @@
-"""Vectors of relative positions that queries and keys meet: tables of offsets, of all axes at once or of each axis."""
+"""Relative position vectors that interact with queries and keys: tables of offsets, joint or per axis."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Dot = Literal["query", "key"]
 
 
 class ShiftedContext(ContextBias):
-    """``(q_i + shift) . w[bucket(i, j)]``, or of the key: a `ContextBias` with a vector per head added to the content.
+    """``(q_i + shift) . w[bucket(i, j)]``, or of the key: with a vector per head added to the content.
 
     Args:
         weights: (h or 1, buckets, d_h).
         buckets: (n, m) or (b or 1, n, m) int64.
-        dot: which side the content comes from.
+        dot: side that supplies the content.
         scaled: whether the term is multiplied by the scale of the logits.
-        pos: the positions it is bound to.
+        pos: positions of the tokens.
         shift: (h, d_h), or None for nothing.
     """
 
@@ -48,7 +48,7 @@ class ShiftedContext(ContextBias):
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether all entries are known to be finite."""
         return no_infinity(self.weights, self.shift)
 
     def _dense(self, ask: Request) -> Tensor:
@@ -60,12 +60,12 @@ class ShiftedContext(ContextBias):
 
 
 class FactorBias(Bias):
-    """``scale * t[bucket(i, j)] * q_i . k_j``: added to the product, a factor ``1 + t`` of it for each bucket.
+    """``scale * t[bucket(i, j)] * q_i . k_j``: with the dot product, a factor ``1 + t`` per bucket.
 
     Args:
         factors: t (h or 1, buckets).
         buckets: (n, m) or (b or 1, n, m) int64.
-        pos: the positions it is bound to.
+        pos: positions of the tokens.
     """
 
     __slots__ = ("buckets", "factors")
@@ -76,22 +76,22 @@ class FactorBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ."""
+        """True: the bias depends on content."""
         return True
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether all entries are known to be finite."""
         return no_infinity(self.factors)
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.k is None or ask.scale is None:
-            raise ShapeError("FactorBias multiplies the product of queries and keys; pass q, k and scale.")
+            raise ShapeError("FactorBias needs q, k and scale, got None for one of them. Pass all three.")
         product = exact_product(ask.pick(ask.q, 1), ask.pick(ask.k, 1).transpose(-1, -2)) * ask.scale
         buckets = per_head(self.buckets)
         factors = ask.pick(self.factors)[None, :, :, None].to(product.dtype)
         shape = buckets.shape[0], factors.shape[1], *buckets.shape[2:]
-        # one number for each bucket, then for each pair
+        # one factor per bucket, then per pair
         chosen = factors.expand(shape[0], -1, -1, shape[3]).gather(2, buckets.expand(shape))
         return chosen * product
 
@@ -100,12 +100,12 @@ class WaveBias(Bias):
     """``scale * (q_i + shift) . (sin(d) of_sin + cos(d) of_cos)`` with angles d = a_i - a_j, of any coordinates.
 
     Args:
-        of_sin: (h or 1, angles, d_h), the vectors that sines weigh.
+        of_sin: (h or 1, angles, d_h), vectors weighted by sines.
         of_cos: likewise for cosines.
-        cos: of the angles of every token, (b or 1, n, angles), 0 for tokens without a place.
+        cos: cosines of the angles of every token, (b or 1, n, angles), 0 for tokens without a position.
         sin: likewise.
-        shift: (h, d_h), what is added to the queries first.
-        pos: the positions it is bound to.
+        shift: (h, d_h), added to the queries first.
+        pos: positions of the tokens.
     """
 
     __slots__ = ("cos", "of_cos", "of_sin", "shift", "sin")
@@ -118,33 +118,34 @@ class WaveBias(Bias):
 
     @property
     def per_sample(self) -> bool:
-        """Whether samples of a batch differ."""
+        """True: the bias depends on content."""
         return True
 
     @property
     def finite(self) -> bool:
-        """Whether it is known to hold no infinity."""
+        """Whether all entries are known to be finite."""
         return no_infinity(self.of_sin, self.of_cos, self.shift)
 
     def _dense(self, ask: Request) -> Tensor:
         if ask.q is None or ask.scale is None:
-            raise ShapeError("WaveBias reads the query; pass q, k and scale.")
+            raise ShapeError(
+                "WaveBias needs the query and scale, got None for one of them. Pass q, k and scale."
+            )
         q = ask.pick(shifted(ask.q, self.shift), 1) * ask.scale
         a, b = (exact_product(q, ask.pick(t).transpose(-1, -2)) for t in (self.of_sin, self.of_cos))
-        # the sine and cosine of a difference are products of those of both tokens, so no pair has angles of its own
+        # angle-difference identities: products per token replace sines and cosines per pair
         cos, sin = self.cos[:, None], self.sin[:, None]
         row = torch.cat([a * sin + b * cos, b * sin - a * cos], -1)
         return exact_product(row, torch.cat([cos, sin], -1).transpose(-1, -2))
 
 
 def offset_rows(n: int, device: torch.device, clip: tuple[int, int] | None, reverse: bool) -> Tensor:
-    """Return which row of a table each offset of one axis of n cells reads, (2 n - 1,) int64, query minus key.
+    """Return the table row of each offset of an axis of n cells, (2 n - 1,) int64, query minus key.
 
-    Args:
-        n: cells.
-        device: where to.
-        clip: the table is for offsets from ``-clip[0]`` to ``clip[1]``, which take those beyond; None: for all offsets.
-        reverse: offsets are key minus query.
+    n: number of cells.
+    device: device of the result.
+    clip: the table covers offsets from ``-clip[0]`` to ``clip[1]``, to which others are clamped; None: all offsets.
+    reverse: offsets are key minus query.
     """
     offset = torch.arange(1 - n, n, device=device)
     offset = -offset if reverse else offset
@@ -152,36 +153,36 @@ def offset_rows(n: int, device: torch.device, clip: tuple[int, int] | None, reve
 
 
 def with_none(table: Tensor) -> Tensor:
-    """Return a table (h, rows, d) with a row of zeros in front, which tokens without a place read."""
+    """Return a table (h, rows, d) with a row of zeros prepended, for tokens without a position."""
     return F.pad(table, (0, 0, 1, 0))
 
 
 def pair_rows(pos: Positions, key: Hashable, rows: Callable[[], Tensor]) -> Tensor:
-    """Return which row of a table `with_none` each pair of tokens reads, (b or 1, n, n) int64.
+    """Return the row in a table `with_none` of each pair of tokens, (b or 1, n, n) int64.
 
     Args:
         pos: positions of a grid.
-        key: what `rows` depends on beside the grid.
-        rows: makes those of every offset (2 n_1 - 1, ...), query minus key, in the table without that row.
+        key: cache key of all that `rows` depends on besides the grid.
+        rows: computes the rows of all offsets (2 n_1 - 1, ...), query minus key, without the zero row.
     """
 
     def make() -> Tensor:
         index = table_index(pos, pos)
-        # three entries behind those of the patches are for pairs with prefix tokens
+        # the last three entries are for pairs with prefix tokens
         return F.pad(rows().flatten() + 1, (0, 3))[index]
 
     return pos.remember(("rows of pairs", key), make)
 
 
 def line_rows(pos: Positions, key: Hashable, axis: int, rows: Callable[[], Tensor], dot: Dot) -> Tensor:
-    """Return which row of a table `with_none` each token reads for each line of an axis, (b or 1, n, n_a + 1) int64.
+    """Return the row in a table `with_none` of each token and each line of an axis, (b or 1, n, n_a + 1) int64.
 
     Args:
         pos: positions of a grid.
-        key: what `rows` depends on beside the grid.
+        key: cache key of all that `rows` depends on besides the grid.
         axis: of the grid.
-        rows: makes those of every offset of this axis (2 n_a - 1,), query minus key, in the table without that row.
-        dot: whether it is the query that reads, or the key.
+        rows: computes the rows of all offsets of this axis (2 n_a - 1,), query minus key, without the zero row.
+        dot: side that supplies the content.
     """
 
     def make() -> Tensor:
@@ -189,7 +190,7 @@ def line_rows(pos: Positions, key: Hashable, axis: int, rows: Callable[[], Tenso
         n = (of_offset.shape[0] + 1) // 2
         step = pos.cells()[..., axis, None] - torch.arange(n, device=of_offset.device)
         read = of_offset[(step if dot == "query" else -step) + n - 1]
-        # the last line is that of tokens without a place
+        # the last line is for tokens without a position
         return F.pad(read * pos.spatial[..., None], (0, 1))
 
     return pos.remember(("rows of lines", key, axis, dot), make)
@@ -207,17 +208,17 @@ def read_by_axis(
 ) -> list[Bias]:
     """Return the sum over axes a of ``(q_i + shift) . table_a[rows(n_a)[offset_a(i, j)]]``, or of the key.
 
-    On two axes it is one term in factored form, which kernels know. Pairs with a token that has no place get 0.
+    On two axes it is one separable term, which fused kernels support. Pairs with a token without a position get 0.
 
     Args:
         pos: positions of a grid.
         grid: their grid.
-        key: what `rows` depends on beside the grid.
+        key: cache key of all that `rows` depends on besides the grid.
         tables: of each axis, (h or 1, rows, d_h).
-        rows: makes the rows that the offsets of an axis of n cells read, (2 n - 1,), query minus key.
-        dot: which side the content comes from.
+        rows: computes the rows of the offsets of an axis of n cells, (2 n - 1,), query minus key.
+        dot: side that supplies the content.
         scaled: whether it is multiplied by the scale of the logits.
-        shift: (h, d_h), what is added to the content first.
+        shift: (h, d_h), added to the content first.
     """
     if grid.axes == 2:
         y, x = (line_rows(pos, key, axis, lambda n=n: rows(n), dot) for axis, n in enumerate(grid.shape))

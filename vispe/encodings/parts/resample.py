@@ -1,4 +1,4 @@
-"""Which grid the table in a checkpoint is for."""
+"""Inference of the training grid of tables in checkpoints."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def trained_grid(
     ours: tuple[int, ...],
     size: Callable[[Sequence[int]], int],
 ) -> tuple[int, ...]:
-    """Return the grid that a table in a checkpoint is for, and log it where it is not that of the module.
+    """Return the grid of a table in a checkpoint, and log it if it differs from that of the module.
 
     Args:
-        name: of the table in the checkpoint.
-        known: the grid, where the checkpoint says it.
-        entries: of the table.
+        name: name of the table in the checkpoint.
+        known: grid recorded in the checkpoint, or None.
+        entries: number of entries of the table.
         ours: grid of the module that it is loaded into.
-        size: number of entries of the table of a grid.
+        size: function from a grid to the number of entries of its table.
 
     Raises:
-        EncodingMismatch: the checkpoint does not say the grid, and it is neither ours nor one of equal sides.
+        EncodingMismatch: the grid is not recorded, and the table fits neither `ours` nor a grid with equal sides.
     """
     old = known
     if old is None and entries == size(ours):
@@ -40,8 +40,8 @@ def trained_grid(
     if size(old) != entries or len(old) != len(ours):
         raise EncodingMismatch(
             f"{name} has {entries} entries, but its model has the grid {ours}, which needs {size(ours)}. The "
-            "checkpoint does not say for which grid they are, and no grid of equal sides has so many; build the model "
-            "for the size of images that it was trained with, load it, and call set_input_size."
+            "checkpoint does not record its grid, and no grid of equal sides has this many entries. Build the model "
+            "for the image size that it was trained with, load the checkpoint, and call set_input_size."
         )
     if old != ours:
         _logger.info("%s is resampled from the grid %s to %s.", name, old, ours)
@@ -51,8 +51,8 @@ def trained_grid(
 def training_grid(
     reference: tuple[int, ...] | None, axes: int, used: bool, setting: str
 ) -> tuple[int, ...] | None:
-    """Return the option `reference`, checked: one number per axis, where `setting` does not make it useless."""
+    """Return the checked option `reference`: one number per axis, and only if `used`."""
     if reference is not None and not used:
-        raise OptionError(f"reference={list(reference)} has no effect with {setting}; leave it out.")
+        raise OptionError(f"reference={list(reference)} has no effect with {setting}. Omit it.")
     check_per_axis("reference", reference, axes)
     return reference

@@ -1,4 +1,4 @@
-"""Rotations by angles linear in the coordinates: augmentation, schedules for new resolutions, tables."""
+"""Base of RoPE variants with angles linear in the coordinates: augmentation, length-extension schedules, tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")
 
 
 class Draws(NamedTuple):
-    """The augmentation of one forward pass; each (1 or blocks, axes or 1), None for no such change."""
+    """Coordinate augmentation of one forward pass; each (1 or blocks, axes or 1), or None."""
 
     shift_coords: Tensor | None = None
     jitter_coords: Tensor | None = None
@@ -43,13 +43,13 @@ class Draws(NamedTuple):
 
 
 class TooSmall(NamedTuple):
-    """A base that is too small for a grid.
+    """Diagnostic of a RoPE base that is too small for a grid.
 
     Attributes:
-        name: the encoding.
-        base: what it has.
-        needed: what the grid needs, by `min_base`.
-        side: patches along the axis that needs most.
+        name: name of the encoding.
+        base: its base (temperature).
+        needed: smallest suitable base of the grid, by `min_base`.
+        side: patches along the axis with the largest requirement.
         pairs: pairs of channels of that axis.
     """
 
@@ -61,20 +61,20 @@ class TooSmall(NamedTuple):
 
     @property
     def far(self) -> bool:
-        """Whether it is too small by more than a factor of 2: below, likeness falls but little under chance."""
+        """Whether it is too small by more than a factor of 2; smaller deviations have little effect."""
         return self.needed > 2 * self.base
 
     def __str__(self) -> str:
         return (
             f"{self.name} has temperature={self.base:g}, but a side of {self.side} patches ({self.pairs} pairs) needs "
-            f"{math.ceil(self.needed)}: below, like patches at some distances look less alike than chance"
+            f"{math.ceil(self.needed)}: below this, similar patches at some distances score lower than unrelated ones"
         )
 
 
 class RopeBase(Rotary):
     """Rotates pairs of channels of queries and keys by angles linear in the coordinates.
 
-    Subclasses give `_angles`. The options are those that all rotary encodings of grids have.
+    Subclasses define `_angles`. The options are shared by all RoPE variants on grids.
 
     Attributes:
         learned: the angles depend on parameters.
@@ -103,56 +103,60 @@ class RopeBase(Rotary):
         self.width = self._head_width()
         if self.width * self.rotated % self._whole:
             raise OptionError(
-                f"{self.name} needs a head width divisible by {self._whole}, got head width {self.width} with rotated="
-                f"{self.rotated:g} (dim={self.dim}, num_heads={self.num_heads}); choose another num_heads or share."
+                f"{self.name} needs a head_dim divisible by {self._whole}, got head_dim={self.width} with rotated="
+                f"{self.rotated:g} (dim={self.dim}, num_heads={self.num_heads}). Choose another num_heads or rotated."
             )
         self.pairs = int(self.width * self.rotated) // 2
         self._check_augmentation()
         self._check_schedule()
-        self._key = repr(self.config)  # what the tables depend on beside the positions
+        self._key = repr(self.config)  # cache key: all that the tables depend on besides the positions
         if self.logit_scale == "ssmax":
             self.sharpness = nn.Parameter(torch.ones(self.num_heads))
 
     @property
     def per_layer(self) -> bool:
-        """Learned factors of the logits are one per head and layer."""
+        """Whether the logit scale is learned, one per head and layer."""
         return self.logit_scale == "ssmax"
 
     def reset_parameters(self) -> None:
-        """Set the learned factors of the logits to 1."""
+        """Set the learned logit scales to 1."""
         if self.logit_scale == "ssmax":
             nn.init.ones_(self.sharpness)
 
     @property
     def _whole(self) -> int:
-        """What the channels that turn must be a multiple of."""
+        """Divisor of the number of rotated channels."""
         return 4
 
     def too_small(self, grid: Grid) -> TooSmall | None:
-        """Return what base a grid needs where that of the encoding is too small; None where it will do or has none."""
+        """Return a diagnostic if the base is too small for a grid; None if it suffices or there is no base."""
         del grid
 
     def _check_augmentation(self) -> None:
         if self.per_block and all(getattr(self, name) is None for name in AUGMENTATIONS):
-            raise OptionError(f"per_block=True has no effect without {', '.join(AUGMENTATIONS)}; set one.")
+            raise OptionError(
+                f"per_block=True has no effect without {', '.join(AUGMENTATIONS)}. Set one of them."
+            )
         if self.per_block and self.depth is None:
-            raise OptionError("per_block=True draws for every block of the model; say how many by depth.")
+            raise OptionError(
+                "per_block=True draws for every block of the model, got depth=None. Pass depth."
+            )
 
     def _check_schedule(self) -> None:
         if self.reference is not None and not self._needs_reference:
             raise OptionError(
                 f"reference={list(self.reference)} has no effect with schedule={self.schedule!r}, "
-                f"logit_scale={self.logit_scale!r}; choose others."
+                f"logit_scale={self.logit_scale!r}. Omit it."
             )
 
     @property
     def _own_schedule(self) -> Schedule:
-        """The schedule that needs no training grid."""
+        """The schedule that works without a training grid."""
         return "none"
 
     @property
     def _needs_reference(self) -> bool:
-        """Whether the training grid matters."""
+        """Whether the training grid is needed."""
         scaled = isinstance(self.logit_scale, str) and self.logit_scale != "none"
         return scaled or self.schedule != self._own_schedule
 
@@ -161,22 +165,22 @@ class RopeBase(Rotary):
     ) -> Positions:
         """Draw the augmentation of this forward pass while training.
 
-        `draws` may hold shift_coords (axes,), jitter_coords (axes,) and rescale_coords (1,), the last two as
-        factors; with `per_block` each with a first axis of `depth`. Given ones count in evaluation too.
+        `draws` may contain shift_coords (axes,), jitter_coords (axes,) and rescale_coords (1,), the last two as
+        factors; with `per_block`, each with a first axis of `depth`. Supplied draws also apply in evaluation.
         """
-        given = {name: d for name, d in (draws or {}).items() if name in AUGMENTATIONS}
-        if not given and (not self.training or "rope" in pos.attrs):
+        supplied = {name: d for name, d in (draws or {}).items() if name in AUGMENTATIONS}
+        if not supplied and (not self.training or "rope" in pos.attrs):
             return pos
-        made: dict[str, Tensor] = {}
+        drawn: dict[str, Tensor] = {}
         for name, axes in zip(AUGMENTATIONS, (pos.axes, pos.axes, 1), strict=True):
             limit = getattr(self, name)
             shape = (self.depth if self.per_block and self.depth else 1, axes)
-            if limit is not None and name in given:
-                made[name] = self._given(name, given[name], shape)
+            if limit is not None and name in supplied:
+                drawn[name] = self._given(name, supplied[name], shape)
             elif limit is not None and self.training:
                 unit = torch.rand(shape, generator=generator, device=pos.coords.device) * 2 - 1
-                made[name] = unit * limit if name == "shift_coords" else (unit * math.log(limit)).exp()
-        return pos.replace(attrs={**pos.attrs, "rope": Draws(**made)}) if made else pos
+                drawn[name] = unit * limit if name == "shift_coords" else (unit * math.log(limit)).exp()
+        return pos.replace(attrs={**pos.attrs, "rope": Draws(**drawn)}) if drawn else pos
 
     def _given(self, name: str, draw: Tensor, shape: tuple[int, int]) -> Tensor:
         draw = draw[None] if draw.ndim == 1 else draw
@@ -185,11 +189,11 @@ class RopeBase(Rotary):
         return draw
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the rotation of block `layer`, the identity for tokens without a place, and the factor of queries."""
+        """Return the rotation of block `layer` (identity for tokens without a position) and the logit scale."""
         self._need_axes(pos)
         if self.spacing is not None and len(self.spacing) != pos.axes:
             raise ShapeError(
-                f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}; give one per axis."
+                f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}. Pass one value per axis."
             )
 
         rotation = self._rotation(pos, layer)
@@ -201,7 +205,7 @@ class RopeBase(Rotary):
         return Chain(rotation, Affine(q_mul=factor))
 
     def _rotation(self, pos: Positions, layer: int) -> PairRotation:
-        """Return the rotation, made once for all blocks where neither draws nor parameters are in it."""
+        """Return the rotation; computed once for all blocks unless it depends on draws or parameters."""
 
         def make() -> tuple[Tensor, Tensor]:
             return self._tables(pos, layer)
@@ -235,29 +239,29 @@ class RopeBase(Rotary):
         if reference is None or len(reference) != pos.axes:
             raise ShapeError(
                 f"{self.name} with schedule={self.schedule!r}, logit_scale={self.logit_scale!r} needs the training "
-                f"grid of {pos.axes} axes, got reference={reference}; say reference=... or Grid(reference=...)."
+                f"grid of {pos.axes} axes, got reference={reference}. Pass reference=... or Grid(reference=...)."
             )
         now = pos.extent / pos.cell
         return now, now.new_tensor(reference)
 
     def _logit_factor(self, pos: Positions) -> Tensor:
-        """Return what multiplies the logits, (b or 1,), but for what is learned."""
+        """Return the factor of the logits, (b or 1,), without the learned one."""
         if not isinstance(self.logit_scale, str):
             return pos.coords.new_full((1,), self.logit_scale)
         now, trained = self._sizes(pos)
         if self.logit_scale == "yarn":
-            scale = (now / trained).log().mean(-1).exp()  # what both axes have in common
+            scale = (now / trained).log().mean(-1).exp()  # geometric mean over the axes
             return (0.1 * scale.clamp(min=1).log() + 1).square()
-        # attention over n even keys has the entropy ln n; a grid of one patch counts as two, as ln 1 is 0
+        # uniform attention over n keys has entropy ln n; at least two patches, since ln 1 = 0
         factor = now.prod(-1).clamp(min=2).log() / trained.prod(-1).clamp(min=2).log()
         return factor.clamp(min=1) if self.logit_scale == "log_length" else factor
 
 
 def check_split(name: str, split: tuple[int, ...] | None, pairs: int) -> None:
-    """Raise `OptionError` if `split` has more pairs than there are."""
+    """Raise `OptionError` if `split` exceeds the number of pairs."""
     if split is not None and sum(split) > pairs:
         raise OptionError(
-            f"split needs a number of pairs above 0 for each axis, at most {pairs} in all for {name}, "
+            f"split needs a number of pairs above 0 per axis, at most {pairs} in total for {name}, "
             f"got split={list(split)}."
         )
 
@@ -265,12 +269,12 @@ def check_split(name: str, split: tuple[int, ...] | None, pairs: int) -> None:
 def pair_counts(name: str, split: tuple[int, ...] | None, pairs: int, axes: int) -> list[int]:
     """Return the pairs of each axis, in the order of the axes."""
     if split is None:
-        counts = [pairs // axes] * axes  # the rest does not turn
+        counts = [pairs // axes] * axes  # remaining pairs are not rotated
         if not counts[0]:
             raise ShapeError(f"{name} needs a pair of channels per axis, got {pairs} pairs for {axes} axes.")
         return counts
     if len(split) != axes:
-        raise ShapeError(f"{name} needs split for {axes} axes, got split={split}; give pairs for each axis.")
+        raise ShapeError(f"{name} needs split for {axes} axes, got split={split}. Pass pairs per axis.")
     return list(split)
 
 
@@ -283,8 +287,8 @@ def axial_angles(
         coords: (b or 1, n, a).
         freqs: per axis (b or 1, pairs of the axis).
         order: axes, in the order of their channels.
-        pairs: pairs in all.
-        still: pairs in front that do not turn.
+        pairs: total number of pairs.
+        still: leading pairs that are not rotated.
     """
     parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
     angle = torch.cat(parts, -1)

@@ -21,9 +21,9 @@ eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # p
 
 
 class SkewRotary(Rotary):
-    """Rotates blocks of query and key channels by the exponential of learned skew-symmetric matrices.
+    """Rotates blocks of query and key channels by matrix exponentials of learned skew-symmetric generators.
 
-    The numbers above the diagonal are the parameters: `skew` (heads or 1, axes or 1, blocks, block (block - 1) / 2).
+    The entries above the diagonal are the parameters: `skew` (heads or 1, axes or 1, blocks, block (block - 1) / 2).
     """
 
     ndim = (1, 2, 3)
@@ -38,7 +38,7 @@ class SkewRotary(Rotary):
         self.head = self._head_width()
 
     def _set_blocks(self, block: int | None, parts: int) -> None:
-        """Set the channels per block, as asked, or 8, or what fits, and the blocks per head, in `parts` equal runs."""
+        """Set the channels per block (at most 8 by default) and the blocks per head, in `parts` equal groups."""
         largest = self.head // parts
         if largest < 2 or (block is not None and block > largest):
             raise OptionError(
@@ -56,7 +56,7 @@ class SkewRotary(Rotary):
         raise NotImplementedError
 
     def places(self, pos: Positions) -> Tensor:
-        """Return the coordinates (b or 1, n, axes) that the generators are multiplied with."""
+        """Return the coordinates (b or 1, n, axes) that multiply the generators."""
         raise NotImplementedError
 
     def rotations(self, pos: Positions) -> Tensor:
@@ -64,10 +64,10 @@ class SkewRotary(Rotary):
         return exponential(self.generators(), self.places(pos))
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the rotation of queries and keys by one and the same matrix per token."""
+        """Return the rotation of queries and keys, by the same matrix per token."""
         self._need_axes(pos)
-        turn = self._kept(self, pos, lambda: self.rotations(pos))
-        return BlockTransform(q=turn, k=turn)
+        rotations = self._kept(self, pos, lambda: self.rotations(pos))
+        return BlockTransform(q=rotations, k=rotations)
 
 
 def exponential(generators: Tensor, places: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ def exponential(generators: Tensor, places: Tensor) -> Tensor:
 
 
 def exp_by_products(total: Tensor) -> Tensor:
-    """Return the matrix exponential from products alone, for ONNX, which has no operator for it.
+    """Return the matrix exponential by products only, since ONNX has no operator for it.
 
     Scaling and squaring, (exp(A / 2^16))^(2^16), in float64: rotations keep every length, so sixteen squarings enlarge
     an error of 1e-16 to 1e-11 at most, whatever their angles.
     """
     squarings, terms = 16, 14
-    # small enough that the series ends after a few terms
+    # scaled so that the series converges after a few terms
     small = total.double() / 2**squarings
     # Taylor series by Horner's rule
     eye = torch.eye(total.shape[-1], dtype=small.dtype, device=small.device)
@@ -99,10 +99,10 @@ def exp_by_products(total: Tensor) -> Tensor:
 
 
 def skew_matrix(upper: Tensor, size: int) -> Tensor:
-    """Return skew-symmetric matrices (..., s, s) with the given entries above the diagonal (..., s (s - 1) / 2)."""
+    """Return skew-symmetric matrices (..., s, s) with the entries `upper` above the diagonal (..., s (s - 1) / 2)."""
     count = upper.shape[-1]
     row, col = torch.triu_indices(size, size, 1, device=upper.device)
-    # which of upper, -upper or 0 each entry of the matrix is: one gather, exact and cheap to differentiate
+    # index of each entry into [upper, -upper, 0]: one gather, exact and cheap to differentiate
     index = torch.full((size, size), 2 * count, dtype=torch.int64, device=upper.device)
     order = torch.arange(count, device=upper.device)
     index = index.index_put((row, col), order).index_put((col, row), order + count)
@@ -111,16 +111,16 @@ def skew_matrix(upper: Tensor, size: int) -> Tensor:
 
 
 def skew_upper(matrix: Tensor) -> Tensor:
-    """Return what is above the diagonal of P - P^T, row by row, for P (..., s, s)."""
+    """Return the entries above the diagonal of P - P^T, row by row, for P (..., s, s)."""
     row, col = torch.triu_indices(matrix.shape[-1], matrix.shape[-1], 1, device=matrix.device)
     return matrix[..., row, col] - matrix[..., col, row]
 
 
 def plane_entries(size: int) -> list[int]:
-    """Return where the entries (0, 1), (2, 3), ... of a matrix are among those above its diagonal."""
+    """Return the indices of the entries (0, 1), (2, 3), ... among those above the diagonal."""
     return [2 * k * size - k * (2 * k + 1) for k in range(size // 2)]
 
 
 def promoted(places: Tensor, like: Tensor) -> Tensor:
-    """Return `places` in the better of the two precisions, float32 at least."""
+    """Return `places` in the higher of the two precisions, at least float32."""
     return at_least_float32(places.to(torch.promote_types(places.dtype, like.dtype)))

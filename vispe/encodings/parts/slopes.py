@@ -1,4 +1,4 @@
-"""Slopes of ALiBi, one per head, and the bias that they make: the base of `alibi`, `alibi2d` and `alibi3d`."""
+"""Base of `alibi`, `alibi2d` and `alibi3d`: slopes per head, and the distance bias computed from them."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ def fixed_slopes(rule: Slopes, heads: int) -> tuple[float, ...]:
 
 
 def radius_slopes(radius: tuple[float, ...], heads: int, axes: int) -> tuple[float, ...]:
-    """Return the slopes with which even attention has 95 % of its weight within the radius of each head.
+    """Return the slopes for which the bias alone puts 95 % of the attention weight within each head's radius.
 
     Args:
-        radius: one for each head, or the first and the last, between which they are spaced evenly in the logarithm.
+        radius: one per head, or the first and the last, with geometric spacing between them.
         heads: heads.
         axes: axes of the grid, 1 to 3: ``REACH / radius`` with 3.00, 4.74 or 6.30.
 
     Raises:
-        OptionError: there are other numbers of radii.
+        OptionError: the number of radii is neither 2 nor `heads`.
     """
     if len(radius) == 2 < heads:
         low, high = radius
         radius = tuple(low * (high / low) ** (k / (heads - 1)) for k in range(heads))
     if len(radius) != heads:
         raise OptionError(
-            f"radius needs two numbers, of the first and the last head, or one for each of {heads} heads, got "
+            f"radius needs two numbers, for the first and the last head, or one for each of {heads} heads, got "
             f"{list(radius)}."
         )
     return tuple(REACH[axes] / r for r in radius)
 
 
 class AlibiBase(Biased):
-    """A penalty on attention that grows with distance: slopes and blocks; `alibi` has no more."""
+    """Bias that decreases linearly with distance: options for slopes and layers."""
 
     fused = True
 
@@ -80,9 +80,7 @@ class AlibiBase(Biased):
 
     def __post_init__(self) -> None:
         if self.softplus and self.slopes != "learned":
-            raise OptionError(
-                f"softplus keeps learned slopes positive, but slopes={self.slopes!r}; say slopes=learned."
-            )
+            raise OptionError(f"softplus=true has no effect with slopes={self.slopes!r}. Use slopes=learned.")
         outside = [i for i in self.layers or () if i < 0 or i >= (self.depth or i + 1)]
         if outside:
             raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")
@@ -97,29 +95,29 @@ class AlibiBase(Biased):
             self.reset_parameters()
 
     def _check_rule(self, heads: int) -> None:
-        """Check the numbers that single rules of slopes need."""
+        """Check the options that only some rules of slopes use."""
         if self.steepest is not None and self.slopes != "harmonic":
             raise OptionError(
-                f"steepest={self.steepest:g} has no effect with slopes={self.slopes!r}; say slopes=harmonic."
+                f"steepest={self.steepest:g} has no effect with slopes={self.slopes!r}. Use slopes=harmonic."
             )
         if self.radius is not None and self.slopes != "radius":
             raise OptionError(
-                f"radius={list(self.radius)} has no effect with slopes={self.slopes!r}; say slopes=radius."
+                f"radius={list(self.radius)} has no effect with slopes={self.slopes!r}. Use slopes=radius."
             )
         if self.factor != 1.0 and self.slopes in ("harmonic", "radius", "learned"):
-            instead = {"harmonic": "steepest", "radius": "radius"}.get(self.slopes)
-            hint = f"say {instead} instead" if instead else "learned slopes find their own size"
-            raise OptionError(f"factor={self.factor:g} has no effect with slopes={self.slopes!r}; {hint}.")
+            alternative = {"harmonic": "steepest", "radius": "radius"}.get(self.slopes)
+            hint = f"Use {alternative} instead" if alternative else "Learned slopes need no factor"
+            raise OptionError(f"factor={self.factor:g} has no effect with slopes={self.slopes!r}. {hint}.")
         if self.slopes == "radius":
             if self.radius is None:
                 raise OptionError(
-                    "slopes=radius needs the reach of the heads in units of the distance; say radius=[first,last]."
+                    "slopes=radius needs the radius of the first and last head, got None. Use radius=[first,last]."
                 )
             radius_slopes(self.radius, heads, self.ndim[0])
 
     @property
     def per_layer(self) -> bool:
-        """Learned slopes are one per head and layer."""
+        """Whether slopes are learned, one per head and layer."""
         return self.slopes == "learned"
 
     def reset_parameters(self) -> None:
@@ -127,23 +125,23 @@ class AlibiBase(Biased):
         if self.slopes == "learned":
             with torch.no_grad():
                 self.slope.uniform_(0.0, 1.0)
-                if self.softplus:  # softplus(slope) is what was drawn
+                if self.softplus:  # invert, so that softplus(slope) equals the drawn value
                     self.slope.copy_(inverse_softplus(self.slope.clamp(min=1e-4)))
 
     def active(self, layer: int) -> bool:
         """Whether block `layer` has the bias."""
         return self.layers is None or layer in self.layers
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take learned slopes that released checkpoints keep as `m` (h, 1, 1) on the attention layer."""
-        if self.slopes == "learned" and f"{beside}m" in state_dict:
-            slope = state_dict.pop(f"{beside}m").flatten()
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename learned slopes, stored in released checkpoints as `m` (h, 1, 1) of the attention layer."""
+        if self.slopes == "learned" and f"{parent_prefix}m" in state_dict:
+            slope = state_dict.pop(f"{parent_prefix}m").flatten()
             if self.softplus and not (slope > 0).all():
                 raise OptionError(
-                    f"{beside}m has slopes down to {slope.min():.3g}, which softplus=true cannot hold; "
-                    "load it with softplus=false."
+                    f"softplus=true needs positive slopes, got slopes down to {slope.min():.3g} in {parent_prefix}m. "
+                    "Load the checkpoint with softplus=false."
                 )
-            state_dict[f"{own}slope"] = inverse_softplus(slope) if self.softplus else slope
+            state_dict[f"{prefix}slope"] = inverse_softplus(slope) if self.softplus else slope
 
     def head_slopes(self) -> tuple[float, ...] | Tensor:
         """Return one slope per head: floats of a fixed rule, or the learned tensor (h,) float32."""
@@ -161,7 +159,7 @@ class AlibiBase(Biased):
         return F.pad(slope, (0, rest)) if rest else slope
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
-        """Return the bias of block `layer`; None where `layers` leaves it out."""
+        """Return the bias of block `layer`; None if `layers` excludes it."""
         self._need_axes(pos)
         return self._distance(pos) if self.active(layer) else None
 
@@ -170,7 +168,7 @@ class AlibiBase(Biased):
 
 
 class GridAlibi(AlibiBase):
-    """The penalty on grids of several axes; `alibi2d` and `alibi3d` differ in their axes and defaults."""
+    """ALiBi on grids of several axes; `alibi2d` and `alibi3d` differ in axes and defaults."""
 
     slopes: Slopes = "geometric"
     softplus: bool = False
@@ -189,7 +187,7 @@ class GridAlibi(AlibiBase):
         check_per_axis("spacing", self.spacing, self.ndim[0])
         if self.slopes == "radius" and self.metric == "squared":
             raise OptionError(
-                "slopes=radius is for penalties linear in the distance, but metric='squared'; choose another metric."
+                "slopes=radius needs a metric linear in the distance, got metric='squared'. Use another metric."
             )
         super().__post_init__()
 

@@ -1,4 +1,4 @@
-"""The factor of scalable softmax (arXiv 2501.19399): the logarithm of how many keys a query has."""
+"""Factor of scalable softmax: logarithm of the number of keys of a query (arXiv 2501.19399)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Relative = Literal["none", "reference"]
 def log_keys(
     pos: Positions, causal: bool, normalize: Relative = "none", reference: tuple[int, ...] | None = None
 ) -> Tensor:
-    """Return ln of the number of keys of each query, (b or 1, n) float32, or (b or 1, 1) where all have the same keys.
+    """Return ln of the number of keys per query, (b or 1, n) float32, or (b or 1, 1) if equal for all queries.
 
-    Behind its patches a sample of packed ones has padding, which is known from prefix tokens by the number of those.
+    In packed batches, tokens beyond the patches and the grid's prefix tokens are padding and not counted.
 
     Args:
         pos: positions of the tokens.
-        causal: token i has i + 1 keys; else all tokens but padding.
+        causal: token i has i + 1 keys; otherwise all tokens except padding.
         normalize: 'reference' divides by the logarithm of the number of tokens at training.
         reference: the grid at training; `Grid.reference` by default.
 
@@ -42,13 +42,13 @@ def log_keys(
     shape = reference or (pos.grid.reference if pos.grid else None)
     if shape is None or pos.grid is None:
         raise OptionError(
-            f"normalize='reference' needs the grid of the training resolution, got {pos}; pass reference=[h, w] and "
+            f"normalize='reference' needs the grid of the training resolution, got {pos}. Pass reference=[h, w] and "
             "tokens of a Grid, or Grid(..., reference=(h, w))."
         )
-    # two tokens at least: the logarithm of one is 0
+    # at least two tokens, since ln 1 = 0
     return keys.log() / math.log(max(math.prod(shape) + pos.grid.prefix, 2))
 
 
 def head_factor(scale: Tensor, logs: Tensor) -> Tensor:
-    """Return the factors (b or 1, h, n or 1, 1) of queries, from scales (h,) and what `log_keys` returns."""
+    """Return the factors (b or 1, h, n or 1, 1) of queries, from scales (h,) and the output of `log_keys`."""
     return (at_least_float32(scale)[:, None] * logs[:, None])[..., None]

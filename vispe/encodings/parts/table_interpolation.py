@@ -1,4 +1,4 @@
-"""Tables of offsets: their names in released checkpoints, and how they are resampled for other grids."""
+"""Tables of relative offsets: names in released checkpoints, and resampling to other grids."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from vispe.encodings.parts.coords import exact_device
 Resample = Literal["geometric", "bicubic"]
 
 
-def take(state_dict: dict[str, Any], beside: str, own: str, names: dict[str, str]) -> None:
-    """Rename the entries that released checkpoints have on the attention layer, or at the root for all layers.
+def take(state_dict: dict[str, Any], parent_prefix: str, prefix: str, names: dict[str, str]) -> None:
+    """Rename entries of released checkpoints from the attention layer (or the root, if shared by layers) to ours.
 
     Args:
-        state_dict: what is being loaded.
-        beside: prefix of the module that holds the encoding.
-        own: prefix of the encoding.
-        names: their name, after `beside`, to ours.
+        state_dict: state dict that is being loaded.
+        parent_prefix: prefix of the module that contains the encoding.
+        prefix: prefix of the encoding.
+        names: released names, after `parent_prefix`, to ours.
     """
     for theirs, ours in names.items():
-        if beside + theirs in state_dict:
-            state_dict[own + ours] = state_dict.pop(beside + theirs)
+        if parent_prefix + theirs in state_dict:
+            state_dict[prefix + ours] = state_dict.pop(parent_prefix + theirs)
 
 
-def drop_index(state_dict: dict[str, Any], beside: str, holders: Sequence[str]) -> None:
-    """Take out the index and coordinate buffers that older checkpoints saved: they are made anew."""
+def drop_index(state_dict: dict[str, Any], parent_prefix: str, holders: Sequence[str]) -> None:
+    """Remove the index and coordinate buffers of older checkpoints, which are recomputed."""
     for holder in holders:
         for name in ("relative_position_index", "relative_coords_table"):
-            state_dict.pop(f"{beside}{holder}{name}", None)
+            state_dict.pop(f"{parent_prefix}{holder}{name}", None)
 
 
 def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], method: Resample) -> Tensor:
     """Return a table of offsets (h, 2 n_1 - 1, ...) of grid `old` for grid `new`, axis by axis.
 
-    'geometric' keeps near offsets where they are and spreads the far ones, by linear interpolation between points
-    whose distances grow by a constant factor (BEiT); 'bicubic' stretches all offsets alike.
+    'geometric' leaves near offsets unchanged and spreads far ones, by linear interpolation between points
+    whose distances grow by a constant factor (BEiT); 'bicubic' stretches all offsets equally.
     """
     if same_grid(old, new):
         return values
-    # whether a grid of symbolic size is that of the table is decided when the program runs
+    # for symbolic sizes, equality of the grids is decided at run time
     same = None if all(map(fixed_size, new)) else all_equal(old, new, values.device)
     for axis, (o, n) in enumerate(zip(old, new, strict=True), 1):
         weights = (_geometric if method == "geometric" else _bicubic)(o, n, values)
@@ -57,7 +57,7 @@ def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], m
 
 
 def _bicubic(old: int, new: int, like: Tensor) -> Tensor:
-    """Return the matrix (2 new - 1, 2 old - 1) that stretches one axis: what becomes of each unit vector."""
+    """Return the matrix (2 new - 1, 2 old - 1) of bicubic resampling along one axis: the images of the unit vectors."""
     units = torch.eye(2 * old - 1, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     wide = F.interpolate(units[:, None, None], size=(1, 2 * new - 1), mode="bicubic", align_corners=False)
     return wide[:, 0, 0].t()
@@ -68,24 +68,24 @@ def _geometric(old: int, new: int, like: Tensor) -> Tensor:
     dtype = torch.promote_types(like.dtype, torch.float32)
     if old == 1:
         return torch.ones(2 * new - 1, 1, dtype=dtype, device=like.device)
-    # places of the old offsets: steps grow by a constant factor from 1 on, so near offsets stay where they are
+    # positions of the old offsets: steps grow by a constant factor from 1 on, so near offsets are unchanged
     ratio = growth(old, new) if fixed_size(new) else traced_growth(old, new, exact_device(like))
     steps = ratio ** torch.arange(old - 1, dtype=torch.float64, device=exact_device(like))
     side = steps.cumsum(0)
     points = torch.cat([-side.flip(0), side.new_zeros(1), side])
     offsets = torch.arange(1 - new, new, dtype=torch.float64, device=points.device)
-    # each new offset lies between two old ones and takes from both by its distance to them
+    # linear interpolation of each new offset between its two old neighbours
     right = torch.bucketize(offsets, points).clamp(1, 2 * old - 2)
     low, high = points.index_select(0, right - 1), points.index_select(0, right)
-    share = ((offsets - low) / (high - low)).clamp(0, 1)[:, None]
-    weights = F.one_hot(right, 2 * old - 1) * share + F.one_hot(right - 1, 2 * old - 1) * (1 - share)
+    fraction = ((offsets - low) / (high - low)).clamp(0, 1)[:, None]
+    weights = F.one_hot(right, 2 * old - 1) * fraction + F.one_hot(right - 1, 2 * old - 1) * (1 - fraction)
     return weights.to(device=like.device, dtype=dtype)
 
 
 def growth(old: int, new: int) -> float:
-    """Return the factor by which steps grow so that old - 1 of them, the first 1 long, reach new - 1.
+    """Return the growth factor of steps for which old - 1 of them, starting at 1, reach new - 1.
 
-    Between 1.01 and 1.5, as in BEiT: smaller grids keep their offsets nearly where they are.
+    Between 1.01 and 1.5, as in BEiT; for smaller grids, offsets remain almost unchanged.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:
@@ -100,7 +100,7 @@ def growth(old: int, new: int) -> float:
 def traced_growth(old: int, new: int, device: torch.device) -> Tensor:
     """Return `growth` as a tensor () float64, computed without a branch that depends on `new`.
 
-    The 19 bisections are three rounds that each compare a row of candidates at once.
+    The 19 bisections are three rounds that each compare all candidates at once.
     """
     low = torch.full((1,), 1.01, dtype=torch.float64, device=device)
     step, last = 0.49, torch.full((1,), new - 1, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""Samplers whose places are from one range, whatever the grid."""
+"""Base of samplers that draw positions from a fixed range, independent of the grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vispe.options import Positive, Whole
 
 
 class ReachSampler(Sampler):
-    """Places from 0 to `reach`; classes say how they are drawn."""
+    """Sampler of positions from 0 to `reach`; subclasses define the distribution."""
 
     reach: Positive = 64.0
     spacing: Literal["drawn", "kept"] = "drawn"
@@ -22,15 +22,15 @@ class ReachSampler(Sampler):
     def __post_init__(self) -> None:
         if self.spacing == "kept" and self.grid is None:
             raise OptionError(
-                f"{self.name}(spacing=kept) keeps the mean distance of tokens at the training size; say its grid."
+                f"{self.name}(spacing=kept) scales to the mean spacing of the training grid, got grid=None. Pass grid."
             )
 
     @property
     def unit(self) -> float:
-        """What a place is multiplied by: 1, or what makes neighbours 1 apart, in the mean, on the training grid."""
+        """Factor of the positions: 1, or the factor that makes the mean spacing 1 on the training grid."""
         return max(self.grid) / self.reach if self.spacing == "kept" and self.grid else 1.0
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length of the range, and what it gives each cell."""
+        """Return the length of the range, and its length per cell."""
         length = torch.full_like(places[:, 0], self.reach * self.unit)
         return length, length / cells

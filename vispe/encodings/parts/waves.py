@@ -1,4 +1,4 @@
-"""Fixed sines and cosines, of numbers and of the coordinates of every axis: the base of `sincos2d` and `sincos3d`."""
+"""Fixed sines and cosines of coordinates: the base of `sincos2d` and `sincos3d`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vispe.options import Positive
 
 
 class SinCos(Revealed, Additive):
-    """Sines, then cosines, of each axis in a row; classes say by `counts` how many frequencies an axis has."""
+    """Sines, then cosines, per axis, concatenated; subclasses define the frequencies per axis by `counts`."""
 
     temperature: Positive = 10000.0
     spacing: tuple[Positive, ...] | None = None
@@ -28,19 +28,19 @@ class SinCos(Revealed, Additive):
         """Return the table, (1 or b, n, d) float32, 0 for prefix tokens."""
         self._need_axes(pos)
         key = (self.name, self.counts(), self.temperature, self.spacing, self.std)
-        # kept with all bands open, so that a training does not keep a table for each of its steps
+        # cached with all bands active, so that training does not cache a table per step
         return self.opened(pos.remember(key, lambda: self._table(pos)), *self.counts())
 
     def _table(self, pos: Positions) -> Tensor:
         table = self._waves(pos)
         if self.std is None:
             return table
-        # the scale is that of the whole grid, also when tokens are dropped
+        # normalise by the whole grid, also when tokens are dropped
         dropped = pos.grid is not None and pos.index is not None
-        whole = pos.grid.positions(pos.coords.device) if dropped else pos
-        waves = self._waves(whole) if dropped else table
-        # mean and deviation over the tokens that have a place
-        placed = whole.spatial[..., None].expand_as(waves)
+        full = pos.grid.positions(pos.coords.device) if dropped else pos
+        waves = self._waves(full) if dropped else table
+        # mean and standard deviation over tokens with positions
+        placed = full.spatial[..., None].expand_as(waves)
         count = placed.sum((1, 2), keepdim=True)
         mean = waves.sum((1, 2), keepdim=True) / count
         spread = (((waves - mean) * placed).square().sum((1, 2), keepdim=True) / (count - 1)).sqrt()

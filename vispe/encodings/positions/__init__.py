@@ -1,4 +1,4 @@
-"""Samplers: one file each, named after it; and how far training has come, for those that change with it."""
+"""Position samplers, one file each, and the training progress that curricula read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from vispe.errors import OptionError
 
 
 def set_progress(model: nn.Module, progress: float, *, seed: int | None = None) -> None:
-    """Say to all encodings of a model which share of the training is done; training loops call it before each step.
+    """Set the training progress of all encodings in a model; training loops call it before each step.
 
-    Samplers with a curriculum widen their range with it, and bands that are revealed open. Until it is called they
-    are as at the end of training.
+    Samplers with a curriculum widen their range with it, and encodings with `reveal` open their frequency bands.
+    Without a call, encodings behave as at the end of training.
 
     Args:
-        model: any module that has encodings inside.
-        progress: steps done / all steps, from 0 to 1.
-        seed: of what samplers draw in the next forward pass: another one for every step and process, so that a run
-            that goes on draws as one that was never interrupted. By default they draw from torch's global generator.
+        model: any module that contains encodings.
+        progress: completed steps / all steps, from 0 to 1.
+        seed: seed of the samplers' draws in the next forward pass. Use a different one for every step and process, so
+            that a resumed run draws the same values as an uninterrupted one. By default, samplers use torch's global
+            generator.
 
     Raises:
         OptionError: `progress` is not from 0 to 1.
@@ -29,7 +30,9 @@ def set_progress(model: nn.Module, progress: float, *, seed: int | None = None) 
         >>> set_progress(encoding, 10 / 100, seed=10)
     """
     if not 0 <= progress <= 1:
-        raise OptionError(f"progress is the share of the steps that are done, from 0 to 1, got {progress}.")
+        raise OptionError(
+            f"progress must be a fraction from 0 to 1, got {progress}. Pass completed steps / all steps."
+        )
     for module in model.modules():
         if isinstance(module, Encoding):
             module.advance(float(progress), seed)

@@ -1,4 +1,4 @@
-"""Random gaps: rows and columns seem to be missing."""
+"""Random gaps between rows and columns, as training augmentation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vispe.options import Limits, Whole
 
 @register
 class Gaps(Sampler):
-    """Opens gaps of random size between neighbouring cells of each axis, drawn in every step of training.
+    """Inserts gaps of random size between neighbouring cells of each axis, drawn in every training step.
 
     Args:
-        rate: probability of a gap behind a cell.
-        size: of the largest gap, in cells.
-        per: one draw for the whole batch, or one for every sample (slower).
+        rate: probability of a gap after a cell.
+        size: largest gap, in cells.
+        per: one draw for the whole batch, or one per sample (slower).
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
-    New resolution: any; in evaluation tokens stay where they are.   Cost: in training no fused table of offsets.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
+    New resolution: any; positions are unchanged in evaluation.   Cost: in training no fused table of offsets.
     Invariant to: nothing; neighbours on both sides of a gap are further apart.
     Differs from the reference: the paper puts random spaces between the digits of texts; missing rows and columns, as
         between tiles, are ours.
@@ -43,12 +43,12 @@ class Gaps(Sampler):
     size: Whole = 4
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """Return the cells with gaps between some."""
+        """Return the cell positions with random gaps."""
         opens = torch.rand(cells - 1, dtype=torch.float64, generator=generator, device=device) < self.rate
         sizes = torch.randint(1, self.size + 1, (cells - 1,), generator=generator, device=device)
         steps = 1.0 + (opens * sizes).double()
         return torch.cat([steps.new_zeros(1), steps.cumsum(0)])
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length with all gaps; a cell stays 1 long."""
+        """Return the length including gaps; the spacing remains 1."""
         return places[:, -1] + 1, torch.ones_like(places[:, 0])

@@ -1,4 +1,4 @@
-"""Randomised increments: steps of random length from cell to cell."""
+"""Randomised increments: random step lengths between cells, as training augmentation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from vispe.encodings.registry import register
 
 @register
 class Increments(Sampler):
-    """Sums up steps drawn from 0 to 2 along each axis; a line that gets longer than the axis is shrunk to it.
+    """Cumulative sums of steps drawn from 0 to 2 along each axis, rescaled if longer than the axis.
 
     Args:
-        per: one draw for the whole batch, or one for every sample (slower).
+        per: one draw for the whole batch, or one per sample (slower).
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
-    New resolution: any; in evaluation tokens stay where they are.   Cost: in training no fused table of offsets.
-    Invariant to: nothing; what reads the coordinates sees other distances in every step.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
+    New resolution: any; positions are unchanged in evaluation.   Cost: in training no fused table of offsets.
+    Invariant to: nothing; distances differ in every step.
     Differs from the reference: none known for one axis; several axes are ours.
 
     Example:

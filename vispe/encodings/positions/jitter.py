@@ -1,4 +1,4 @@
-"""Jitter: every cell a little beside its place."""
+"""Jitter: small random displacements of cells, as training augmentation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from vispe.options import Positive
 
 @register
 class Jitter(Sampler):
-    """Moves every row and column by a clipped normal draw, so small that their order is kept, in training.
+    """Displaces every row and column by clipped Gaussian noise that preserves their order, in training.
 
     Args:
         sd: standard deviation of the moves before clipping at 0.49, in cells.
-        per: one draw for the whole batch, or one for every sample (slower).
+        per: one draw for the whole batch, or one per sample (slower).
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
-    New resolution: any; in evaluation tokens stay where they are.   Cost: in training no fused table of offsets.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
+    New resolution: any; positions are unchanged in evaluation.   Cost: in training no fused table of offsets.
     Invariant to: nothing, by less than half a cell.
     Differs from the reference: there is none; it is ours.
 
@@ -37,6 +37,6 @@ class Jitter(Sampler):
     sd: Positive = 0.2
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """Return the cells, each a little beside its place."""
+        """Return the cell positions with small displacements."""
         moved = torch.randn(cells, dtype=torch.float64, generator=generator, device=device) * self.sd
         return torch.arange(cells, dtype=torch.float64, device=device) + moved.clamp(-0.49, 0.49)

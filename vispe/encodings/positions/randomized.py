@@ -1,4 +1,4 @@
-"""Randomised positions: whole numbers drawn from a long range, in order."""
+"""Randomised positions: ordered integers drawn from a long range, as training augmentation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from vispe.options import Whole
 
 @register
 class Randomized(ReachSampler):
-    """Gives the cells of each axis distinct whole numbers below `reach`, in order, drawn in every step of training.
+    """Assigns distinct, ordered integers below `reach` to the cells of each axis, drawn in every training step.
 
     Args:
-        reach: how many numbers there are to draw from, at least as many as cells.
-        spacing: ``'drawn'`` leaves the numbers as they are; ``'kept'`` divides them so that neighbours are 1 apart, in
-            the mean, on the training grid (its longest side): advised beside biases of distance.
+        reach: number of integers to draw from, at least as many as cells.
+        spacing: ``'drawn'`` uses the integers; ``'kept'`` divides them so that neighbours are 1 apart, in
+            the mean, on the training grid (its longest side): recommended with distance biases.
         grid: the training grid; the host supplies it.
         per: one draw for the whole batch, as the authors', or one for every sample (slower).
-        test: in evaluation ``'even'`` takes floor((i + 1/2) reach / n), ``'draw'`` draws as the authors do.
+        test: in evaluation, ``'even'`` uses floor((i + 1/2) reach / n), ``'draw'`` draws as the authors do.
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
     New resolution: up to `reach` cells an axis, always within the trained range.   Cost: no fused table of offsets, as
         tokens are no longer on a grid.
-    Invariant to: nothing; translation of what reads the coordinates is kept in the mean over draws.
+    Invariant to: nothing; invariance to translation holds in the mean over draws.
     Raises: ShapeError if an axis has more cells than `reach`.
     Differs from the reference: evaluation does not draw by default; for ALiBi the authors draw distances instead,
         which is `alibi(randomized_offsets=...)`.
@@ -50,17 +50,17 @@ class Randomized(ReachSampler):
 
     @property
     def always(self) -> bool:
-        """Whether it draws in evaluation too."""
+        """Whether it also draws in evaluation."""
         return self.test == "draw"
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """Return `cells` distinct whole numbers below `reach`, in order."""
+        """Return `cells` distinct integers below `reach`, in order."""
         self._check(cells)
         chosen = torch.randperm(self.reach, generator=generator, device=device)[:cells]
         return chosen.sort().values.double() * self.unit
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:
-        """Return whole numbers that are spread evenly."""
+        """Return evenly spaced integers."""
         self._check(cells)
         middle = torch.arange(cells, dtype=torch.float64, device=device) + 0.5
         return (middle * self.reach / cells).floor() * self.unit
@@ -68,5 +68,6 @@ class Randomized(ReachSampler):
     def _check(self, cells: int) -> None:
         if cells > self.reach:
             raise ShapeError(
-                f"{self.name}(reach={self.reach}) cannot give {cells} cells distinct positions; say a longer reach."
+                f"{self.name}(reach={self.reach}) cannot assign distinct positions to {cells} cells. Use a longer "
+                f"reach."
             )

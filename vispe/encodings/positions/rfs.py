@@ -1,4 +1,4 @@
-"""Random float sampling: real numbers drawn from one range in training and test."""
+"""Random float sampling: ordered real numbers from the same range in training and evaluation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from vispe.options import Chance
 
 @register
 class Rfs(ReachSampler):
-    """Gives the cells of each axis real numbers below `reach`, in order, drawn in every step of training.
+    """Assigns ordered real numbers below `reach` to the cells of each axis, drawn in every training step.
 
     Args:
         reach: end of the range.
-        spacing: ``'drawn'`` leaves the numbers as they are; ``'kept'`` divides them so that neighbours are 1 apart, in
-            the mean, on the training grid (its longest side): advised beside biases of distance.
+        spacing: ``'drawn'`` uses the numbers; ``'kept'`` divides them so that neighbours are 1 apart, in
+            the mean, on the training grid (its longest side): recommended with distance biases.
         grid: the training grid; the host supplies it.
-        per: one draw for the whole batch, or one for every sample (slower).
-        min_gap: least distance of neighbours, as a share of their mean distance, below 1.
+        per: one draw for the whole batch, or one per sample (slower).
+        min_gap: smallest distance of neighbours, as a fraction of their mean distance, below 1.
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
     New resolution: any, always within the trained range: (i + 1/2) reach / n in evaluation.   Cost: no fused table of
         offsets, as tokens are no longer on a grid.
-    Invariant to: nothing; what reads the coordinates sees other distances in every step.
-    Differs from the reference: the paper has no code. Order statistics of uniform draws, and even places in
-        evaluation, are our reading of it; gaps are then nearly exponential, so neighbours may almost coincide.
+    Invariant to: nothing; distances differ in every step.
+    Differs from the reference: the paper has no code. Order statistics of uniform draws, and even positions in
+        evaluation, are our interpretation; gaps are then nearly exponential, so neighbours may almost coincide.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -46,12 +46,12 @@ class Rfs(ReachSampler):
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return `cells` uniform draws below `reach`, in order."""
         gap = self.min_gap * self.reach / cells
-        # what the least gaps need is taken out, and put between the draws again
+        # draw in the range without the smallest gaps, then insert them between the draws
         drawn = torch.rand(cells, dtype=torch.float64, generator=generator, device=device)
         line = drawn.sort().values * (self.reach - gap * cells)
         return (line + gap * torch.arange(cells, dtype=torch.float64, device=device)) * self.unit
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:
-        """Return numbers that are spread evenly."""
+        """Return evenly spaced numbers."""
         middle = torch.arange(cells, dtype=torch.float64, device=device) + 0.5
         return middle * self.reach / cells * self.unit

@@ -1,4 +1,4 @@
-"""Segmented sequences: a short input takes its coordinates from several runs of a long one."""
+"""Segmented sequences: coordinates of a short input from several segments of a long one."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vispe.options import Whole
 
 @register
 class Segments(Sampler):
-    """Cuts each axis into `count` runs and puts them anywhere on a larger canvas, in order, in every step of training.
+    """Places `count` segments of each axis at random on a larger canvas, in order, drawn in every training step.
 
     Args:
         canvas: cells of the long input along each axis.
-        count: how many runs; their lengths differ by one cell at most, and each has at least one.
-        per: one draw for the whole batch, or one for every sample (slower).
+        count: number of segments; their lengths differ by at most one cell, and each has at least one.
+        per: one draw for the whole batch, or one per sample (slower).
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
-    New resolution: up to `canvas` cells an axis; evaluation puts the picture into the first corner of the canvas, which
-        stays the field of view of encodings that normalise.   Cost: no fused table of offsets.
-    Invariant to: nothing; distances inside a run are kept.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
+    New resolution: up to `canvas` cells an axis; evaluation places the image at the origin of the canvas, which
+        remains the field of view of encodings that normalise.   Cost: no fused table of offsets.
+    Invariant to: nothing; distances within a segment are preserved.
     Raises: ShapeError if an axis has more cells than the canvas.
-    Differs from the reference: the paper samples runs of long texts; this gives a whole input their coordinates. For
-        true windows of a large picture see `vispe.train.data.window_sequences`.
+    Differs from the reference: the paper samples segments of long texts; this assigns their coordinates to a full
+        input. For actual windows of a large image see `vispe.train.data.window_sequences`.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -47,16 +47,16 @@ class Segments(Sampler):
     count: Whole = 2
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """Return the cells with each run moved by its own number, which grows from run to run."""
-        room = self._room(cells)
+        """Return the cells with each segment shifted by a separate number, increasing over segments."""
+        free = self._free_cells(cells)
         count = min(self.count, cells)
-        moved = torch.randint(room + 1, (count,), generator=generator, device=device).sort().values
+        shifts = torch.randint(free + 1, (count,), generator=generator, device=device).sort().values
         line = torch.arange(cells, device=device)
-        return (line + moved[line * count // cells]).double()
+        return (line + shifts[line * count // cells]).double()
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:
-        """Return the cells where they are, on the canvas."""
-        self._room(cells)
+        """Return the cells at the origin of the canvas."""
+        self._free_cells(cells)
         return torch.arange(cells, dtype=torch.float64, device=device)
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,9 +64,9 @@ class Segments(Sampler):
         one = torch.ones_like(places[:, 0])
         return self.canvas * one, one
 
-    def _room(self, cells: int) -> int:
+    def _free_cells(self, cells: int) -> int:
         if cells > self.canvas:
             raise ShapeError(
-                f"segments(canvas={self.canvas}) has no room for {cells} cells; say a longer canvas."
+                f"segments(canvas={self.canvas}) has no room for {cells} cells. Use a longer canvas."
             )
         return self.canvas - cells

@@ -1,4 +1,4 @@
-"""Random shift: the picture stands anywhere on a larger canvas."""
+"""Random shift of the image on a larger canvas, as training augmentation."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from vispe.options import Count, Whole
 
 @register
 class Shift(Sampler):
-    """Moves all cells of an axis by one whole number, drawn in every step of training, on a canvas of `reach` cells.
+    """Shifts all cells of an axis by the same integer, drawn in every training step, on a canvas of `reach` cells.
 
-    Only encodings that know places can tell: those of distances alone see no difference.
+    Only encodings of absolute positions are affected, not those of offsets.
 
     Args:
         reach: cells of the canvas along each axis.
         curriculum: largest shift at the beginning and at the end of training, between which it grows with
-            `set_progress`; by default all that the canvas has room for, at once.
-        per: one draw for the whole batch, or one for every sample (slower).
+            `set_progress`; by default the full canvas from the start.
+        per: one draw for the whole batch, or one per sample (slower).
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
-    New resolution: up to `reach` cells an axis; evaluation puts the picture into the first corner of the canvas, which
-        stays the field of view of encodings that normalise.   Cost: no fused table of offsets.
-    Invariant to: what it does is invisible to encodings that are invariant to translation.
-    Raises: ShapeError if the canvas, or the last shift of the curriculum, is too small for the picture.
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
+    New resolution: up to `reach` cells an axis; evaluation places the image at the origin of the canvas, which
+        remains the field of view of encodings that normalise.   Cost: no fused table of offsets.
+    Invariant to: no effect with encodings that are invariant to translation.
+    Raises: ShapeError if the canvas, or the last shift of the curriculum, is too small for the image.
     Differs from the reference: several axes are ours; TAPE's code draws up to twice the training length.
 
     Example:
@@ -50,25 +50,28 @@ class Shift(Sampler):
 
     def __post_init__(self) -> None:
         if self.curriculum is not None and self.curriculum[0] > self.curriculum[1]:
-            raise OptionError(f"shift needs a curriculum that grows, got curriculum={list(self.curriculum)}.")
+            raise OptionError(
+                f"shift needs an increasing curriculum, got curriculum={list(self.curriculum)}."
+            )
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """Return the cells moved by one number."""
-        room = self._room(cells)
+        """Return the cells shifted by one integer."""
+        free = self._free_cells(cells)
         if self.curriculum is not None:
             first, last = self.curriculum
-            if last > room:
+            if last > free:
                 raise ShapeError(
-                    f"shift(reach={self.reach}) has room for {room} cells beside {cells}, but its curriculum ends at "
-                    f"{last}; say a longer reach."
+                    f"shift(reach={self.reach}) has room for {free} cells beyond {cells}, but its "
+                    f"curriculum ends at "
+                    f"{last}. Use a longer reach."
                 )
-            room = round(first + (last - first) * self.progress)
-        moved = torch.randint(room + 1, (1,), generator=generator, device=device)
-        return torch.arange(cells, dtype=torch.float64, device=device) + moved
+            free = round(first + (last - first) * self.progress)
+        shift = torch.randint(free + 1, (1,), generator=generator, device=device)
+        return torch.arange(cells, dtype=torch.float64, device=device) + shift
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:
-        """Return the cells where they are, on the canvas."""
-        self._room(cells)
+        """Return the cells at the origin of the canvas."""
+        self._free_cells(cells)
         return torch.arange(cells, dtype=torch.float64, device=device)
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +79,7 @@ class Shift(Sampler):
         one = torch.ones_like(places[:, 0])
         return self.reach * one, one
 
-    def _room(self, cells: int) -> int:
+    def _free_cells(self, cells: int) -> int:
         if cells > self.reach:
-            raise ShapeError(f"shift(reach={self.reach}) has no room for {cells} cells; say a longer reach.")
+            raise ShapeError(f"shift(reach={self.reach}) has no room for {cells} cells. Use a longer reach.")
         return self.reach - cells

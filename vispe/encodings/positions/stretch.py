@@ -1,4 +1,4 @@
-"""Stretch: the distance of tokens drawn anew, each axis on its own."""
+"""Stretch: random scaling of each axis, as training augmentation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from vispe.options import Positive
 
 @register
 class Stretch(Sampler):
-    """Multiplies each axis by one factor, drawn evenly in its logarithm in every step of training.
+    """Multiplies each axis by a factor, drawn log-uniformly in every training step.
 
     Args:
         low: smallest factor.
         high: largest factor.
-        per: one draw for the whole batch, or one for every sample (slower).
+        per: one draw for the whole batch, or one per sample (slower).
 
-    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens stay.
-    New resolution: any; in evaluation tokens stay where they are. Encodings that normalise by the field of view see
+    Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
+    New resolution: any; positions are unchanged in evaluation. Encodings that normalise by the field of view see
         no difference.   Cost: in training no fused table of offsets.
-    Invariant to: nothing; each axis is scaled on its own.
+    Invariant to: nothing; each axis is scaled separately.
     Raises: OptionError if `low` is above `high`.
-    Differs from the reference: the same as `jitter_coords` of `rope_dinov3`, for encodings of every kind.
+    Differs from the reference: the same as `jitter_coords` of `rope_dinov3`, for encodings of any kind.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -49,12 +49,12 @@ class Stretch(Sampler):
             raise OptionError(f"stretch needs low <= high, got low={self.low:g} and high={self.high:g}.")
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-        """Return the cells times one factor."""
+        """Return the cells times a random factor."""
         low, high = math.log(self.low), math.log(self.high)
         unit = torch.rand(1, dtype=torch.float64, generator=generator, device=device)
         return torch.arange(cells, dtype=torch.float64, device=device) * (low + (high - low) * unit).exp()
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length and the distance of neighbours, times the factor."""
+        """Return the scaled length and spacing."""
         step = places[:, 1] if cells > 1 else torch.ones_like(places[:, 0])
         return cells * step, step

@@ -1,1 +1,1 @@
-"""Kind rotary: queries and keys are transformed by where they are."""
+"""Rotary encodings: position-dependent transforms of queries and keys."""

@@ -1,4 +1,4 @@
-"""CARoPE: heads turn by frequencies that are read from the tokens (in the style of arXiv 2507.23083)."""
+"""CARoPE: rotary frequencies per head computed from the tokens (in the style of arXiv 2507.23083)."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from vispe.grid import Positions
 
 @register
 class Carope(ContextRotary):
-    """Every token has a frequency in each head, which moves its place, or is summed along a sequence.
+    """Rotation by content-dependent frequencies per head, which shift positions or are summed along a sequence.
 
     f_h(x) = 1 / (1 + softplus(w_h . x + b_h)), between 0 and 1          in the style of arXiv 2507.23083
     scan:  angle_t of pair c = sum over s <= t of f_h(x_s)^(c + 1)
     field: angle of pair c = w_c . p + pi (f_h(x)^(c + 1) - f^(c + 1))          on grids, ours
 
-    Experimental: the paper has no public code and says too little to be followed to the letter, so that models of its
-    authors cannot be loaded. It starts as RoPE: w_h is 0, and b_h makes each f_h the f = base^(-1 / C) with C
-    pairs in a head. The field is half a turn at most.
+    Experimental: the paper has no public code and is not specific enough to be reproduced exactly, so the authors'
+    models cannot be loaded. It starts as RoPE: w_h is 0, and b_h sets each f_h to f = base^(-1 / C) with C
+    pairs per head. The field adds at most pi.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         form: 'field' on 1 to 3 axes, or 'scan' along one, as in the paper, where attention usually is causal.
-        base: ratio of the first frequency of an axis to the one after its last.
+        base: ratio of the first to the (C + 1)-th frequency of an axis.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`; of a field.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`; of a field.
 
     Presets: ``carope.scan`` is the scan with the base of language models, 10000.
 
-    Shapes: pos (n, axes), x (b, n, d) -> tables (b, h, n, pairs); prefix tokens are not turned and no part of a scan.
-    New resolution: a field goes on as RoPE, a scan by its sums.   Cost: h (d + 1) parameters per layer, and tables
-        for every image.
-    Invariant to: translation in scores between patches, each with its content; norms are kept.
+    Shapes: pos (n, axes), x (b, n, d) -> tables (b, h, n, pairs); prefix tokens are neither rotated nor part of a scan.
+    New resolution: a field is extrapolated as RoPE, a scan by its sums.   Cost: h (d + 1) parameters per layer, and
+        tables for every image.
+    Invariant to: translation in scores between patches, each with its content; norms are preserved.
     Raises: ShapeError without the tokens x, or for a scan of other numbers of axes than 1 or of dropped tokens;
-        OptionError for options that do not fit together.
+        OptionError for incompatible options.
     Differs from the reference: see above; the first pair of a scan starts at frequency f, not at 1.
 
     Example:
@@ -66,14 +66,17 @@ class Carope(ContextRotary):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.base <= 1:
-            raise OptionError(f"carope needs a base above 1, of frequencies below 1, got base={self.base:g}.")
+            raise OptionError(
+                f"carope needs a base above 1, of frequencies below 1, got base={self.base:g}. Use a larger "
+                f"base."
+            )
         self.frequency = PreciseLinear(self.dim, self.num_heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the weights to 0 and the biases so that every frequency is that of RoPE on one axis."""
         nn.init.zeros_(self.frequency.weight)
-        # softplus(b) = 1 / f - 1, solved for b without the exponential of a large number
+        # softplus(b) = 1 / f - 1, solved for b without overflow
         rise = self.base ** (1 / self.pairs) - 1
         nn.init.constant_(self.frequency.bias, rise + math.log(-math.expm1(-rise)))
 
@@ -81,9 +84,9 @@ class Carope(ContextRotary):
         """Return f_h ** power (b, h, n, pairs) of the tokens."""
         rise = nn.functional.softplus(self.frequency(x))
         # log f = -log(1 + rise), times the powers of all pairs of its head
-        own = torch.eye(self.num_heads, dtype=rise.dtype, device=rise.device)
-        every = torch.kron(own, power.to(rise)[None])
-        return heads_of(exact_product(-torch.log1p(rise), every).exp(), self.num_heads)
+        identity = torch.eye(self.num_heads, dtype=rise.dtype, device=rise.device)
+        exponents = torch.kron(identity, power.to(rise)[None])
+        return heads_of(exact_product(-torch.log1p(rise), exponents).exp(), self.num_heads)
 
     def _field(self, x: Tensor, pos: Positions) -> Tensor:
         counts = even_counts(self.pairs, pos.axes)[::-1]

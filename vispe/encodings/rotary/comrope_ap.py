@@ -1,4 +1,4 @@
-"""ComRoPE with axial partition: every block of channels turns with one axis (arXiv 2506.03737)."""
+"""ComRoPE with axial partition: every block of channels is rotated by one axis (arXiv 2506.03737)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class ComRoPEAP(ComRoPE):
     The A_i commute, so R(p)^T R(p') = R(p' - p): attention sees offsets only. ``form='folded'`` is the same method
     without matrix exponentials: S_j = B_j^T diag(rates) B_j with 2 x 2 rotations on the diagonal, and B_j cancels
     in q'.k' once it is part of the projections of q and k; what remains is axial RoPE with learned frequencies
-    per head, one sine and cosine per pair. `fold` turns a trained matrix form into it, exactly.
+    per head, one sine and cosine per pair. `fold` converts a trained matrix form to it, exactly.
 
-    ``comrope_ap.reference`` has the class token in the centre and the positions moved at random while training,
-    as the good rows of the paper's table 1; ``comrope_ap.folded`` is the folded form; ``comrope_ap.rope`` is axial
-    RoPE as a start: frequencies in geometric order, the same in every head.
+    ``comrope_ap.reference`` has the class token in the centre and random displacements in training, as the best rows
+    of the paper's table 1; ``comrope_ap.folded`` is the folded form; ``comrope_ap.rope`` is initialised as axial
+    RoPE: geometric frequencies, the same in every head.
 
     Args:
         dim: width of the tokens; its channels per head are d_h.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         axes: number of axes, 1 to 3.
-        block: channels per block, s; 8 by default, or what fits `axes` times into d_h. Channels beyond a multiple of
+        block: channels per block, s; 8 by default, or at most d_h / axes. Channels beyond a multiple of
             axes * block pass unchanged.
         form: 'matrix' (s (s - 1) / 2 parameters per block) or 'folded' (s // 2 frequencies per block).
         partition: 'interleaved' gives block j to axis j mod axes, 'contiguous' gives each axis a run of blocks.
@@ -48,16 +48,16 @@ class ComRoPEAP(ComRoPE):
             base ** k, k = 0, 1, ... along each axis, in the planes of neighbouring channels).
         init_std: standard deviation, or first frequency, of `init`; 0 starts as the model without encoding.
         base: ratio of neighbouring frequencies; by default the last is near a hundredth of the first.
-        jitter: training moves positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
-        jitter_offset: training moves all positions together by jitter_offset * gauss.
+        jitter: in training, displace positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
+        jitter_offset: in training, shift all positions together by jitter_offset * gauss.
 
     Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s) or tables (1, h, n, pairs).
     New resolution: normalised coordinates interpolate; nothing is resampled.   Cost: h d_h (s - 1) / 2 parameters per
         layer, folded h d_h / 2; matrices of n h d_h s numbers, folded n h d_h.
-    Invariant to: translation, in coordinates; class tokens are absolute unless they have a place.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
-    Differs from the reference: only what is above the diagonal of P - P^T is a parameter (P counts each number
-        twice; checkpoints are converted); class tokens have no place unless `cls_position` says so (there 0.5);
+    Invariant to: translation, in coordinates; class tokens are absolute unless they have a position.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
+    Differs from the reference: only the entries above the diagonal of P - P^T are parameters (P has each number
+        twice; checkpoints are converted); class tokens have no position unless `cls_position` is set (reference: 0.5);
         angles are in float32 for every model dtype; grids need not be square.
 
     Example:
@@ -99,7 +99,7 @@ class ComRoPEAP(ComRoPE):
         return self.share_heads
 
     def _axis_of(self, device: torch.device | None = None) -> Tensor:
-        """Return which axis each block belongs to, (blocks,)."""
+        """Return the axis of each block, (blocks,)."""
         block = torch.arange(self.blocks, device=device)
         if self.partition == "interleaved":
             return block % self.axes
@@ -111,9 +111,9 @@ class ComRoPEAP(ComRoPE):
         return block.div(self.axes, rounding_mode="floor") if interleaved else block % count, count
 
     def generators(self) -> Tensor:
-        """Return the generators (h or 1, axes, blocks, s, s): block j is 0 except for its own axis."""
-        own = torch.arange(self.axes, device=self.skew.device)[:, None] == self._axis_of(self.skew.device)
-        return skew_matrix(at_least_float32(self.skew), self.width) * own[..., None, None]
+        """Return the generators (h or 1, axes, blocks, s, s): block j is 0 except for its axis."""
+        mask = torch.arange(self.axes, device=self.skew.device)[:, None] == self._axis_of(self.skew.device)
+        return skew_matrix(at_least_float32(self.skew), self.width) * mask[..., None, None]
 
     def _phases(self, places: Tensor) -> Tensor:
         return places.index_select(-1, self._axis_of(places.device))
@@ -122,13 +122,13 @@ class ComRoPEAP(ComRoPE):
         matrices = skew_matrix(at_least_float32(self.skew), self.width)
         axis_of = self._axis_of(matrices.device)
         order = axis_of.argsort(stable=True)
-        turns: list[Tensor] = []
-        for (line, index), own in zip(lines, order.chunk(self.axes), strict=True):
-            made = exponential(matrices.index_select(2, own), promoted(line, self.skew)[None, :, None])
-            turns.append(made.index_select(2, index))
-        return torch.cat(turns, 3).index_select(3, order.argsort())
+        rotations: list[Tensor] = []
+        for (line, index), mask in zip(lines, order.chunk(self.axes), strict=True):
+            made = exponential(matrices.index_select(2, mask), promoted(line, self.skew)[None, :, None])
+            rotations.append(made.index_select(2, index))
+        return torch.cat(rotations, 3).index_select(3, order.argsort())
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take `freqs` (h, 1, blocks, s, s) that released checkpoints keep on the attention layer."""
-        if self.form == "matrix" and f"{beside}freqs" in state_dict:
-            state_dict[f"{own}skew"] = skew_upper(state_dict.pop(f"{beside}freqs"))
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename `freqs` (h, 1, blocks, s, s) of released checkpoints from the attention layer."""
+        if self.form == "matrix" and f"{parent_prefix}freqs" in state_dict:
+            state_dict[f"{prefix}skew"] = skew_upper(state_dict.pop(f"{parent_prefix}freqs"))

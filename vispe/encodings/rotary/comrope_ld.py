@@ -1,4 +1,4 @@
-"""ComRoPE with linearly dependent generators: all axes turn the same planes (arXiv 2506.03737)."""
+"""ComRoPE with linearly dependent generators: all axes rotate the same planes (arXiv 2506.03737)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vispe.encodings.registry import register
 
 @register
 class ComRoPELD(ComRoPE):
-    """Rotates blocks of query and key channels by learned matrices that all axes share up to a factor.
+    """Rotates blocks of query and key channels by learned generators that axes share up to a factor.
 
     q' = R(p) q, k' = R(p) k, R = exp(sum_i p_i A_i); block j of A_i is theta_ij S_j, S_j = P_j - P_j^T
                                                                   arXiv 2506.03737, 'linearly dependent'
@@ -23,10 +23,10 @@ class ComRoPELD(ComRoPE):
     The A_i commute, so R(p)^T R(p') = R(p' - p): attention sees offsets only. ``form='folded'`` is the same method
     without matrix exponentials: S_j = B_j^T diag(rates) B_j with 2 x 2 rotations on the diagonal, and B_j cancels
     in q'.k' once it is part of the projections of q and k; what remains is RoPE with learned 2D frequencies
-    rate * theta per head, one sine and cosine per pair. `fold` turns a trained matrix form into it, exactly.
+    rate * theta per head, one sine and cosine per pair. `fold` converts a trained matrix form to it, exactly.
 
-    ``comrope_ld.reference`` has the class token in the centre and the positions moved at random while training,
-    as the good rows of the paper's table 1; ``comrope_ld.folded`` is the folded form.
+    ``comrope_ld.reference`` has the class token in the centre and random displacements in training, as the best rows
+    of the paper's table 1; ``comrope_ld.folded`` is the folded form.
 
     Args:
         dim: width of the tokens; its channels per head are d_h.
@@ -43,14 +43,14 @@ class ComRoPELD(ComRoPE):
             base ** k, k = 0, 1, ..., in the planes of neighbouring channels); theta is normal in both.
         init_std: standard deviation, or first frequency, of `init`; 0 starts as the model without encoding.
         base: ratio of neighbouring frequencies; by default the last is near a hundredth of the first.
-        jitter: training moves positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
-        jitter_offset: training moves all positions together by jitter_offset * gauss.
+        jitter: in training, displace positions by clip(0.5 * jitter * gauss, -0.5, 0.5) cells, except along frames.
+        jitter_offset: in training, shift all positions together by jitter_offset * gauss.
 
     Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s) or tables (1, h, n, pairs).
     New resolution: normalised coordinates interpolate; nothing is resampled.   Cost: h d_h (s - 1) / 2 + axes d_h / s
         parameters per layer, folded h d_h / 2 in place of the first; matrices of n h d_h s numbers, folded n h d_h.
-    Invariant to: translation, in coordinates; class tokens are absolute unless they have a place.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Invariant to: translation, in coordinates; class tokens are absolute unless they have a position.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
     Differs from the reference: only what is above the diagonal of P - P^T is a parameter (P counts each number
         twice; checkpoints are converted); class tokens have no place unless `cls_position` says so (there 0.5);
         angles are in float32 for every model dtype; grids need not be square.
@@ -98,19 +98,19 @@ class ComRoPELD(ComRoPE):
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         generators = self.generators()
-        turns = [
+        rotations = [
             exponential(generators[:, i : i + 1], promoted(line, self.skew)[None, :, None]).index_select(
                 2, index
             )
             for i, (line, index) in enumerate(lines)
         ]
-        total = turns[0]
-        for turn in turns[1:]:
-            total = exact_product(total, turn)
+        total = rotations[0]
+        for rotation in rotations[1:]:
+            total = exact_product(total, rotation)
         return total
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take `freqs` (h, 1, blocks, s, s) and `multiplier` that released checkpoints keep on the attention layer."""
-        if self.form == "matrix" and f"{beside}freqs" in state_dict:
-            state_dict[f"{own}skew"] = skew_upper(state_dict.pop(f"{beside}freqs"))
-            state_dict[f"{own}theta"] = state_dict.pop(f"{beside}multiplier")[0, :, :, 0, 0]
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename `freqs` (h, 1, blocks, s, s) and `multiplier` of released checkpoints from the attention layer."""
+        if self.form == "matrix" and f"{parent_prefix}freqs" in state_dict:
+            state_dict[f"{prefix}skew"] = skew_upper(state_dict.pop(f"{parent_prefix}freqs"))
+            state_dict[f"{prefix}theta"] = state_dict.pop(f"{parent_prefix}multiplier")[0, :, :, 0, 0]

@@ -1,4 +1,4 @@
-"""FoPE: every pair of channels turns with a mixture of waves in place of one (arXiv 2412.17739)."""
+"""FoPE: every pair of channels is modulated by a mixture of waves instead of one (arXiv 2412.17739)."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from vispe.options import Axes, Positive
 
 @register
 class Fope(AxialRotary):
-    """Pairs of channels take sums of waves as their cosine and sine, without waves that training never saw whole.
+    """RoPE with mixtures of waves as cosines and sines, without waves longer than the training length.
 
     cos_f = cos(p w) C_cos, sin_f = sin(p w) C_sin          arXiv 2412.17739
 
-    Of the frequencies w of RoPE those of less than a turn in the training length are left out. C_cos and C_sin are
-    random matrices per head, close to choosing every so many waves; pairs beyond them have 1 as cosine and as sine.
-    An experiment of language models: it is no rotation, norms change with the place, and scores are no function of
-    offsets. ``fope.text`` has the base and length of these. A pretrained model does not start as it was.
+    Frequencies w of RoPE with less than one period in the training length are omitted. C_cos and C_sin are
+    random matrices per head, close to a selection of evenly spaced waves; the remaining pairs have cosine and sine 1.
+    An experiment of language models: it is not a rotation, norms change with the position, and scores are not functions
+    of offsets. ``fope.text`` has the base and length of these. The outputs of a pretrained model change.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        axes: axes of the grids that it is for, each with its own waves, matrices and pairs, the last axis (x) first.
-        train_length: the longest wavelength that is kept: the side of the training grid, in units of the spacing.
+        axes: number of grid axes, each with separate waves, matrices and pairs, the last axis (x) first.
+        train_length: the longest wavelength that is used: the side of the training grid, in units of the spacing.
         norm: whether the columns of the matrices are divided by their sums.
-        trainable: whether the matrices learn; they are saved either way.
+        trainable: whether the matrices are learned; they are saved in either case.
         base: ratio of the first frequency of an axis to the one after its last; the first is 1 per unit of the
             spacing.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
-    Shapes: pos (n, axes) -> tables (1 or b, h, n, pairs); prefix tokens are left as they are.
-    New resolution: coordinates go on; every wave that is used has been seen whole.   Cost: 2 h axes I O numbers for I
-        waves and O <= I mixtures of an axis, once for all layers; as RoPE.
+    Shapes: pos (n, axes) -> tables (1 or b, h, n, pairs); prefix tokens are unchanged.
+    New resolution: coordinates are extrapolated; every wave has at least one period in the training length.   Cost: 2
+        h axes I O numbers for I waves and O <= I mixtures of an axis, once for all layers; as RoPE.
     Invariant to: nothing, translation included.
     Raises: OptionError if no wave is as short as `train_length`.
     Differs from the reference: the reference has one axis; base 100 and length 32 by default, for grids of tens of
@@ -83,12 +83,13 @@ class Fope(AxialRotary):
             )
         self._accept(self.axes)
         self.share = self.pairs // self.axes  # pairs of an axis
-        least = 2 * math.pi / self.train_length
-        self.waves = waves = sum(self.base ** (-c / self.share) >= least for c in range(self.share))
+        min_freq = 2 * math.pi / self.train_length
+        self.waves = waves = sum(self.base ** (-c / self.share) >= min_freq for c in range(self.share))
         if not waves:
             raise OptionError(
-                f"fope keeps waves of a whole turn in train_length={self.train_length:g}, and the shortest has 2 pi "
-                "units of the spacing; choose train_length=7 or more."
+                f"fope uses waves with a period of at most train_length={self.train_length:g}, and the shortest has "
+                f"2 pi "
+                "units of the spacing. Choose train_length=7 or more."
             )
         mixed = max(min(waves, self.share // 2), 1)
         shape = (self.axes, self.num_heads, waves, mixed)
@@ -97,7 +98,7 @@ class Fope(AxialRotary):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrices: ones where a mixture starts as one wave, and noise."""
+        """Draw the matrices: a selection of waves plus noise."""
         for matrix in (self.cos_coef, self.sin_coef):
             waves, mixed = matrix.shape[-2:]
             step = -(-waves // mixed)
@@ -108,7 +109,7 @@ class Fope(AxialRotary):
                 matrix.normal_(std=0.3 * math.sqrt(2 / (waves + mixed))).add_(chosen.to(matrix))
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """Return the frequencies of an axis that are kept, float64."""
+        """Return the used frequencies of an axis, float64."""
         freqs = inverse_frequencies(2 * self.share, self.base, torch.float64)
         return freqs[: self.waves].to(device or freqs.device)
 
@@ -118,15 +119,15 @@ class Fope(AxialRotary):
         return PairRotation(*self._kept(self, pos, lambda: self._tables(pos)), self.layout)
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
-        placed = pos if self.spacing is None else pos.spaced(self.spacing)
-        freqs = self.frequencies(exact_device(pos.coords)).to(placed.coords)
-        angle = placed.coords.movedim(-1, 0)[:, :, None, :, None] * freqs  # (axes, b, 1, n, waves)
+        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        freqs = self.frequencies(exact_device(pos.coords)).to(spaced.coords)
+        angle = spaced.coords.movedim(-1, 0)[:, :, None, :, None] * freqs  # (axes, b, 1, n, waves)
         cos, sin = (
             self._mixed(wave, matrix)
             for wave, matrix in ((angle.cos(), self.cos_coef), (angle.sin(), self.sin_coef))
         )
         spatial = pos.spatial[:, None, :, None]
-        # tokens without a place are not turned, by no mixture and no padding
+        # identity for tokens without a position
         return torch.where(spatial, cos, 1.0), torch.where(spatial, sin, 0.0)
 
     def _mixed(self, waves: Tensor, matrix: Tensor) -> Tensor:

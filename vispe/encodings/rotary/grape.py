@@ -28,7 +28,7 @@ class Grape(Rotary):
 
     q_i, k_i -> G(p_i) q_i, G(p_i) k_i, G(p) = product over axes of exp(p_axis L_axis)          arXiv 2512.07805
 
-    'canonical': L turns the pairs (c, c + d_h/2) by -f_c, with learned f_c = exp(log_freq_c / scale) that start at
+    'canonical': L rotates the pairs (c, c + d_h/2) by -f_c, with learned f_c = exp(log_freq_c / scale) that start at
     base^(-2c/d_h); pair c belongs to axis c mod axes. 'rank2': each axis has a block of d_h / axes channels
     and in it one learned plane, L = a b^T - b a^T; planes of different axes are disjoint, so all G commute.
 
@@ -37,20 +37,20 @@ class Grape(Rotary):
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         planes: 'canonical' or 'rank2'.
-        base: ratio of the first frequency to the one after the last; in 'rank2' heads share it out.
+        base: ratio of the first to the (C + 1)-th frequency; with 'rank2', frequencies are divided among the heads.
         shared: whether heads share the frequencies; only for canonical planes.
-        scale: what stored log-frequencies are multiplied with, so that a step of the optimiser in them is so many
-            times smaller; only for canonical planes.
+        scale: factor of the stored log-frequencies, which divides the effective step size of the optimizer;
+            only for canonical planes.
 
     Presets: ``grape.text`` has the base of the released language models, 10000.
 
     Shapes: pos (n, axes) -> rotations of (b, h, n, d_h); prefix tokens are not rotated.
-    New resolution: coordinates go on.   Cost: as RoPE; 'rank2' has one matrix per token, head and axis.
+    New resolution: coordinates are extrapolated.   Cost: as RoPE; 'rank2' has one matrix per token, head and axis.
     Invariant to: translation: logits depend on offsets only; norms of queries and keys.
-    Raises: ShapeError when a head is too narrow for the axes, or with 'rank2' no multiple of them.
+    Raises: ShapeError if head_dim is too small for the axes, or with 'rank2' not a multiple of them.
     Differs from the reference: the reference has one axis, where both are equal; base 100 by default, for grids of tens
-        of patches; half-precision parameters are rounded like all others (there kept in float32), but computed in
-        float32. The context-dependent phases ('ctx') need an order of the tokens and are left out.
+        of patches; half-precision parameters are rounded like all others (in the reference they remain in float32),
+        but computed in float32. The context-dependent phases ('ctx') need an order of the tokens and are omitted.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -78,15 +78,17 @@ class Grape(Rotary):
     def __post_init__(self) -> None:
         width, rank2 = self._head_width(), self.planes == "rank2"
         if rank2 and not (self.shared and self.scale == 16.0):
-            raise OptionError("shared and scale are about frequencies, which planes='rank2' does not have.")
-        # those axes of the class that a head is wide enough for
+            raise OptionError(
+                "shared and scale have no effect with planes='rank2', which has no frequencies. Omit them."
+            )
+        # numbers of axes for which head_dim is large enough
         self._accept(*(n for n in (1, 2, 3) if width >= 2 * n and not (rank2 and width % n)))
         if rank2:
             self.a = nn.Parameter(torch.empty(self.num_heads, width))
             self.b = nn.Parameter(torch.empty(self.num_heads, width))
         elif width % 2:
             what = "dim / num_heads = " if self.head_dim is None else "head_dim="
-            raise OptionError(f"grape needs an even head width, got {what}{width}.")
+            raise OptionError(f"grape needs an even head_dim, got {what}{width}.")
         else:
             heads = () if self.shared else (self.num_heads,)
             self.log_freq = nn.Parameter(torch.empty(*heads, width // 2))
@@ -94,11 +96,11 @@ class Grape(Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer learns rotations of its own."""
+        """True: every layer learns its own rotations."""
         return True
 
     def reset_parameters(self) -> None:
-        """Set the frequencies to their start, or draw the planes at random with a frequency per head."""
+        """Set the initial frequencies, or draw random planes with a frequency per head."""
         with torch.no_grad():
             if self.planes == "canonical":
                 pairs = self.log_freq.shape[-1]
@@ -121,8 +123,8 @@ class Grape(Rotary):
         width, axes = self._head_width(), pos.axes
         if axes not in self.ndim:
             raise ShapeError(
-                f"grape needs heads of 2 or more channels for each of {axes} axes, all alike with planes='rank2', "
-                f"got a head width of {width} with planes={self.planes!r}."
+                f"grape needs heads of 2 or more channels for each of {axes} axes, all equally with planes='rank2', "
+                f"got head_dim={width} with planes={self.planes!r}."
             )
         if self.planes == "rank2":
             matrices = self._kept(self, pos, lambda: self._blocks(coords, axes))

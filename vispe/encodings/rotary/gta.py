@@ -1,4 +1,4 @@
-"""GTA: queries, keys and values in the frame of their token's geometry (arXiv 2310.10375)."""
+"""GTA: queries, keys and values in the coordinate frame of their token's geometry (arXiv 2310.10375)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class GTA(Rotary):
     q' = rho(g)^-T q, k' = rho(g) k, v' = rho(g) v, out = rho(g)^-1 out'                arXiv 2310.10375
 
     rho acts on groups of the d channels of a head, in this order: triv (identity), se3 and so3 (pose of the camera),
-    so2 and t2 (place in the image). Images need so2 alone: axial RoPE that turns values too, so what is attended
-    arrives as seen from the query. Bare ``gta`` gives it all channels. The authors' settings for multi-view scenes are
-    ``gta(se3=32,so2=32)`` for 64 channels per head (CLEVR-TR) and ``gta(se3=48,so2=48)`` for 96 (MSN-Hard).
+    so2 and t2 (position in the image). Images need only so2: axial RoPE that also rotates values, so that attended
+    values are expressed relative to the query. Bare ``gta`` gives it all channels. The authors' settings for multi-view
+    scenes are ``gta(se3=32,so2=32)`` for 64 channels per head (CLEVR-TR) and ``gta(se3=48,so2=48)`` for 96 (MSN-Hard).
 
-    Poses come in `Positions.attrs['extrinsic']`: (b or 1, views, 4, 4), tokens in view-major order, or `PerToken`
+    Poses are read from `Positions.attrs['extrinsic']`: (b or 1, views, 4, 4), tokens in view-major order, or `PerToken`
     with (b or 1, n, 4, 4); they are the matrices E whose inverse is rho.
 
     Args:
@@ -52,26 +52,26 @@ class GTA(Rotary):
         axes: number of axes, 1 to 3 (t2 needs 2).
         se3: channels with the 4 x 4 matrix of the camera pose, a multiple of 4.
         so3: channels with the rotation of the inverse camera pose (no gradient), a multiple of 3 (so3_degree=1) or 8.
-        so2: channels that turn with the place, a multiple of 2 * axes; by default all that are left.
-        t2: channels with 3 x 3 matrices of the shift in the image, a multiple of 3. What is left is triv.
-        so3_degree: 1 for vectors, 2 for vectors and symmetric matrices without trace.
-        values: transform values and outputs as well; false leaves the relative transform of scores only.
+        so2: channels rotated by the position, a multiple of 2 * axes; by default all remaining ones.
+        t2: channels with 3 x 3 matrices of the translation in the image, a multiple of 3. The remainder is triv.
+        so3_degree: 1 for vectors, 2 for vectors and traceless symmetric matrices.
+        values: also transform values and outputs; otherwise only scores are relative.
         max_freq: periods of the fastest channel over a coordinate of 1, one for all axes or one each.
         share_freqs: all so2 frequencies equal max_freq; otherwise they are max_freq * 2 ** -k.
-        normalize: 'axis' has coordinates i / n per axis; 'train' i / n_train, which a patch keeps at every
-            resolution; 'none' leaves units of `Grid.spacing`.
+        normalize: 'axis' has coordinates i / n per axis; 'train' i / n_train, the same for a patch at every
+            resolution; 'none' uses units of `Grid.spacing`.
         reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
-        trans_coeff: start of the learned factor of the translations of poses, one per layer.
+        trans_coeff: initial value of the learned factor of pose translations, one per layer.
 
     Shapes: pos (n, axes) -> tables (1, 1, n, pairs), or matrices (b, 1, n, blocks, s, s) with other groups.
-    New resolution: 'axis' interpolates, 'train' goes on; nothing is resampled.   Cost: no parameters (se3: one per
+    New resolution: 'axis' interpolates, 'train' extrapolates; nothing is resampled.   Cost: no parameters (se3: one per
         layer); twice the rotations of RoPE, on v and the output.
     Invariant to: translation in coordinates; a common motion of all cameras (E -> E M).
-    Raises: ShapeError if `pos` has other axes or no poses where they are needed; OptionError for options that do
-        not fit together.
-    Differs from the reference: coordinates grow from left to right and top to bottom (there they fall, which mirrors
-        every angle); prefix tokens are left alone; so3 works without se3, in an orthonormal basis of our own; the
-        ablations with Euclidean similarity and elementwise factors are not part.
+    Raises: ShapeError if `pos` has other axes or lacks required poses; OptionError for
+        incompatible options.
+    Differs from the reference: coordinates increase from left to right and top to bottom (in the reference they
+        decrease, which mirrors every angle); prefix tokens are unchanged; so3 works without se3, in a different
+        orthonormal basis; the ablations with Euclidean similarity and elementwise factors are not included.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -107,10 +107,10 @@ class GTA(Rotary):
         self._accept(self.axes)
         self.head = self._head_width()
         if self.so3 == 0 and self.so3_degree != 2:
-            raise OptionError(f"so3_degree={self.so3_degree} has no effect without so3 channels; say so3=...")
+            raise OptionError(f"so3_degree={self.so3_degree} has no effect without so3 channels. Use so3=...")
         if not self.se3 and self.trans_coeff != 0.01:
             raise OptionError(
-                f"trans_coeff={self.trans_coeff} has no effect without se3 channels; say se3=..."
+                f"trans_coeff={self.trans_coeff} has no effect without se3 channels. Use se3=..."
             )
         self.groups = self._groups()
         used = self.normalize == "train"
@@ -123,10 +123,10 @@ class GTA(Rotary):
             self.reset_parameters()
 
     def _groups(self) -> list[Group]:
-        """Return the groups that have channels, in order; raise `OptionError` when they do not fit."""
-        turns = 2 * self.axes
-        blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": turns, "t2": 3}
-        rest = max(0, self.head - self.se3 - self.so3 - self.t2) // turns * turns
+        """Return the non-empty groups, in order; raise `OptionError` if they do not fit."""
+        pair_size = 2 * self.axes
+        blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": pair_size, "t2": 3}
+        rest = max(0, self.head - self.se3 - self.so3 - self.t2) // pair_size * pair_size
         so2 = rest if self.so2 is None else self.so2
         sizes = {"se3": self.se3, "so3": self.so3, "so2": so2, "t2": self.t2}
         for name in ("so3", "so2"):
@@ -137,47 +137,50 @@ class GTA(Rotary):
         used = sum(sizes.values())
         if not 0 < used <= self.head:
             raise OptionError(
-                f"gta has {self.head} channels per head, but its groups use {used} ({sizes}); change their sizes."
+                f"gta has {self.head} channels per head, but its groups use {used} ({sizes}). Change their sizes."
             )
         if self.t2 and self.axes != 2:
-            raise OptionError(f"t2 shifts in the plane, so it needs axes=2, got axes={self.axes}.")
+            raise OptionError(
+                f"t2 needs axes=2, for translations in the plane, got axes={self.axes}. Use axes=2 or omit "
+                f"t2."
+            )
         blocks["so2"] = 2
-        found = [Group(n, s, blocks[n]) for n, s in sizes.items() if s]
+        groups = [Group(n, s, blocks[n]) for n, s in sizes.items() if s]
         triv = self.head - used
-        return [Group("triv", triv, 1), *found] if triv else found
+        return [Group("triv", triv, 1), *groups] if triv else groups
 
     @property
     def per_layer(self) -> bool:
-        """The factor of translations belongs to a layer."""
+        """Whether there is a factor of translations, which is per layer."""
         return bool(self.se3)
 
     def reset_parameters(self) -> None:
-        """Start the factor of translations at `trans_coeff`."""
+        """Set the factor of translations to `trans_coeff`."""
         if self.se3:
             nn.init.constant_(self.scale, self.trans_coeff)
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
-        """Give every token the pose of its view, so that poses follow when tokens are dropped."""
+        """Assign to every token the pose of its view, so that both are dropped together."""
         if not (self.se3 or self.so3) or not isinstance(pos.attrs.get(POSE), Tensor):
             return pos
         return pos.replace(attrs={**pos.attrs, POSE: _per_token(pos, pos.attrs[POSE])})
 
     def _poses(self, pos: Positions) -> Tensor:
-        """Return the pose of every token (b or 1, n, 4, 4), the identity for tokens without a place."""
-        given = pos.attrs.get(POSE)
-        if given is None:
+        """Return the pose of every token (b or 1, n, 4, 4), the identity for tokens without a position."""
+        supplied = pos.attrs.get(POSE)
+        if supplied is None:
             raise ShapeError(
-                f"gta with se3 or so3 channels needs camera poses; put (b, views, 4, 4) matrices into "
+                f"gta with se3 or so3 channels needs camera poses, got none. Put (b, views, 4, 4) matrices into "
                 f"Positions.attrs[{POSE!r}]."
             )
-        held = given if isinstance(given, PerToken) else _per_token(pos, given)
-        eye = torch.eye(4, dtype=held.values.dtype, device=held.values.device)
-        return torch.where(pos.spatial[..., None, None], held.values, eye)
+        poses_per_token = supplied if isinstance(supplied, PerToken) else _per_token(pos, supplied)
+        eye = torch.eye(4, dtype=poses_per_token.values.dtype, device=poses_per_token.values.device)
+        return torch.where(pos.spatial[..., None, None], poses_per_token.values, eye)
 
     def places(self, pos: Positions) -> Tensor:
-        """Return the coordinates (b or 1, n, axes) in fractions of the image, 0 for tokens without a place."""
+        """Return the coordinates (b or 1, n, axes) in fractions of the image, 0 for tokens without a position."""
         x = pos.coords
         if self.normalize == "axis":
             x = x / pos.extent[:, None]
@@ -215,26 +218,26 @@ class GTA(Rotary):
         if group.name == "triv":
             return None
         if group.name == "so2":
-            turn = circle(self.angles(pos))
-            return Matrices(turn, turn, turn.mT)
+            rotation = circle(self.angles(pos))
+            return Matrices(rotation, rotation, rotation.mT)
         if group.name == "t2":
-            made = shifts(self.places(pos).flip(-1))
+            matrices = shifts(self.places(pos).flip(-1))
         elif group.name == "se3":
-            made = poses(at_least_float32(self._poses(pos)), at_least_float32(self.scale))
+            matrices = poses(at_least_float32(self._poses(pos)), at_least_float32(self.scale))
         else:
-            made = rotations(at_least_float32(self._poses(pos)), pos.spatial, self.so3_degree)
+            matrices = rotations(at_least_float32(self._poses(pos)), pos.spatial, self.so3_degree)
         copies = group.size // group.block
-        return Matrices(*(m.expand(-1, -1, copies, -1, -1) for m in made))
+        return Matrices(*(m.expand(-1, -1, copies, -1, -1) for m in matrices))
 
 
 def _per_token(pos: Positions, views: Tensor) -> PerToken:
     """Return poses (b or 1, views, 4, 4) repeated for the tokens of each view, prefix tokens with the identity."""
     prefix = pos.grid.prefix if pos.grid else 0
     patches = pos.tokens - prefix
-    good = views.ndim == 4 and tuple(views.shape[2:]) == (4, 4) and views.is_floating_point()
-    if not good or patches % views.shape[1] or pos.index is not None:
+    is_valid = views.ndim == 4 and tuple(views.shape[2:]) == (4, 4) and views.is_floating_point()
+    if not is_valid or patches % views.shape[1] or pos.index is not None:
         raise ShapeError(
-            f"gta needs poses (b, views, 4, 4) with equally many of the {patches} tokens per view, given before tokens "
+            f"gta needs poses (b, views, 4, 4) with equally many of the {patches} tokens per view, set before tokens "
             f"are dropped (prepare), got {tuple(views.shape)} {views.dtype} for {pos}."
         )
     each = views.repeat_interleave(patches // views.shape[1], 1)

@@ -34,8 +34,8 @@ class LieRE(SkewRotary):
 
     q' = R(p) q, k' = R(p) k, R = exp(sum_i p_i (U_i - U_i^T)), U_i learned upper triangles       arXiv 2406.10322
 
-    The generators of two axes do not commute, so attention also sees where in the image a pair is, not its
-    offset only. ``liere.full`` has one block per head (the paper's LieRE-64 at 64 channels); ``liere.reference`` has
+    The generators of two axes do not commute, so attention depends on absolute positions, not only on
+    offsets. ``liere.full`` has one block per head (the paper's LieRE-64 at 64 channels); ``liere.reference`` has
     the coordinates of the authors' code; ``liere.comrope`` starts as the baseline of arXiv 2506.03737.
 
     Args:
@@ -47,22 +47,22 @@ class LieRE(SkewRotary):
             unchanged. With 2 it is RoPE with learned frequencies per pair and axis.
         kind: 'learned', or fixed axial rotations of pairs without parameters: 'inverse_exp' with
             frequencies exp(-4 t), 'even' with t, for t from 0 to 1.
-        per_head: whether heads have generators of their own.
+        per_head: whether generators are per head.
         share_layers: one set of generators for all layers.
         normalize: 'train' has coordinates i / n_train per axis, the same for a patch at every resolution;
-            'linspace' has those of the authors' code, from 0 to n / n_train with both ends; 'none' leaves
+            'linspace' has those of the authors' code, from 0 to n / n_train both ends included; 'none' uses
             units of `Grid.spacing`.
         reference: grid of the training resolution, n_train; `Grid.reference` by default, else the grid itself.
-        init: 'uniform' draws from [0, 2 pi) (all generators then lean the same way), 'symmetric' from [-pi, pi),
+        init: 'uniform' draws from [0, 2 pi) (all generators then have the same sign), 'symmetric' from [-pi, pi),
             'normal' is P - P^T for P of standard deviation init_std * scale_factor.
         init_std: standard deviation for init='normal'.
-        scale_factor: generators are divided by it, which divides their learning rate too.
+        scale_factor: divisor of the generators, which also divides their effective learning rate.
 
     Shapes: pos (n, axes) -> matrices (1, h, n, d_h / s, s, s).
-    New resolution: with 'train' coordinates go on; nothing is resampled.   Cost: axes h d_h (s - 1) / 2 parameters per
-        layer; one exponential of an s x s matrix per token, block and head in every layer.
+    New resolution: with 'train', coordinates are extrapolated; nothing is resampled.   Cost: axes h d_h (s - 1) / 2
+        parameters per layer; one exponential of an s x s matrix per token, block and head in every layer.
     Invariant to: nothing (with one axis, block=2 or fixed generators: translation, for 'train' and 'none').
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
     Differs from the reference: only the strict upper triangle is a parameter (checkpoints are converted); any
         channels per head; by default coordinates of a patch do not depend on the size of the image; heads have
         generators of their own; exponentials are in float32 or better for every model dtype.
@@ -104,7 +104,7 @@ class LieRE(SkewRotary):
             return
         if self.init != "normal" and self.init_std != 1.0:
             raise OptionError(
-                f"init_std={self.init_std} has no effect with init={self.init!r}; say init=normal."
+                f"init_std={self.init_std} has no effect with init={self.init!r}. Use init=normal."
             )
         self._set_skew(self.num_heads if self.per_head else 1, self.axes)
         self.reset_parameters()
@@ -116,7 +116,7 @@ class LieRE(SkewRotary):
             if value != getattr(LieRE, option):
                 raise OptionError(
                     f"{option}={value!r} has no effect with kind={self.kind!r}, which has no "
-                    "parameters; leave it out."
+                    "parameters. Omit it."
                 )
         if self.head < 2 * self.axes:
             raise OptionError(
@@ -147,7 +147,7 @@ class LieRE(SkewRotary):
         return skew_matrix(at_least_float32(self.skew), self.width) / self.scale_factor
 
     def places(self, pos: Positions) -> Tensor:
-        """Return the coordinates (b or 1, n, axes), 0 for tokens without a place."""
+        """Return the coordinates (b or 1, n, axes), 0 for tokens without a position."""
         key = (self.name, self.normalize, self.reference)
         return pos.remember(key, lambda: self._places(pos))
 
@@ -156,11 +156,11 @@ class LieRE(SkewRotary):
         if self.normalize != "none":
             trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
             cells = pos.extent / pos.cell
-            wanted = cells if trained is None else x.new_tensor(trained)[None]
+            trained_cells = cells if trained is None else x.new_tensor(trained)[None]
             if self.normalize == "train":
-                x = x / wanted[:, None]
+                x = x / trained_cells[:, None]
             else:
-                x = x / pos.cell[:, None] * (cells / wanted / (cells - 1).clamp(min=1))[:, None]
+                x = x / pos.cell[:, None] * (cells / trained_cells / (cells - 1).clamp(min=1))[:, None]
         return x * pos.spatial[..., None]
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
@@ -178,11 +178,11 @@ class LieRE(SkewRotary):
         angles = (self.places(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
         return angles.cos(), angles.sin()
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take `generator_raw_params` (axes, 1, h or 1 times blocks, s, s), kept beside the encoding."""
-        if self.kind == "learned" and f"{beside}generator_raw_params" in state_dict:
-            raw = state_dict.pop(f"{beside}generator_raw_params")[:, 0].triu(1)
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Rename `generator_raw_params` (axes, 1, h or 1 times blocks, s, s) of the parent module."""
+        if self.kind == "learned" and f"{parent_prefix}generator_raw_params" in state_dict:
+            raw = state_dict.pop(f"{parent_prefix}generator_raw_params")[:, 0].triu(1)
             upper = skew_upper(raw)
-            state_dict[f"{own}skew"] = upper.reshape(self.axes, -1, self.blocks, upper.shape[-1]).transpose(
-                0, 1
-            )
+            state_dict[f"{prefix}skew"] = upper.reshape(
+                self.axes, -1, self.blocks, upper.shape[-1]
+            ).transpose(0, 1)

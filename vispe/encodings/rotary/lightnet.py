@@ -23,15 +23,15 @@ Spectrum = Literal["shared", "heads"]
 
 @register
 class LightNet(Rotary):
-    """Weighs every channel of the score of a query and a key by the cosine of their offset.
+    """Weights every channel of a query-key product by the cosine of their offset.
 
     cosine: x' = [x cos(phi), x sin(phi)], so q'.k' = sum_c q_c k_c cos(phi_c(p) - phi_c(p'))      arXiv 2405.21022
-    rotate: pairs of neighbouring channels turn by phi (axial RoPE)
-    phi = the products p_axis * theta of all axes in a row, cut to the channels; theta has e numbers per head
+    rotate: pairs of neighbouring channels rotate by phi (axial RoPE)
+    phi = the products p_axis * theta of all axes, concatenated and cut to the channels; theta has e numbers per head
 
-    The map acts on queries and keys alone, so it also serves linear attention, where the cosine form keeps
-    channels apart that feature maps have made non-negative. ``lightnet.rotate`` is the rotation;
-    ``lightnet.spectrum`` has other frequencies in every head, as the first of the author's implementations.
+    The map acts only on queries and keys, so it also works with linear attention, where the cosine form keeps
+    channels non-negative if feature maps made them so. ``lightnet.rotate`` is the rotation;
+    ``lightnet.spectrum`` has different frequencies per head, as the first of the author's implementations.
 
     Args:
         dim: width of the tokens; its channels per head are d.
@@ -40,19 +40,19 @@ class LightNet(Rotary):
         axes: number of axes, 1 to 3.
         form: 'cosine' (e = ceil(d / axes), queries and keys get 2 d channels) or 'rotate' (e = d / 2 / axes, rounded
             down; channels beyond 2 * axes * e pass unchanged).
-        spectrum: 'shared' has theta_i the same in every head; with 'heads' the next head goes on where the last ended,
-            that is, d is replaced by h d in `base`.
+        spectrum: 'shared' has the same theta_i in every head; with 'heads', each head continues the spectrum of the
+            last, that is, d is replaced by h d in `base`.
         base: theta_i = base ** (-2 i / d), i = 0 .. e - 1; neither axis nor image size scales it. In the cosine form
             it spans down to base ** (-2 / axes).
-        learned: theta is a parameter, one set per layer.
+        learned: whether theta is a parameter, one set per layer.
 
     Shapes: pos (n, axes) -> tables (1, h or 1, n, d) or, rotated, (1, h or 1, n, axes * e).
-    New resolution: coordinates go on, in patches (units of `Grid.spacing`); as with RoPE, phases that training
-        has not seen appear.   Cost: no parameters (learned: h e per layer); twice the width of q and k (cosine).
+    New resolution: coordinates are extrapolated, in patches (units of `Grid.spacing`); as with RoPE, unseen phases
+        occur.   Cost: no parameters (learned: h e per layer); twice the width of q and k (cosine).
     Invariant to: translation.
-    Raises: ShapeError if `pos` has other axes; OptionError for options that do not fit together.
-    Differs from the reference: runs on any device and for prefix tokens anywhere; scores are scaled by
-        d ** -0.5, not by the doubled width; MD-TPE, the recurrence that the paper adds to the input, is not part.
+    Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
+    Differs from the reference: supports any device and prefix tokens anywhere; scores are scaled by
+        d ** -0.5, not by the doubled width; MD-TPE, the recurrence that the paper adds to the input, is not included.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -89,7 +89,7 @@ class LightNet(Rotary):
         if self.rates < 1:
             raise OptionError(
                 f"lightnet with form='rotate' needs a pair of channels per axis, got {self.head} channels per head for "
-                f"{self.axes} axes; say form=cosine."
+                f"{self.axes} axes. Use form=cosine."
             )
         if self.learned:
             self.theta = nn.Parameter(torch.empty(self.num_heads, self.rates))
@@ -97,11 +97,11 @@ class LightNet(Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Learned frequencies belong to a layer."""
+        """Whether frequencies are learned, one set per layer."""
         return self.learned
 
     def reset_parameters(self) -> None:
-        """Start learned frequencies where the fixed ones are."""
+        """Initialise learned frequencies with the fixed ones."""
         if self.learned:
             with torch.no_grad():
                 self.theta.copy_(self._fixed(self.theta.device).expand_as(self.theta))
@@ -127,8 +127,8 @@ class LightNet(Rotary):
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         theta = self.frequencies(pos.coords.device)
-        places = at_least_float32(pos.coords * pos.spatial[..., None])
-        phi = (places[:, None, ..., None] * theta[None, :, None, None]).flatten(-2)
+        coords = at_least_float32(pos.coords * pos.spatial[..., None])
+        phi = (coords[:, None, ..., None] * theta[None, :, None, None]).flatten(-2)
         if self.form == "cosine":
             phi = phi[..., : self.head]
         return phi.cos(), phi.sin()

@@ -1,4 +1,4 @@
-"""PoPE: what a channel holds is a magnitude, where its token is an angle (polar coordinates, arXiv 2509.10534)."""
+"""PoPE: polar coordinates: channel content as magnitude, position as angle (arXiv 2509.10534)."""
 
 from __future__ import annotations
 
@@ -21,37 +21,36 @@ from vispe.options import Limits, Positive, Shape, Spacing, Whole
 
 @register
 class Pope(Rotary):
-    """Every channel of queries and keys becomes a magnitude, turned by an angle of the position alone.
+    """Maps every channel of queries and keys to a magnitude, rotated by an angle that depends only on the position.
 
     score(i, j) = sum_c softplus(q_ic) softplus(k_jc) cos((p_j - p_i) w_c + clamp(bias_hc, -2 pi, 0))  arXiv 2509.10534
 
-    Channel c of the C of an axis has w_c = base^(-c / C): a frequency for each channel, where RoPE has one for each
-    pair. Content moves magnitudes only, and position angles only. ``pope.text`` has the base of language models.
+    Channel c of the C of an axis has w_c = base^(-c / C): one frequency per channel, while RoPE has one per
+    pair. Content affects only magnitudes, and position only angles. ``pope.text`` has the base of language models.
 
-    A pretrained model starts as another one: no setting makes it the identity, because of the softplus.
+    Pretrained models change: no setting makes it the identity, because of the softplus.
 
     Args:
         dim: width of the tokens; its channels per head are d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        base: ratio of the first frequency of an axis to the one after its last; the first is 1 per unit of the
+        base: ratio of the first to the (C + 1)-th frequency of an axis; the first is 1 per unit of the
             spacing.
-        rotated: share r / d of the channels of a head, the first r, that become magnitudes; the others pass unchanged.
-        split: channels for each axis, first axis first, r in all; equal parts, as nearly as they go, by default. The
+        rotated: fraction r / d of the channels of a head, the first r, that become magnitudes; others are unchanged.
+        split: channels per axis, first axis first, r in total; by default divided as evenly as possible. The
             last axis (x) has the first channels.
-        init: where the biases start: 'zeros', or 'uniform' in -2 pi to 0. A bias that has risen above 0 learns no
-            longer.
-        layout: whether the cosines of all channels come before the sines ('half') or each channel has both side
-            by side ('interleaved'); scores do not differ.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        init: initial biases: 'zeros', or 'uniform' in -2 pi to 0. A bias that has risen above 0 has no gradient.
+        layout: whether the cosines of all channels precede the sines ('half') or alternate with them
+            ('interleaved'); scores do not differ.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
-    Shapes: pos (n, axes) -> tables (1 or b, h, n, r); queries and keys are d + r wide. Class and register tokens stand
-        at angle 0 with bias 0, and become magnitudes as well.
-    New resolution: coordinates go on.   Cost: h r parameters per layer; queries and keys of twice the width.
+    Shapes: pos (n, axes) -> tables (1 or b, h, n, r); queries and keys have d + r channels. Class and register tokens
+        are at angle 0 with bias 0, and become magnitudes too.
+    New resolution: coordinates are extrapolated.   Cost: h r parameters per layer; queries and keys of twice the width.
     Invariant to: translation in scores between patches (not of prefix tokens with patches).
-    Raises: ShapeError if `split` is for other axes than `pos` has; OptionError for options that do not fit together.
+    Raises: ShapeError if `split` is for other axes than `pos` has; OptionError for incompatible options.
     Differs from the reference: scores are scaled by d ** -0.5, not by the wider head; base 100 by default, for grids of
-        tens of patches; prefix tokens have no place; a bias of exactly 0 has a gradient, with every release of torch.
+        tens of patches; prefix tokens have no position; a bias of exactly 0 has a gradient in every version of torch.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -83,26 +82,26 @@ class Pope(Rotary):
         self.channels = round(width * self.rotated)
         if not self.channels or abs(self.channels - width * self.rotated) > 1e-6 * width:
             raise OptionError(
-                f"pope needs a whole number of channels, got rotated={self.rotated:g} of {width} per head; "
-                f"choose {max(self.channels, 1)}/{width}."
+                f"pope needs an integer number of channels, got rotated={self.rotated:g} of {width} per head. "
+                f"Use {max(self.channels, 1)}/{width}."
             )
         if self.split is not None and sum(self.split) != self.channels:
             raise OptionError(
-                f"split needs {self.channels} channels in all, got split={list(self.split)}; choose others, or rotated."
+                f"split needs {self.channels} channels in total, got split={list(self.split)}. Change split or rotated."
             )
-        given = {len(option) for option in (self.split, self.spacing) if option is not None}
-        if len(given) > 1:
+        axes = {len(option) for option in (self.split, self.spacing) if option is not None}
+        if len(axes) > 1:
             raise OptionError(
-                f"pope got split={self.split} and spacing={self.spacing}, which are for other numbers of axes; "
-                "give one number per axis in both."
+                f"split and spacing need the same number of axes, got split={self.split}, spacing={self.spacing}. "
+                "Pass one number per axis in both."
             )
-        self._accept(*(n for n in self.ndim if (n in given if given else n <= self.channels)))
+        self._accept(*(n for n in self.ndim if (n in axes if axes else n <= self.channels)))
         self.bias = nn.Parameter(torch.empty(self.num_heads, self.channels))
         self.reset_parameters()
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has biases of its own."""
+        """True: every layer has its own biases."""
         return True
 
     def reset_parameters(self) -> None:
@@ -121,13 +120,13 @@ class Pope(Rotary):
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, (2, b or 1, h, n, r) each: of queries and of keys."""
-        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
         counts = self.split or even_counts(self.channels, pos.axes)
-        angle = spread_angles(placed, counts, self.base)
+        angle = spread_angles(spaced, counts, self.base)
         bias = at_least_float32(self.bias)[:, None]
-        # not clamp: it has no gradient at its ends, and 0, where the biases start, is one
+        # not clamp, which has no gradient at its bounds: biases start at the bound 0
         bias = bias.masked_fill(bias > 0, 0.0).masked_fill(bias < -2 * math.pi, -2 * math.pi)
-        # tokens without a place are at angle 0 as keys too, so that they meet each other by magnitudes alone
+        # tokens without a position have angle 0 as keys too, so that their scores depend on magnitudes only
         spatial = pos.spatial[:, None, :, None]
         keys = (angle + bias) * spatial
         angles = torch.stack([(angle * spatial).expand_as(keys), keys])

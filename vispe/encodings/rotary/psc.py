@@ -1,4 +1,4 @@
-"""PSC: channels of queries and keys are weighed by what they hold, before any rotation (Phase Shift Calibration)."""
+"""Phase Shift Calibration: content-dependent scaling of query and key channels before any rotation."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from vispe.options import Whole
 
 @register
 class Psc(Rotary):
-    """Channels of queries and keys are weighed by what they hold, so that a rotation that follows need not change.
+    """Scales channels of queries and keys by their content, so that the rotation that follows can remain frozen.
 
-    q_i -> q_i (1 + tanh(silu(q_i U_h) V_h) / 2), keys likewise with their own U and V          arXiv 2505.12423
+    q_i -> q_i (1 + tanh(silu(q_i U_h) V_h) / 2), keys likewise with separate U and V          arXiv 2505.12423
 
-    It knows no positions: it is an adapter for models whose rotation is frozen, at a resolution that they were not
-    trained at. ``psc+rope_axial`` puts it before the rotation. It is the identity at the start, where U is 0.
+    It does not use positions: it adapts models with a frozen rotation to a resolution that they were not
+    trained at. ``psc+rope_axial`` applies it before the rotation. It is initially the identity, with U = 0.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
 
-    Shapes: queries and keys (b, h, n, d_h) stay as wide as they are; class and register tokens are calibrated like
-        patches, since it does not ask where they are.
+    Shapes: queries and keys (b, h, n, d_h) keep their width; class and register tokens are calibrated like
+        patches, since positions are not used.
     New resolution: nothing depends on it.   Cost: 4 h d_h^2 parameters per layer; as many products per token.
-    Invariant to: everything that moves patches without changing them.
-    Raises: OptionError if dim is no multiple of num_heads.
-    Differs from the reference: all weights of a head are drawn by the width of one head, V from +-1 / sqrt(d_h). V has
-        no gradient until U has left 0, as there.
+    Invariant to: all changes of positions.
+    Raises: OptionError if dim is not a multiple of num_heads.
+    Differs from the reference: weights are drawn according to d_h, V from +-1 / sqrt(d_h). V has
+        no gradient until U differs from 0, as in the reference.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -66,11 +66,11 @@ class Psc(Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has matrices of its own."""
+        """True: every layer has its own matrices."""
         return True
 
     def reset_parameters(self) -> None:
-        """Set U to 0 and draw V, the identity."""
+        """Set U to 0 and draw V: the identity."""
         for name, matrix in self.named_parameters():
             bound = 1 / math.sqrt(matrix.shape[-1])
             nn.init.zeros_(matrix) if name.endswith("up") else nn.init.uniform_(matrix, -bound, bound)

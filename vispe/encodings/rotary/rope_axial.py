@@ -1,4 +1,4 @@
-"""Axial RoPE: each half of the channels turns with one coordinate (arXiv 2403.13298; RoPE: arXiv 2104.09864)."""
+"""Axial RoPE: each part of the channels is rotated by one coordinate (arXiv 2403.13298; RoPE: arXiv 2104.09864)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from vispe.grid.frequencies import grid_frequencies, inverse_frequencies, likene
 from vispe.options import Chance, Limits, Number, Positive, Shape, Share
 
 Indexing = Literal["xy", "ij"]
-FEW = 4  # pairs of an axis: the cosines of fewer do not average out, whatever the base
+FEW = 4  # pairs of an axis: with fewer, cosines do not average out for any base
 
 
 @register
 class RopeAxial(RopeBase):
-    """Queries and keys turn with the coordinates of their patch, a part of the channels for each axis.
+    """Rotates queries and keys by the coordinates of their patch, with a part of the channels per axis.
 
-    Pair j of an axis with J pairs turns by coordinate * temperature^(-j / J)          arXiv 2403.13298
+    Pair j of an axis with J pairs rotates by coordinate * temperature^(-j / J)          arXiv 2403.13298
 
     Bare ``rope_axial``, also called ``rope_axial.ropevit``, has the settings of the released rope-vit models;
     ``rope_axial.eva`` has those of EVA-02 and ``rope_axial.pe`` those of the Perception Encoder. On three axes
-    it is the axial RoPE of volumes and video tubelets, with `spacing` for voxels that are no cubes.
-    ``rope_axial.p_rope`` lets only the fast pairs of each axis turn (arXiv 2410.06205), so that the others carry
-    content whatever the distance; on one axis it is p-RoPE itself. ``rope_axial.flux`` has the rotation of Flux
-    and Meissonic (arXiv 2410.08261), with (16, 56, 56) of 128 channels for (time, y, x): those of time do not turn in
-    a picture. Text in front stands in its corner there, where patch (0, 0) is: that is the identity, as here.
+    it is the axial RoPE of volumes and video tubelets, with `spacing` for anisotropic voxels.
+    ``rope_axial.p_rope`` rotates only the fast pairs of each axis (arXiv 2410.06205), so that the others carry
+    content independent of distance; on one axis it is p-RoPE itself. ``rope_axial.flux`` has the rotation of Flux
+    and Meissonic (arXiv 2410.08261), with (16, 56, 56) of 128 channels for (time, y, x): those of time are not rotated
+    in an image. Text before it is at the corner, at patch (0, 0): this is the identity, as here.
 
     Args:
         dim: width of the tokens, d.
@@ -46,41 +46,41 @@ class RopeAxial(RopeBase):
         depth: blocks of the model, for `per_block`.
         temperature: ratio of the longest to the shortest wavelength; the shortest is 2 pi units of the spacing. 100 is
             enough for a side of 24 patches with heads of 64 channels, 318 for one of 64
-            (`vispe.grid.frequencies.min_base`); hosts say so where it is too small.
+            (`vispe.grid.frequencies.min_base`); hosts warn if it is too small.
         indexing: 'xy' gives the first channels to the last axis (x, then y), 'ij' to the first axis.
         layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
             works only with its own.
-        offset: added to the patch numbers. Scores of class tokens with patches feel it.
-        rotated: share of the channels of a head that turn; the others carry content only.
-        split: pairs of channels for each axis, first axis first; equal parts by default, and what three axes leave
-            over does not turn.
-        turning: share p of the pairs of each axis that turn, the fastest, rounded down (p-RoPE). Their frequencies
-            stay, where `rotated` spreads all frequencies over fewer channels.
-        still: share of the pairs, the first ones, that belong to no axis and do not turn.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
-        schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
+        offset: added to the patch indices. It affects scores between class tokens and patches.
+        rotated: fraction of the head channels that are rotated; the others carry content only.
+        split: pairs of channels per axis, first axis first; equal parts by default; with three axes, remaining pairs
+            are not rotated.
+        turning: fraction p of the pairs of each axis that are rotated, the fastest, rounded down (p-RoPE). Their
+            frequencies are unchanged, while `rotated` spreads all frequencies over fewer channels.
+        still: fraction of the pairs, the first ones, that belong to no axis and are not rotated.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
+        schedule: behaviour at other resolutions, per axis: 'none' extrapolates patch indices, 'rescale'
             maps them onto the training grid, 'pi' does so for larger grids only, 'ntk' stretches slow pairs more than
-            fast ones, 'yarn' stretches only pairs of less than one turn in the training grid.
+            fast ones, 'yarn' stretches only pairs with less than one period in the training grid.
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
-            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
+            so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
         shift_coords: in training, adds uniform [-s, s] patches per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
-        per_block: fresh draws for every block instead of one draw per forward.
+        per_block: separate draws for every block instead of one draw per forward.
 
-    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned.
+    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not rotated.
     New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h) per forward, 3 flops
         per channel of q and k.
-    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept
-        (logit_scale=none); a quarter turn of the grid exchanges the channel groups of the axes.
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved
+        (logit_scale=none); a rotation of the grid by 90 degrees exchanges the channel groups of the axes.
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
-        OptionError for options that do not fit together.
-    Differs from the reference: tables are made from the coordinates of each grid; rope-vit reuses them whenever
-        the number of tokens agrees, so that 14 x 14 tables serve 7 x 28 patches. p-RoPE is defined on one axis;
-        here its rule holds for the pairs of each.
+        OptionError for incompatible options.
+    Differs from the reference: tables are computed from the coordinates of each grid; rope-vit reuses them whenever
+        the number of tokens agrees, so that 14 x 14 tables are used for 7 x 28 patches. p-RoPE is defined on one axis;
+        here its rule is applied per axis.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -118,16 +118,16 @@ class RopeAxial(RopeBase):
 
     @property
     def _whole(self) -> int:
-        return 4 if self.split is None else 2  # two axes get as many pairs each unless the user says
+        return 4 if self.split is None else 2  # equal numbers of pairs for two axes, unless split is set
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
         """Return radians per unit of the coordinates, per axis (b or 1, pairs of the axis) float64."""
         counts = pair_counts(self.name, self.split, self.pairs - self._still, pos.axes)
         exact = exact_device(pos.coords)
         plain = [inverse_frequencies(2 * n, self.temperature, torch.float64) for n in counts]
-        own = [(f if self.turning == 1 else p_rope(f, self.turning))[None].to(exact) for f in plain]
+        frequencies = [(f if self.turning == 1 else p_rope(f, self.turning))[None].to(exact) for f in plain]
         if self.schedule == "none":
-            return own
+            return frequencies
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
         cell = pos.cell.to(exact, torch.float64)
         return [
@@ -138,17 +138,17 @@ class RopeAxial(RopeBase):
                 trained[i] * cell[:, i],
                 cell=cell[:, i],
             )
-            for i, freqs in enumerate(own)
+            for i, freqs in enumerate(frequencies)
         ]
 
     def too_small(self, grid: Grid) -> TooSmall | None:
-        """Return the base that the longest side needs; None where it has that. Axes of few pairs are left out."""
-        with torch.device("cpu"):  # models may be built without memory
+        """Return a diagnostic if the base is too small for a side, else None. Axes with few pairs are ignored."""
+        with torch.device("cpu"):  # models may be built on the meta device
             pos = grid.positions()
             pos = pos if self.spacing is None else pos.spaced(self.spacing)
             sides = zip(grid.shape, self.frequencies(pos), pos.cell[0].tolist(), strict=True)
-            found = [self._side_too_small(*side) for side in sides]
-        return max((one for one in found if one), key=lambda one: one.needed, default=None)
+            diagnostics = [self._side_too_small(*side) for side in sides]
+        return max((one for one in diagnostics if one), key=lambda one: one.needed, default=None)
 
     def _side_too_small(self, side: int, freqs: Tensor, cell: float) -> TooSmall | None:
         pairs = freqs.shape[-1]

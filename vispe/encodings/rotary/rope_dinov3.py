@@ -1,4 +1,4 @@
-"""The RoPE of DINOv3: angles of coordinates that span -1 to 1 on every grid (arXiv 2508.10104)."""
+"""RoPE of DINOv3: coordinates from -1 to 1 on every grid (arXiv 2508.10104)."""
 
 from __future__ import annotations
 
@@ -27,51 +27,51 @@ NormalizeCoords = Literal["separate", "max", "min"]
 
 @register
 class RopeDinov3(RopeBase):
-    """Queries and keys turn with the place of their patch in the picture, a part of the channels for each axis.
+    """Rotates queries and keys by patch positions relative to the image, with the channels divided among the axes.
 
-    c = 2 (i + 1/2) / size - 1; pair k of an axis with K pairs turns by 2 pi c / temperature^(k / K)   DINOv3 code
+    c = 2 (i + 1/2) / size - 1; pair k of an axis with K pairs rotates by 2 pi c / temperature^(k / K)   DINOv3 code
 
-    ``rope_dinov3.released`` adds what the released models were trained with: sizes rescaled by up to 2.
+    ``rope_dinov3.released`` adds the training augmentation of the released models: sizes rescaled by up to 2.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         depth: blocks of the model, for `per_block`.
-        temperature: ratio of the longest to the shortest period; the shortest is half a picture.
-        min_period: shortest period, in half pictures; with `max_period` in place of `temperature`.
-        max_period: longest period; periods are spaced evenly in the logarithm, both ends included.
-        normalize_coords: size that divides the coordinates: 'separate' that of each axis (a patch step then turns
-            by other angles along a short side), 'max' or 'min' the largest or smallest of all.
+        temperature: ratio of the longest to the shortest period; the shortest is half an image.
+        min_period: shortest period, in half images; with `max_period` instead of `temperature`.
+        max_period: longest period; periods are spaced geometrically, both ends included.
+        normalize_coords: size that divides the coordinates: 'separate' that of each axis (a patch step then rotates
+            by different angles along a short side), 'max' or 'min' the largest or smallest of all.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1. A checkpoint
             works only with its own.
-        rotated: share of the channels of a head that turn; the others carry content only.
-        split: pairs of channels for each axis, first axis first; equal parts by default, and what three axes leave
-            over does not turn.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`; with 'max' and 'min'
-            sizes are lengths, so that voxels that are no cubes keep their proportions.
-        schedule: what happens at another resolution: 'rescale' is DINOv3's own, every grid spans -1 to 1; 'none'
+        rotated: fraction of the head channels that are rotated; the others carry content only.
+        split: pairs of channels per axis, first axis first; equal parts by default; with three axes, remaining pairs
+            are not rotated.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`; with 'max' and 'min'
+            sizes are lengths, so that anisotropic voxels keep their proportions.
+        schedule: behaviour at other resolutions: 'rescale' is that of DINOv3: every grid spans -1 to 1; 'none'
             keeps the step of the training grid, 'pi' keeps it in smaller grids only, 'ntk' and 'yarn' keep it for fast
             pairs and stretch slow ones.
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
-            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
-        shift_coords: in training, adds uniform [-s, s] half pictures per axis.
+            so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
+        shift_coords: in training, adds uniform [-s, s] half images per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
-        per_block: fresh draws for every block, as the authors' training does, instead of one draw per forward.
+        per_block: separate draws for every block, as the authors' training does, instead of one draw per forward.
 
-    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned.
+    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not rotated.
     New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h) per forward, 3 flops
         per channel of q and k.
     Invariant to: translation in scores between patches of one grid (not of prefix tokens with patches); scaling
-        of picture and spacing together; norms are kept (logit_scale=none).
+        of image and spacing together; norms are preserved (logit_scale=none).
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
-        OptionError for options that do not fit together.
+        OptionError for incompatible options.
     Differs from the reference: one draw per forward unless `per_block`; periods are float64 and tables float32,
-        where the released models keep periods rounded to bfloat16 (their `rope_embed.periods` are checked, then
+        while the released models store periods rounded to bfloat16 (their `rope_embed.periods` are checked, then
         dropped on loading).
 
     Example:
@@ -102,7 +102,8 @@ class RopeDinov3(RopeBase):
         low, high = self.min_period, self.max_period
         if (low is None) != (high is None):
             raise OptionError(
-                f"min_period and max_period go together, got min_period={low}, max_period={high}."
+                f"min_period and max_period must be set together, got min_period={low}, max_period={high}. Set both "
+                f"or neither."
             )
         if low is not None and high is not None and low > high:
             raise OptionError(f"rope_dinov3 needs 0 < min_period <= max_period, got {low:g} and {high:g}.")
@@ -112,20 +113,20 @@ class RopeDinov3(RopeBase):
     def _own_schedule(self) -> Schedule:
         return "rescale"
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Drop the periods that released checkpoints save, once they agree with ours to bfloat16."""
-        for name in (f"{beside}rope_embed.periods", f"{beside}rope.periods"):
+        for name in (f"{parent_prefix}rope_embed.periods", f"{parent_prefix}rope.periods"):
             if name in state_dict:
                 saved, ours = state_dict[name].double().cpu(), self.periods(len(state_dict[name]))
                 if not torch.allclose(saved, ours, rtol=2**-7):
                     raise OptionError(
                         f"{name} has periods {saved.min():.4g} to {saved.max():.4g} but temperature={self.temperature} "
-                        f"gives {ours.min():.4g} to {ours.max():.4g}; say min_period and max_period."
+                        f"gives {ours.min():.4g} to {ours.max():.4g}. Use min_period and max_period."
                     )
                 del state_dict[name]
 
     def periods(self, count: int | None = None) -> Tensor:
-        """Return the periods of an axis with `count` pairs (a half of all by default), in half pictures, float64."""
+        """Return the periods of an axis with `count` pairs (a half of all by default), in half images, float64."""
         count = self.pairs // 2 if count is None else count
         if self.min_period is None or self.max_period is None:
             return 1 / inverse_frequencies(2 * count, self.temperature, torch.float64)

@@ -1,4 +1,4 @@
-"""RoPE with a fixed direction for each pair of channels, evenly spread ones or any (RoPE: arXiv 2104.09864)."""
+"""RoPE with a fixed direction per pair of channels, evenly spread or custom (RoPE: arXiv 2104.09864)."""
 
 from __future__ import annotations
 
@@ -21,22 +21,20 @@ Directions = Literal["golden", "spiral"]
 NormalizeCoords = Literal["separate", "max", "min", "none"]
 Frequencies = tuple[tuple[Number, ...], ...]
 GOLDEN = (1 + math.sqrt(5)) / 2
-PLASTIC = (
-    1.324717957244746  # the root of x^3 = x + 1, which does in the plane what the golden ratio does on a line
-)
+PLASTIC = 1.324717957244746  # root of x^3 = x + 1, the two-dimensional analogue of the golden ratio
 GROUPS = 4
 
 
 @register
 class RopeField(RopeBase):
-    """Queries and keys turn with the coordinates of their patch, each pair of channels along a direction of its own.
+    """Rotates queries and keys by the coordinates of their patch, each pair of channels along a separate direction.
 
-    Pair f turns by omega_f . p          omega_f = size_f (cos a_f, sin a_f) on two axes, (x, y)
+    Pair f rotates by omega_f . p          omega_f = size_f (cos a_f, sin a_f) on two axes, (x, y)
 
     Bare ``rope_field``, also called ``rope_field.golden_gate``, is Golden Gate RoPE: a_f = pi f / phi with the golden
-    ratio phi, so that directions of pairs of about one size are spread evenly. ``rope_field.spiral`` is Spiral RoPE:
-    groups of pairs, a_g = pi g / groups, each with all sizes; two groups are axial RoPE. All are nearly isotropic with
-    no weights, where `rope_mixed` learns its directions.
+    ratio phi, so that directions of pairs of similar magnitude are spread evenly. ``rope_field.spiral`` is Spiral RoPE:
+    groups of pairs, a_g = pi g / groups, each with all magnitudes; two groups are axial RoPE. All are nearly isotropic
+    without parameters, while `rope_mixed` learns its directions.
 
     Args:
         dim: width of the tokens, d.
@@ -47,45 +45,45 @@ class RopeField(RopeBase):
             they are all the same.
         groups: groups of directions='spiral', 4 by default.
         min_freq: radians of the slowest pair per unit of the coordinates.
-        max_freq: radians of the fastest pair. Sizes are spaced evenly in the logarithm: with 'golden' from slow to
+        max_freq: radians of the fastest pair. Magnitudes are spaced geometrically: with 'golden' from slow to
             fast, both ends included; with 'spiral' in each group from fast to slow, without the lower end, as in
             `rope_axial`.
-        still: share of the pairs, the first ones (of each group), that do not turn, rounded.
-        frequencies: omega of every pair as lists, radians per unit along each axis of the grid, first axis first; in
-            place of the options above.
-        normalize_coords: unit of the coordinates: half the way from the first to the last patch, which then are at -1
-            and 1, of each axis ('separate'), of the longest ('max') or shortest one ('min'); or 'none', the unit of the
+        still: fraction of the pairs, the first ones (of each group), that are not rotated, rounded.
+        frequencies: omega of every pair as lists, radians per unit along each axis of the grid, first axis first;
+            instead of the options above.
+        normalize_coords: unit of the coordinates: half the distance from the first to the last patch, which are then at
+            -1 and 1, per axis ('separate'), of the longest ('max') or shortest axis ('min'); or 'none', the unit of the
             spacing.
         layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
             works only with its own.
-        rotated: share of the channels of a head that turn; the others carry content only.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
-        schedule: what happens at another resolution, per axis: 'rescale' maps the grid onto the training grid, which
-            normalised coordinates do by themselves, 'none' keeps the turn of a patch step, 'pi' keeps it in smaller
-            grids only, 'yarn' keeps it for fast pairs and stretches slow ones. ('ntk' is for frequencies in order.)
+        rotated: fraction of the head channels that are rotated; the others carry content only.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
+        schedule: behaviour at other resolutions, per axis: 'rescale' maps the grid onto the training grid, as
+            normalised coordinates do, 'none' keeps the angle of a patch step, 'pi' keeps it in smaller
+            grids only, 'yarn' keeps it for fast pairs and stretches slow ones. ('ntk' needs ordered frequencies.)
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
-            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
+            so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
         shift_coords: in training, adds uniform [-s, s] per axis, patches with normalize_coords='none', else units.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
-        per_block: fresh draws for every block instead of one draw per forward.
+        per_block: separate draws for every block instead of one draw per forward.
 
-    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not turned, which is
+    Shapes: pos.coords (1 or b, n, a) -> tables (1 or b, 1, n, pairs) float32; prefix tokens are not rotated, which is
         the centre of normalised coordinates.
     New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h a) per forward, 3 flops
         per channel of q and k.
-    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved
         (logit_scale=none); with 'spiral', an even number of groups of equal size and one unit for both axes, a quarter
         turn exchanges the groups.
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
-        OptionError for options that do not fit together.
+        OptionError for incompatible options.
     Differs from the reference: the sources have two axes; directions on three are ours (the additive recurrence of the
         plastic ratio for 'golden', a Fibonacci lattice for 'spiral'). On a grid that is not square 'separate' stretches
-        one axis as Golden Gate RoPE does; 'max' keeps the picture's proportions. The paper of Spiral RoPE was read in
-        its abstract alone: groups of equal spectra are ours.
+        one axis as Golden Gate RoPE does; 'max' keeps the image's proportions. Of the paper of Spiral RoPE, only the
+        abstract was available: groups of equal spectra are ours.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -123,37 +121,37 @@ class RopeField(RopeBase):
         super().__post_init__()
         if self.schedule == "ntk":
             raise OptionError(
-                "schedule='ntk' needs frequencies in order, but those of rope_field have directions; choose 'yarn'."
+                "schedule='ntk' needs frequencies in order, but those of rope_field have directions. Choose 'yarn'."
             )
         if self.min_freq > self.max_freq:
             raise OptionError(
-                f"rope_field needs min_freq <= max_freq, got {self.min_freq:g} and {self.max_freq:g}."
+                f"rope_field needs min_freq <= max_freq, got {self.min_freq:g} and {self.max_freq:g}. Swap them."
             )
         if self.groups is not None and self.directions != "spiral":
             raise OptionError(
-                f"groups={self.groups} has no effect with directions={self.directions!r}; say directions='spiral'."
+                f"groups={self.groups} has no effect with directions={self.directions!r}. Use directions='spiral'."
             )
         if self.directions == "spiral" and self.frequencies is None and self.pairs < (self.groups or GROUPS):
             raise OptionError(
                 f"rope_field needs a pair of channels for each of {self.groups or GROUPS} groups, got {self.pairs} "
-                "pairs; say fewer groups."
+                "pairs. Use fewer groups."
             )
-        self._check_given()
+        self._check_frequencies()
 
-    def _check_given(self) -> None:
-        """Check frequencies that are given, and that nothing else says them."""
-        given = self.frequencies
-        if given is None:
+    def _check_frequencies(self) -> None:
+        """Check custom frequencies, and that no other option sets them."""
+        frequencies = self.frequencies
+        if frequencies is None:
             return
         names = ("directions", "groups", "min_freq", "max_freq", "still")
         changed = [n for n in names if getattr(self, n) != getattr(type(self), n)]
         if changed:
-            raise OptionError(f"{', '.join(changed)} has no effect beside frequencies; leave it out.")
-        axes = {len(omega) for omega in given}
-        if len(given) != self.pairs or len(axes) != 1 or not axes <= {1, 2, 3}:
+            raise OptionError(f"{', '.join(changed)} has no effect with frequencies. Omit it.")
+        axes = {len(omega) for omega in frequencies}
+        if len(frequencies) != self.pairs or len(axes) != 1 or not axes <= {1, 2, 3}:
             raise OptionError(
                 f"frequencies needs a list of 1 to 3 numbers, one for each axis, for each of {self.pairs} pairs, got "
-                f"{len(given)} lists of {' or '.join(map(str, sorted(axes)))} numbers."
+                f"{len(frequencies)} lists of {' or '.join(map(str, sorted(axes)))} numbers."
             )
         self._accept(*axes)
 
@@ -175,7 +173,7 @@ class RopeField(RopeBase):
             way = torch.linspace(0, 1, self.pairs - still, dtype=torch.float64)
             sizes = F.pad(low * (high / low) ** way, (still, 0))
             return sizes[:, None] * _golden(self.pairs, axes)
-        # each group has all sizes, as each axis of axial RoPE has
+        # each group has all magnitudes, as each axis of axial RoPE
         groups = self.groups or GROUPS
         parts: list[Tensor] = []
         for group in torch.arange(self.pairs).tensor_split(groups):
@@ -186,12 +184,12 @@ class RopeField(RopeBase):
         return torch.cat(parts)[:, None] * _spread(groups, axes).repeat_interleave(counts, 0)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
-        # coordinates: half the way from the first to the last patch is their unit, its middle their zero
-        coords, whole = pos.coords, self.normalize_coords == "none"
-        if not whole:
+        # unit: half the distance from the first to the last patch; origin: the centre
+        coords, unnormalized = pos.coords, self.normalize_coords == "none"
+        if not unnormalized:
             coords = coords / self._unit(pos.extent, pos.cell)[:, None] - 1
         if "rope" in pos.attrs:
-            coords = pos.attrs["rope"].apply(coords, pos.cell if whole else None, layer)
+            coords = pos.attrs["rope"].apply(coords, pos.cell if unnormalized else None, layer)
         # elementwise products: autocast would round a matrix product
         angle = coords.new_zeros(())
         for axis, freqs in enumerate(self._scheduled(pos)):
@@ -201,10 +199,10 @@ class RopeField(RopeBase):
     def _scheduled(self, pos: Positions) -> list[Tensor]:
         """Return radians per unit of the coordinates for each axis, (b or 1, pairs) float64."""
         exact = exact_device(pos.coords)
-        own = [f[None] for f in self.field(pos.axes).to(exact).unbind(1)]
+        unscheduled = [f[None] for f in self.field(pos.axes).to(exact).unbind(1)]
         if self.schedule == self._own_schedule:
-            return own
-        # by way of lengths, which both grids have in common
+            return unscheduled
+        # convert via lengths, which both grids share
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
         cell = pos.cell.to(exact, torch.float64)
         unit, before, scale = torch.ones_like(cell), torch.ones_like(cell), now / trained
@@ -217,20 +215,20 @@ class RopeField(RopeBase):
                 f / before[:, i, None], self.schedule, scale[:, i], length[:, i], cell=cell[:, i]
             )
             * unit[:, i, None]
-            for i, f in enumerate(own)
+            for i, f in enumerate(unscheduled)
         ]
 
     def _unit(self, extent: Tensor, cell: Tensor) -> Tensor:
-        """Return half the way from the first to the last patch along each axis, (b or 1, a)."""
+        """Return half the distance from the first to the last patch along each axis, (b or 1, a)."""
         size = (extent - cell) / 2
         if self.normalize_coords != "separate":
             one = size.amax(-1, True) if self.normalize_coords == "max" else size.amin(-1, True)
             size = one.expand_as(size)
-        return torch.where(size > 0, size, cell)  # of a single patch there is no way
+        return torch.where(size > 0, size, cell)  # a single patch has no extent
 
 
 def _golden(count: int, axes: int) -> Tensor:
-    """Return directions (count, axes) float64 of which any that follow each other are spread evenly."""
+    """Return directions (count, axes) float64 of which any consecutive ones are spread evenly."""
     f = torch.arange(count, dtype=torch.float64)
     if axes < 3:
         return _circle(math.pi * f / GOLDEN, axes)
@@ -238,7 +236,7 @@ def _golden(count: int, axes: int) -> Tensor:
 
 
 def _spread(count: int, axes: int) -> Tensor:
-    """Return directions (count, axes) float64 that are spread evenly, opposite ones taken as one."""
+    """Return directions (count, axes) float64 that are spread evenly, identifying opposite ones."""
     g = torch.arange(count, dtype=torch.float64)
     if axes < 3:
         return _circle(math.pi * g / count, axes)
@@ -246,11 +244,11 @@ def _spread(count: int, axes: int) -> Tensor:
 
 
 def _circle(angle: Tensor, axes: int) -> Tensor:
-    """Return directions (y, x); on one axis there is but one."""
+    """Return directions (y, x); on one axis, all are equal."""
     return torch.stack([angle.sin(), angle.cos()], -1) if axes == 2 else torch.ones_like(angle)[:, None]
 
 
 def _sphere(height: Tensor, angle: Tensor) -> Tensor:
-    """Return directions (z, y, x) with a height from 0 to 1, over which the half sphere is of even area."""
+    """Return directions (z, y, x) with uniform heights from 0 to 1, which cover the half sphere uniformly."""
     radius = (1 - height.square()).sqrt()
     return torch.stack([height, radius * angle.sin(), radius * angle.cos()], -1)

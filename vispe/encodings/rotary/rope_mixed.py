@@ -39,8 +39,8 @@ class RopeMixed(RopeBase):
         trainable: whether the frequencies learn; they are saved either way.
         layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
             works only with its own.
-        rotated: share of the channels of a head that turn; the others carry content only.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        rotated: fraction of the head channels that are rotated; the others carry content only.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
             maps them onto the training grid, 'pi' does so for larger grids only, 'yarn' stretches only pairs of less
             than one turn in the training grid. ('ntk' is for frequencies in order.)
@@ -48,20 +48,20 @@ class RopeMixed(RopeBase):
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
-            so that it starts neutral; arXiv 2501.19399 has s_h ln n).
+            so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
         shift_coords: in training, adds uniform [-s, s] patches per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
-        per_block: fresh draws for every block instead of one draw per forward.
+        per_block: separate draws for every block instead of one draw per forward.
 
-    Shapes: pos.coords (1 or b, n, axes) -> tables (1 or b, h, n, pairs) float32; prefix tokens are not turned.
+    Shapes: pos.coords (1 or b, n, axes) -> tables (1 or b, h, n, pairs) float32; prefix tokens are not rotated.
     New resolution: see `schedule`.   Cost: axes * d / 2 parameters per block, O(n d) per block.
-    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved
         (logit_scale=none).
     Raises: ShapeError if `pos` has other axes, or the training grid is needed and unknown; OptionError for
         options that do not fit together.
     Differs from the reference: one parameter per block (`freqs` of the released models, one for all blocks, is
-        split on loading); tables are made for each grid (rope-vit reuses them whenever the number of tokens
+        split on loading); tables are computed for each grid (rope-vit reuses them whenever the number of tokens
         agrees); angles are float32 also under autocast.
 
     Example:
@@ -89,7 +89,7 @@ class RopeMixed(RopeBase):
         super().__post_init__()
         if self.schedule == "ntk":
             raise OptionError(
-                "schedule='ntk' needs frequencies in order, but those of rope_mixed are learned; choose 'yarn'."
+                "schedule='ntk' needs frequencies in order, but those of rope_mixed are learned. Choose 'yarn'."
             )
         if self.pairs < self.axes:
             raise OptionError(
@@ -106,14 +106,16 @@ class RopeMixed(RopeBase):
         return True
 
     def reset_parameters(self) -> None:
-        """Draw a frame for every head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
+        """Draw a random frame per head; magnitudes are ``temperature ** (-j / J)`` along each of its axes."""
         super().reset_parameters()
         heads, like = self.num_heads, self.freqs
-        if self.axes == 2:  # in the order of timm and the reference, so that seeds agree
-            from timm.layers import pos_embed_sincos  # here: `import vispe` leaves timm alone
+        if (
+            self.axes == 2
+        ):  # same order of draws as timm and the reference, for equal results with equal seeds
+            from timm.layers import pos_embed_sincos  # local import: `import vispe` must not import timm
 
             draw = cast("Callable[..., Tensor]", pos_embed_sincos.init_random_2d_freqs)
-            made = draw(4 * (self.pairs // 2), 1, heads, self.temperature, self.rotate)[:, 0]
+            frequencies = draw(4 * (self.pairs // 2), 1, heads, self.temperature, self.rotate)[:, 0]
         else:
             frame = torch.eye(self.axes).expand(heads, -1, -1)
             if self.rotate:
@@ -121,19 +123,19 @@ class RopeMixed(RopeBase):
             counts = [len(part) for part in torch.arange(self.pairs).tensor_split(self.axes)]
             sizes = [inverse_frequencies(2 * n, self.temperature) for n in counts]
             parts = [frame[:, :, i, None] * size for i, size in enumerate(sizes)]  # (h, a, J)
-            made = torch.cat(parts, -1).transpose(0, 1)
+            frequencies = torch.cat(parts, -1).transpose(0, 1)
         with torch.no_grad():
-            like.copy_(made)
+            like.copy_(frequencies)
 
-    def adopt(self, state_dict: dict[str, Any], beside: str, own: str) -> None:
-        """Take this block's part of `freqs` (2, depth, h * pairs) of rope-vit or `rope.freqs` of timm.
+    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+        """Split `freqs` (2, depth, h * pairs) of rope-vit, or `rope.freqs` of timm, into the parameter of this block.
 
-        The last block removes them, together with the coordinates that rope-vit saves.
+        The last block removes them, and the coordinates that rope-vit stores.
         """
-        place = re.fullmatch(r"(.*?)blocks\.(\d+)\.(?:attn\.)?", beside)
-        if place is None:
+        match = re.fullmatch(r"(.*?)blocks\.(\d+)\.(?:attn\.)?", parent_prefix)
+        if match is None:
             return
-        root, block = place[1], int(place[2])
+        root, block = match[1], int(match[2])
         for name in (f"{root}freqs", f"{root}rope.freqs"):
             if name not in state_dict:
                 continue
@@ -142,9 +144,9 @@ class RopeMixed(RopeBase):
             if saved.shape[0] != self.axes or saved[:, 0].numel() != self.freqs.numel() or block >= depth:
                 raise ShapeError(
                     f"{name} has shape {tuple(saved.shape)}, but block {block} needs "
-                    f"({self.axes}, above {block}, {self.num_heads} * {self.pairs}); build the model of the checkpoint."
+                    f"({self.axes}, above {block}, {self.num_heads} * {self.pairs}). Build the model of the checkpoint."
                 )
-            state_dict[f"{own}freqs"] = saved[:, block].reshape(self.freqs.shape)
+            state_dict[f"{prefix}freqs"] = saved[:, block].reshape(self.freqs.shape)
             if block == depth - 1:
                 for done in (name, f"{root}freqs_t_x", f"{root}freqs_t_y"):
                     state_dict.pop(done, None)
@@ -153,7 +155,7 @@ class RopeMixed(RopeBase):
         coords = pos.coords
         if "rope" in pos.attrs:
             coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
-        freqs = at_least_float32(self.freqs).flip(0)  # axes as those of the positions
+        freqs = at_least_float32(self.freqs).flip(0)  # axes in the order of the positions
         scaled = [freqs[i][None] for i in range(self.axes)]  # (1, h, pairs) each
         if self.schedule != "none":
             now, trained = self._sizes(pos)
@@ -176,6 +178,6 @@ class RopeMixed(RopeBase):
 
 def _frames(heads: int, axes: int) -> Tensor:
     """Return random orthonormal frames (h, axes, axes), evenly distributed."""
-    made = torch.randn(heads, axes, axes)
-    frame, upper = cast("tuple[Tensor, Tensor]", torch.linalg.qr(made))  # pyright: ignore[reportUnknownMemberType]
+    frequencies = torch.randn(heads, axes, axes)
+    frame, upper = cast("tuple[Tensor, Tensor]", torch.linalg.qr(frequencies))  # pyright: ignore[reportUnknownMemberType]
     return frame * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]

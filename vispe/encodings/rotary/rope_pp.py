@@ -1,4 +1,4 @@
-"""RoPE++: heads that read the imaginary part of the complex product which RoPE takes the real part of."""
+"""RoPE++: heads that use the imaginary part of the complex product whose real part RoPE uses (arXiv 2512.07525)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Mode = Literal["imagh", "imago", "imag1", "none"]
 
 @register
 class RopePp(AxialRotary):
-    """Some heads score by the imaginary part of the product of turned queries and keys, which knows left from right.
+    """Some heads score by the imaginary part of the product of rotated queries and keys, which is odd in their offset.
 
     real: score = Re sum_c z_q conj(z_k), imaginary: score = Im sum_c z_q conj(z_k)          arXiv 2512.07525
 
-    with z_q, z_k the pairs of channels as complex numbers, turned as in RoPE, so that an imaginary head turns its
-    queries by 90 degrees less and its keys as ever. With equal queries and keys its score is odd in their offset.
-    ``rope_pp.text`` has the base of language models. Imaginary heads of a pretrained model start as other heads.
+    with z_q, z_k the pairs of channels as complex numbers, rotated as in RoPE; an imaginary head rotates its
+    queries by 90 degrees less and its keys as usual. With equal queries and keys its score is odd in their offset.
+    ``rope_pp.text`` has the base of language models. Imaginary heads of a pretrained model change.
 
-    With shared projections, EH and EC, RoPE++ makes a real and an imaginary head of each query: say twice the
-    heads with ``mode=imag1`` and give `vispe.attention` ``q.repeat_interleave(2, 1)`` with ``enable_gqa=True``.
+    With shared projections, EH and EC, RoPE++ computes a real and an imaginary head from each query: use twice the
+    heads with ``mode=imag1`` and pass ``q.repeat_interleave(2, 1)`` to `vispe.attention` with ``enable_gqa=True``.
 
     Args:
         dim: width of the tokens, d.
@@ -34,20 +34,20 @@ class RopePp(AxialRotary):
         head_dim: channels of a head, d_h; dim / num_heads by default.
         mode: which heads are imaginary: 'imagh' those after the first h / 2, 'imago' all, 'imag1' every second,
             'none' none: plain RoPE.
-        turned: which pairs an imaginary head turns by 90 degrees: 'all', or those of one 'axis', the heads
-            taking the axes in turn, the last (x) first: the others compare places along the other axes.
-        base: ratio of the first frequency of an axis to the one after its last; the first is 1 per unit of the
+        turned: pairs that an imaginary head rotates by 90 degrees: 'all', or those of one 'axis', with the axes
+            assigned to heads cyclically, the last (x) first: the others compare positions along the other axes.
+        base: ratio of the first to the (C + 1)-th frequency of an axis; the first is 1 per unit of the
             spacing.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> tables of queries (1 or b, h, n, pairs), of keys (1 or b, 1, n, pairs); prefix tokens are
-        not turned, in imaginary heads either.
-    New resolution: coordinates go on.   Cost: no parameters; as RoPE.
-    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are kept.
-    Raises: ShapeError if a head has fewer pairs than `pos` has axes; OptionError for options that do not fit together.
+        not rotated, also in imaginary heads.
+    New resolution: coordinates are extrapolated.   Cost: no parameters; as RoPE.
+    Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved.
+    Raises: ShapeError if a head has fewer pairs than `pos` has axes; OptionError for incompatible options.
     Differs from the reference: the reference has one axis and base 10000, and changes queries in place; axes and
-        `turned` are ours. Query heads that share projections are left to the caller.
+        `turned` are ours. Query heads with shared projections are up to the caller.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -86,13 +86,15 @@ class RopePp(AxialRotary):
         cos, sin = angle.cos(), angle.sin()
         if self.mode == "none":
             return PairRotation(cos, sin, self.layout)
-        # by 90 degrees less: exactly, not by the rounded number pi / 2
-        less = self._turned(pos.axes, angle.device) & pos.spatial[:, None, :, None]
+        # by 90 degrees less, exactly, without rounding of pi / 2
+        imaginary = self._imaginary_pairs(pos.axes, angle.device) & pos.spatial[:, None, :, None]
         keys = cos, sin
-        return PairRotation(torch.where(less, sin, cos), torch.where(less, -cos, sin), self.layout, keys=keys)
+        return PairRotation(
+            torch.where(imaginary, sin, cos), torch.where(imaginary, -cos, sin), self.layout, keys=keys
+        )
 
-    def _turned(self, axes: int, device: torch.device) -> Tensor:
-        """Return which pairs of which heads are turned, (1, h, 1, pairs)."""
+    def _imaginary_pairs(self, axes: int, device: torch.device) -> Tensor:
+        """Return the mask of pairs that are rotated by 90 degrees, (1, h, 1, pairs)."""
         counts = even_counts(self.pairs, axes)[::-1]
         axis = torch.tensor([a for a, n in enumerate(counts) for _ in range(n)], device=device)
         imaginary = torch.tensor(self.imaginary(), device=device)[:, None]

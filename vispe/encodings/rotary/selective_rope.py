@@ -1,4 +1,4 @@
-"""Selective RoPE: how far queries and keys turn is read from the tokens (arXiv 2511.17388)."""
+"""Selective RoPE: content-dependent rotation angles of queries and keys (arXiv 2511.17388)."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from vispe.options import Even, Positive, Whole
 
 @register
 class SelectiveRope(ContextRotary):
-    """Every token says how far it turns queries and keys: along a sequence, or beside the angles of a grid.
+    """Rotates queries and keys by content-dependent angles: summed along a sequence, or added to the angles of a grid.
 
     scan:  angle_t = temperature * sum over s <= t of phi_s, phi = filter(W x~)          arXiv 2511.17388
     field: angle = w . p + pi tanh(W x~)          on grids, ours
 
-    x~ are the tokens with the part of every head at length 1. The filter runs over the last `kernel_size` tokens. The
-    field moves the place of each token by what it holds, half a turn at most; it starts at 0: as RoPE.
+    x~ are the tokens, L2-normalised per head. The filter covers the last `kernel_size` tokens. The
+    field displaces the position of each token by its content, by at most pi; it starts at 0: as RoPE.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
         form: 'field' on 1 to 3 axes, or 'scan' along one, as the reference, where attention usually is causal.
-        projection: W: 'low' of rank `rank` from all channels, or 'full' from those of the head, of columns of length 1
+        projection: W: 'low' of rank `rank` from all channels, or 'full' from those of the head, with unit columns
             and a factor per head ('scan') or free ('field').
-        rank: of W with projection='low'.
+        rank: rank of W with projection='low'.
         filter: of a scan: 'learned' taps of the last `kernel_size` tokens, or the 'difference' of the last two.
-        kernel_size: of a scan with filter='learned': number of taps.
+        kernel_size: number of taps, for a scan with filter='learned'.
         gate: of a scan: whether sigmoid(V x~ + c) of each head multiplies phi.
-        drift: of a scan: whether exp(bias) is added to phi, 1 per token at the start: angles then grow as in RoPE.
+        drift: of a scan: whether exp(bias) is added to phi, initially 1 per token: angles then grow as in RoPE.
         eps: added to the squared length of x~.
-        base: ratio of the first frequency of an axis, or temperature, to the one after its last.
+        base: ratio of the first to the (C + 1)-th frequency of an axis, or temperature.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`; of a field.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`; of a field.
 
     Presets: ``selective_rope.scan`` is the scan with the base of the reference, 500000.
 
-    Shapes: pos (n, axes), x (b, n, d) -> tables (b, h, n, pairs); prefix tokens are not turned and no part of a scan.
-    New resolution: a field goes on as RoPE, a scan by its sums.   Cost: rank (d + h pairs) parameters per layer, with
-        projection='full' d pairs; as many products per token, and tables for every image.
-    Invariant to: translation in scores between patches, each with its content (a field); norms are kept.
+    Shapes: pos (n, axes), x (b, n, d) -> tables (b, h, n, pairs); prefix tokens are neither rotated nor part of a scan.
+    New resolution: a field is extrapolated as RoPE, a scan by its sums.   Cost: rank (d + h pairs) parameters per
+        layer, with projection='full' d pairs; as many products per token, and tables for every image.
+    Invariant to: translation in scores between patches, each with its content (a field); norms are preserved.
     Raises: ShapeError without the tokens x, or for a scan of other numbers of axes than 1 or of dropped tokens;
-        OptionError for options that do not fit together.
-    Differs from the reference: fields are ours; a norm of queries and keys comes before the rotation, there after it;
-        only its first rule for the temperature, with a highest one of 1.
+        OptionError for incompatible options.
+    Differs from the reference: fields are ours; norms of queries and keys are applied before the rotation, in the
+        reference after it; only its first rule for the temperature, with a highest one of 1.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -71,7 +71,9 @@ class SelectiveRope(ContextRotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"scan": {"form": "scan", "base": 500000.0}}
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
-    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"scan": ()}  # sums hold what stands before
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
+        "scan": ()
+    }  # sums depend on all previous tokens
 
     head_dim: Even | None = None
     projection: Literal["low", "full"] = "low"
@@ -87,10 +89,10 @@ class SelectiveRope(ContextRotary):
         heads, scan, full = self.num_heads, self.form == "scan", self.projection == "full"
         if not scan and (self.filter != "learned" or self.gate or self.drift):
             raise OptionError(
-                "filter, gate and drift are steps of form='scan'; leave them out, or choose it."
+                "filter, gate and drift have no effect with form='field'. Omit them, or use form='scan'."
             )
         if full and self.rank != 16:
-            raise OptionError(f"projection='full' has no rank, got rank={self.rank}; leave it out.")
+            raise OptionError(f"rank={self.rank} has no effect with projection='full'. Omit it.")
         self.down = None if full else PreciseLinear(self.dim, self.rank, bias=False)
         self.up = None if full else PreciseLinear(self.rank, heads * self.pairs, bias=False)
         self.weight = nn.Parameter(torch.empty(heads, self._token_part(), self.pairs)) if full else None
@@ -100,7 +102,7 @@ class SelectiveRope(ContextRotary):
         if not learned and self.kernel_size != 4:
             raise OptionError(
                 f"selective_rope: kernel_size needs form='scan' and filter='learned', got "
-                f"kernel_size={self.kernel_size}. Remove it, or choose them."
+                f"kernel_size={self.kernel_size}. Omit it, or use them."
             )
         self.taps = nn.Parameter(torch.empty(heads * self.pairs, self.kernel_size)) if learned else None
         self.drift_log = nn.Parameter(torch.empty(heads, self.pairs)) if self.drift else None
@@ -108,11 +110,11 @@ class SelectiveRope(ContextRotary):
         self.reset_parameters()
 
     def _pair_count(self) -> int:
-        self._token_part()  # checked as well: tokens are read in parts, one for each head
+        self._token_part()  # also checked: tokens are split into heads
         return super()._pair_count()
 
     def reset_parameters(self) -> None:
-        """Draw the maps as torch does; the last map of a field starts at 0."""
+        """Initialise the projections as torch does; the last projection of a field starts at 0."""
         for linear in (self.down, self.up, self.gate_proj):
             if linear is not None:
                 linear.reset_parameters()
@@ -138,8 +140,8 @@ class SelectiveRope(ContextRotary):
         if self.weight is None:
             assert self.down is not None
             assert self.up is not None
-            whole = unit.transpose(1, 2).flatten(2)
-            return heads_of(self.up(self.down(whole)), self.num_heads)
+            joined = unit.transpose(1, 2).flatten(2)
+            return heads_of(self.up(self.down(joined)), self.num_heads)
         weight = at_least_float32(self.weight)
         if self.scalar is not None:
             weight = F.normalize(weight, dim=1) * self.scalar[:, None, None]
@@ -150,7 +152,7 @@ class SelectiveRope(ContextRotary):
 
     def _steps(self, x: Tensor, spatial: Tensor) -> Tensor:
         unit = unit_heads(x, self.num_heads, self.eps)
-        phi = self._phases(unit) * spatial  # tokens without a place stand in front, where the filter sees 0
+        phi = self._phases(unit) * spatial  # tokens without a position come first and act as zero padding
         size = self.kernel_size
         taps = phi.new_tensor([0.0, 0.0, -1.0, 1.0]) if self.taps is None else at_least_float32(self.taps)
         shifted = F.pad(phi, (0, 0, size - 1, 0)).unfold(2, size, 1)  # (b, h, n, pairs, taps)

@@ -1,4 +1,4 @@
-"""SeqPE: positions are read as digit sequences by a small transformer (arXiv 2506.13277)."""
+"""SeqPE: position vectors from a small transformer over digit sequences (arXiv 2506.13277)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ __all__ = ["SeqPE", "contrastive_loss", "transfer_loss"]
 
 @register
 class SeqPE(DigitEncoding, Rotary, Biased):
-    """Multiplies queries and keys by vectors that a small transformer makes of each position's digits.
+    """Multiplies queries and keys by vectors that a small transformer computes from each position's digits.
 
     e = encoder(digits of (row, column)); [pq, pk] = W_layer e; q * pq, k * pk          arXiv 2506.13277
 
-    The released training adds two losses, see `auxiliary_losses`, which make far positions resemble near ones.
-    Mind the scale of e: with 'attn_mul' it multiplies the logits quadratically.
+    The released training adds two losses, see `auxiliary_losses`, which align far positions with near ones.
+    Note the scale of e: with 'attn_mul', logits scale with its square.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads of the model and of the encoder, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        depth: blocks of the model: one projection to pq, pk for each ('multi'); one in all without it.
-        grid: shape of the model's grid; says how many numbers a position has.
-        axes: numbers per position, 1 to 3, where no grid is known; 2 by default.
+        depth: blocks of the model: one projection to pq, pk per block ('multi'); a single one without it.
+        grid: shape of the model's grid; defines how many numbers a position has.
+        axes: numbers per position, 1 to 3, if no grid is known; 2 by default.
         mode: 'attn_mul' (q * pq), 'attn_add' (q + pq) or 'attn_scalar' (pq . pk added to q . k, before the scale
             d_h^-0.5). Encoding + tokens ('input_add') is ``seqpe_input``.
         multi_head: whether every head has its own pq, pk; otherwise all share d / h channels.
@@ -49,24 +49,24 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         layers: blocks of the encoder.
         max_digits: digits per axis, 2 by default (sides up to 100), in 1D 4.
         direction: 'causal' or 'bi' attention between digits.
-        mask_padding: whether the zeros in front of a number are hidden.
-        final_norm: whether a norm precedes the last map of the encoder.
-        class_token: whether e is read at a learned vector behind the digits; otherwise at the last digit.
-        class_vector: whether prefix tokens have a learned e; otherwise they stay as they are.
+        mask_padding: whether leading zeros are masked.
+        final_norm: whether a norm precedes the output projection of the encoder.
+        class_token: whether e is read from a learned class token after the digits; otherwise from the last digit.
+        class_vector: whether prefix tokens have a learned e; otherwise they are unchanged.
         temperature: divisor of e.
-        dropout: of both branches of the encoder's blocks, in training.
-        shift: probability that a forward pass in training takes a window at a random offset instead of 0.
+        dropout: dropout probability in both branches of the encoder's blocks, in training.
+        shift: probability that a forward pass in training uses a window at a random offset instead of 0.
 
     Presets: ``seqpe.vit_s`` and ``seqpe.vit_b`` are the settings of the released ImageNet runs.
 
     Shapes: pos of a grid -> q and k scaled or shifted per token, or a bias (1, h, n, n); prefix tokens pass
         unchanged without class_vector.
-    New resolution: the encoder spells the new indices, up to 10^max_digits per axis.   Cost: cells x 5 tokens (2D)
-        through the encoder, per layer in training; once per grid and set of weights while predicting.
+    New resolution: the encoder encodes the new indices, up to 10^max_digits per axis.   Cost: cells x 5 tokens (2D)
+        through the encoder, per layer in training; once per grid and set of weights in inference.
     Invariant to: nothing.
     Raises: ShapeError without a grid, with other axes, or for a side beyond 10^max_digits.
-    Differs from the reference: prefix tokens pass unchanged by default; the random offset is drawn anew in each
-        pass (there from 320 stored ones); spacing has no effect, because digits spell whole cells.
+    Differs from the reference: prefix tokens pass unchanged by default; the random offset is drawn again in each
+        pass (in the reference from 320 stored ones); spacing has no effect, because digits encode cells.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -100,8 +100,8 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         super().__post_init__()
         channels = self._head_width() * (self.num_heads if self.multi_head else 1)
         count = self.depth if self.depth and self.projection == "multi" else 1
-        self._last = -1  # the layer that asked last
-        self._block: int | None = None  # the only block that this instance serves, see `restrict`
+        self._last = -1  # the last layer that called
+        self._block: int | None = None  # the block of this instance, see `restrict`
         self.pe_qk = nn.ModuleList(PreciseLinear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 
@@ -110,7 +110,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         return self.out_dim or self.width
 
     def reset_parameters(self) -> None:
-        """Draw matrices from a truncated normal of 0.02; biases are 0."""
+        """Draw weights from a truncated normal with std 0.02; biases are 0."""
         super().reset_parameters()
         for layer in self.pe_qk:
             if isinstance(layer, PreciseLinear):
@@ -118,40 +118,43 @@ class SeqPE(DigitEncoding, Rotary, Biased):
                 nn.init.zeros_(layer.bias)
 
     def truncate(self, depth: int) -> None:
-        """Drop the projections of blocks that the model has lost."""
+        """Drop the projections of blocks from `depth` on."""
         if len(self.pe_qk) > depth > 0:
             self.pe_qk = self.pe_qk[:depth]
             self.depth = depth
 
     def restrict(self, layer: int) -> None:
-        """Keep the projection of block `layer` alone; the parameters of the others would never be read."""
+        """Keep only the projection of block `layer`."""
         if len(self.pe_qk) > 1:
             self.pe_qk = self.pe_qk[layer : layer + 1]
             self.depth, self._block = None, layer
 
-    def regrid(self, state_dict: dict[str, Any], own: str, grid: tuple[int, ...] | None) -> None:
-        """Select the projection of this block in a checkpoint that has those of all blocks."""
-        prefix = f"{own}pe_qk."
-        if self._block is None or f"{prefix}1.weight" not in state_dict:
+    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+        """Select the projection of this block in a checkpoint with those of all blocks."""
+        entry_prefix = f"{prefix}pe_qk."
+        if self._block is None or f"{entry_prefix}1.weight" not in state_dict:
             return
-        saved = {k: state_dict.pop(k) for k in list(state_dict) if k.startswith(prefix)}
+        saved = {k: state_dict.pop(k) for k in list(state_dict) if k.startswith(entry_prefix)}
         for kind in ("weight", "bias"):
-            if f"{prefix}{self._block}.{kind}" in saved:
-                state_dict[f"{prefix}0.{kind}"] = saved[f"{prefix}{self._block}.{kind}"]
+            if f"{entry_prefix}{self._block}.{kind}" in saved:
+                state_dict[f"{entry_prefix}0.{kind}"] = saved[f"{entry_prefix}{self._block}.{kind}"]
 
     def _factors(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         """Return pq and pk of a block, (1 or b, h or 1, n, d_h) each."""
         if len(self.pe_qk) > 1 and not 0 <= layer < len(self.pe_qk):
             raise ShapeError(
-                f"seqpe has projections for {len(self.pe_qk)} blocks, but block {layer} asks for one."
+                f"seqpe has projections for {len(self.pe_qk)} blocks, got a call for block {layer}."
             )
         module = self.pe_qk[layer if len(self.pe_qk) > 1 else 0]
         again = False
         if not torch.compiler.is_compiling():
-            again, self._last = layer > self._last, layer  # layers ask in order: a lower number is a new pass
-        both = cast("PreciseLinear", module)(self.vectors(pos, again))
+            again, self._last = (
+                layer > self._last,
+                layer,
+            )  # layers call in order: a lower number is a new forward pass
+        projected = cast("PreciseLinear", module)(self.vectors(pos, again))
         heads = self.num_heads if self.multi_head else 1
-        pair = both.reshape(*both.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
+        pair = projected.reshape(*projected.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
         return pair[0], pair[1]
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
@@ -172,7 +175,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         return LowRankBias(self._bare(pq * scale, pos, 0.0), self._bare(pk, pos, 0.0), pos)
 
     def _bare(self, values: Tensor, pos: Positions, neutral: float) -> Tensor:
-        """Return the values with `neutral` at prefix tokens that have no vector."""
+        """Return the values with `neutral` at prefix tokens without a vector."""
         if self.class_vector or "seqpe" in pos.attrs:
             return values
         return torch.where(pos.spatial[:, None, :, None], values, neutral)

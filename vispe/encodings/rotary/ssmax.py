@@ -19,17 +19,17 @@ from vispe.options import Positive, Whole
 
 @register
 class Ssmax(Rotary):
-    """Attention stays as sharp with many tokens as with few, since logits grow with the logarithm of their number.
+    """Scales logits by the logarithm of the number of keys, so that attention has the same sharpness for any length.
 
     logits[h, i, j] = s_h ln(n_i) q_i . k_j / sqrt(d_h), n_i keys of query i          arXiv 2501.19399
 
-    No position by itself: a factor on queries, for sums such as ``ssmax+rope_axial`` or ``ssmax+alibi2d``, whose bias
-    it leaves as it is. ``ssmax.retrofit`` divides by the logarithm of the number of tokens at training, so that a
-    pretrained model keeps its outputs there; bare ``ssmax`` makes its logits about five times as large.
+    Without position information: a factor on queries, for sums such as ``ssmax+rope_axial`` or ``ssmax+alibi2d``, whose
+    bias it does not scale. ``ssmax.retrofit`` divides by the logarithm of the number of tokens at training, so that a
+    pretrained model is unchanged there; bare ``ssmax`` makes its logits about five times as large.
 
     Args:
         num_heads: heads, h.
-        init: s_h at the start.
+        init: initial s_h.
         causal: count the keys up to the token itself, for a causal softmax; else all tokens of the sample. Padding of
             packed patches does not count; that of other batches does.
         normalize: 'reference' divides ln(n_i) by that of the reference grid with its prefix tokens, 'none' does not.
@@ -38,9 +38,9 @@ class Ssmax(Rotary):
     Presets: ``ssmax.retrofit``.
 
     Shapes: pos (n, axes) -> a factor of queries (1 or b, h, 1 or n, 1), prefix tokens included: they have as many keys.
-    New resolution: that is what it is for.   Cost: h parameters per layer, one product per query channel.
-    Invariant to: every movement; it only counts tokens.
-    Raises: OptionError for normalize='reference' where the reference grid is not known.
+    New resolution: its purpose.   Cost: h parameters per layer, one product per query channel.
+    Invariant to: all changes of positions; it only counts tokens.
+    Raises: OptionError for normalize='reference' if the reference grid is unknown.
     Differs from the reference: one factor per image in the two-sided form; `normalize`.
 
     Example:
@@ -77,7 +77,7 @@ class Ssmax(Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has scales of its own."""
+        """True: every layer has its own scales."""
         return True
 
     def reset_parameters(self) -> None:
@@ -85,7 +85,7 @@ class Ssmax(Rotary):
         nn.init.constant_(self.seq_scale, self.init)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the factor of queries."""
+        """Return the scaling of queries."""
         self._need_axes(pos)
         logs = log_keys(pos, self.causal, self.normalize, self.reference)
         return Affine(q_mul=head_factor(self.seq_scale, logs))

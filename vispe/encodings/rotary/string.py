@@ -19,12 +19,12 @@ from vispe.options import Axes, NotNegative, Spacing, Whole, check_per_axis
 
 @register
 class String(Rotary):
-    """Rotates blocks of query and key channels by exponentials of circulant matrices, which all commute.
+    """Rotates blocks of query and key channels by exponentials of circulant matrices, which commute.
 
     q' = R(p) q, k' = R(p) k, R(p) = exp(sum_a p_a (C_a - C_a^T)), C_a[i, j] = c_a[(i - j) mod s]    arXiv 2502.02562
 
-    R(p) is circulant too: wave k across the channels of a block turns by -2 sum_a p_a sum_m g_a[m] sin(2 pi k m / s),
-    with g[m] = c[m] - c[s - m] and m < s / 2. So this is RoPE with learned frequencies in a fixed basis.
+    R(p) is circulant too: Fourier mode k across the channels of a block rotates by -2 sum_a p_a sum_m g_a[m] sin(2 pi
+    k m / s), with g[m] = c[m] - c[s - m] and m < s / 2. So this is RoPE with learned frequencies in a fixed basis.
 
     Args:
         dim: width of the tokens; its channels per head are d_h.
@@ -33,17 +33,17 @@ class String(Rotary):
         axes: number of axes, 1 to 3.
         block: channels per block, s, 3 or more; 16 by default, or d_h if that is less. Channels beyond a multiple of it
             pass unchanged.
-        std: standard deviation of g at first; 0 starts as the identity, and learns from there.
-        spacing: distance between neighbouring patches per axis, in place of `Grid.spacing`.
+        std: initial standard deviation of g; 0 starts as the identity, and is still trainable.
+        spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
 
     Shapes: pos (n, axes) -> matrices (1 or b, h, n, blocks, s, s). The mean of a block and, for even s, its alternating
-        sum never turn.
-    New resolution: coordinates go on, in patches.
+        sum are never rotated.
+    New resolution: coordinates are extrapolated, in patches.
     Cost: h axes blocks floor((s - 1) / 2) parameters per layer; n d_h s products per head for q and for k.
-    Invariant to: translation in scores between patches; norms are kept.
+    Invariant to: translation in scores between patches; norms are preserved.
     Raises: ShapeError if `pos` has other axes; OptionError for blocks that are wider than a head.
-    Differs from the reference: only g is a parameter, because no more of c matters; the circulant form alone, since
-        outer matrices of the Cayley form cancel in scores.
+    Differs from the reference: only g is a parameter, because the rest of c has no effect; only the circulant form,
+        since the outer matrices of the Cayley form cancel in scores.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -72,8 +72,8 @@ class String(Rotary):
         self.width = min(16, head) if self.block is None else self.block
         if not 3 <= self.width <= head:
             raise OptionError(
-                f"string needs a block of 3 to {head} channels for {head} channels per head, got block={self.block}; "
-                "smaller blocks have nothing that turns."
+                f"string needs a block of 3 to {head} channels for {head} channels per head, got block={self.block}. "
+                "Smaller blocks contain no rotation."
             )
         check_per_axis("spacing", self.spacing, self.axes)
         self._accept(self.axes)
@@ -83,7 +83,7 @@ class String(Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has its own generators."""
+        """True: every layer has its own generators."""
         return True
 
     def reset_parameters(self) -> None:
@@ -91,7 +91,7 @@ class String(Rotary):
         nn.init.normal_(self.odd, std=self.std)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the rotation of queries and keys by one and the same matrix per token."""
+        """Return the rotation of queries and keys, by the same matrix per token."""
         self._need_axes(pos)
         turn = self._kept(self, pos, lambda: self.rotations(pos))
         return BlockTransform(q=turn, k=turn)
@@ -100,7 +100,7 @@ class String(Rotary):
         """Return the rotation matrices (b or 1, h, n, blocks, s, s), float32 or better."""
         placed = pos if self.spacing is None else pos.spaced(self.spacing)
         odd, size = at_least_float32(self.odd), self.width
-        # angles k m / s of the Fourier basis, reduced in whole numbers before anything is rounded
+        # angles k m / s of the Fourier basis, reduced in integers before anything is rounded
         number = torch.arange(size, device=odd.device)
         turns = (number[:, None] * number % size).to(torch.promote_types(odd.dtype, placed.coords.dtype))
         cos, sin = (turns * (2 * math.pi / size)).cos(), (turns * (2 * math.pi / size)).sin()
@@ -111,6 +111,6 @@ class String(Rotary):
         column = (exact_product(angle.cos(), cos) - exact_product(angle.sin(), sin)) / size
         shift = (number[:, None] - number) % size
         matrix = column[..., shift.flatten()].unflatten(-1, (size, size))
-        # exactly the identity for tokens without a place
+        # exactly the identity for tokens without a position
         eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
         return torch.where(pos.spatial[:, None, :, None, None, None], matrix, eye)

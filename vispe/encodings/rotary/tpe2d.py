@@ -1,4 +1,4 @@
-"""2D-TPE: tokens are read row by row and column by column, and each head mixes both readings (arXiv 2409.19700)."""
+"""2D-TPE: attention in row-major and in column-major order, mixed per head (arXiv 2409.19700)."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from vispe.options import Positive, Whole
 
 @register
 class TPE2D(Rotary):
-    """Attends twice, with RoPE along the rows and with RoPE along the columns, and each token mixes both per head.
+    """Attends twice, with RoPE in row-major and column-major order, with learned gates per token and head.
 
     out = sum_o g_o(i) softmax(R(r_o(i)) q_i . R(r_o(j)) k_j / sqrt(d_h)) v_j, r_o the rank of a cell in order o
 
     g = softmax(W_3 (silu(W_1 x) * W_2 x)) over both orders, x the channels of the head in the layer's input
-    arXiv 2409.19700. R turns channels c and c + d_h / 2 by rank * temperature^(-2 c / d_h).
+    arXiv 2409.19700. R rotates channels c and c + d_h / 2 by rank * temperature^(-2 c / d_h).
 
-    Made for tables of text. In images a rank jumps at the end of each row; `rope_axial` turns with both coordinates.
+    Designed for tables of text. In images, ranks jump at the end of each row; `rope_axial` uses both coordinates.
 
     Args:
         dim: width of the tokens.
-        num_heads: heads, h; their width d_h is even.
+        num_heads: heads, h; d_h must be even.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        gate_dim: width of the gates, rows of W_1 and W_2; d_h by default.
+        gate_dim: hidden width of the gates, rows of W_1 and W_2; d_h by default.
         temperature: ratio of the frequencies.
-        causal: whether each order sees only what comes before in it, as the released language models; tokens without a
-            place come before all others, in their own order.
+        causal: whether tokens attend only to previous ones in each order, as in the released language models; tokens
+            without a position come before all others, in their own order.
 
-    Shapes: pos (n, 2) of a grid, x (b, n, d) -> two branches with gates (b, h, n, 1); prefix tokens are not turned.
-    New resolution: ranks go on; those of one cell differ between grids.   Cost: twice the attention; gate_dim
-        (2 d_h + 2) parameters per layer, shared by heads.
+    Shapes: pos (n, 2) of a grid, x (b, n, d) -> two branches with gates (b, h, n, 1); prefix tokens are not rotated.
+    New resolution: ranks are extrapolated; the rank of a cell differs between grids.   Cost: twice the attention;
+        gate_dim (2 d_h + 2) parameters per layer, shared by heads.
     Invariant to: translation inside a grid, when patches keep their content.
-    Raises: ShapeError without the tokens x or the cells of a 2-axis grid; OptionError for heads of odd width.
-    Differs from the reference: attention in both directions unless causal; the loss on the entropy of the gates is left
-        to training, see `gates`. A pretrained model starts anew.
+    Raises: ShapeError without the tokens x or the cells of a 2-axis grid; OptionError for an odd head_dim.
+    Differs from the reference: bidirectional attention unless causal; the loss on the entropy of the gates is left
+        to training, see `gates`. Pretrained models need retraining.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -73,8 +73,8 @@ class TPE2D(Rotary):
         self.width = self._head_width()
         if self.width % 2:
             raise OptionError(
-                f"tpe2d turns pairs of channels, got {self.width} channels per head (dim={self.dim}, "
-                f"num_heads={self.num_heads}); choose another num_heads."
+                f"tpe2d needs an even head_dim, got {self.width} (dim={self.dim}, "
+                f"num_heads={self.num_heads}). Choose another num_heads."
             )
         part = self._token_part()
         inner = self.gate_dim or part
@@ -84,7 +84,7 @@ class TPE2D(Rotary):
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has its own gates."""
+        """True: every layer has its own gates."""
         return True
 
     def reset_parameters(self) -> None:
@@ -94,38 +94,38 @@ class TPE2D(Rotary):
                 layer.reset_parameters()
 
     def gates(self, x: Tensor) -> Tensor:
-        """Return how much each token takes of either order, (b, h, n, 2), for the tokens `x` (b, n, d)."""
+        """Return the weights of both orders, (b, h, n, 2), for the tokens `x` (b, n, d)."""
         heads = at_least_float32(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         inner = F.silu(self.gate_1(heads)) * self.gate_2(heads)
         return self.gate_3(inner).softmax(-1)
 
     def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> list[Branch]:
-        """Return one branch for the order along rows and one for that along columns."""
-        self._need_grid(pos, "ranks count its cells")
+        """Return one branch for the row-major and one for the column-major order."""
+        self._need_grid(pos, "Its ranks count the cells of the grid.")
         if x is None:
-            raise ShapeError("tpe2d reads the tokens; pass x (b, n, d) to branches().")
+            raise ShapeError("tpe2d reads the tokens. Pass x (b, n, d) to branches().")
         gates = self.gates(x).unbind(-1)
         key = (self.name, self.width, self.temperature, self.causal)
-        made = pos.remember(key, lambda: [self._order(pos, axis) for axis in (0, 1)])
+        orders = pos.remember(key, lambda: [self._order(pos, axis) for axis in (0, 1)])
         return [
             Branch(
                 gate[..., None],
                 PairRotation(cos, sin, "half"),
                 None if mask is None else DenseBias(mask, pos),
             )
-            for gate, (cos, sin, mask) in zip(gates, made, strict=True)
+            for gate, (cos, sin, mask) in zip(gates, orders, strict=True)
         ]
 
     def _order(self, pos: Positions, slow: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return cosines, sines and mask of the order in which axis `slow` changes last."""
+        """Return cosines, sines and mask of the order in which axis `slow` varies slowest."""
         cells, grid = pos.cells(), self._need_grid(pos)
         rank = cells[..., slow] * grid.shape[1 - slow] + cells[..., 1 - slow]
-        # tokens without a place have cell 0, so they are not turned
+        # tokens without a position have cell 0, so they are not rotated
         rates = inverse_frequencies(self.width, self.temperature, torch.float64).to(pos.coords)
         angle = (rank[..., None].to(pos.coords.dtype) * rates)[:, None]
         if not self.causal:
             return angle.cos(), angle.sin(), None
-        # before all ranks, as many numbers below 0 as there are tokens
+        # negative ranks for tokens without a position: they precede all others
         count = torch.arange(pos.tokens, device=rank.device) - pos.tokens
         rank = torch.where(pos.spatial, rank, count)
         later = rank[:, None, None] > rank[:, None, :, None]

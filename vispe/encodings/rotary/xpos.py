@@ -1,4 +1,4 @@
-"""xPos: RoPE whose scores fade with the distance to earlier tokens (arXiv 2212.10554)."""
+"""xPos: RoPE with scores that decay with the distance to previous tokens (arXiv 2212.10554)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from vispe.options import Positive
 
 @register
 class Xpos(AxialRotary):
-    """Queries turn and shrink, keys turn and grow with their position, so that earlier tokens count less.
+    """RoPE with an exponential decay: queries shrink and keys grow with position, so that earlier tokens count less.
 
     score(i, j) = sum_c zeta_c^((i - j) / scale_base) Re(q_c conj(k_c) e^(i (i - j) w_c))          arXiv 2212.10554
 
     with zeta_c = (2c + 0.4 d_h) / (1.4 d_h) for pair c and w_c = base^(-2c / d_h). For sequences under a causal mask:
-    scores with later tokens grow with the distance. Text only; a pretrained model does not start as it was.
+    scores with later tokens grow with the distance. Text only; the outputs of a pretrained model change.
 
     Args:
         dim: width of the tokens, d.
         num_heads: heads, h.
         head_dim: channels of a head, d_h; dim / num_heads by default.
-        causal: must be true: the promise that attention has a causal mask, which an encoding does not see.
-        scale_base: positions in which a pair fades by zeta_c.
-        centre: where the scale is 1, which no score depends on: half the length, rounded 'down' as in x-transformers,
+        causal: must be true: states that attention has a causal mask, which the encoding cannot check.
+        scale_base: distance over which a pair decays by zeta_c.
+        centre: position of scale 1, which does not affect scores: half the length, rounded 'down' as in x-transformers,
             or 'up' as in torchscale.
-        base: ratio of the first frequency to the one after the last; the first is 1 per position.
+        base: ratio of the first to the (C + 1)-th frequency; the first is 1 per position.
         layout: which channels are a pair: 'half' c and c + pairs, 'interleaved' 2c and 2c + 1.
-        spacing: distance between neighbouring positions, in place of `Grid.spacing`.
+        spacing: distance between neighbouring positions, instead of `Grid.spacing`.
 
-    Shapes: pos (n, 1) -> tables (1 or b, 1, n, pairs), of keys and of queries; prefix tokens are left as they are.
-    New resolution: positions go on. The scale is that of a position to the middle of the whole sequence; in half
+    Shapes: pos (n, 1) -> tables (1 or b, 1, n, pairs), of keys and of queries; prefix tokens are unchanged.
+    New resolution: positions are extrapolated. The scale is relative to the middle of the full sequence; in half
         precision queries at its end underflow from some 8000 positions on.   Cost: no parameters; as RoPE.
-    Invariant to: translation in scores between tokens with a place.
+    Invariant to: translation in scores between tokens with a position.
     Raises: UnsupportedCombination without causal=true; ShapeError for other numbers of axes than 1.
-    Differs from the reference: the middle is that of the whole sequence also when tokens are dropped.
+    Differs from the reference: the middle is that of the full sequence also when tokens are dropped.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -68,8 +68,8 @@ class Xpos(AxialRotary):
         super().__post_init__()
         if not self.causal:
             raise UnsupportedCombination(
-                "xpos fades towards earlier tokens only: scores with later ones grow with the distance, so attention "
-                "in both directions cannot use it; say causal=true if it is causal, or choose rope_axial+alibi."
+                "xpos scores grow with the distance to later tokens, so it cannot be used in bidirectional attention. "
+                "Use causal=true if attention is causal, or rope_axial+alibi."
             )
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
@@ -78,13 +78,13 @@ class Xpos(AxialRotary):
         return pos.remember((self.name, self.config_key), lambda: self._rotation(pos))
 
     def _rotation(self, pos: Positions) -> PairRotation:
-        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
         pair = torch.arange(self.pairs, dtype=torch.float64)
         zeta = (pair + 0.4 * self.pairs) / (1.4 * self.pairs)
-        # relative to the middle, so that neither side leaves the range of half precision soon
-        half = placed.extent / 2
+        # relative to the middle, to stay within the range of half precision on both sides
+        half = spaced.extent / 2
         middle = half.floor() if self.centre == "down" else half.ceil()
-        power = (placed.coords - middle[:, None]) / self.scale_base * pos.spatial[..., None]
+        power = (spaced.coords - middle[:, None]) / self.scale_base * pos.spatial[..., None]
         scale = (power * zeta.log().to(power)).exp()[:, None]
         angle = self.angles(pos)
         cos, sin = angle.cos(), angle.sin()

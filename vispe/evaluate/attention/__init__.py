@@ -1,1 +1,1 @@
-"""Measures that read attention."""
+"""Measures of attention."""

@@ -1,4 +1,8 @@
-"""How far the attention of two models is apart, head by head (after arXiv 2305.19466)."""
+"""Jensen-Shannon divergence between the attention heads of two models (arXiv 2305.19466).
+
+The paper, "The Impact of Positional Encoding on Length Generalization in Transformers", compares causal decoders with
+and without a positional encoding; here two models are compared on the same images, such as before and after a retrofit.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +16,33 @@ from vispe.backbones.attention_recorder import Seen, attention_map
 from vispe.errors import ShapeError, UnsupportedHost
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.audited_model import Host
+    from vispe.evaluate.audit.audited_model import AuditedModel
     from vispe.evaluate.audit.measure import Measure
 
 QUERIES = 64
-"""Rows of a map that two models are compared on, evenly spread."""
+"""Queries per attention map that are compared, evenly spaced."""
 COMPARED = 8
-"""Images on which the heads of two models are compared by the command; more change little."""
-TINY = 1e-30
+"""Number of images that the command compares heads on; more images change the result little."""
+TINY = 1e-30  # lower bound of probabilities in Kullback-Leibler divergences
 
 
 def jensen_shannon(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
     """Return the Jensen-Shannon divergence of all pairs of heads (h_a, h_b) in nats, mean over queries, float64.
 
     Args:
-        a: attention (h_a, n, m), rows of which sum to 1.
+        a: attention (h_a, n, m); rows sum to 1.
         b: (h_b, n, m).
-        causal: row t is read over keys 0 to t.
+        causal: use keys 0 to t of row t only.
 
     Raises:
-        ShapeError: the maps are of different tokens.
+        ShapeError: the maps have different numbers of tokens.
 
     >>> one, other = torch.eye(2)[None], torch.eye(2).flip(0)[None]
     >>> jensen_shannon(one, other)
     tensor([[0.6931]], dtype=torch.float64)
     """
     a, b = _rows(a, b, causal)
-    # one head of a with all of b at a time: memory as for one model
+    # one head of a against all heads of b at a time, to bound the memory
     mixed = torch.stack([_entropy((head + b) / 2) for head in a])
     return (mixed - (_entropy(a)[:, None] + _entropy(b)) / 2).mean(-1)
 
@@ -47,22 +51,22 @@ def mixture_kl(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
     """Return (KL(m, a) + KL(m, b)) / 2 of all pairs of heads (h_a, h_b), m their mean, in nats, mean over queries.
 
     The code of the paper computes this in place of the Jensen-Shannon divergence, which is (KL(a, m) + KL(b, m)) / 2:
-    it has no upper end, and a key that one head never looks at decides it. Probabilities below 1e-30 are taken as
-    1e-30. Arguments and errors are those of `jensen_shannon`.
+    it is unbounded, and dominated by keys that one head never attends to. Probabilities are clamped to at least 1e-30.
+    Arguments and errors are those of `jensen_shannon`.
     """
     a, b = _rows(a, b, causal)
     log_a, log_b = a.clamp(min=TINY).log(), b.clamp(min=TINY).log()
-    found: list[Tensor] = []
+    divergences: list[Tensor] = []
     for p, log_p in zip(a, log_a, strict=True):
         mean = (p + b) / 2
-        found.append((-_entropy(mean) - (mean * (log_p + log_b)).sum(-1) / 2).mean(-1))
-    return torch.stack(found)
+        divergences.append((-_entropy(mean) - (mean * (log_p + log_b)).sum(-1) / 2).mean(-1))
+    return torch.stack(divergences)
 
 
 def symmetric_kl(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
     """Return KL(a, b) + KL(b, a) of all pairs of heads (h_a, h_b) in nats, mean over queries, float64.
 
-    Probabilities below 1e-30 are taken as 1e-30, where the reference has infinity. Arguments and errors are those of
+    Probabilities are clamped to at least 1e-30, where the reference returns infinity. Arguments and errors are those of
     `jensen_shannon`.
     """
     a, b = _rows(a, b, causal)
@@ -72,48 +76,51 @@ def symmetric_kl(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
 
 
 def strongest(a: Tensor, *, causal: bool = False) -> Tensor:
-    """Return the key that each query attends to most (h, n) int64, of attention (h, n, m)."""
+    """Return the index of the key with the most attention per query, (h, n, m) -> (h, n) int64."""
     return (a.tril() if causal else a).argmax(-1)
 
 
 @torch.no_grad()
-def compare_heads(a: Host, b: Host, images: Iterable[Tensor]) -> Tensor:
-    """Return how far the layers of two models are apart, (layers of a, layers of b) float64 in nats, from 0 to ln 2.
+def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) -> Tensor:
+    """Return the divergence between the layers of two models, (layers of a, layers of b) float64 in nats, 0 to ln 2.
 
-    That is the smallest Jensen-Shannon divergence over pairs of heads of its mean over images. Memory does not grow
-    with images; of each map 64 rows are compared, evenly spread.
+    This is the minimum over pairs of heads of the Jensen-Shannon divergence averaged over images. Memory does not grow
+    with the number of images; 64 evenly spaced queries of each map are compared.
 
     Args:
         a: a model whose attention can be read.
-        b: another.
+        b: another one.
         images: (c, H, W) each, normalised.
 
     Raises:
-        UnsupportedHost: the attention of one cannot be read.
-        ShapeError: there are no images, or the models cut them into different tokens.
+        UnsupportedHost: the attention of one model cannot be read.
+        ShapeError: there are no images, or the models split them into different tokens.
     """
-    for host in (a, b):
-        if "attention" not in host.can:
-            raise UnsupportedHost(f"Heads of {host.title} cannot be compared: {host.why['attention']}.")
+    for audited in (a, b):
+        if "attention" not in audited.can:
+            raise UnsupportedHost(
+                f"compare_heads: the attention of {audited.title} cannot be read ({audited.why['attention']}). Compare "
+                "models whose attention layers are supported."
+            )
     total: dict[tuple[int, int], Tensor] = {}
     count = 0
     for image in images:
         first: list[Tensor] = []
 
-        def keep(seen: Seen, first: list[Tensor] = first) -> None:
-            first.append(_some_rows(seen))
+        def keep(captured: Seen, first: list[Tensor] = first) -> None:
+            first.append(_some_rows(captured))
 
-        def compare(seen: Seen, first: list[Tensor] = first) -> None:
-            rows = _some_rows(seen)
+        def compare(captured: Seen, first: list[Tensor] = first) -> None:
+            rows = _some_rows(captured)
             for i, other in enumerate(first):
-                found = jensen_shannon(other, rows)
-                total[i, seen.layer] = total.get((i, seen.layer), 0) + found
+                divergence = jensen_shannon(other, rows)
+                total[i, captured.layer] = total.get((i, captured.layer), 0) + divergence
 
         a.watch(image[None], keep)
         b.watch(image[None], compare)
         count += 1
     if not count:
-        raise ShapeError("Heads are compared on images; got none.")
+        raise ShapeError("compare_heads: no images, got an empty sequence. Pass at least one image.")
     rows, columns = (max(k[axis] for k in total) + 1 for axis in (0, 1))
     return torch.stack(
         [torch.stack([total[i, j].min() / count for j in range(columns)]) for i in range(rows)]
@@ -121,18 +128,18 @@ def compare_heads(a: Host, b: Host, images: Iterable[Tensor]) -> Tensor:
 
 
 def heads_apart(
-    a: Host, b: Host, images: Sequence[Tensor], measures: Sequence[Measure]
+    a: AuditedModel, b: AuditedModel, images: Sequence[Tensor], measures: Sequence[Measure]
 ) -> tuple[Tensor | None, str]:
-    """Return `compare_heads` on the first eight images, or None and why not.
+    """Return `compare_heads` on the first eight images and an empty string, or None and the reason.
 
     Args:
         a: a model.
-        b: another.
+        b: another one.
         images: (c, H, W) each, normalised.
-        measures: what is asked of both; heads are compared where attention is.
+        measures: the requested measures; heads are compared if any of the family 'attention' is among them.
     """
     if not any(m.family == "attention" for m in measures):
-        return None, "attention was not asked about"
+        return None, "no measure of attention was requested"
     try:
         return compare_heads(a, b, (images[k] for k in range(min(len(images), COMPARED)))), ""
     except (UnsupportedHost, ShapeError) as error:
@@ -142,10 +149,11 @@ def heads_apart(
 def _rows(a: Tensor, b: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     if a.shape[1:] != b.shape[1:]:
         raise ShapeError(
-            f"Heads are compared on the same tokens, got maps (heads, n, m) {tuple(a.shape)} and {tuple(b.shape)}."
+            f"jensen_shannon: attention maps (heads, n, m) must have the same tokens, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}. Use the same images and grids for both models."
         )
-    wide = a.double(), b.double()
-    return (wide[0].tril(), wide[1].tril()) if causal else wide
+    both = a.double(), b.double()
+    return (both[0].tril(), both[1].tril()) if causal else both
 
 
 def _entropy(p: Tensor) -> Tensor:
@@ -153,8 +161,10 @@ def _entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum(-1)
 
 
-def _some_rows(seen: Seen) -> Tensor:
-    """Return evenly spread rows of the attention of a layer (h, rows, tokens)."""
-    heads, tokens = seen.call.q.shape[1:3]
+def _some_rows(captured: Seen) -> Tensor:
+    """Return evenly spaced rows of the attention of a layer (h, rows, tokens)."""
+    heads, tokens = captured.call.q.shape[1:3]
     step = -(-tokens // QUERIES)
-    return torch.cat([attention_map(seen.call, slice(h, h + 1))[1][0, :, ::step].cpu() for h in range(heads)])
+    return torch.cat(
+        [attention_map(captured.call, slice(h, h + 1))[1][0, :, ::step].cpu() for h in range(heads)]
+    )

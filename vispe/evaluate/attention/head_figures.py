@@ -1,4 +1,4 @@
-"""A picture of the attention heads of a model; matplotlib is imported when something is drawn."""
+"""Figure and HTML report of attention heads; matplotlib is imported on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 COLOURS = {"distributed": "#9AA5B1", "local": BLUE, "sink": "#E69F00", "dead": ORANGE}
 _LETTERS = {"class": "C", "distillation": "D", "register": "R", "prefix": "T", "patch": "P"}
-_PANELS = 12  # layers whose profiles are drawn
+_PANELS = 12  # max number of layers with a panel of profiles
 
 
 def plot_health(result: HeadHealth, title: str = "") -> "Figure":
-    """Draw a report of heads: classes and sinks, how far heads look, and their profiles by distance.
+    """Plot the classes and sinks of all heads, their reach, and their attention by distance.
 
     Args:
-        result: what `head_health` returned.
-        title: what was looked at, such as the model's name.
+        result: return value of `head_health`.
+        title: such as the name of the model.
 
     Returns:
-        A figure; save it with `figure.savefig(path)`.
+        The figure; save it with `figure.savefig(path)`.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -59,44 +59,43 @@ def plot_health(result: HeadHealth, title: str = "") -> "Figure":
     far = result.uniform_profile > 0
     times = result.profile[shown][..., far] / result.uniform_profile[far]
     if first is not None:
-        # at least from 1/12 to 12 times, so that small differences look small
+        # at least 1/12 to 12 times, so that small differences are not magnified
         low, high = float(times.min()) / 1.3, 1.3 * float(times.max())
         first.set_ylim(max(4e-3, min(1 / 12, low)), min(250.0, max(12.0, high)))
-    words = "Attention to a patch by its distance, times uniform attention"
-    figure.text(0.575, box["top"] + 0.30 * inch, words, size=11.5, color=INK)
+    label = "Attention to a patch by distance, relative to uniform attention"
+    figure.text(0.575, box["top"] + 0.30 * inch, label, size=11.5, color=INK)
     below = box["bottom"] - 0.42 * inch
     figure.text(0.775, below, "distance from the query, patches", size=9.5, color=INK, ha="center")
     return figure
 
 
 def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
-    """Return the report as a page: verdict, how to read it, picture, a table of the layers and one of the sinks.
+    """Return the HTML report: verdict, explanation, figure, tables of layers and of sinks.
 
     Args:
-        result: what `head_health` returned.
-        title: what was looked at.
-        figure: of `plot_health`.
+        result: return value of `head_health`.
+        title: such as the name of the model.
+        figure: return value of `plot_health`.
     """
     tone = "mild" if result.collapsed > 0 else "good"
     page = Page(title, "Attention heads", f"{capital(result.verdict)}.", tone)
     page.text(
         "A head that puts most of its attention on one token adds nearly the same vector everywhere. On a class or "
-        "register token this is a common resting place and no defect; on a patch, or in most heads of a layer, it is "
-        "worth a look."
+        "register token this is common and harmless; on a patch, or in most heads of a layer, inspect it."
     )
     for note in result.notes:
         page.text(note)
-    page.figure(figure, f"Heads, how far they look, and their profiles: {result.verdict}.")
+    page.figure(figure, f"Classes of heads, their reach, and their profiles: {result.verdict}.")
     page.section("Layers")
     page.text(
-        "Heads per class; means over the heads of a layer. Entropy: 1 is uniform. Position: share of the variance of "
-        "the logits that the offset explains. Reach: distance in patches that holds 95 % of the attention.",
+        "Heads per class; means over the heads of a layer. Entropy: 1 is uniform. Position: fraction of the variance "
+        "of the logits explained by the offset. Reach: distance in patches that contains 95 % of the attention.",
         soft=True,
     )
     page.table(result.rows())
     collapsed = sorted(result.heads("sink", "dead"), key=lambda head: -result.sink_mass[head])
     if collapsed:
-        page.section("Heads that collapse")
+        page.section("Collapsed heads")
         rows = [["layer", "head", "class", "onto", "of its attention", "same token in"]]
         for head in collapsed:
             kind, token = PATTERNS[result.pattern[head]], result.tokens[result.sink_token[head]]
@@ -107,7 +106,7 @@ def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
 
 
 def plot_head_map(result: HeadHealth, ax: "Axes") -> "Axes":
-    """Draw layers x heads, coloured by class, with the sink's share of attention in percent and its token's letter."""
+    """Plot layers x heads, coloured by class, with the attention on the sink in percent and the letter of its token."""
     from matplotlib.patches import FancyBboxPatch
 
     layers, heads = result.pattern.shape
@@ -134,17 +133,17 @@ def plot_head_map(result: HeadHealth, ax: "Axes") -> "Axes":
     _clean(ax)
     x = 0.0
     for name, colour in COLOURS.items():
-        words = f"■ {len(result.heads(name))} {name}"
+        label = f"■ {len(result.heads(name))} {name}"
         ax.annotate(
-            words, (0, 1), (x, 9), xycoords="axes fraction", textcoords="offset points",
+            label, (0, 1), (x, 9), xycoords="axes fraction", textcoords="offset points",
             color=colour if name != "distributed" else "#6B7683", size=10.5, weight="bold",
         )  # fmt: skip
-        x += 7.4 * len(words) + 10
+        x += 7.4 * len(label) + 10
     return ax
 
 
 def plot_reach(result: HeadHealth, ax: "Axes") -> "Axes":
-    """Draw the distance that holds 95 % of the attention between patches, one dot per head, and that of the bias."""
+    """Plot the distance that contains 95 % of the attention between patches, per head, and that of the bias alone."""
     layers, heads = result.pattern.shape
     spread = np.linspace(-0.24, 0.24, heads) if heads > 1 else np.zeros(1)
     far = _reach_of(result.uniform_profile)
@@ -160,8 +159,8 @@ def plot_reach(result: HeadHealth, ax: "Axes") -> "Axes":
     ax.set_ylabel("patches", color=INK)
     ax.set_xlabel("layer", color=INK)
     bias = "; bars: the bias alone" if np.isfinite(result.bias_reach[1]).any() else ""
-    words = f"Distance that holds 95 % of a head's attention between patches{bias}"
-    ax.set_title(words, size=10.5, loc="left")
+    label = f"Distance that contains 95 % of a head's attention between patches{bias}"
+    ax.set_title(label, size=10.5, loc="left")
     _clean(ax)
     ax.spines["bottom"].set_visible(True)
     ax.spines["bottom"].set_color("#D5DADF")
@@ -169,18 +168,18 @@ def plot_reach(result: HeadHealth, ax: "Axes") -> "Axes":
 
 
 def plot_profile(result: HeadHealth, layer: int, ax: "Axes") -> "Axes":
-    """Draw how attention falls with distance in the heads of a layer, relative to uniform attention (log scale)."""
+    """Plot attention by distance for the heads of a layer, relative to uniform attention (log scale)."""
     from matplotlib.ticker import NullLocator
 
     base = result.uniform_profile
-    keep = base > 0
-    distance = np.arange(len(base))[keep]
+    nonzero = base > 0
+    distance = np.arange(len(base))[nonzero]
     ax.axhline(1, color=GREY, linewidth=0.8, linestyle=(0, (4, 3)))
-    shapes = np.unique(result.bias_profile[layer][:, keep].round(9), axis=0)
+    shapes = np.unique(result.bias_profile[layer][:, nonzero].round(9), axis=0)
     for shape in shapes[~np.isnan(shapes).any(1)]:
-        ax.plot(distance, np.maximum(shape / base[keep], 1e-4), color=INK, linewidth=0.7, linestyle=":")
+        ax.plot(distance, np.maximum(shape / base[nonzero], 1e-4), color=INK, linewidth=0.7, linestyle=":")
     for j in range(result.pattern.shape[1]):
-        line = np.maximum(result.profile[layer, j][keep] / base[keep], 1e-4)
+        line = np.maximum(result.profile[layer, j][nonzero] / base[nonzero], 1e-4)
         ax.plot(distance, line, color=COLOURS[_class(result, layer, j)], linewidth=1.3, alpha=0.9)
     ax.set_yscale("log")
     ax.set_ylim(4e-3, 250)
@@ -197,10 +196,10 @@ def _class(result: HeadHealth, layer: int, head: int) -> str:
     return tuple(COLOURS)[int(result.pattern[layer, head])]
 
 
-def _reach_of(profile: np.ndarray, share: float = 0.95) -> float:
-    """Return the distance within which a share of a profile lies, between its rings."""
+def _reach_of(profile: np.ndarray, fraction: float = 0.95) -> float:
+    """Return the distance that contains a fraction of a profile, interpolated between rings."""
     total = np.concatenate([[0.0], profile.cumsum()])
-    return float(np.interp(share, total, np.arange(len(total)) - 0.5))
+    return float(np.interp(fraction, total, np.arange(len(total)) - 0.5))
 
 
 def _clean(ax: "Axes") -> None:
@@ -216,8 +215,8 @@ def _footnote(result: HeadHealth) -> str:
         for kind, letter in _LETTERS.items()
         if any(k.startswith(kind) for k in result.tokens)
     )
-    few = len(result.paths) <= 16
-    marks = "Numbers: % of attention at the strongest token" if few else "Letters: the sink"
+    numbered = len(result.paths) <= 16
+    marks = "Numbers: % of attention on the strongest token" if numbered else "Letters: the sink"
     images = f"{result.images} image{'s' if result.images > 1 else ''}"
     dotted = "  Dotted: the bias alone." if np.isfinite(result.bias_profile).any() else ""
     return (

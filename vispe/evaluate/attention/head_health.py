@@ -1,10 +1,10 @@
-"""Attention heads of a ViT: which of them look at one token, at neighbours, far away, or at position alone.
+"""Health of attention heads: dead heads, attention sinks, local and distributed heads.
 
-A head is DEAD when one token receives more than 95 % of its attention, a sink above 50 %, else local when more than
-60 % stays with the neighbours, else distributed. `language_scores` has these classes as they were defined for causal
-language models (bloom-head-surgery); `head_health` has them for images: the sink is whatever token receives most in
-the mean over images, neighbours are the 3 x 3 patches around the query. A sink is no defect by itself: attention that
-must go somewhere is parked there.
+A head is dead if one token receives more than 95 % of its attention, a sink above 50 %, otherwise local if more than
+60 % of the attention is on neighbours, otherwise distributed. `language_scores` follows the definition for causal
+language models (the code of bloom-head-surgery); `head_health` transfers it to images: the sink is the token with the
+most attention averaged over images, and the neighbours are the 3 x 3 patches around the query. A sink by itself is not
+a defect: a softmax has to put its mass somewhere ("Efficient Streaming Language Models with Attention Sinks").
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def language_scores(
     window: int = 3,
     clamp: float = CLAMP,
 ) -> LanguageScores:
-    """Return the scores of attention maps as bloom-head-surgery defines them, for sequences.
+    """Return the scores of attention maps of sequences, as defined by bloom-head-surgery.
 
     Args:
         attn: (L, H, T, T), rows sum to 1.
         thresholds: of the classes.
-        sink: number of the token that may be the sink; the first.
-        window: the query and how many tokens minus one before it are local.
-        clamp: probabilities below are raised to it in the entropy, which is in nats.
+        sink: index of the token that may be the sink.
+        window: number of local tokens, the query included.
+        clamp: lower bound of probabilities in the entropy, which is in nats.
 
     Raises:
         ShapeError: the maps are not (L, H, T, T), or have no token `sink`.
@@ -74,10 +74,13 @@ def language_scores(
     """
     if attn.ndim != 4 or attn.shape[2] != attn.shape[3] or not 0 <= sink < attn.shape[3]:
         raise ShapeError(
-            f"language_scores needs maps (L, H, T, T) with a token {sink}, got {tuple(attn.shape)}."
+            f"language_scores: attn must be (L, H, T, T) with T > sink={sink}, got {tuple(attn.shape)}. Pass maps of "
+            "all layers, or another sink."
         )
     if window < 1:
-        raise OptionError(f"window must be 1 or more, got {window}.")
+        raise OptionError(
+            f"language_scores: window must be at least 1, got {window}. Use 3 as in the reference."
+        )
     attn = attn.double()
     near = torch.ones(attn.shape[2:], device=attn.device).tril().triu(1 - window)
     mass, local = attn[..., sink].mean(-1), (attn * near).sum(-1).mean(-1)
@@ -92,29 +95,29 @@ def head_health(
     batch: int = 1,
     thresholds: Thresholds | None = None,
 ) -> HeadHealth:
-    """Report the attention heads of a ViT on images, one batch at a time; the model is left as it was.
+    """Compute statistics of the attention heads of a ViT on images; the model is not modified.
 
-    Memory is that of `vispe.evaluate.attention.head_statistics`: it does not grow with the number of images.
+    Memory does not grow with the number of images, see `vispe.evaluate.attention.head_statistics`.
 
     Args:
         model: a ViT of timm or open_clip, converted or not, in evaluation mode.
-        images: normalised images (b, 3, H, W), or (3, H, W) one by one, all of one size.
-        batch: images at once.
+        images: normalised images (b, 3, H, W), or an iterable of (3, H, W), all of one size.
+        batch: batch size.
         thresholds: of the classes.
 
     Raises:
-        ShapeError: there are no images, or not of one size.
+        ShapeError: there are no images, or they differ in size.
         OptionError: `batch` is below 1, or the model is in training mode.
-        UnsupportedHost: its attention cannot be read.
+        UnsupportedHost: the attention of the model cannot be read.
     """
     if batch < 1:
-        raise OptionError(f"batch must be 1 or more, got {batch}.")
+        raise OptionError(f"head_health: batch must be at least 1, got {batch}. Use 1 for the least memory.")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sums = HeadSums()
-    for some in _batches(images, batch):
-        watch(model, some.to(device), sums.add)
+    for stacked in _batches(images, batch):
+        watch(model, stacked.to(device), sums.add)
     if sums.grid is None:
-        raise ShapeError("head_health got no images; give at least one.")
+        raise ShapeError("head_health: no images, got an empty sequence. Pass at least one image.")
     return _finish(sums, sums.grid, prefix_names(model, sums.grid.prefix), thresholds or Thresholds())
 
 
@@ -123,15 +126,15 @@ def drifted(
 ) -> list[tuple[int, int, float]]:
     """Return (layer, head, change) of heads outside `touched` whose sink mass changed by more than `limit`.
 
-    The mass compared is that of the strongest token, whichever it is.
+    The sink mass is that of the strongest token, which may differ between the two reports.
 
     Raises:
-        ShapeError: the reports are of models with other numbers of layers or heads.
+        ShapeError: the reports have different numbers of layers or heads.
     """
     if before.sink_mass.shape != after.sink_mass.shape:
         raise ShapeError(
-            f"The reports have {before.sink_mass.shape} and {after.sink_mass.shape} layers and heads; compare "
-            "reports of one model."
+            f"drifted: both reports must have the same layers and heads, got {before.sink_mass.shape} and "
+            f"{after.sink_mass.shape}. Compare reports of one model."
         )
     change = after.sink_mass - before.sink_mass
     return [
@@ -142,20 +145,24 @@ def drifted(
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    kept: list[Tensor] = []
+    pending: list[Tensor] = []
     for image in images:
         if image.ndim != 3:
-            raise ShapeError(f"head_health needs images (3, H, W) or (b, 3, H, W), got {tuple(image.shape)}.")
-        if kept and image.shape != kept[0].shape:
             raise ShapeError(
-                f"head_health needs images of one size, got {tuple(kept[0].shape)} and {tuple(image.shape)}."
+                f"head_health: images must be (3, H, W) or (b, 3, H, W), got {tuple(image.shape)} for one image. Pass "
+                "normalised tensors."
             )
-        kept.append(image)
-        if len(kept) == batch:
-            yield torch.stack(kept)
-            kept = []
-    if kept:
-        yield torch.stack(kept)
+        if pending and image.shape != pending[0].shape:
+            raise ShapeError(
+                f"head_health: images must have one size, got {tuple(pending[0].shape)} and {tuple(image.shape)}. "
+                "Resize or crop them."
+            )
+        pending.append(image)
+        if len(pending) == batch:
+            yield torch.stack(pending)
+            pending = []
+    if pending:
+        yield torch.stack(pending)
 
 
 def _finish(sums: HeadSums, grid: Grid, prefix: tuple[str, ...], thresholds: Thresholds) -> HeadHealth:
@@ -166,10 +173,10 @@ def _finish(sums: HeadSums, grid: Grid, prefix: tuple[str, ...], thresholds: Thr
     winners = torch.stack([s.winners for s in layers]) / n
     attention = torch.stack([s.attention for s in layers]) / (n * grid.patches)
     local = local_mass(attention, grid)
-    places = [f"patch {i // w},{i % w}" for i in range(grid.patches)]
+    patch_names = [f"patch {i // w},{i % w}" for i in range(grid.patches)]
     return HeadHealth(
         paths=tuple(s.path for s in layers),
-        tokens=(*prefix, *places),
+        tokens=(*prefix, *patch_names),
         grid=(h, w),
         images=n,
         sink_token=token.numpy(),
@@ -197,30 +204,32 @@ def _reaches(tables: list[Tensor]) -> np.ndarray:
 
 
 def _profile(table: Tensor, grid: Grid) -> np.ndarray:
-    """Return shares (h, distances) of a table by offset at each rounded distance."""
+    """Return the fraction of a table by offset at each rounded distance, (h, distances)."""
     mass = by_distance(table, grid)
     return (mass / mass.sum(1, keepdim=True)).numpy()
 
 
 def _position_r2(sums: LayerSums, images: int) -> np.ndarray:
-    """Return the adjusted share of variance (d,) of each channel between patches."""
-    n = len(sums.places)
+    """Return the adjusted R² (d,) of each channel predicted by the patch position (one-way analysis of variance)."""
+    n = len(sums.inputs)
     if images < 2:
         return np.full(len(sums.energy), math.nan)
-    mean = sums.places.sum(0) ** 2 / (n * images)
-    total, between = sums.energy - mean, sums.places.square().sum(0) / images - mean
+    mean = sums.inputs.sum(0) ** 2 / (n * images)
+    total, between = sums.energy - mean, sums.inputs.square().sum(0) / images - mean
     within = (total - between) / (n * (images - 1))
     r2 = 1 - within / (total / (n * images - 1))
     return torch.where(total > 1e-12 * sums.energy, r2, 0.0).numpy()
 
 
 def massive(energies: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[int, int, str, int, float]]:
-    """Yield (layer, head, "q" or "k", channel, norm in mean norms of the head) of channels above 5 of them.
+    """Yield (layer, head, "q" or "k", channel, norm relative to the mean of the head) of channels above 5.
+
+    Massive values as in "Massive Values in Self-Attention Modules are the Key to Contextual Knowledge Understanding".
 
     Args:
         energies: squared queries and keys of every layer, summed over tokens (h, d_h).
 
-    >>> [found[:4] for found in massive([(torch.ones(1, 8), torch.tensor([[1.0] * 7 + [400.0]]))])]
+    >>> [entry[:4] for entry in massive([(torch.ones(1, 8), torch.tensor([[1.0] * 7 + [400.0]]))])]
     [(0, 0, 'k', 7)]
     """
     for i, both in enumerate(energies):

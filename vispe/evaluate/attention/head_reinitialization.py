@@ -1,12 +1,12 @@
-"""Give collapsed attention heads a new start, and train nothing but them.
+"""Reinitialisation of collapsed attention heads, with all other weights frozen.
 
-A head is replaced by one with fresh query, key and value weights and an output projection of zero, so that the model
-computes what it would without the head and all other heads are untouched. The rest is frozen: whole parameters by
-`requires_grad`, the other heads' share of a parameter by masks on the gradient. Masked gradients do not hold an
-entry still under weight decay or under momentum from before; `guard` puts frozen entries back after each step.
+Follows the code of bloom-head-surgery. A head gets fresh query, key and value weights and an output projection of zero,
+so that the model computes the same as without this head, and all other heads are unchanged. The rest is frozen: whole
+parameters by `requires_grad`, the slices of other heads by masks on the gradient. Masked gradients do not prevent
+changes by weight decay or by existing momentum; `guard` restores frozen entries after each optimizer step.
 
-Expected: with an output of zero, query, key and value get no gradient in the first step. Fewer collapsed heads are
-not yet a better model: judge by a held-out loss (bloom-head-surgery, where health rose and held-out loss did too).
+Expected: with an output projection of zero, query, key and value get no gradient in the first step. Fewer collapsed
+heads do not imply a better model: compare a held-out loss (in bloom-head-surgery it increased).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vispe.errors import OptionError, UnsupportedHost
 
 @dataclass(eq=False)
 class Reinit:
-    """What `reinit_heads` changed, and what keeps all else still until `release` is called.
+    """Handle of `reinit_heads`: the reinitialised heads and the hooks that freeze the rest until `release`.
 
     Attributes:
-        heads: (layer, head) that were replaced.
-        free: parameters that are trained in part, by name, with a mask (True = trained).
+        heads: reinitialised (layer, head).
+        free: partially trained parameters by name, each with a mask (True = trained).
     """
 
     heads: tuple[tuple[int, int], ...]
@@ -38,40 +38,41 @@ class Reinit:
 
     @property
     def trained(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained entries."""
         return sum(int(mask.sum()) for _, mask in self.free.values())
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return what to give an optimizer: parameters of which at least a part is trained."""
+        """Return the parameters for an optimizer: those with at least one trained entry."""
         return [parameter for parameter, _ in self.free.values()]
 
     def guard(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put frozen entries back, bit by bit, after every step of an optimizer, whatever its weight decay.
+        """Restore frozen entries bit for bit after every step of an optimizer, for any weight decay.
 
         Raises:
-            OptionError: the optimizer trains none of the parameters.
+            OptionError: the optimizer has none of the reinitialised parameters.
         """
-        mine = {id(p) for p in self.parameters()}
-        if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+        ids = {id(p) for p in self.parameters()}
+        if not any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
             raise OptionError(
-                "The optimizer has none of the replaced heads' parameters; make it from Reinit.parameters()."
+                "guard: the optimizer has none of the parameters of the reinitialised heads. Create it from "
+                "Reinit.parameters()."
             )
-        kept = [(p, ~mask, p.detach().clone()) for p, mask in self.free.values()]
+        snapshots = [(p, ~mask, p.detach().clone()) for p, mask in self.free.values()]
 
         @torch.no_grad()
-        def put_back(*_: Any) -> None:
-            for parameter, frozen, old in kept:
+        def restore(*_: Any) -> None:
+            for parameter, frozen, old in snapshots:
                 parameter.copy_(torch.where(frozen, old, parameter))
 
-        self._handles.append(optimizer.register_step_post_hook(put_back))
+        self._handles.append(optimizer.register_step_post_hook(restore))
 
     def release(self) -> None:
-        """Remove masks and guards, and let those parameters be trained that were trained before."""
+        """Remove gradient masks and guards, and restore `requires_grad` of all parameters."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for parameter, trains in self._before.items():
-            parameter.requires_grad_(trains)
+        for parameter, requires_grad in self._before.items():
+            parameter.requires_grad_(requires_grad)
 
 
 @torch.no_grad()
@@ -82,40 +83,47 @@ def reinit_heads(
     init: Literal["uniform", "normal"] = "uniform",
     generator: torch.Generator | None = None,
 ) -> Reinit:
-    """Replace attention heads by untrained ones that add nothing yet, in place, and freeze the rest of the model.
+    """Reinitialise attention heads in place so that their output is zero, and freeze the rest of the model.
 
-    Query, key and value rows of a head are drawn together as one Xavier matrix (3 head widths x width), their biases
-    are 0, and so are the columns of the output projection that read the head.
+    Query, key and value rows of a head are drawn as one Xavier matrix (3 head_dim x width); their biases are set to 0,
+    as are the columns of the output projection that belong to the head.
 
     Args:
         model: a ViT of timm or open_clip, converted or not.
-        heads: (layer, head), counted from 0; those of `HeadHealth.heads("sink", "dead")`, say.
-        init: Xavier's uniform or normal distribution.
-        generator: source of the draws, on the CPU.
+        heads: (layer, head), counted from 0, such as `HeadHealth.heads("sink", "dead")`.
+        init: Xavier uniform or normal initialisation.
+        generator: random generator on the CPU.
 
     Returns:
-        What was done; call `guard(optimizer)` before training and `release()` after it.
+        A handle; call `guard(optimizer)` before training and `release()` after it.
 
     Raises:
-        OptionError: no heads, a head that the model does not have, or an unknown `init`.
-        UnsupportedHost: a layer mixes its heads before the output projection, or shares keys among them.
+        OptionError: no heads, a head that does not exist, or an unknown `init`.
+        UnsupportedHost: a layer mixes its heads before the output projection, or heads share keys.
     """
     chosen = tuple(sorted({(int(layer), int(head)) for layer, head in heads}))
     layers = attention_layers(model)
     if not chosen or init not in ("uniform", "normal"):
-        raise OptionError(f"reinit_heads needs heads and init uniform or normal, got {chosen} and {init!r}.")
+        raise OptionError(
+            f"reinit_heads: heads must not be empty and init must be 'uniform' or 'normal', got {chosen} and {init!r}. "
+            "Pass at least one (layer, head)."
+        )
     for layer, head in chosen:  # all checks before the first change
         if not 0 <= layer < len(layers):
-            raise OptionError(f"There is no layer {layer}; the model has layers 0 to {len(layers) - 1}.")
+            raise OptionError(
+                f"reinit_heads: layer must be in 0 to {len(layers) - 1}, got {layer}. Use a valid layer."
+            )
         path, module = layers[layer]
         if not 0 <= head < module.num_heads:
-            raise OptionError(f"There is no head {head} in {path}; it has heads 0 to {module.num_heads - 1}.")
+            raise OptionError(
+                f"reinit_heads: head must be in 0 to {module.num_heads - 1} for {path}, got {head}. Use a valid head."
+            )
         if reason := _entangled(module):
-            raise UnsupportedHost(f"Heads of {path} cannot be replaced: {reason}.")
+            raise UnsupportedHost(f"reinit_heads: heads of {path} cannot be reinitialised: {reason}.")
     names = {id(p): name for name, p in model.named_parameters()}
     free: dict[str, tuple[nn.Parameter, Tensor]] = {}
 
-    def part(parameter: nn.Parameter) -> Tensor:
+    def trained_mask(parameter: nn.Parameter) -> Tensor:
         name = names[id(parameter)]
         if name not in free:
             free[name] = (parameter, torch.zeros_like(parameter, dtype=torch.bool))
@@ -124,30 +132,32 @@ def reinit_heads(
     for layer, head in chosen:
         module = layers[layer][1]
         inputs, biases, output = _parameters(module)
-        width = output.shape[1] // module.num_heads
+        head_dim = output.shape[1] // module.num_heads
         fan_in = inputs[0].shape[1]
-        fresh = _xavier(3 * width, fan_in, init, generator).to(output)
-        own = slice(head * width, (head + 1) * width)
-        for (weight, start), drawn in zip(_thirds(inputs, output.shape[1]), fresh.split(width), strict=True):
-            rows = slice(start + own.start, start + own.stop)
+        fresh = _xavier(3 * head_dim, fan_in, init, generator).to(output)
+        head_slice = slice(head * head_dim, (head + 1) * head_dim)
+        for (weight, start), drawn in zip(
+            _thirds(inputs, output.shape[1]), fresh.split(head_dim), strict=True
+        ):
+            rows = slice(start + head_slice.start, start + head_slice.stop)
             weight[rows] = drawn
-            part(weight)[rows] = True
+            trained_mask(weight)[rows] = True
         for bias, start in _thirds(biases, output.shape[1]):
             # a key bias may be a buffer of zeros, or be missing
             if isinstance(bias, nn.Parameter):
-                rows = slice(start + own.start, start + own.stop)
+                rows = slice(start + head_slice.start, start + head_slice.stop)
                 bias[rows] = 0
-                part(bias)[rows] = True
-        output[:, own] = 0
-        part(output)[:, own] = True
+                trained_mask(bias)[rows] = True
+        output[:, head_slice] = 0
+        trained_mask(output)[:, head_slice] = True
     before = {p: p.requires_grad for p in model.parameters()}
-    done = Reinit(chosen, free, before)
+    handle = Reinit(chosen, free, before)
     for parameter in before:
         parameter.requires_grad_(False)
     for parameter, mask in free.values():
         parameter.requires_grad_(True)
-        done._handles.append(parameter.register_hook(lambda grad, mask=mask: torch.where(mask, grad, 0.0)))
-    return done
+        handle._handles.append(parameter.register_hook(lambda grad, mask=mask: torch.where(mask, grad, 0.0)))
+    return handle
 
 
 def _xavier(rows: int, columns: int, init: str, generator: torch.Generator | None) -> Tensor:
@@ -157,14 +167,14 @@ def _xavier(rows: int, columns: int, init: str, generator: torch.Generator | Non
 
 
 def _parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter], nn.Parameter]:
-    """Return weights of query, key and value (one, rows q, k, v, or three), their biases alike, the output's weight."""
+    """Return weights of query, key and value (one fused, or three), their biases, and the output projection."""
     output = module.proj if hasattr(module, "proj") else module.out_proj
-    if getattr(module, "in_proj_weight", None) is not None:  # of torch and of open_clip
+    if getattr(module, "in_proj_weight", None) is not None:  # torch and open_clip
         biases = [] if module.in_proj_bias is None else [module.in_proj_bias]
         return [module.in_proj_weight], biases, output.weight
     if getattr(module, "qkv", None) is not None:
         weights, biases = [module.qkv.weight], [module.qkv.bias]
-        if getattr(module, "q_bias", None) is not None:  # of Eva, whose key bias is a buffer of zeros
+        if getattr(module, "q_bias", None) is not None:  # EVA, whose key bias is a buffer of zeros
             biases = [module.q_bias, module.k_bias, module.v_bias]
     else:
         linears = [getattr(module, name) for name in ("q_proj", "k_proj", "v_proj")]
@@ -172,18 +182,18 @@ def _parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Paramete
     return weights, biases if any(b is not None for b in biases) else [], output.weight
 
 
-def _thirds(parameters: list[Any], width: int) -> list[tuple[Any, int]]:
-    """Return for query, key and value the parameter and the row at which it starts there; nothing for nothing."""
+def _thirds(parameters: list[Any], head_dim: int) -> list[tuple[Any, int]]:
+    """Return (parameter, first row) for query, key and value; [] without parameters."""
     if len(parameters) == 1:
-        return [(parameters[0], third * width) for third in range(3)]
+        return [(parameters[0], third * head_dim) for third in range(3)]
     return [(parameter, 0) for parameter in parameters]
 
 
 def _entangled(module: nn.Module) -> str | None:
-    """Return why a head cannot be taken alone, or None."""
+    """Return why a single head cannot be changed, or None."""
     output = getattr(module, "proj", getattr(module, "out_proj", None))
     if not isinstance(output, nn.Linear):
-        return "they have no linear output projection of their own"
+        return "they have no linear output projection"
     for name in ("norm", "ln_inner"):
         if not isinstance(getattr(module, name, None), (nn.Identity, type(None))):
             return f"their outputs are normalised together ({name})"

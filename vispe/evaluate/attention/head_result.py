@@ -1,4 +1,4 @@
-"""What is known about the attention heads of a model, in numbers, sentences and tables."""
+"""Result of `head_health`: arrays per head, a verdict, notes and tables."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from vispe.errors import OptionError
 from vispe.report.table import aligned, json_entries
 
-PATTERNS = ("distributed", "local", "sink", "dead")  # their numbers are codes 0 to 3
+PATTERNS = ("distributed", "local", "sink", "dead")  # codes 0 to 3
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Above which a head belongs to a class, asked in this order.
+    """Lower bounds of the classes of heads, tested in this order.
 
     Attributes:
-        dead: mass of the sink.
-        sink: mass of the sink.
-        local: mass of the neighbours.
+        dead: attention on the strongest token.
+        sink: attention on the strongest token.
+        local: attention on the neighbouring patches.
     """
 
     dead: float = 0.95
@@ -30,7 +30,7 @@ class Thresholds:
     local: float = 0.6
 
     def classify(self, sink: Tensor, local: Tensor) -> Tensor:
-        """Return codes of `PATTERNS` int64 for masses of any equal shape."""
+        """Return the codes of `PATTERNS`, int64, for sink and local mass of equal shape."""
         code = torch.where(local > self.local, 1, 0)
         code = torch.where(sink > self.sink, 2, code)
         return torch.where(sink > self.dead, 3, code)
@@ -38,35 +38,35 @@ class Thresholds:
 
 @dataclass(frozen=True, eq=False)
 class HeadHealth:
-    """What `head_health` found; arrays are (layers, heads) unless said otherwise.
+    """Statistics of attention heads; arrays are (layers, heads) unless stated otherwise.
 
     Attributes:
         paths: names of the layers.
-        tokens: what each token is: class, register 1, ..., then `patch row,column`.
+        tokens: name of each token: class, register 1, ..., then `patch row,column`.
         grid: patches (gh, gw).
-        images: how many were seen.
-        sink_token: number of the token that receives most attention in the mean over images.
-        sink_mass: the share that it receives; uniform attention gives 1 / tokens.
-        sink_agreement: share of images in which this very token receives most.
-        peak_mass: mean over images of the largest share in each: above `sink_mass` where the sink moves.
+        images: number of images.
+        sink_token: index of the token with the most attention, averaged over images.
+        sink_mass: fraction of the attention on that token; uniform attention gives 1 / tokens.
+        sink_agreement: fraction of images in which that token receives the most attention.
+        peak_mass: largest fraction on one token per image, averaged over images; above `sink_mass` if the sink moves.
         entropy: mean entropy of the rows divided by ln tokens; 1 is uniform.
-        local_mass: from patches to the 3 x 3 patches around them; uniform attention gives 9 / patches, less at rims.
+        local_mass: attention from patches to the 3 x 3 patches around them; uniform attention gives 9 / patches, less
+            at the border.
         pattern: codes of `PATTERNS`.
-        position_share: share of the variance of the logits between patches that their offset explains, NaN under a
-            mask: a head near 1 looks at places and not at things.
-        reach: distance in patches that holds 50 % and 95 % of the attention between patches (2, layers, heads).
-        bias_reach: the same of the attention that the bias alone would give on this grid, its rims included; NaN
-            without a bias, or with one that depends on what is seen. `reach / bias_reach` is 1 where content does
-            not change how far a head looks.
-        receptive_field: the theoretical one of the bias (arXiv 2307.10156) for eps 0.5 and 0.05: distance within
-            which 1 - eps of exp(bias) lies over the offsets of this grid, each counted once; NaN likewise.
-        profile: share of the attention between patches at each rounded distance (layers, heads, distances).
-        bias_profile: the same of the bias alone (layers, heads, distances), NaN likewise.
-        uniform_profile: the same of uniform attention (distances,).
-        massive: (layer, head, "q" or "k", channel, norm in mean norms of the head) of channels whose norm over all
+        position_share: fraction of the variance of the logits between patches that is explained by their offset, NaN
+            under a mask: a head near 1 attends by position rather than by content.
+        reach: distance in patches that contains 50 % and 95 % of the attention between patches (2, layers, heads).
+        bias_reach: the same for the attention of the bias alone on this grid, borders included; NaN without a bias,
+            or with one that depends on content. `reach / bias_reach` is 1 where content does not change the reach.
+        receptive_field: theoretical receptive field of the bias (arXiv 2307.10156) for eps 0.5 and 0.05: distance
+            that contains 1 - eps of exp(bias) over the offsets of this grid, each counted once; NaN as above.
+        profile: fraction of the attention between patches at each rounded distance (layers, heads, distances).
+        bias_profile: the same for the bias alone (layers, heads, distances), NaN as above.
+        uniform_profile: the same for uniform attention (distances,).
+        massive: (layer, head, "q" or "k", channel, ratio to the mean norm of the head) of channels whose norm over all
             tokens is above 5 times the mean of the head.
-        position_r2: variance over patches of each input channel that its place explains (layers, channels), adjusted
-            for chance; NaN for one image. Layouts that all images share count as place.
+        position_r2: fraction of the variance over patches of each input channel that is explained by the position
+            (layers, channels), adjusted for chance; NaN for one image. Layouts common to all images count as position.
         thresholds: of the classes.
     """
 
@@ -93,46 +93,52 @@ class HeadHealth:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
     def sink_kind(self, layer: int, head: int) -> str:
-        """Return class, distillation, register, prefix or patch: what the strongest token of a head is."""
+        """Return the kind of the strongest token of a head: class, distillation, register, prefix or patch."""
         return self.tokens[self.sink_token[layer, head]].split()[0]
 
     def heads(self, *patterns: str) -> list[tuple[int, int]]:
-        """Return (layer, head) of all heads of some classes, such as ``heads("sink", "dead")``."""
+        """Return (layer, head) of all heads in the given classes, such as ``heads("sink", "dead")``.
+
+        Raises:
+            OptionError: a class that does not exist.
+        """
         if unknown := set(patterns) - set(PATTERNS):
-            raise OptionError(f"There is no class {min(unknown)!r} of heads; they are {', '.join(PATTERNS)}.")
+            raise OptionError(
+                f"heads: unknown class, got {min(unknown)!r}. Use one of {', '.join(PATTERNS)}."
+            )
         codes = [PATTERNS.index(p) for p in patterns]
         return [(int(i), int(j)) for i, j in zip(*np.nonzero(np.isin(self.pattern, codes)), strict=True)]
 
     @property
     def collapsed(self) -> float:
-        """Share of heads that are sinks or dead."""
+        """Fraction of heads that are sinks or dead."""
         return float((self.pattern >= 2).mean())
 
     @property
     def verdict(self) -> str:
-        """One sentence on the classes."""
+        """Verdict in one sentence: collapsed heads by the kind of their sink."""
         total, kinds = self.pattern.size, [self.sink_kind(*head) for head in self.heads("sink", "dead")]
         if not kinds:
-            return f"no head of {total} collapses onto one token"
+            return f"none of {total} heads collapses onto one token"
         words = ", ".join(f"{kinds.count(k)} onto {_a(k)}" for k in dict.fromkeys(kinds))
         dead = len(self.heads("dead"))
         return f"{len(kinds)} of {total} heads collapse onto one token ({words}; {dead} of them dead)"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What weakens the verdict or is worth a look, one sentence each."""
+        """Caveats of the verdict, one sentence each."""
         notes = []
         if self.images < 2:
             notes.append(
-                "One image cannot show whether a sink stays in its place, nor which channels tell position."
+                "One image does not show whether a sink stays on the same token, or which channels encode position."
             )
         moving = int(((self.pattern < 2) & (self.peak_mass > self.thresholds.sink)).sum())
         if moving:
-            notes.append(f"{moving} more heads collapse in each image, but onto changing tokens.")
+            notes.append(f"{moving} more heads collapse in every image, but onto different tokens.")
         return tuple(notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values; NaN becomes None."""
+        """Return all fields as JSON values; NaN becomes None."""
         names = [n for n, v in vars(self).items() if isinstance(v, np.ndarray)]
         return {
             **json_entries(self, "verdict", "notes", "collapsed", "images", "grid"),
@@ -144,7 +150,7 @@ class HeadHealth:
         }
 
     def rows(self) -> list[list[str]]:
-        """Return the table of the layers as text, the heads of the columns first."""
+        """Return the table of layers as text, header first."""
         head = ["layer", *PATTERNS, "sink mass", "entropy", "local", "position", "95 % reach", "of the bias"]
         rows = [head]
         for i in range(len(self.paths)):
@@ -156,7 +162,7 @@ class HeadHealth:
         return rows
 
     def to_markdown(self) -> str:
-        """Return a table of the layers as Markdown, its columns aligned."""
+        """Return the table of layers as aligned Markdown."""
         return aligned(self.rows(), left=())
 
 

@@ -1,4 +1,8 @@
-"""How much of what queries and keys say to each other is where they are: by offset, by rotary pair, by distance."""
+"""Fraction of the variance of attention logits explained by position: by offset, by rotary pair, by distance.
+
+Follows "Round and Round We Go! What makes Rotary Positional Encodings useful?" for the frequencies of positional heads;
+the correlation of each rotary pair with the distance and the R² by offset are our 2D form.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,17 @@ from vispe.backbones.attention_recorder import Seen
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_statistics import by_distance, logit_sums_of, pairs, position_share
 from vispe.evaluate.attention.rotary_bands import band_shares, pairs_of, rotated, turning
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept, Measure, Outcome
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 
 
 def quarters(shares: Tensor, speed: Tensor) -> Tensor:
-    """Return what the fastest and the slowest quarter of pairs hold of shares (h, pairs), (h, 2).
+    """Return the sums of fractions (h, pairs) over the quarters of highest and lowest frequencies, (h, 2).
 
     Args:
-        shares: by pair.
-        speed: of each pair, (h, pairs) or with fewer heads that all serve as many, in any unit.
+        shares: fraction of each pair.
+        speed: frequency of each pair in any unit, (h, pairs), or with fewer heads, each for a group of heads.
     """
     order = speed.repeat_interleave(len(shares) // len(speed), 0).argsort(
         dim=-1, descending=True, stable=True
@@ -34,28 +38,30 @@ def quarters(shares: Tensor, speed: Tensor) -> Tensor:
 
 
 def pair_tables(q: Tensor, k: Tensor, grid: Grid, layout: Layout) -> Tensor:
-    """Return the products of queries and keys of each rotary pair, summed by offset: (h, pairs, 2 gh - 1, 2 gw - 1).
+    """Sum the products of queries and keys of each rotary pair by offset, (h, pairs, 2 gh - 1, 2 gw - 1).
 
     Args:
         q: rotated queries of the patches (h, N, d).
-        k: keys likewise.
+        k: rotated keys of the patches (h, N, d).
         grid: of the patches.
-        layout: which channels are a pair.
+        layout: which channels form a pair.
     """
     h, w = grid.shape
-    # sums over all places at equal offset are a correlation, on a field so wide that its ends do not meet; transforms
-    # are slow for sides that are prime
+    # sums over all positions with equal offset are a cross-correlation, zero-padded against wrap-around; sizes are
+    # multiples of 16 because FFTs are slow for prime sizes
     size = [-(-(2 * n - 1) // 16) * 16 for n in grid.shape]
-    of_q, of_k = (torch.fft.rfft2(pairs_of(x, layout).mT.unflatten(-1, (h, w)), s=size) for x in (q, k))
-    table = torch.fft.irfft2((of_q.conj() * of_k).sum(2), s=size)
+    q_spectrum, k_spectrum = (
+        torch.fft.rfft2(pairs_of(x, layout).mT.unflatten(-1, (h, w)), s=size) for x in (q, k)
+    )
+    table = torch.fft.irfft2((q_spectrum.conj() * k_spectrum).sum(2), s=size)
     return table.roll((h - 1, w - 1), (-2, -1))[..., : 2 * h - 1, : 2 * w - 1]
 
 
 def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
-    """Return Spearman's rho of the mean product at a distance with that distance, (h, pairs).
+    """Return Spearman's rho between the mean product at each distance and the distance, (h, pairs).
 
     Args:
-        tables: of `pair_tables`.
+        tables: return value of `pair_tables`.
         grid: of the patches.
 
     >>> table = torch.tensor([[1.0, 4, 9, 4, 1]])
@@ -70,60 +76,69 @@ def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PlaceInLogits(Measure):
-    """The share of the variance of logits that the offset between patches explains."""
+class PositionInLogits(Measure):
+    """Fraction of the variance of logits explained by the offset between patches.
+
+    Follows "Round and Round We Go! What makes Rotary Positional Encodings useful?" (positional and semantic bands); the
+    R² by offset is ours.
+    """
 
     name = "place_in_logits"
     family = "attention"
-    asks = "Do heads look at places rather than at things?"
+    asks = "Do heads attend by position rather than by content?"
     number = "R2 of the logits from the offset"
     misleads = (
-        "Neighbouring patches look alike, so content has an offset too: what is left without the encoding."
+        "Neighbouring patches are similar, so content depends on the offset too: compare with the model without its "
+        "encoding."
     )
     needs = frozenset({"attention"})
-    controls = ("none",)  # places stay where they are when patches are shuffled: that is no control of place
+    controls = ("none",)  # shuffling patches does not change the positions, so it is not a control here
 
-    def see(self, kept: Kept, seen: Seen) -> None:
-        """Keep what the offset explains, and what rotary pairs do."""
-        share = position_share(logit_sums_of(seen), seen.x.shape[0], seen.grid)
-        kept.layer(r2=float(share.mean()))
-        kept.add(f"r2 {seen.layer}", share)
-        found = rotated(seen)
-        if found is None:
+    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+        """Add the R² by offset of a layer, and the statistics of its rotary pairs."""
+        r2 = position_share(logit_sums_of(captured), captured.x.shape[0], captured.grid)
+        acc.layer(r2=float(r2.mean()))
+        acc.add(f"r2 {captured.layer}", r2)
+        qk = rotated(captured)
+        if qk is None:
             return
-        q, k, rotation = found
+        q, k, rotation = qk
         shares = band_shares(q, k, rotation.layout).double()
-        speed = turning(rotation, seen.grid).norm(dim=-1)
-        rho = distance_rho(pair_tables(q, k, seen.grid, rotation.layout), seen.grid).double()
-        # the same keys and queries in other places: what is left is chance
-        generator = torch.Generator().manual_seed(1009 * kept.number + seen.layer)
-        mixed = torch.randperm(seen.grid.patches, generator=generator).to(q.device)
-        chance = distance_rho(
-            pair_tables(q[:, mixed], k[:, mixed], seen.grid, rotation.layout), seen.grid
+        speed = turning(rotation, captured.grid).norm(dim=-1)
+        rho = distance_rho(pair_tables(q, k, captured.grid, rotation.layout), captured.grid).double()
+        # the same queries and keys at shuffled positions give the chance level
+        generator = torch.Generator().manual_seed(1009 * acc.number + captured.layer)
+        permutation = torch.randperm(captured.grid.patches, generator=generator).to(q.device)
+        shuffled = distance_rho(
+            pair_tables(q[:, permutation], k[:, permutation], captured.grid, rotation.layout), captured.grid
         ).double()
-        kept.add(f"bands {seen.layer}", shares)
-        kept.add(f"quarters {seen.layer}", quarters(shares, speed))
-        kept.add(f"rho {seen.layer}", rho)
-        kept.layer(by_distance=(rho.abs() * shares).sum(1).cpu(), chance=(chance.abs() * shares).sum(1).cpu())
+        acc.add(f"bands {captured.layer}", shares)
+        acc.add(f"quarters {captured.layer}", quarters(shares, speed))
+        acc.add(f"rho {captured.layer}", rho)
+        acc.layer(
+            by_distance=(rho.abs() * shares).sum(1).cpu(), chance=(shuffled.abs() * shares).sum(1).cpu()
+        )
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the share of variance, mean over layers and heads."""
-        if not kept.records or "r2" not in kept.records[0]:
-            raise UnsupportedHost("No attention was seen.")
-        r2, n = torch.from_numpy(kept.column("r2")), len(kept.records)
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the fraction of variance, averaged over layers and heads."""
+        if not acc.records or "r2" not in acc.records[0]:
+            raise UnsupportedHost("No attention layer was captured.")
+        r2, n = torch.from_numpy(acc.column("r2")), len(acc.records)
         if r2.isnan().all():
-            raise UnsupportedHost("Masks keep patches from each other, so their offsets cannot be compared.")
+            raise UnsupportedHost(
+                "Attention masks exclude pairs of patches, so logits cannot be compared by offset."
+            )
         means = {
             word: [
-                (kept.sums[name] / n).round(decimals=4).tolist()
-                for name in kept.sums
+                (acc.sums[name] / n).round(decimals=4).tolist()
+                for name in acc.sums
                 if name.startswith(f"{word} ")
             ]
             for word in ("r2", "bands", "quarters", "rho")
         }
-        if "chance" in kept.records[0]:
-            limit = float(np.percentile(kept.column("chance"), 95))
-            scores = kept.column("by_distance").mean(0)
+        if "chance" in acc.records[0]:
+            limit = float(np.percentile(acc.column("chance"), 95))
+            scores = acc.column("by_distance").mean(0)
             means |= {
                 "by_distance": scores.tolist(),
                 "chance": limit,

@@ -1,8 +1,10 @@
-"""Rotary bands: pairs of channels that hardly turn, whose keys all point one way and make a sink (DoPE).
+"""Rotary bands: low-frequency channel pairs whose keys share one direction and cause attention sinks.
 
-Keys of a pair that turns spread over all directions, and their Gram matrix has two equal eigenvalues. Where the angle
-stays below a quarter turn over the whole picture, keys with a common part add up, and whatever query points there
-finds them all: a low rank. `vispe.evaluate.attention.band_ablation` shows what a model does without turning such pairs.
+Follows DoPE (denoising rotary position embedding): the truncated matrix entropy of rotated keys. The keys of a pair
+with a high frequency spread over all directions, and their 2 x 2 Gram matrix has two equal eigenvalues. Where the angle
+stays below pi / 2 over the whole image (the bound of the rotary base by the context length: RoFormer, "Base of RoPE
+Bounds Context Length"), keys with a common component add up, and a query in that direction attends to all of them: the
+rank is low. `vispe.evaluate.attention.band_ablation` runs a model with such pairs left unrotated.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from vispe.backbones.attention_recorder import Seen
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.head_health import massive
 from vispe.evaluate.attention.head_statistics import sums_of
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept, Measure, Outcome
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
 from vispe.grid import Grid
 
-TOP = 8  # eigenvalues of a head that count; its rank by one of them is always 1
+TOP = 8  # largest eigenvalues per head; with a single one the effective rank is always 1
 
 
 def effective_rank(keys: Tensor, top: int = TOP) -> Tensor:
-    """Return exp of the entropy of the largest eigenvalues of K^T K, (...): 1 where all keys point one way.
+    """Return exp of the entropy of the largest eigenvalues of K^T K, (...): 1 where all keys are collinear.
 
     Args:
         keys: (..., n, d), rotated, not centred.
-        top: how many eigenvalues share the whole; all where there are fewer.
+        top: number of eigenvalues that are normalised to a sum of 1; all of them where d is smaller.
 
     Raises:
         OptionError: `top` is below 1.
@@ -42,10 +44,12 @@ def effective_rank(keys: Tensor, top: int = TOP) -> Tensor:
     3.0
     """
     if top < 1:
-        raise OptionError(f"effective_rank needs top of 1 or more eigenvalues, got {top}.")
+        raise OptionError(
+            f"effective_rank: top must be at least 1, got {top}. Use a larger number of eigenvalues."
+        )
     values = torch.linalg.eigvalsh(keys.mT @ keys).clamp(min=0)[..., -top:]
     total = values.sum(-1, keepdim=True)
-    # keys that are all 0 point nowhere: 0 / 0 is NaN
+    # keys that are all 0 have no direction: 0 / 0 gives NaN
     return torch.special.entr(values / total).sum(-1).exp()
 
 
@@ -56,11 +60,11 @@ def pairs_of(x: Tensor, layout: Layout) -> Tensor:
 
 
 def band_ranks(keys: Tensor, layout: Layout) -> Tensor:
-    """Return the effective rank of every rotary pair (..., pairs): from 1, one way, to 2, all ways alike.
+    """Return the effective rank of every rotary pair (..., pairs), from 1 (collinear keys) to 2 (isotropic keys).
 
     Args:
         keys: (..., n, d), rotated.
-        layout: which channels are a pair.
+        layout: which channels form a pair.
 
     >>> keys = torch.tensor([[1.0, 0, 1, 1], [0.0, 1, 2, 2]]).double()
     >>> [round(rank, 3) for rank in band_ranks(keys, "interleaved").tolist()]
@@ -70,113 +74,118 @@ def band_ranks(keys: Tensor, layout: Layout) -> Tensor:
 
 
 def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
-    """Return the share of each rotary pair in the largest logits that queries and keys could have, (..., pairs).
+    """Return the fraction of each rotary pair in the upper bound of the logits, (..., pairs).
 
-    The logit of a pair is at most |q_pair| |k_pair|; the means over tokens of both norms are multiplied.
+    By Cauchy-Schwarz the logit of a pair is at most |q_pair| |k_pair|; the norms are averaged over tokens and
+    multiplied (Round and Round We Go!, "What makes rotary positional encodings useful").
 
     Args:
         q: (..., n, d), rotated or not.
-        k: like q.
-        layout: which channels are a pair.
+        k: as q.
+        layout: which channels form a pair.
     """
-    of_q, of_k = (torch.hypot(*pairs_of(x, layout).unbind(-1)).mean(-1) for x in (q, k))
-    most = of_q * of_k
-    return most / most.sum(-1, keepdim=True)
+    q_norms, k_norms = (torch.hypot(*pairs_of(x, layout).unbind(-1)).mean(-1) for x in (q, k))
+    bound = q_norms * k_norms
+    return bound / bound.sum(-1, keepdim=True)
 
 
-def rotated(seen: Seen) -> tuple[Tensor, Tensor, PairRotation] | None:
-    """Return rotated queries and keys of the patches (h, N, channels that turn) and what turned them.
+def rotated(captured: Seen) -> tuple[Tensor, Tensor, PairRotation] | None:
+    """Return rotated queries and keys of the patches (h, N, rotated channels) and their rotation.
 
-    None where the layer turns no pairs of channels.
+    None where the layer does not rotate pairs of channels.
     """
-    transform = seen.call.transform
+    transform = captured.call.transform
     links = transform.links if isinstance(transform, Chain) else (transform,)
-    turn = next((link for link in links if isinstance(link, PairRotation)), seen.turned)
-    if turn is None or seen.call.whole:
+    rotation = next((link for link in links if isinstance(link, PairRotation)), captured.turned)
+    if rotation is None or captured.call.whole:
         return None
-    prefix, channels = seen.grid.prefix, 2 * turn.cos.shape[-1]
-    q, k, _ = seen.remember("qkv", seen.call.transformed)
-    return q[0, :, prefix:, :channels], k[0, :, prefix:, :channels], turn
+    prefix, channels = captured.grid.prefix, 2 * rotation.cos.shape[-1]
+    q, k, _ = captured.remember("qkv", captured.call.transformed)
+    return q[0, :, prefix:, :channels], k[0, :, prefix:, :channels], rotation
 
 
 def turning(rotation: PairRotation, grid: Grid) -> Tensor:
-    """Return by how many radians keys turn from a patch to the one below and to the right, (h or 1, pairs, 2)."""
-    turn = rotation.of_keys
-    angle = torch.complex(turn.cos[0].double(), turn.sin[0].double())[:, -grid.patches :]
+    """Return the rotation in radians from a patch to the one below and to the right, (h or 1, pairs, 2)."""
+    tables = rotation.of_keys
+    angle = torch.complex(tables.cos[0].double(), tables.sin[0].double())[:, -grid.patches :]
     angle = angle.unflatten(1, grid.shape)
-    # the sum of all steps has their mean direction: an angle that wraps does no harm
+    # the sum of unit phasors gives the mean step, so wrapped angles do not matter
     down = (angle[:, 1:] * angle[:, :-1].conj()).sum((1, 2)).angle()
     right = (angle[:, :, 1:] * angle[:, :, :-1].conj()).sum((1, 2)).angle()
     return torch.stack([down, right], -1)
 
 
 @dataclass(frozen=True)
-class Bands(Measure):
-    """Ranks of rotary pairs, pairs that hardly turn, and channels far above the others."""
+class RotaryBands(Measure):
+    """Ranks of rotary pairs, nearly unrotated pairs, and massive channels.
+
+    Follows DoPE (truncated matrix entropy of rotary bands) and "Massive Values in Self-Attention Modules are the Key to
+    Contextual Knowledge Understanding" (massive channels of queries and keys); weights of pairs by their logit bound.
+    """
 
     name = "bands"
     family = "attention"
-    asks = "Does a rotary band that hardly turns make a sink?"
-    number = "share of bands whose keys point one way in the logits of the head that has most"
+    asks = "Do low-frequency rotary bands cause an attention sink?"
+    number = "fraction of the logit bound in bands with collinear keys, in the head where it is largest"
     misleads = (
-        "Keys that point one way make a sink only where queries do so too; short grids have pairs that hardly turn "
-        "with any weights."
+        "Collinear keys cause a sink only where queries share their direction; on small grids some pairs are nearly "
+        "unrotated for any weights."
     )
     needs = frozenset({"attention"})
     controls = ("random",)
 
-    def see(self, kept: Kept, seen: Seen) -> None:
-        """Keep ranks, turns and norms of a layer whose keys turn."""
-        found = rotated(seen)
-        if found is None:
+    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+        """Add ranks, angles and norms of a layer with rotated keys."""
+        qk = rotated(captured)
+        if qk is None:
             return
-        queries, keys, rotation = found
+        queries, keys, rotation = qk
         keys = keys.double()
         ranks = band_ranks(keys, rotation.layout)
-        # 2 - rank is 1 for a pair of one direction and 0 for all of them; the lowest rank alone is close to 1 in any
-        # large model, so pairs count by what they can add to a logit
-        alike = ((2 - ranks) * band_shares(queries.double(), keys, rotation.layout)).nansum(1)
-        kept.layer(alike=float(alike.max()), lowest=float(np.nanmin(ranks.cpu())))
-        sums = sums_of(seen)
-        side = torch.tensor(seen.grid.shape, dtype=torch.float64)
-        over = turning(rotation, seen.grid).cpu().abs() @ side
-        kept.add(f"ranks {seen.layer}", ranks)
-        kept.add(f"turn {seen.layer}", over.repeat_interleave(len(ranks) // len(over), 0))
-        kept.add(f"head {seen.layer}", effective_rank(keys))
-        kept.add(f"q {seen.layer}", sums.q)
-        kept.add(f"k {seen.layer}", sums.k)
+        # 2 - rank is 1 for collinear and 0 for isotropic keys; the lowest rank alone is close to 1 in any large model,
+        # so pairs are weighted by their bound on the logit
+        collinear = ((2 - ranks) * band_shares(queries.double(), keys, rotation.layout)).nansum(1)
+        acc.layer(alike=float(collinear.max()), lowest=float(np.nanmin(ranks.cpu())))
+        sums = sums_of(captured)
+        shape = torch.tensor(captured.grid.shape, dtype=torch.float64)
+        angles = turning(rotation, captured.grid).cpu().abs() @ shape
+        acc.add(f"ranks {captured.layer}", ranks)
+        acc.add(f"turn {captured.layer}", angles.repeat_interleave(len(ranks) // len(angles), 0))
+        acc.add(f"head {captured.layer}", effective_rank(keys))
+        acc.add(f"q {captured.layer}", sums.q)
+        acc.add(f"k {captured.layer}", sums.k)
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the largest one-way share of a head, and what bands it comes from."""
-        if not any("alike" in record for record in kept.records):
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the largest collinear fraction of a head, and the bands that cause it."""
+        if not any("alike" in record for record in acc.records):
             raise UnsupportedHost(
-                "No layer turns pairs of channels of its keys, so there are no bands to look at."
+                "No layer rotates pairs of key channels, so there are no rotary bands to measure."
             )
-        alike, n = kept.column("alike"), len(kept.records)
-        layers = sorted(int(name.split()[1]) for name in kept.sums if name.startswith("ranks"))
-        ranks, turn, head = (
-            torch.stack([kept.sums[f"{name} {i}"] for i in layers]) / n for name in ("ranks", "turn", "head")
+        collinear, n = acc.column("alike"), len(acc.records)
+        layers = sorted(int(name.split()[1]) for name in acc.sums if name.startswith("ranks"))
+        ranks, rotation, head = (
+            torch.stack([acc.sums[f"{name} {i}"] for i in layers]) / n for name in ("ranks", "turn", "head")
         )
-        found = list(massive((kept.sums[f"q {i}"], kept.sums[f"k {i}"]) for i in layers))
-        order = ranks.flatten().nan_to_num(math.inf).argsort()[:5]
-        places = np.stack(np.unravel_index(order.numpy(), tuple(ranks.shape)), 1).tolist()
-        still = turn < math.pi / 2
+        channels = list(massive((acc.sums[f"q {i}"], acc.sums[f"k {i}"]) for i in layers))
+        flat_lowest = ranks.flatten().nan_to_num(math.inf).argsort()[:5]
+        lowest = np.stack(np.unravel_index(flat_lowest.numpy(), tuple(ranks.shape)), 1).tolist()
+        unrotated = rotation < math.pi / 2
         return Outcome(
-            float(alike.max(1).mean()),
-            per_image=alike.max(1).tolist(),
-            per_layer=alike.mean(0).tolist(),
+            float(collinear.max(1).mean()),
+            per_image=collinear.max(1).tolist(),
+            per_layer=collinear.mean(0).tolist(),
             details={
-                "lowest_rank": float(kept.column("lowest").min(1).mean()),
+                "lowest_rank": float(acc.column("lowest").min(1).mean()),
                 "lowest": [
                     {"layer": layers[i], "head": j, "pair": p, "rank": float(ranks[i, j, p])}
-                    | {"radians_over_the_picture": float(turn[i, j, p])}
-                    for i, j, p in places
+                    | {"radians_over_the_picture": float(rotation[i, j, p])}
+                    for i, j, p in lowest
                 ],
-                "still": [row.all(0).nonzero().flatten().tolist() for row in still],
-                "rank_of_still": float(ranks[still].nanmean()),
-                "rank_of_turning": float(ranks[~still].nanmean()),
+                "still": [row.all(0).nonzero().flatten().tolist() for row in unrotated],
+                "rank_of_still": float(ranks[unrotated].nanmean()),
+                "rank_of_turning": float(ranks[~unrotated].nanmean()),
                 "head_rank": head.mean(1).tolist(),
-                "massive": len(found),
-                "massive_turning": sum(channel < 2 * ranks.shape[-1] for *_, channel, _ in found),
+                "massive": len(channels),
+                "massive_turning": sum(channel < 2 * ranks.shape[-1] for *_, channel, _ in channels),
             },
         )

@@ -1,1 +1,1 @@
-"""All measures in one pass, with controls and intervals, on one page."""
+"""Audit of a model: all measures in one pass, with controls, confidence intervals and an HTML report."""

@@ -1,4 +1,4 @@
-"""What an audit found: a finding for every measure, in words, tables and JSON; and two audits side by side."""
+"""Findings of an audit as text, table and JSON, and the comparison of two audits."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 
 from vispe.errors import ShapeError
 from vispe.evaluate.audit.measure import Measure, Outcome
-from vispe.evaluate.audit.verdict import Judged, Verdict, draws, ends, limit
+from vispe.evaluate.audit.verdict import Judgement, Verdict, bounds, draws, limit
 from vispe.report.html_page import Tone
 from vispe.report.table import aligned, interval, json_value, number
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """The answer to one question.
+    """Result of one measure with its controls.
 
     Attributes:
         name: of the measure.
         family: attention, features or behaviour.
         asks: the question.
-        number: what the value is.
-        misleads: when it is wrong or harmless.
+        number: meaning of the value.
+        misleads: when the value is wrong or harmless.
         value: the headline.
-        interval: 95 % over images; None with fewer than 5.
-        margin: 95 % of value minus the largest control; None likewise.
+        interval: 95 % confidence interval over images; None for fewer than 5 units.
+        margin: 95 % confidence interval of the value minus the largest control; None as above.
         control: values without the effect, by name.
-        largest: of the controls that count.
+        largest: largest control that counts for the verdict.
         verdict: yes, no or not decided.
-        outcome: all that follows from the images.
-        control_layers: the value after every layer in each control that has one.
+        outcome: the result of the model itself, with per-image values.
+        control_layers: value after every layer, for controls that have one.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Finding:
     control_layers: dict[str, Sequence[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, measure: Measure, own: Outcome, others: dict[str, Outcome], judged: Judged) -> Finding:
-        """Return the finding of a measure from the outcomes of its passes."""
+    def of(cls, measure: Measure, own: Outcome, others: dict[str, Outcome], judged: Judgement) -> Finding:
+        """Return the finding of a measure from the outcomes of its runs."""
         counted = own.control | {v: o.value for v, o in others.items() if v in measure.controls}
         return cls(
             *(measure.name, measure.family, measure.asks, measure.number, measure.misleads),
@@ -67,8 +67,8 @@ class Finding:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, those of every image included."""
-        shown = (
+        """Return JSON values, including those of every image."""
+        attributes = (
             "name",
             "family",
             "asks",
@@ -81,7 +81,7 @@ class Finding:
             "verdict",
         )
         return json_value(
-            {name: getattr(self, name) for name in shown}
+            {name: getattr(self, name) for name in attributes}
             | {
                 "limit": limit(self.name),
                 "note": self.outcome.note,
@@ -100,13 +100,13 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """What was found in one model.
+    """Findings for one model.
 
     Attributes:
         title: of the model.
-        findings: in the order of the page.
-        refused: question and reason of every measure that this model cannot answer.
-        images: how many were looked at.
+        findings: in the order of the report.
+        refused: question and reason for every measure that is not supported by the model.
+        images: number of images.
         missing: controls that could not be run, with the reason.
     """
 
@@ -118,38 +118,38 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """One sentence: what of the model depends on places."""
+        """Verdict in one sentence: which measures found an effect of positions."""
         yes = [f.name.replace("_", " ") for f in self.findings if f.verdict == "yes"]
         open_ = sum(f.verdict == "not decided" for f in self.findings)
         rest = f"; {open_} not decided" if open_ else ""
         if not yes:
-            return f"no effect of places found by {len(self.findings)} measures{rest}"
-        return f"{len(yes)} of {len(self.findings)} questions are answered by yes ({', '.join(yes)}){rest}"
+            return f"{len(self.findings)} measures found no effect of positions{rest}"
+        return f"{len(yes)} of {len(self.findings)} questions are answered yes ({', '.join(yes)}){rest}"
 
     @property
     def tone(self) -> Tone:
-        """How the verdict is coloured."""
+        """Colour of the verdict in the report."""
         yes = sum(f.verdict == "yes" for f in self.findings)
         return "good" if not yes else "mild" if yes <= len(self.findings) // 4 else "bad"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What weakens the verdict, one sentence each."""
+        """Caveats of the verdict, one sentence each."""
         notes = [f"Control {view!r} was not run: {why}." for view, why in self.missing.items()]
         if all(f.interval is None for f in self.findings):
             notes.append(
-                f"{self.images} image(s) give no interval and so no verdict; give at least 5 images."
+                f"{self.images} image(s) are too few for an interval and a verdict; use at least 5 images."
             )
         return tuple(notes)
 
     def rows(self) -> list[list[str]]:
-        """Return the table as text, its heads first; what was not measured comes last, with the reason."""
+        """Return the table as text, header first; unsupported measures come last, with the reason."""
         head = ["question", "number", "95 % interval", "control", "verdict"]
         refused = [[asks, "-", "", f"not measured: {why}", "-"] for asks, why in self.refused.values()]
         return [head, *(f.row() for f in self.findings), *refused]
 
     def to_markdown(self) -> str:
-        """Return the table as Markdown, its columns aligned."""
+        """Return the table as aligned Markdown."""
         return aligned(self.rows(), left=(0, 1, 2, 3, 4))
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,46 +167,50 @@ class Audit:
 
 @dataclass(frozen=True, eq=False)
 class Against:
-    """Two models on the same images: the differences of their numbers, images in pairs.
+    """Comparison of two models on the same images, by paired differences.
 
     Attributes:
-        first: one model.
-        second: the other.
-        heads: how far layers are apart, (layers of the first, layers of the second) float64 in nats, by their nearest
-            heads; None where that cannot be read.
-        no_heads: the reason.
+        first: audit of the reference model.
+        second: audit of the other model.
+        heads: divergence of layers by their most similar heads, (layers of the first, layers of the second) float64 in
+            nats; None if it is not available.
+        heads_reason: the reason for None.
+
+    Raises:
+        ShapeError: the audits have different numbers of images.
     """
 
     first: Audit
     second: Audit
     heads: Tensor | None = None
-    no_heads: str = "it was not asked"
+    heads_reason: str = "it was not requested"
 
     def __post_init__(self) -> None:
         if self.first.images != self.second.images:
             raise ShapeError(
-                f"Two audits are compared on the same images, got {self.first.images} and {self.second.images}."
+                f"Against: both audits must use the same images, got {self.first.images} and {self.second.images}. Run "
+                "them on the same images."
             )
 
     def rows(self) -> list[list[str]]:
-        """Return the table of differences as text, its heads first."""
+        """Return the table of differences as text, header first."""
         head = ["question", self.first.title, self.second.title, "difference", "95 % interval"]
         rows = [head]
         for f, g in self._pairs():
             values = (f.value, g.value, g.value - f.value)
-            rows.append([f.asks, *map(number, values), interval(self._ends(f, g))])
+            rows.append([f.asks, *map(number, values), interval(self._interval(f, g))])
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: of every measure that both answered, the difference and its interval."""
+        """Return JSON values: difference and interval of every measure that both models support."""
         return {
             "title": self.second.title,
             "audit": self.second.to_dict(),
             "differences": {
-                f.name: json_value({"difference": g.value - f.value, "interval": self._ends(f, g)})
+                f.name: json_value({"difference": g.value - f.value, "interval": self._interval(f, g)})
                 for f, g in self._pairs()
             },
-            "heads": {"why": self.no_heads} if self.heads is None else {"nats": self.heads.tolist()},
+            "heads": {"why": self.heads_reason} if self.heads is None else {"nats": self.heads.tolist()},
         }
 
     def to_markdown(self) -> str:
@@ -218,8 +222,8 @@ class Against:
         return [(f, by_name[f.name]) for f in self.first.findings if f.name in by_name]
 
     @staticmethod
-    def _ends(f: Finding, g: Finding) -> tuple[float, float] | None:
+    def _interval(f: Finding, g: Finding) -> tuple[float, float] | None:
         first, second = draws(f.outcome), draws(g.outcome)
         if first is None or second is None or f.outcome.n != g.outcome.n:
             return None
-        return ends(np.asarray(second) - first)
+        return bounds(np.asarray(second) - first)

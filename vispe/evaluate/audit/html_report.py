@@ -1,4 +1,4 @@
-"""The page of an audit: a verdict, one table, what each number means, and pictures by family."""
+"""HTML report and figures of an audit: verdict, table, caveats of each measure, and curves over layers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {"yes": ORANGE, "no": BLUE, "not decided": GREY}
-CURVES = 4  # panels in a row
-FAR = 30.0  # limits beyond which the axis ends
+CURVES = 4  # panels per row
+FAR = 30.0  # range of the axis, in units of the limit
 
 
 def plot_audit(audit: Audit, title: str) -> Figure:
-    """Return the picture of an audit: every number against its controls, and curves over layers by family."""
+    """Plot the value of every measure against its controls, and curves over layers."""
     layered = [f for f in audit.findings if len(f.outcome.per_layer) > 1]
     rows, tall = -(-len(layered) // CURVES), 1.3 + 0.3 * len(audit.findings)
     figure = new_figure(11.5, tall + 2.1 * rows)
@@ -43,8 +43,8 @@ def plot_audit(audit: Audit, title: str) -> Figure:
         figure.subfigures(1 + bool(rows), 1, height_ratios=[tall, 2.1 * rows][: 1 + bool(rows)])
     )
     _overview(above.subplots(), audit, title)
-    for under in below:
-        panels = under.subplots(rows, CURVES, squeeze=False).flatten()
+    for subfigure in below:
+        panels = subfigure.subplots(rows, CURVES, squeeze=False).flatten()
         for ax, finding in zip(panels, layered, strict=False):
             _curve(ax, finding)
         for ax in panels[len(layered) :]:
@@ -53,56 +53,57 @@ def plot_audit(audit: Audit, title: str) -> Figure:
 
 
 def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> Page:
-    """Return the page of an audit.
+    """Return the HTML report of an audit.
 
     Args:
-        audit: what was found.
-        figure: of `plot_audit`.
-        against: the comparison with another model, if one was made.
+        audit: the findings.
+        figure: return value of `plot_audit`.
+        against: comparison with another model, if available.
     """
     page = Page(audit.title, "Audit of positions", capital(audit.verdict), audit.tone)
     for note in audit.notes:
         page.text(note, soft=True)
     page.text(
-        f"{audit.images} image(s). A verdict is yes when the 95 % interval of the number minus its largest control "
-        "lies above the limit, no when it lies below; otherwise the images do not decide."
+        f"{audit.images} image(s). The verdict is yes if the 95 % interval of the number minus its largest control is "
+        "above the limit, no if it is below, and not decided otherwise."
     )
     quiet = [k for k, row in enumerate(audit.rows()[1:]) if row[-1] != "yes"]
-    words = {f.asks: f"{number(f.value)} ({f.number})" for f in audit.findings}
-    rows = [[row[0], words.get(row[0], row[1]), *row[2:]] for row in audit.rows()]
+    values = {f.asks: f"{number(f.value)} ({f.number})" for f in audit.findings}
+    rows = [[row[0], values.get(row[0], row[1]), *row[2:]] for row in audit.rows()]
     page.table(rows, left=(0, 1, 2, 3, 4), quiet=quiet)
     caption = (
-        "Above: each number minus its largest control, in units of its limit, with 95 % intervals over images; right "
-        "of 1 means yes. Below: the number after every layer (line) and in the controls (dashed)."
+        "Top: each number minus its largest control, in units of its limit, with 95 % intervals over images; above 1 "
+        "means yes. Bottom: the number after every layer (solid) and for the controls (dashed)."
     )
     page.figure(figure, caption)
     if against is not None:
-        page.section(f"Against {against.second.title}")
-        page.text("The same images in both models; an interval without 0 is a difference.")
+        page.section(f"Comparison with {against.second.title}")
+        page.text("Both models on the same images; a difference is significant if its interval excludes 0.")
         page.table(against.rows())
         if against.heads is None:
-            page.text(f"Heads of the two models were not compared: {against.no_heads}.", soft=True)
+            page.text(f"Heads of the two models were not compared: {against.heads_reason}.", soft=True)
         else:
             caption = (
-                "How far the heads of two layers are apart: the least Jensen-Shannon divergence of attention, mean "
-                "over images, from 0 (the same) to 0.69 nats (nothing in common). A dark diagonal: layers kept what "
-                "they look at."
+                "Divergence between the heads of two layers: minimum over pairs of heads of the Jensen-Shannon "
+                "divergence of attention, averaged over images, from 0 (identical) to 0.69 nats (disjoint). A dark "
+                "diagonal means that layers attend to the same tokens as before."
             )
             page.figure(plot_heads(against), caption)
-    page.section("When a number misleads")
+    page.section("Caveats of each number")
     for family in FAMILIES:
         for f in (f for f in audit.findings if f.family == family):
             page.text(f"{capital(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip())
-    page.section("Where to go on")
+    page.section("Next steps")
     page.text(
-        "vispe probe reads place after every block and after remedies; vispe rotate measures turns, shifts and "
-        "segmentations; vispe health looks at every head; vispe threecell trains the encoding on a task of places."
+        "vispe probe decodes the position after every block and after debiasing; vispe rotate measures rotations, "
+        "shifts and segmentations; vispe health inspects every head; vispe threecell trains an encoding on a task of "
+        "relative positions."
     )
     return page
 
 
 def plot_heads(against: Against) -> Figure:
-    """Return the picture of how far the layers of two models are apart."""
+    """Plot the divergence between the layers of two models."""
     assert against.heads is not None
     rows, columns = against.heads.shape
     figure = new_figure(1.9 + 0.3 * columns, 1.6 + 0.3 * rows)
@@ -119,14 +120,14 @@ def plot_heads(against: Against) -> Figure:
 
 
 def _overview(ax: Axes, audit: Audit, title: str) -> None:
-    """Draw every number minus its largest control, in limits, from the first row down."""
+    """Plot every number minus its largest control, in units of its limit."""
     ax.set_xscale("symlog", linthresh=1.0)
     ax.axvspan(1, FAR, color=FAINT, zorder=0)
     for k, f in enumerate(audit.findings):
         value = (f.value - f.largest) / limit(f.name)
         color = COLOURS[f.verdict]
         if f.margin is not None:
-            low, high = (np.clip(end / limit(f.name), -FAR, FAR) for end in f.margin)
+            low, high = (np.clip(bound / limit(f.name), -FAR, FAR) for bound in f.margin)
             ax.hlines(k, low, high, color=color, linewidth=2.2)
         if np.isfinite(value):
             ax.plot(np.clip(value, -FAR, FAR), k, "o", color=color, markersize=6)
@@ -142,13 +143,13 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
 
 
 def _curve(ax: Axes, finding: Finding) -> None:
-    """Draw a number after every layer, and in the controls."""
-    own = finding.outcome.per_layer
-    layers = np.arange(len(own))
-    for view, values in finding.control_layers.items():
+    """Plot a number after every layer, for the model and its controls."""
+    per_layer = finding.outcome.per_layer
+    layers = np.arange(len(per_layer))
+    for control, values in finding.control_layers.items():
         ax.plot(layers[: len(values)], values, color=SOFT, linewidth=1, linestyle="--")
-        remark(ax, view, (layers[-1], values[-1]), (3, -3), size=8)
-    ax.plot(layers, own, color=COLOURS[finding.verdict], linewidth=2)
+        remark(ax, control, (layers[-1], values[-1]), (3, -3), size=8)
+    ax.plot(layers, per_layer, color=COLOURS[finding.verdict], linewidth=2)
     clean(ax, "y")
     ax.set_title(finding.name.replace("_", " "), size=9.5, loc="left", color=INK)
     ax.set_xticks(layers[:: max(1, len(layers) // 6)])

@@ -1,8 +1,8 @@
-"""What a measure is: a question, what it keeps of every image, and what follows from that.
+"""Interface of measures: `Measure`, the `Accumulator` of its sums over images, and its `Outcome`.
 
-A measure is one small file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors, and a
-class derived from `Measure` under them. It is found by its folder. Controls are measures of something else: of random
-weights, of the model without its encoding; they run through the same code and need none of their own.
+A measure is one small file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors, and
+below them a subclass of `Measure` that is discovered by its folder. Its docstring names the paper that it follows.
+Controls run the same measure on another model (random weights, or without the encoding), so they need no code.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnknownName, did_you_mean
-from vispe.evaluate.audit.audited_model import Host, Need
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
 
 if TYPE_CHECKING:
     from vispe.backbones.attention_recorder import Seen
-    from vispe.evaluate.behaviour.perturbed_runs import Reruns
+    from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 Family = Literal["attention", "features", "behaviour"]
-View = Literal["random", "none"]
+Control = Literal["random", "none"]
 
 FAMILIES: tuple[Family, ...] = ("features", "attention", "behaviour")
 GROUPS = 8
-"""Parts into which images are dealt where an interval needs sums without some of them."""
+"""Number of groups of images; intervals of statistics that are not means over images resample groups."""
 
 
 @dataclass
-class Kept:
-    """What a measure keeps: a small record of every image, and sums over images. Nothing else grows.
+class Accumulator:
+    """State of a measure: a small record per image, and sums over images, so that memory does not grow.
 
     Attributes:
-        records: of every image, numbers or lists of numbers by name.
-        sums: float tensors on the CPU, added over images.
-        scratch: what is needed until the image is over.
+        records: for every image, numbers or lists of numbers by name.
+        sums: float tensors on the CPU, summed over images.
+        scratch: temporary values of the current image.
+        number: index of the current image.
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -49,32 +50,32 @@ class Kept:
     number: int = 0
 
     def begin(self, number: int) -> None:
-        """Begin the record of an image, by its number among all images."""
+        """Start the record of an image, given its index among all images."""
         self.number, self.scratch = number, {}
         self.records.append({})
 
     def note(self, **values: Any) -> None:
-        """Write numbers or arrays into the record of the image."""
+        """Store numbers or arrays in the record of the current image."""
         self.records[-1].update({name: _plain(value) for name, value in values.items()})
 
     def layer(self, **values: Any) -> None:
-        """Append the number or array of a layer to a list in the record of the image."""
+        """Append the number or array of a layer to a list in the record of the current image."""
         for name, value in values.items():
             self.records[-1].setdefault(name, []).append(_plain(value))
 
     def add(self, name: str, value: Tensor, *, groups: bool = False) -> None:
-        """Add a tensor to a sum over images; with `groups` to that of the image's group, (GROUPS, ...)."""
+        """Add a tensor to a sum over images; with `groups`, to the row of the image's group in (GROUPS, ...)."""
         value = value.detach().cpu()
         shape = (GROUPS, *value.shape) if groups else value.shape
         total = self.sums.setdefault(name, torch.zeros(shape, dtype=value.dtype))
         (total[self.number % GROUPS] if groups else total).add_(value)
 
     def column(self, name: str) -> np.ndarray:
-        """Return the numbers of a name, (images, ...) float64."""
+        """Return the recorded values of a name, (images, ...) float64."""
         return np.array([record[name] for record in self.records], dtype=np.float64)
 
-    def join(self, other: Kept) -> None:
-        """Add what was kept of the images that follow."""
+    def join(self, other: Accumulator) -> None:
+        """Merge the accumulator of other images, in order."""
         self.records.extend(other.records)
         for name, value in other.sums.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
@@ -82,18 +83,17 @@ class Kept:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What follows from what was kept.
+    """Result of a measure for one model.
 
     Attributes:
         value: the headline.
-        per_image: its value for every image; empty where only all images together have one.
-        per_layer: its value after every layer; empty where layers have none.
-        control: values that it would have without the effect, by name, where they are known without another pass.
-        statistic: called with the numbers of units that were drawn, with replacement, gives the value for them; by
-            default the mean of `per_image`.
-        units: of what is drawn; by default the images. `GROUPS` where sums are kept by group.
-        note: what else must be said beside the number; a sentence.
-        details: further numbers, as JSON has them.
+        per_image: value for every image; empty if it is only defined for all images together.
+        per_layer: value after every layer; empty if it is not defined for layers.
+        control: known values without the effect, by name, that need no other run.
+        statistic: maps indices of resampled units (with replacement) to the value; by default the mean of `per_image`.
+        units: number of units to resample; by default the number of images, at most `GROUPS` for sums by group.
+        note: a caveat in one sentence.
+        details: further JSON values.
     """
 
     value: float
@@ -106,33 +106,36 @@ class Outcome:
     details: dict[str, Any] = field(default_factory=dict)
 
     def drawn(self, picks: np.ndarray) -> np.ndarray:
-        """Return the value for each draw of units, (draws, units) numbers -> (draws,)."""
+        """Return the value for each bootstrap draw, indices (draws, units) -> (draws,)."""
         if self.statistic is not None:
             return np.array([self.statistic(pick) for pick in picks])
         return np.asarray(self.per_image, dtype=np.float64)[picks].mean(1)
 
     @property
     def n(self) -> int:
-        """Number of units that can be drawn."""
+        """Number of units that are resampled."""
         return len(self.per_image) if self.units is None else self.units
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A question about a model. Options are fields; what it keeps of images goes into a `Kept`.
+    """A measure of a model. Options are dataclass fields; the state is an `Accumulator`.
+
+    Override `on_layer` for attention layers, `on_features` for final features, `rerun` for perturbed images, and
+    `summarize`.
 
     Attributes:
-        name: by which it is asked for.
-        family: what it reads.
+        name: used on the command line and in JSON.
+        family: attention, features or behaviour.
         asks: the question, in one sentence.
-        number: what the headline is, in a few words.
+        number: meaning of the headline, in a few words.
         misleads: when the number is wrong or harmless, in one sentence.
-        needs: what the model must give.
-        controls: other passes that its number is compared with.
-        beside: other passes whose number is printed and does not count: it may have the effect as well.
-        layered: whether it looks at layers for a curve alone, which controls can do without.
-        default: whether `vispe audit` asks it by itself.
-        items: how many pictures of its own it looks at in place of images; 0 for images.
+        needs: required capabilities of the model, see `AuditedModel.can`.
+        controls: control models that the verdict compares with.
+        reported_controls: control models that are reported only, because they may have the effect as well.
+        layered: whether `on_layer` only adds a curve over layers, which control runs can skip.
+        default: whether `vispe audit` runs the measure by default.
+        items: number of images that the measure generates itself; 0 to use the images of the audit.
     """
 
     name: ClassVar[str]
@@ -141,37 +144,41 @@ class Measure:
     number: ClassVar[str]
     misleads: ClassVar[str]
     needs: ClassVar[frozenset[Need]] = frozenset()
-    controls: ClassVar[tuple[View, ...]] = ()
-    beside: ClassVar[tuple[View, ...]] = ()
+    controls: ClassVar[tuple[Control, ...]] = ()
+    reported_controls: ClassVar[tuple[Control, ...]] = ()
     layered: ClassVar[bool] = False
     default: ClassVar[bool] = True
     items: ClassVar[int] = 0
 
-    def see(self, kept: Kept, seen: Seen) -> None:
-        """Look at one attention layer while one image passes."""
+    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+        """Accumulate one attention layer in the forward pass of one image."""
 
-    def end(self, kept: Kept, maps: Tensor) -> None:
-        """Look at the final features of the image, (d, h, w)."""
+    def on_features(self, acc: Accumulator, maps: Tensor) -> None:
+        """Accumulate the final features of one image, (d, h, w)."""
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Run the model again, on changed pictures."""
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Accumulate outputs for perturbed versions of one image."""
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return what follows from all images."""
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the result for all images.
+
+        Raises:
+            UnsupportedHost: the measure is not defined for the model or the images.
+        """
         raise NotImplementedError
 
 
 @cache
 def all_measures() -> dict[str, type[Measure]]:
-    """Return every measure by its name, in the order of the page: family by family, then by `ORDER`."""
+    """Return all measures by name, in the order of the report: by family, then by `ORDER`."""
     for family in FAMILIES:
         package = importlib.import_module(f"vispe.evaluate.{family}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
-    found = {kind.name: kind for kind in Measure.__subclasses__() if kind.__module__.startswith("vispe.")}
-    place = {name: k for k, name in enumerate(ORDER)}
-    ranked = sorted(found, key=lambda n: (FAMILIES.index(found[n].family), place.get(n, len(place)), n))
-    return {name: found[name] for name in ranked}
+    by_name = {kind.name: kind for kind in Measure.__subclasses__() if kind.__module__.startswith("vispe.")}
+    rank = {name: k for k, name in enumerate(ORDER)}
+    ranked = sorted(by_name, key=lambda n: (FAMILIES.index(by_name[n].family), rank.get(n, len(rank)), n))
+    return {name: by_name[name] for name in ranked}
 
 
 ORDER = (
@@ -182,10 +189,10 @@ ORDER = (
 
 
 def choose(only: Sequence[str] | None = None) -> list[Measure]:
-    """Return the measures that are asked: those of names or families, or by default those of the page.
+    """Return the requested measures: by names or families, or by default those of the report.
 
     Raises:
-        UnknownName: there is no such measure or family.
+        UnknownName: a measure or family that does not exist.
 
     >>> [m.name for m in choose(["probe"])]
     ['probe']
@@ -197,7 +204,8 @@ def choose(only: Sequence[str] | None = None) -> list[Measure]:
         if name not in known and name not in FAMILIES:
             names = [*FAMILIES, *known]
             raise UnknownName(
-                f"There is no measure or family {name!r}.{did_you_mean(name, names)} They are {', '.join(names)}."
+                f"choose: unknown measure or family, got {name!r}.{did_you_mean(name, names)} Use one of "
+                f"{', '.join(names)}."
             )
     return [k() for k in known.values() if k.name in only or (k.family in only and k.default)]
 

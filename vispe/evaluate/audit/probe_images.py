@@ -1,4 +1,4 @@
-"""What an audit looks at: squares of image files, noise, and textures, all of one size, read one at a time."""
+"""Input images of an audit: centre crops of image files, noise, and textures, of one size, loaded one at a time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from vispe.errors import OptionError
 from vispe.evaluate.evaluated import Subject
-from vispe.evaluate.image_sources import Joined
+from vispe.evaluate.image_sources import Concat
 from vispe.images.sequences import FileImages, TextureImages
 
-PLAIN = 224  # side in pixels for subjects that name none
+PLAIN = 224  # side in pixels for subjects without an input size
 
 
-class Made(Sequence[Tensor]):
-    """Images of uniform noise, each made when it is asked for.
+class NoiseImages(Sequence[Tensor]):
+    """Sequence of images of uniform noise, generated on access.
 
     Args:
-        n: how many.
-        subject: whose channels and normalisation they get.
+        n: number of images.
+        subject: source of the number of channels and the normalisation.
         side: in pixels.
-        seed: of all of them.
+        seed: of the sequence.
     """
 
     def __init__(self, n: int, subject: Subject, side: int, seed: int = 0) -> None:
@@ -35,7 +35,7 @@ class Made(Sequence[Tensor]):
         return self.n
 
     def __getitem__(self, number: int) -> Tensor:
-        """Return one image (c, side, side)."""
+        """Return image number `number`, (c, side, side)."""
         if not 0 <= number < self.n:
             raise IndexError(number)
         page = np.random.default_rng([self.seed, number]).random(
@@ -47,33 +47,35 @@ class Made(Sequence[Tensor]):
 def pictures_of(
     subject: Subject, paths: Sequence[Path], *, noise: int = 0, textures: int = 0, seed: int = 0
 ) -> tuple[Sequence[Tensor], tuple[str, ...], list[str]]:
-    """Return images (c, side, side) as a subject wants them, their names, and remarks that grow while they are read.
+    """Return images (c, side, side) for a subject, their names, and remarks that are appended while reading.
 
-    Files are cropped to the centre square and resized (bicubic, antialiased) to the side for which the subject was
-    built, or 224 px.
+    Files are cropped to the centre square and resized (bicubic, antialiased) to the input size of the subject, or 224
+    pixels.
 
     Raises:
-        OptionError: there is nothing to look at.
+        OptionError: there are no images.
     """
     if not paths and noise < 1 and textures < 1:
-        raise OptionError("audit needs something to look at: give images, --noise N or --textures N.")
+        raise OptionError(
+            "audit: no images, got empty paths, noise=0 and textures=0. Pass paths, noise or textures."
+        )
     side = subject.size or PLAIN
 
     def square(page: np.ndarray) -> Tensor:
         h, w = page.shape[:2]
         crop = min(h, w)
         top, left = (h - crop) // 2, (w - crop) // 2
-        cut = torch.from_numpy(np.ascontiguousarray(page[top : top + crop, left : left + crop])).float()
+        cropped = torch.from_numpy(np.ascontiguousarray(page[top : top + crop, left : left + crop])).float()
         if crop != side:
-            cut = torch.nn.functional.interpolate(
-                cut.permute(2, 0, 1)[None], size=(side, side), mode="bicubic", antialias=True
+            cropped = torch.nn.functional.interpolate(
+                cropped.permute(2, 0, 1)[None], size=(side, side), mode="bicubic", antialias=True
             )[0].permute(1, 2, 0)
-        return subject.tensor(cut.clamp(0, 1).numpy())
+        return subject.tensor(cropped.clamp(0, 1).numpy())
 
     files = FileImages(paths, square, subject.normalize, subject.clip)
-    parts: list[Sequence[Tensor]] = [files, Made(noise, subject, side, seed)]
+    parts: list[Sequence[Tensor]] = [files, NoiseImages(noise, subject, side, seed)]
     names = (*files.names, *(f"noise {k}" for k in range(noise)))
     if textures:
-        made = TextureImages(textures, subject.tensor, side=side, seed=seed)
-        parts, names = [*parts, made], (*names, *made.names)
-    return Joined(*parts), names, files.notes
+        generated = TextureImages(textures, subject.tensor, side=side, seed=seed)
+        parts, names = [*parts, generated], (*names, *generated.names)
+    return Concat(*parts), names, files.notes

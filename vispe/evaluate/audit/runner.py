@@ -1,4 +1,4 @@
-"""All measures in one pass over images, with their controls; what was kept is saved, shared and joined."""
+"""Runner of audits: all measures in one pass over images, with controls, resumable and distributed."""
 
 from __future__ import annotations
 
@@ -14,99 +14,100 @@ from torch import Tensor
 from vispe.backbones.attention_recorder import Seen
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host
+from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.findings import Audit, Finding
-from vispe.evaluate.audit.measure import Kept, Measure, View, choose
+from vispe.evaluate.audit.measure import Accumulator, Control, Measure, choose
 from vispe.evaluate.audit.verdict import judge
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.files import atomic_path
 
-SAVE_EVERY = 20.0  # seconds
-VIEWS: tuple[View, ...] = ("random", "none")
+SAVE_EVERY = 20.0  # seconds between two checkpoints
+VIEWS: tuple[Control, ...] = ("random", "none")
 
-Ledger = dict[str, dict[str, Kept]]
-"""What was kept, by view ('own' and the controls) and measure."""
+Ledger = dict[str, dict[str, Accumulator]]
+"""Accumulators by run ('own' and the controls) and measure."""
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One look at every image: the model itself, or a control.
+class Run:
+    """One pass over all images, of the model itself or of a control.
 
     Attributes:
-        view: 'own', or what the control is.
-        host: the model that looks.
-        measures: what is measured.
+        view: 'own', or the name of the control.
+        audited: the model.
+        measures: the measures of this run.
     """
 
     view: str
-    host: Host
+    audited: AuditedModel
     measures: tuple[Measure, ...]
 
 
 def audit(
-    host: Host,
+    audited: AuditedModel,
     images: Sequence[Tensor],
     measures: Sequence[Measure] | None = None,
     *,
-    controls: Sequence[View] = VIEWS,
+    controls: Sequence[Control] = VIEWS,
     seed: int = 0,
     names: Sequence[str] = (),
     state: Path | None = None,
     processes: Processes | None = None,
-    on_progress: Callable[[str, float], None] = lambda words, share: None,
+    on_progress: Callable[[str, float], None] = lambda label, share: None,
 ) -> Audit:
-    """Ask all measures of a model, in one pass over images and one for each control.
+    """Evaluate measures on a model, in one pass over the images, and one for each control.
 
-    Memory does not grow with the number of images. Several processes share the images and give what one gives.
+    Memory does not grow with the number of images. With several processes, each takes a part of the images, and the
+    result is the same as with one.
 
     Args:
-        host: the model.
-        images: (c, H, W) each, normalised, all of one size; read one at a time.
-        measures: what is asked; by default those of the page.
-        controls: which passes beside the model's own are made, of those that measures ask for.
-        seed: of random weights, of what measures draw and of intervals.
-        names: of the images; a run goes on only with images of the same names.
-        state: file in which what was kept is saved every 20 seconds; a run that was killed goes on from it.
-        processes: this process among several.
-        on_progress: called with what is being done and the share of all work that is finished.
+        audited: the model.
+        images: (c, H, W) each, normalised, all of one size; loaded one at a time.
+        measures: the measures; by default those of the report.
+        controls: control models to run, of those that the measures request.
+        seed: of random weights, random numbers of measures, and bootstrap draws.
+        names: of the images; an interrupted audit is only resumed with the same names.
+        state: checkpoint file, written every 20 seconds; an interrupted audit resumes from it.
+        processes: rank and number of processes.
+        on_progress: called with a description and the completed fraction.
 
     Raises:
         OptionError: an unknown control.
-        ShapeError: no images, or images of several sizes.
-        InputError: the state is that of another audit.
+        ShapeError: no images, or images of different sizes.
+        InputError: the checkpoint belongs to another audit.
     """
     if unknown := set(controls) - set(VIEWS):
-        raise OptionError(f"There is no control {min(unknown)!r}; they are {', '.join(VIEWS)}.")
+        raise OptionError(f"audit: unknown control, got {min(unknown)!r}. Use one of {', '.join(VIEWS)}.")
     if not len(images):
-        raise ShapeError("An audit got no images; give at least one.")
+        raise ShapeError("audit: no images, got an empty sequence. Pass at least one image.")
     measures = choose() if measures is None else measures
     one = processes or Processes()
-    able = tuple(m for m in measures if not m.needs - host.can)
-    refused = {m.name: _reason(m, host) for m in measures if m.needs - host.can}
-    passes, missing = _passes(host, able, controls, seed)
-    facts = f"{_facts(host, able, controls, images, seed)}; {list(names)}; {one.count} process(es)"
-    run = _Run(passes, images, seed, one, state, facts)
-    ledger = run.go(on_progress)
+    supported = tuple(m for m in measures if not m.needs - audited.can)
+    refused = {m.name: _reason(m, audited) for m in measures if m.needs - audited.can}
+    runs, missing = _runs(audited, supported, controls, seed)
+    facts = f"{_facts(audited, supported, controls, images, seed)}; {list(names)}; {one.count} process(es)"
+    runner = _Runner(runs, images, seed, one, state, facts)
+    ledger = runner.go(on_progress)
     findings: list[Finding] = []
     for measure in measures:
         if measure.name in refused:
             continue
         try:
-            own = measure.finish(ledger["own"][measure.name], host)
+            own = measure.summarize(ledger["own"][measure.name], audited)
         except UnsupportedHost as error:
             refused[measure.name] = str(error).rstrip(".")
             continue
         others = {}
-        for p in (p for p in passes[1:] if measure in p.measures):
+        for p in (p for p in runs[1:] if measure in p.measures):
             try:
-                others[p.view] = measure.finish(ledger[p.view][measure.name], p.host)
+                others[p.view] = measure.summarize(ledger[p.view][measure.name], p.audited)
             except UnsupportedHost as error:
                 missing[f"{p.view} of {measure.name}"] = str(error).rstrip(".")
         judged = judge(measure.name, own, {v: o for v, o in others.items() if v in measure.controls}, seed)
         findings.append(Finding.of(measure, own, others, judged))
     order = {m.name: k for k, m in enumerate(measures)}
     return Audit(
-        host.title,
+        audited.title,
         tuple(sorted(findings, key=lambda f: order[f.name])),
         {m.name: (m.asks, refused[m.name]) for m in measures if m.name in refused},
         len(images),
@@ -114,94 +115,96 @@ def audit(
     )
 
 
-def _passes(
-    host: Host, measures: tuple[Measure, ...], controls: Sequence[View], seed: int
-) -> tuple[list[Pass], dict[str, str]]:
-    """Return the model's own pass and those of the controls, and why some controls are missing."""
-    passes, missing = [Pass("own", host, measures)], {}
+def _runs(
+    audited: AuditedModel, measures: tuple[Measure, ...], controls: Sequence[Control], seed: int
+) -> tuple[list[Run], dict[str, str]]:
+    """Return the runs of the model and of its controls, and the reasons for missing controls."""
+    runs, missing = [Run("own", audited, measures)], {}
     for view in VIEWS:
-        wanting = tuple(m for m in measures if view in (*m.controls, *m.beside))
-        if not wanting or view not in controls:
+        requested_by = tuple(m for m in measures if view in (*m.controls, *m.reported_controls))
+        if not requested_by or view not in controls:
             continue
         try:
-            other = host.twin(seed) if view == "random" else host.without()
-            passes.append(Pass(view, other, wanting))
-            if other.same:  # a control that keeps what was trained is no control
-                kept = f"{len(other.same)} parameters, such as {other.same[0]}"
-                missing[f"{view} of {kept}"] = "nothing draws them again, so the twin keeps what was trained"
+            other = audited.reinitialized(seed) if view == "random" else audited.without()
+            runs.append(Run(view, other, requested_by))
+            if other.unchanged:  # a control with trained parameters is not a control
+                parameters = f"{len(other.unchanged)} parameters, such as {other.unchanged[0]}"
+                missing[f"{view} of {parameters}"] = (
+                    "they have no initialiser, so the control has trained values"
+                )
         except UnsupportedHost as error:
             missing[view] = str(error).rstrip(".")
-    return passes, missing
+    return runs, missing
 
 
-class _Run:
-    """The passes over this process's share of the images, and what was kept so far."""
+class _Runner:
+    """Executes the runs on the images of this process, and holds their accumulators."""
 
     def __init__(
         self,
-        passes: Sequence[Pass],
+        runs: Sequence[Run],
         images: Sequence[Tensor],
         seed: int,
         processes: Processes,
         state: Path | None,
         facts: str,
     ) -> None:
-        self.passes, self.images, self.seed, self.processes = passes, images, seed, processes
-        # what a process keeps is its own: each saves a file
+        self.runs, self.images, self.seed, self.processes = runs, images, seed, processes
+        # every process writes its own checkpoint
         self.state = None if state is None else Path(f"{state}.{processes.rank}" if processes.rank else state)
         self.facts = facts
-        self.ledger: Ledger = {p.view: {m.name: Kept() for m in p.measures} for p in passes}
+        self.ledger: Ledger = {p.view: {m.name: Accumulator() for m in p.measures} for p in runs}
         self.done: list[str] = []
         self.saved = time.monotonic()
         self.size: tuple[int, ...] | None = None
 
     def go(self, on_progress: Callable[[str, float], None]) -> Ledger:
-        """Return what all processes kept of all images."""
+        """Return the accumulators of all processes, merged."""
         self._restore()
         error: Exception | None = None
         try:
             self._walk(on_progress)
-        except Exception as caught:  # raised by all processes below, so that none waits for ever
+        except Exception as caught:  # raised by all processes below, so that none blocks forever
             error = caught
         parts = self.processes.joined(self.ledger, error)
-        whole = parts[0]
+        merged = parts[0]
         for part in parts[1:]:
-            for view, kept in part.items():
-                for name, more in kept.items():
-                    whole[view][name].join(more)
-        return whole
+            for view, acc in part.items():
+                for name, more in acc.items():
+                    merged[view][name].join(more)
+        return merged
 
     def _walk(self, on_progress: Callable[[str, float], None]) -> None:
-        share = self.processes.share(len(self.images))
-        own = self.passes[0]
-        pictures = [m for m in own.measures if m.items]
-        # measures with pictures of their own count as one image each
-        steps = len(share) * len(self.passes) + len(pictures)
+        numbers = self.processes.share(len(self.images))
+        own = self.runs[0]
+        generating = [m for m in own.measures if m.items]
+        # measures that generate images count as one image each
+        steps = len(numbers) * len(self.runs) + len(generating)
         at = 0
-        for number in share:
-            image = None  # read once for all passes
-            for one in self.passes:
+        for number in numbers:
+            image = None  # loaded once for all runs
+            for one in self.runs:
                 if (mark := f"{one.view} {number}") not in self.done:
-                    words = "own pass" if one.view == "own" else f"control: {one.view}"
-                    on_progress(f"image {number + 1} of {len(self.images)}, {words}", at / steps)
+                    label = "own pass" if one.view == "own" else f"control: {one.view}"
+                    on_progress(f"image {number + 1} of {len(self.images)}, {label}", at / steps)
                     image = self._picture(number) if image is None else image
                     self._look(one, number, image)
                     self._mark(mark)
                 at += 1
-        for measure in pictures:
-            for one in self.passes:
+        for measure in generating:
+            for one in self.runs:
                 if measure in one.measures:
                     on_progress(measure.name, at / steps)
                     self._items(one, measure)
             at += 1
 
-    def _items(self, one: Pass, measure: Measure) -> None:
-        """Show a measure its own pictures; every process has its share of them."""
-        kept = self.ledger[one.view][measure.name]
+    def _items(self, one: Run, measure: Measure) -> None:
+        """Run a measure on the images that it generates, a part of them in every process."""
+        acc = self.ledger[one.view][measure.name]
         for item in self.processes.share(measure.items):
             if (mark := f"{one.view} {measure.name} {item}") not in self.done:
-                kept.begin(item)
-                measure.ask(kept, Reruns(one.host, None, item, self.seed))
+                acc.begin(item)
+                measure.rerun(acc, PerturbedRuns(one.audited, None, item, self.seed))
                 self._mark(mark)
 
     def _picture(self, number: int) -> Tensor:
@@ -210,35 +213,35 @@ class _Run:
             self.size = tuple(image.shape)
         if tuple(image.shape) != self.size or image.ndim != 3:
             raise ShapeError(
-                f"An audit needs images (c, H, W) of one size, but image {number + 1} is {tuple(image.shape)} after "
-                f"{self.size}; crop or resize them first."
+                f"audit: images must be (c, H, W) of one size, got {tuple(image.shape)} for image {number + 1} after "
+                f"{self.size}. Crop or resize them first."
             )
         return image
 
-    def _look(self, one: Pass, number: int, image: Tensor) -> None:
-        kept = self.ledger[one.view]
-        looking = [m for m in one.measures if not m.items]
-        for m in looking:
-            kept[m.name].begin(number)
-        seeing = [m for m in looking if type(m).see is not Measure.see]
-        # a pass through all layers is slow: a control makes it for a headline, not for curves alone
-        worth = one.view == "own" or not all(m.layered for m in seeing)
-        reruns = Reruns(one.host, image, number, self.seed)
-        if seeing and worth and "attention" in one.host.can:
+    def _look(self, one: Run, number: int, image: Tensor) -> None:
+        acc = self.ledger[one.view]
+        active = [m for m in one.measures if not m.items]
+        for m in active:
+            acc[m.name].begin(number)
+        on_layers = [m for m in active if type(m).on_layer is not Measure.on_layer]
+        # capturing all layers is slow: control runs skip it if it would only add curves over layers
+        needed = one.view == "own" or not all(m.layered for m in on_layers)
+        runs = PerturbedRuns(one.audited, image, number, self.seed)
+        if on_layers and needed and "attention" in one.audited.can:
 
-            def on_layer(seen: Seen) -> None:
-                for m in seeing:
-                    m.see(kept[m.name], seen)
+            def on_layer(captured: Seen) -> None:
+                for m in on_layers:
+                    m.on_layer(acc[m.name], captured)
 
-            reruns.know(one.host.watch(image[None], on_layer))
-        asking = [m for m in looking if type(m).ask is not Measure.ask]
-        ending = [m for m in looking if type(m).end is not Measure.end]
-        for m in ending:
-            m.end(kept[m.name], reruns.maps())
-        for m in asking:
-            m.ask(kept[m.name], reruns)
-        for m in looking:
-            kept[m.name].scratch = {}
+            runs.set_original(one.audited.watch(image[None], on_layer))
+        rerunning = [m for m in active if type(m).rerun is not Measure.rerun]
+        on_features = [m for m in active if type(m).on_features is not Measure.on_features]
+        for m in on_features:
+            m.on_features(acc[m.name], runs.maps())
+        for m in rerunning:
+            m.rerun(acc[m.name], runs)
+        for m in active:
+            acc[m.name].scratch = {}
 
     def _mark(self, mark: str) -> None:
         self.done.append(mark)
@@ -247,9 +250,9 @@ class _Run:
 
     def _save(self) -> None:
         assert self.state is not None
-        kept = {v: {n: (k.records, k.sums) for n, k in of.items()} for v, of in self.ledger.items()}
+        acc = {v: {n: (k.records, k.sums) for n, k in of.items()} for v, of in self.ledger.items()}
         with atomic_path(self.state, force=True) as temporary:
-            torch.save({"facts": self.facts, "done": self.done, "kept": kept}, temporary)
+            torch.save({"facts": self.facts, "done": self.done, "kept": acc}, temporary)
         self.saved = time.monotonic()
 
     def _restore(self) -> None:
@@ -258,28 +261,34 @@ class _Run:
         saved = torch.load(self.state, weights_only=True)
         if saved["facts"] != self.facts:
             raise InputError(
-                f"{self.state} is what another audit kept (other model, images, measures or controls); give another "
-                "folder, or delete the file to begin anew."
+                f"audit: {self.state} is the checkpoint of another audit (other model, images, measures or controls). "
+                "Use another folder, or delete the file to start again."
             )
         self.done = saved["done"]
         self.ledger = {
-            v: {n: Kept(records, sums) for n, (records, sums) in of.items()}
+            v: {n: Accumulator(records, sums) for n, (records, sums) in of.items()}
             for v, of in saved["kept"].items()
         }
 
 
-def _reason(measure: Measure, host: Host) -> str:
-    return host.why.get(next(iter(sorted(measure.needs - host.can))), "the model does not give what it needs")
+def _reason(measure: Measure, audited: AuditedModel) -> str:
+    return audited.why.get(
+        next(iter(sorted(measure.needs - audited.can))), "the model does not give what it needs"
+    )
 
 
 def _facts(
-    host: Host, measures: Sequence[Measure], controls: Sequence[str], images: Sequence[Tensor], seed: int
+    audited: AuditedModel,
+    measures: Sequence[Measure],
+    controls: Sequence[str],
+    images: Sequence[Tensor],
+    seed: int,
 ) -> str:
-    """Return what must be the same for an audit to go on."""
+    """Return a fingerprint that must be equal to resume an audit."""
     first = np.asarray(images[0], dtype=np.float64)
     asked = ", ".join(repr(m) for m in measures)
-    # the same name may have other weights
-    parameters = () if host.model is None else host.model.parameters()
+    # models of the same name may have different weights
+    parameters = () if audited.model is None else audited.model.parameters()
     weights = sum(float(p.detach().double().sum()) for p in parameters)
     pictures = f"{len(images)} images {first.shape} {first.sum():.6f}"
-    return f"{host.title} {weights:.9g}; {asked}; {list(controls)}; {pictures}; seed {seed}"
+    return f"{audited.title} {weights:.9g}; {asked}; {list(controls)}; {pictures}; seed {seed}"

@@ -1,4 +1,4 @@
-"""When a number means yes: its interval against its controls, with one table of limits."""
+"""Verdicts: bootstrap intervals of a value minus its largest control, against a limit per measure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Verdict = Literal["yes", "no", "not decided"]
 DRAWS = 1000
 
 LIMITS: dict[str, float] = {
-    # by how much a number must exceed its largest control; all of them ours: what random weights without an encoding
-    # stay below, and what a person would call an effect
+    # min excess over the largest control for a verdict of yes; chosen by us, above the values of random weights
+    # without an encoding
     "probe": 0.1,
     "pattern": 0.05,
     "neighbours": 0.05,
@@ -35,16 +35,16 @@ LIMITS: dict[str, float] = {
     "sides": 0.1,
     "crop": 0.01,
 }
-OTHER = 0.05  # for measures that are not on the page by default
+OTHER = 0.05  # limit of measures that are not in the table
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What an outcome is worth beside its controls.
+class Judgement:
+    """Intervals and verdict of an outcome.
 
     Attributes:
-        interval: 95 % of the value; None with fewer than 5 units.
-        margin: 95 % of the value minus its largest control; None likewise.
+        interval: 95 % confidence interval of the value; None for fewer than 5 units.
+        margin: 95 % confidence interval of the value minus its largest control; None as above.
         verdict: yes, no or not decided.
     """
 
@@ -54,14 +54,14 @@ class Judged:
 
 
 def limit(name: str) -> float:
-    """Return by how much the number of a measure must exceed its controls to mean yes."""
+    """Return the min excess of a measure over its largest control for a verdict of yes."""
     return LIMITS.get(name, OTHER)
 
 
 def draws(outcome: Outcome, seed: int = 0) -> np.ndarray | None:
-    """Return the value for 1,000 draws of units with replacement; None with fewer than 5 units.
+    """Return the value for 1,000 bootstrap draws of units; None for fewer than 5 units.
 
-    Two outcomes with as many units draw the same ones, so that their difference is that of pairs.
+    Outcomes with equal numbers of units use the same draws, so that their differences are paired.
     """
     if outcome.n < FEWEST:
         return None
@@ -69,33 +69,33 @@ def draws(outcome: Outcome, seed: int = 0) -> np.ndarray | None:
     return outcome.drawn(picks)
 
 
-def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int = 0) -> Judged:
-    """Return interval and verdict of an outcome.
+def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int = 0) -> Judgement:
+    """Return intervals and verdict of an outcome.
 
     Args:
         name: of the measure.
         outcome: of the model.
-        controls: outcomes of the other passes, by name; closed forms are in `outcome.control`.
-        seed: of the draws.
+        controls: outcomes of the control runs, by name; closed forms are in `outcome.control`.
+        seed: of the bootstrap draws.
     """
     values = draws(outcome, seed)
     if values is None or not np.isfinite(outcome.value):
-        return Judged(None, None, "not decided")
-    # the largest control counts, each drawn with the images of the model where they are the same ones
+        return Judgement(None, None, "not decided")
+    # the largest control counts, resampled together with the model where the units are the same
     others = [np.full(DRAWS, c) for c in outcome.control.values() if np.isfinite(c)]
     for control in controls.values():
         drawn = draws(control, seed)
         if np.isfinite(control.value):
             others.append(np.full(DRAWS, control.value) if drawn is None else drawn)
-    if not others:  # a number alone says nothing
-        return Judged(ends(values), None, "not decided")
-    margin = ends(values - np.max(others, axis=0))
-    least = limit(name)
-    verdict: Verdict = "yes" if margin[0] > least else "no" if margin[1] < least else "not decided"
-    return Judged(ends(values), margin, verdict)
+    if not others:  # no verdict without a control
+        return Judgement(bounds(values), None, "not decided")
+    margin = bounds(values - np.max(others, axis=0))
+    threshold = limit(name)
+    verdict: Verdict = "yes" if margin[0] > threshold else "no" if margin[1] < threshold else "not decided"
+    return Judgement(bounds(values), margin, verdict)
 
 
-def ends(values: np.ndarray) -> tuple[float, float]:
-    """Return the ends of the middle 95 % of values."""
+def bounds(values: np.ndarray) -> tuple[float, float]:
+    """Return the bounds of the central 95 % of values."""
     low, high = np.nanpercentile(values, [2.5, 97.5])
     return float(low), float(high)

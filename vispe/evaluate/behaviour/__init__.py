@@ -1,1 +1,1 @@
-"""Measures that run the model again on changed inputs."""
+"""Measures of behaviour: outputs on perturbed inputs."""

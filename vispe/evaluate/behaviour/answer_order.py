@@ -1,4 +1,9 @@
-"""Does an answer depend on the order in which pictures stand, where the question does not?"""
+"""Order sensitivity: spread of answers over permutations of the images of a prompt.
+
+Follows "Position of Uncertainty: A Cross-Linguistic Study of Positional Bias in Large Language Models" (spread and
+entropy by slot), "LLMs are Bayesian, in Expectation, not in Realization" (averaging over orders), and "Eliminating
+Position Bias of Language Models: A Mechanistic Approach" (PINE, arXiv 2407.01100: invariance to the order of segments).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,15 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Kept, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 COLOURS = ("red", "green", "blue")
 
 
 def orders(count: int) -> list[tuple[int, ...]]:
-    """Return orders in which every item visits every slot equally: all up to 4 items, then shifts and reversals.
+    """Return balanced permutations: all for up to 4 items, otherwise cyclic shifts and their reversals.
 
     Raises:
         OptionError: there are fewer than two items.
@@ -28,7 +33,7 @@ def orders(count: int) -> list[tuple[int, ...]]:
     ([(0, 1), (1, 0)], 24, 12)
     """
     if count < 2:
-        raise OptionError(f"An order needs two items or more, got count={count}; give more pictures.")
+        raise OptionError(f"orders: count must be at least 2, got {count}. Use more images.")
     if count <= 4:
         return list(permutations(range(count)))
     shifts = [tuple((k + s) % count for k in range(count)) for s in range(count)]
@@ -36,10 +41,10 @@ def orders(count: int) -> list[tuple[int, ...]]:
 
 
 def order_share(scores: Tensor) -> float:
-    """Return the standard deviation over orders as a share of that over orders and prompts, in [0, 1].
+    """Return the standard deviation over orders relative to that over orders and prompts, in [0, 1].
 
     Args:
-        scores: (prompts, orders), logarithms of probabilities of the right answer.
+        scores: (prompts, orders), log-probabilities of the correct answer.
 
     >>> order_share(torch.tensor([[0.0, 0.0], [1.0, 1.0]])), order_share(torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
     (0.0, 1.0)
@@ -51,46 +56,50 @@ def order_share(scores: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Order(Measure):
-    """How much answers about three pictures depend on their order; 0 where order cannot be seen."""
+class OrderSensitivity(Measure):
+    """Dependence of answers about three images on their order; 0 for order-invariant models.
+
+    Follows "Position of Uncertainty", "LLMs are Bayesian, in Expectation, not in Realization" and PINE (arXiv
+    2407.01100); prompts and images are ours.
+    """
 
     name = "order"
     family = "behaviour"
-    asks = "Does an answer depend on the order of the pictures?"
-    number = "spread over orders, as a share of all spread"
-    misleads = "A model that gives nearly the same answer to every prompt has a large share of little."
+    asks = "Does an answer depend on the order of the images?"
+    number = "standard deviation over orders, relative to the total"
+    misleads = "If answers to all prompts are nearly equal, the ratio can be large although the spread is negligible."
     needs = frozenset({"answers", "several"})
     items = 16
     count: ClassVar[int] = 3
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Ask whether a picture with a disc of a colour is there, in every order; it is in every second prompt."""
-        generator, there = reruns.generator(), reruns.number % 2 == 0
-        asked = int(torch.randint(3, (), generator=generator))
-        shown = [(asked + 1 + k % 2) % 3 for k in range(self.count)]
-        if there:
-            shown[int(torch.randint(self.count, (), generator=generator))] = asked
-        pictures = [_disc(c, generator) for c in shown]
-        question = f"Is there a {COLOURS[asked]} disc in one of the pictures?"
-        assert reruns.host.answers is not None
-        said = [
-            reruns.host.answers([pictures[k] for k in o], question, ("yes", "no")) for o in orders(self.count)
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Ask in every order whether one of the images shows a disc of a colour; true for every second prompt."""
+        generator, present = runs.generator(), runs.number % 2 == 0
+        target = int(torch.randint(3, (), generator=generator))
+        colours = [(target + 1 + k % 2) % 3 for k in range(self.count)]
+        if present:
+            colours[int(torch.randint(self.count, (), generator=generator))] = target
+        images = [_disc(c, generator) for c in colours]
+        question = f"Is there a {COLOURS[target]} disc in one of the pictures?"
+        assert runs.audited.answers is not None
+        scores = [
+            runs.audited.answers([images[k] for k in o], question, ("yes", "no")) for o in orders(self.count)
         ]
-        logs = torch.stack(said).double().cpu().log_softmax(-1)
-        kept.note(scores=logs[:, 0 if there else 1])
+        log_probs = torch.stack(scores).double().cpu().log_softmax(-1)
+        acc.note(scores=log_probs[:, 0 if present else 1])
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the share of the spread that order makes, with what averaging over orders would give."""
-        scores = torch.tensor(kept.column("scores"))  # (prompts, orders)
-        right = scores > np.log(0.5)
-        # probabilities averaged over orders; by Jensen the gain is about half of the variance
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the relative spread over orders; the details have the expected gain of averaging over orders."""
+        scores = torch.tensor(acc.column("scores"))  # (prompts, orders)
+        correct = scores > np.log(0.5)
+        # log of the probability averaged over orders; by Jensen's inequality the gain is about half of the variance
         mean = scores.logsumexp(1) - np.log(scores.shape[1])
         gain = (mean - scores.mean(1)).mean().item()
-        accuracy = right.double().mean(0)
+        accuracy = correct.double().mean(0)
         details = {
             "sd_over_orders": scores.std(1, correction=0).mean().item(),
             "sd_over_prompts": scores.mean(1).std(correction=0).item(),
-            "answers_that_change": (right.any(1) & ~right.all(1)).double().mean().item(),
+            "answers_that_change": (correct.any(1) & ~correct.all(1)).double().mean().item(),
             "worst_best_gap": (accuracy.max() - accuracy.min()).item(),
             "gain_of_averaging": gain,
             "gain_expected": scores.var(1, correction=0).mean().item() / 2,

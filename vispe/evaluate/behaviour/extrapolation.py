@@ -1,8 +1,9 @@
-"""Does an encoding that was trained on one grid still work on others? A task with an exact answer, to find out.
+"""Length extrapolation: a synthetic task for training on one grid and evaluating on others.
 
-A scene is a grid of patches, a few of which are coloured markers. Every patch is asked two things: which colour the
-nearest marker has (needs distance), and which colour the nearest marker above it has (needs direction). Both
-questions mean the same on a grid of any size, so a model can be trained on one and asked on all.
+Follows "The Impact of Positional Encoding on Length Generalization in Transformers" (arXiv 2305.19466) in comparing
+encodings on lengths that were not trained; the task is ours. A scene is a grid of patches, a few of which are coloured
+markers. The model predicts for every patch the colour of the nearest marker (needs distance), and of the nearest marker
+above it (needs direction). Both targets are defined on a grid of any size.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ QUESTIONS = ("distance", "direction")
 
 
 class Scenes(NamedTuple):
-    """A batch of scenes: images (b, 3, 4 h, 4 w), and the colour that answers each question per patch.
+    """A batch of scenes: images (b, 3, 4 h, 4 w), and target colours of both questions per patch.
 
-    Answers are (b, questions, h, w) int64, -1 where two colours are equally near or no marker is above.
+    Answers are (b, questions, h, w) int64, -1 where two colours are equally near or there is no marker above.
     """
 
     images: Tensor
@@ -43,11 +44,11 @@ def scenes(
     """Return random scenes.
 
     Args:
-        count: how many, b.
+        count: number of scenes, b.
         shape: patches (h, w).
-        generator: source of all randomness.
-        markers: coloured patches per scene, all in different places.
-        noise: standard deviation of grey noise on every pixel.
+        generator: random generator.
+        markers: coloured patches per scene, at different positions.
+        noise: standard deviation of Gaussian noise on every pixel.
 
     Raises:
         OptionError: there are more markers than patches.
@@ -57,16 +58,18 @@ def scenes(
     """
     h, w = shape
     if not 1 <= markers <= h * w:
-        raise OptionError(f"{markers} markers were asked on {h} x {w} patches; ask for 1 to {h * w}.")
-    places = torch.rand(count, h * w, generator=generator).argsort(1)[:, :markers]
+        raise OptionError(
+            f"scenes: markers must be in 1 to {h * w} for {h} x {w} patches, got {markers}. Use fewer."
+        )
+    positions = torch.rand(count, h * w, generator=generator).argsort(1)[:, :markers]
     colours = torch.randint(len(PALETTE), (count, markers), generator=generator)
     tiles = torch.full((count, h * w, 3), 0.5)
-    tiles.scatter_(1, places[..., None].expand(-1, -1, 3), torch.tensor(PALETTE)[colours])
+    tiles.scatter_(1, positions[..., None].expand(-1, -1, 3), torch.tensor(PALETTE)[colours])
     images = tiles.unflatten(1, (h, w)).permute(0, 3, 1, 2).repeat_interleave(PATCH, 2)
     images = images.repeat_interleave(PATCH, 3)
     images = images + noise * torch.randn(images.shape, generator=generator)
     cells = torch.stack(torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij"), -1).flatten(0, 1)
-    step = cells[:, None] - cells[places][:, None]  # (b, patches, markers, 2)
+    step = cells[:, None] - cells[positions][:, None]  # (b, patches, markers, 2)
     squared = step.square().sum(-1).float()
     above = squared.masked_fill(step[..., 0] <= 0, float("inf"))
     answers = torch.stack([_nearest(squared, colours), _nearest(above, colours)], 1)
@@ -74,22 +77,22 @@ def scenes(
 
 
 def _nearest(squared: Tensor, colours: Tensor) -> Tensor:
-    """Return the colour (b, patches) of the marker at the smallest distance, -1 without a single answer."""
+    """Return the colour (b, patches) of the nearest marker, -1 if it is ambiguous or missing."""
     best, which = squared.min(-1)
     answer = colours.gather(1, which)
     tied = (squared == best[..., None]) & (colours[:, None] != answer[..., None])
     return answer.masked_fill(tied.any(-1) | best.isinf(), -1)
 
 
-class Asked(nn.Module):
-    """A small ViT with one answer per patch and question.
+class SceneViT(nn.Module):
+    """A small ViT with one prediction per patch and question.
 
     Args:
-        spec: its positional encoding.
-        shape: patches (h, w) that it is built for.
-        dim: width.
-        depth: blocks.
-        num_heads: heads.
+        spec: positional encoding.
+        shape: patches (h, w) of the training grid.
+        dim: embedding dimension.
+        depth: number of blocks.
+        num_heads: number of heads.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Asked(nn.Module):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained: grid, steps, scenes per step, peak learning rate."""
+    """Training configuration: grid, steps, batch size, peak learning rate."""
 
     shape: tuple[int, int] = (6, 6)
     steps: int = 600
@@ -131,18 +134,18 @@ class Recipe:
 
 def train(
     spec: Spec, seed: int, recipe: Recipe | None = None, on_step: Callable[[int, float], None] | None = None
-) -> Asked:
-    """Return a model trained from scratch on fresh scenes of one grid.
+) -> SceneViT:
+    """Train a model from scratch on random scenes of one grid.
 
     Args:
-        spec: its positional encoding.
+        spec: positional encoding.
         seed: of the weights and the scenes.
-        recipe: how; the default takes well under a minute on one core.
-        on_step: called with the number of each step and its loss.
+        recipe: training configuration; the default takes well under a minute on one core.
+        on_step: called with the index of each step and its loss.
     """
     recipe = recipe or Recipe()
     torch.manual_seed(seed)
-    model = Asked(spec, recipe.shape).train()
+    model = SceneViT(spec, recipe.shape).train()
     generator = torch.Generator().manual_seed(1000 + seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps)
@@ -163,19 +166,19 @@ def train(
 
 @torch.inference_mode()
 def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int = 0) -> dict[str, float]:
-    """Return the share of right answers per question on a grid, over the patches that have an answer.
+    """Return the accuracy per question on a grid, over the patches with an answer.
 
     Args:
-        model: maps images (b, 3, 4 h, 4 w) to logits (b, colours, questions, h, w), like `Asked`.
+        model: maps images (b, 3, 4 h, 4 w) to logits (b, colours, questions, h, w), like `SceneViT`.
         shape: patches (h, w).
-        count: scenes.
-        seed: of the scenes; every model is asked the same.
+        count: number of scenes.
+        seed: of the scenes, which are the same for every model.
     """
     generator = torch.Generator().manual_seed(seed)
-    right, asked = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))
+    correct, total = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))
     for start in range(0, count, 64):
         batch = scenes(min(64, count - start), shape, generator)
-        given = model(batch.images).argmax(1)
-        right += (given == batch.answers).sum((0, 2, 3))
-        asked += (batch.answers >= 0).sum((0, 2, 3))
-    return {name: float(r / a) for name, r, a in zip(QUESTIONS, right, asked, strict=True)}
+        predicted = model(batch.images).argmax(1)
+        correct += (predicted == batch.answers).sum((0, 2, 3))
+        total += (batch.answers >= 0).sum((0, 2, 3))
+    return {name: float(c / t) for name, c, t in zip(QUESTIONS, correct, total, strict=True)}

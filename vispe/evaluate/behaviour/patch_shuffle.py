@@ -1,4 +1,8 @@
-"""Is a model a bag of patches? Features of an image whose blocks of patches stand in random order, brought back."""
+"""Patch shuffling: change of features when blocks of patches are permuted, after undoing the permutation.
+
+Follows "Intriguing Properties of Vision Transformers" (shuffled patches) and "Shaking Syntactic Trees on the Sesame
+Street: Multilingual Probing with Controllable Perturbations" (word order perturbed at several granularities).
+"""
 
 from __future__ import annotations
 
@@ -7,49 +11,52 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.behaviour.rolls import refuse, shuffled, step_or_note
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Need, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_refusal
 from vispe.evaluate.rotation.comparison import cosine
 
 BLOCKS = (1, 2, 4, 8)
 
 
-class Shuffle(Measure):
-    """Change of features when blocks of g x g patches are shuffled: a pass for each g, at most four."""
+class PatchShuffle(Measure):
+    """Change of features when blocks of g x g patches are shuffled: one forward pass per g, at most four.
+
+    Follows "Intriguing Properties of Vision Transformers" and "Shaking Syntactic Trees on the Sesame Street".
+    """
 
     name: ClassVar[str] = "shuffle"
     family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "Do features depend on how the patches are arranged?"
+    asks: ClassVar[str] = "Do features depend on the arrangement of the patches?"
     number: ClassVar[str] = "1 - cosine when single patches are shuffled; 0 for a bag of patches"
     misleads: ClassVar[str] = (
-        "Shuffling destroys objects as well, so a model that uses the layout of a scene rightly scores high."
+        "Shuffling destroys objects as well, so a model that uses the layout of a scene is expected to score high."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     default: ClassVar[bool] = False
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Shuffle the image in blocks, as long as there are two a side."""
-        step = step_or_note(kept, reruns)
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Shuffle blocks of the image, for block sizes with at least two blocks per side."""
+        step = step_or_refusal(acc, runs)
         if step is None:
             return
-        first = reruns.maps()
+        first = runs.maps()
         h, w = first.shape[-2:]
         for g in (g for g in BLOCKS if 2 * g <= min(step.grid)):
-            picture = shuffled(reruns.image, g * step.pixels, reruns.generator(g))
-            moved = reruns.maps(f"shuffle {g}", picture).flatten(1)
-            # the same draw moves the numbers of cells, which says where each went
+            picture = shuffled(runs.image, g * step.pixels, runs.generator(g))
+            moved = runs.maps(f"shuffle {g}", picture).flatten(1)
+            # shuffling the indices of cells with the same generator gives the permutation to undo
             cells = torch.arange(h * w).reshape(1, h, w)
-            order = shuffled(cells, g * step.cells, reruns.generator(g)).flatten()
+            order = shuffled(cells, g * step.cells, runs.generator(g)).flatten()
             back = torch.empty_like(moved)
             back[:, order] = moved
-            kept.layer(distances=cosine(first, back.reshape(first.shape)))
+            acc.layer(distances=cosine(first, back.reshape(first.shape)))
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the mean over images for single patches, and the curve over blocks."""
-        refuse(kept)
-        curve = np.nan_to_num(kept.column("distances"))
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the mean over images for single patches; the details have the curve over block sizes."""
+        raise_if_refused(acc)
+        curve = np.nan_to_num(acc.column("distances"))
         cosines = {
             f"blocks of {g}": float(1 - curve[:, k].mean()) for k, g in enumerate(BLOCKS[: curve.shape[1]])
         }

@@ -1,4 +1,4 @@
-"""The model again on changed pictures, each of them run once however many measures ask for it."""
+"""Forward passes on perturbed images, cached so that measures share them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from vispe.errors import OptionError, UnsupportedHost
 
 if TYPE_CHECKING:
-    from vispe.evaluate.audit.audited_model import Host
+    from vispe.evaluate.audit.audited_model import AuditedModel
 
-AS_IT_IS = "as it is"  # the image without a change
+ORIGINAL = "as it is"  # name of the unperturbed image
 
 
 class Step(NamedTuple):
-    """The least move by whole patches of an image and whole cells of its map.
+    """The smallest shift by whole patches of an image and whole cells of its feature map.
 
     Attributes:
         pixels: of the image.
-        cells: of the map.
-        grid: steps down and across the image.
+        cells: of the feature map.
+        grid: number of steps along height and width.
     """
 
     pixels: int
@@ -30,70 +30,73 @@ class Step(NamedTuple):
     grid: tuple[int, int]
 
 
-class Reruns:
-    """What a model makes of changed versions of one image; kept by name until the image is over.
+class PerturbedRuns:
+    """Features and descriptors of perturbed versions of one image, cached by name.
 
     Args:
-        host: the model.
-        image: (c, H, W), normalised; None for measures that bring their own pictures.
-        number: of the image, or of the picture that a measure brings.
-        seed: of the audit; `generator` follows from it and from `number`.
+        audited: the model.
+        image: (c, H, W), normalised; None for measures that generate their own images.
+        number: index of the image, or of the item of a measure.
+        seed: of the audit; `generator` is seeded by it and by `number`.
     """
 
-    def __init__(self, host: Host, image: Tensor | None, number: int, seed: int = 0) -> None:
-        self.host, self.number, self.seed = host, number, seed
+    def __init__(self, audited: AuditedModel, image: Tensor | None, number: int, seed: int = 0) -> None:
+        self.audited, self.number, self.seed = audited, number, seed
         self._image = image
         self._maps: dict[str, Tensor] = {}
         self._pooled: dict[str, Tensor] = {}
 
     @property
     def image(self) -> Tensor:
-        """The image as it is, (c, H, W)."""
+        """The unperturbed image, (c, H, W)."""
         if self._image is None:
-            raise OptionError("This measure brings its own pictures; there is no image to change.")
+            raise OptionError(
+                "PerturbedRuns: image is None for measures with items. Generate the images in the measure."
+            )
         return self._image
 
     def generator(self, purpose: int = 0) -> torch.Generator:
-        """Return a generator that depends on the seed, on the number of the image and on the purpose alone."""
+        """Return a generator that depends only on the seed, the index of the image and the purpose."""
         return torch.Generator().manual_seed((self.seed * 1009 + self.number) * 101 + purpose)
 
-    def maps(self, name: str = AS_IT_IS, picture: Tensor | None = None) -> Tensor:
-        """Return the final features (d, h, w) float32 of a picture (c, H, W), kept under a name.
+    def maps(self, name: str = ORIGINAL, picture: Tensor | None = None) -> Tensor:
+        """Return the final features (d, h, w) float32 of an image (c, H, W), cached by name.
 
         Args:
-            name: what was done to the image, such as "turn 1" or "shift 0,2": the same name, the same picture.
-            picture: the changed image; the image itself by default.
+            name: of the perturbation, such as "roll 0,2"; equal names must mean equal images.
+            picture: the perturbed image; the original by default.
         """
         self._run(name, picture)
         return self._maps[name]
 
-    def pooled(self, name: str = AS_IT_IS, picture: Tensor | None = None) -> Tensor:
-        """Return the descriptor (d,) float32 of a picture: its class token, or the mean of its patches."""
+    def pooled(self, name: str = ORIGINAL, picture: Tensor | None = None) -> Tensor:
+        """Return the descriptor (d,) float32 of an image: its class token, or the mean of its patches."""
         self._run(name, picture)
         return self._pooled[name]
 
     def step(self) -> Step:
-        """Return the least move that brings patches onto patches; of cells of the map where patches are not known.
+        """Return the smallest shift that maps patches onto patches, or cells of the feature map if patches are unknown.
 
         Raises:
-            UnsupportedHost: patches or cells of the map do not divide the image.
+            UnsupportedHost: patches or cells of the feature map do not divide the image.
         """
         (high, wide), (h, w) = self.image.shape[-2:], self.maps().shape[-2:]
         side = max(1, high // h)
-        pixels = math.lcm(side, self.host.patch or 1)
+        pixels = math.lcm(side, self.audited.patch or 1)
         if (h * side, w * side) != (high, wide) or high % pixels or wide % pixels:
             raise UnsupportedHost(
-                f"content can be moved by whole patches only where patches and cells of the map divide the image, but "
-                f"one of {high} x {wide} px has a map of {h} x {w} cells and patches of {self.host.patch} px; crop it"
+                "content can be shifted by whole patches only where patches and cells of the feature map divide the "
+                f"image, but one of {high} x {wide} px has {h} x {w} cells and patches of {self.audited.patch} px; "
+                "crop the image"
             )
         return Step(pixels, pixels // side, (high // pixels, wide // pixels))
 
-    def know(self, found: tuple[Tensor, Tensor] | None) -> None:
-        """Take features (1, d, h, w) and descriptor (1, d) of the image as it is from another pass, if it has them."""
-        if found is not None:
-            self._maps[AS_IT_IS], self._pooled[AS_IT_IS] = found[0][0], found[1][0]
+    def set_original(self, outputs: tuple[Tensor, Tensor] | None) -> None:
+        """Cache features (1, d, h, w) and descriptor (1, d) of the original image from another pass, if available."""
+        if outputs is not None:
+            self._maps[ORIGINAL], self._pooled[ORIGINAL] = outputs[0][0], outputs[1][0]
 
     def _run(self, name: str, picture: Tensor | None) -> None:
         if name not in self._pooled:
-            maps, pooled = self.host.both((self.image if picture is None else picture)[None])
+            maps, pooled = self.audited.maps_and_pooled((self.image if picture is None else picture)[None])
             self._maps[name], self._pooled[name] = maps[0], pooled[0]

@@ -1,4 +1,4 @@
-"""How much of an output is owed to where things are: relevance with positions (PA-LRP)."""
+"""Relevance of positions: layer-wise relevance propagation with positional terms (PA-LRP, arXiv 2506.02138)."""
 
 from __future__ import annotations
 
@@ -8,68 +8,73 @@ from torch import Tensor
 
 from vispe.backbones.model_access import image_tower
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome, View
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.behaviour.rolls import refuse
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.behaviour.rolls import raise_if_refused
 from vispe.evaluate.behaviour.saliency_backward import Relevance, Rule, relevance
 
 RULES: tuple[Rule, ...] = ("epsilon", "ratio")
 
 
 class PositionRelevance(Measure):
-    """Relevance of positions and of content: two passes there and back for each image."""
+    """Relevance of positions relative to content: a forward and a backward pass per image and rule.
+
+    Follows PA-LRP (positional-aware LRP, arXiv 2506.02138).
+    """
 
     name: ClassVar[str] = "relevance"
     family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "How much of the output is owed to positions, and not to what is seen there?"
-    number: ClassVar[str] = "relevance of positions over that of positions and content, by size"
+    asks: ClassVar[str] = "How much of the output is attributed to positions rather than to content?"
+    number: ClassVar[str] = "absolute relevance of positions, relative to that of positions and content"
     misleads: ClassVar[str] = (
-        "Relevance is a convention: that positions get half of every rotation is one, and the rules for a sum disagree "
-        "where its parts do; compare models by one rule, and read no share as a cause."
+        "Relevance is a convention: positions get half of every rotation, and the rules for sums disagree where terms "
+        "cancel; compare models by one rule, and do not interpret the fraction causally."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"attention"})
-    controls: ClassVar[tuple[View, ...]] = ("random",)
+    controls: ClassVar[tuple[Control, ...]] = ("random",)
     default: ClassVar[Literal[False]] = False
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Hand the output back by both rules; keep shares, and the maps of the first image."""
-        host = reruns.host
-        assert host.model is not None
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Propagate the output by both rules; store the fractions, and the maps of the first image."""
+        audited = runs.audited
+        assert audited.model is not None
         try:
             one, other = (
-                relevance(image_tower(host.model), reruns.image.to(host.device), rule) for rule in RULES
+                relevance(image_tower(audited.model), runs.image.to(audited.device), rule) for rule in RULES
             )
         except UnsupportedHost as error:
-            kept.note(refused=str(error))
+            acc.note(refused=str(error))
             return
-        kept.note(epsilon=one.shares, ratio=other.shares, gap=max(one.gap, other.gap))
-        kept.note(net=[float(found.positions.sum()) / found.output for found in (one, other)])
-        kept.note(leaks={kind: leak / one.output for kind, leak in one.leaks.items()})
-        if reruns.number == 0:
-            kept.note(maps=maps(one))
+        acc.note(epsilon=one.shares, ratio=other.shares, gap=max(one.gap, other.gap))
+        acc.note(net=[float(result.positions.sum()) / result.output for result in (one, other)])
+        acc.note(leaks={kind: leak / one.output for kind, leak in one.leaks.items()})
+        if runs.number == 0:
+            acc.note(maps=maps(one))
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the mean share over images by the epsilon rule."""
-        refuse(kept)
-        shares = {rule: kept.column(rule) for rule in RULES}
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the mean fraction over images by the epsilon rule."""
+        raise_if_refused(acc)
+        shares = {rule: acc.column(rule) for rule in RULES}
         layers = {rule: share.mean(0).tolist() for rule, share in shares.items()}
-        leaks = [record["leaks"] for record in kept.records]
+        leaks = [record["leaks"] for record in acc.records]
         per_image = shares["epsilon"].sum(1)
         details = {
             "by the ratio rule": float(shares["ratio"].sum(1).mean()),
             "of positions over the output, with signs": dict(
-                zip(RULES, kept.column("net").mean(0).tolist(), strict=True)
+                zip(RULES, acc.column("net").mean(0).tolist(), strict=True)
             ),
             "by table": {rule: share[0] for rule, share in layers.items()},
             "by layer": {rule: share[1:] for rule, share in layers.items()},
             "leaks over the output": {
                 kind: sum(one[kind] for one in leaks) / len(leaks) for kind in leaks[0]
             },
-            "largest gap": float(kept.column("gap").max()),
+            "largest gap": float(acc.column("gap").max()),
         }
-        for record in kept.records:
-            details |= {f"{name} of the first image": found for name, found in record.get("maps", {}).items()}
+        for record in acc.records:
+            details |= {
+                f"{name} of the first image": values for name, values in record.get("maps", {}).items()
+            }
         return Outcome(
             float(per_image.mean()),
             per_image.tolist(),
@@ -79,16 +84,16 @@ class PositionRelevance(Measure):
         )
 
 
-def maps(found: Relevance) -> dict[str, list[list[float]]]:
-    """Return relevance of content and positions of patches (h, w), and of offsets of biases where there are any.
+def maps(result: Relevance) -> dict[str, list[list[float]]]:
+    """Return maps of relevance of content and positions (h, w), and of offsets of biases if there are any.
 
-    All over the output, to four decimals; offsets, (2 h - 1, 2 w - 1), are query less key.
+    Relative to the output, rounded to four decimals; offsets (2 h - 1, 2 w - 1) are query minus key.
     """
-    patches = found.grid[0] * found.grid[1]
+    patches = result.grid[0] * result.grid[1]
 
     def rounded(x: Tensor) -> list[list[float]]:
-        return (x / found.output).round(decimals=4).tolist()
+        return (x / result.output).round(decimals=4).tolist()
 
-    named = {"content": found.tokens, "position": found.positions.sum(0)}
-    own = {name: rounded(x[-patches:].unflatten(0, found.grid)) for name, x in named.items()}
-    return own | ({"offsets": rounded(found.offsets)} if found.offsets.any() else {})
+    named = {"content": result.tokens, "position": result.positions.sum(0)}
+    by_name = {name: rounded(x[-patches:].unflatten(0, result.grid)) for name, x in named.items()}
+    return by_name | ({"offsets": rounded(result.offsets)} if result.offsets.any() else {})

@@ -1,7 +1,7 @@
-"""Attention by its definition, through which relevance finds its way back to queries, keys, values and positions.
+"""Attention with gradients that propagate relevance to queries, keys, values and positions (PA-LRP).
 
-Both sides of a product get half of its relevance, and so do a rotation and what it turns; a bias has its share of the
-sum that logits are.
+Both factors of a product get half of its relevance, and so do a rotation and its input; a bias gets its part of the
+sum that forms the logits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vispe.hosts.common.context import Context
 Rule = Literal["epsilon", "ratio"]
 
 
-class Taken:
-    """What positions and layers took on the way back; see `Relevance`."""
+class RelevanceSums:
+    """Relevance collected by positions and leaks during a backward pass; see `Relevance`."""
 
     def __init__(self, rule: Rule, grid: tuple[int, int], prefix: int) -> None:
         self.rule, self.grid, self.prefix = rule, grid, prefix
@@ -34,7 +34,7 @@ class Taken:
         self.offsets = torch.zeros([2 * side - 1 for side in grid], dtype=torch.float64)
 
     def leak(self, kind: str, tensor: Tensor, of: Callable[[Tensor], Tensor]) -> None:
-        """Count a leak once the gradient of a tensor is known."""
+        """Add a leak in the backward pass, when the gradient of the tensor is known."""
 
         def count(g: Tensor) -> None:
             self.leaks[kind] += float(of(g).double().sum())
@@ -42,12 +42,12 @@ class Taken:
         tensor.register_hook(count)
 
 
-class Rules(Context):
-    """A context in which attention is computed plainly, with the rules on its way back."""
+class RelevanceContext(Context):
+    """Context that computes attention by its definition, with the propagation rules in its backward pass."""
 
     __slots__ = ("layer", "run")
 
-    def __init__(self, run: Taken, layer: int, given: Any) -> None:
+    def __init__(self, run: RelevanceSums, layer: int, given: Any) -> None:
         super().__init__(getattr(given, "positions", None), getattr(given, "encodings", ()), None, False)
         self.run, self.layer = run, layer
 
@@ -55,21 +55,19 @@ class Rules(Context):
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
     ) -> Tensor:
         """Return attention (b, h, n, d_h)."""
-        own = getattr(module, "pos_enc", None)
-        encodings = self.encodings if own is None else (*self.encodings, *own.parts())
+        pos_enc = getattr(module, "pos_enc", None)
+        encodings = self.encodings if pos_enc is None else (*self.encodings, *pos_enc.parts())
         number, run = getattr(module, "vispe_layer", 0), self.run
         bias = bias_of(encodings, self.positions, number, x.detach()) if encodings else None
-        turn = transform_of(encodings, self.positions, number, x.detach()) if encodings else None
+        transform = transform_of(encodings, self.positions, number, x.detach()) if encodings else None
         if encodings and value_term_of(encodings, self.positions, number) is not None:
-            raise UnsupportedHost(
-                "Relevance of an encoding that adds to the output of attention is not known."
-            )
+            raise UnsupportedHost("relevance: no rule for encodings that add to the output of attention.")
         if bias is not None and (bias.whole or bias.per_sample or not bias.finite):
             raise UnsupportedHost(
-                "Relevance of a bias that reads tokens, masks or replaces logits is not known."
+                "relevance: no rule for a bias that reads tokens, masks or replaces logits."
             )
-        q, k = (self._turned(turn, name, t) for name, t in (("query", q), ("key", k)))
-        product = (keep(q) * q.shape[-1] ** -0.5) @ keep(k).mT
+        q, k = (self._rotated(transform, name, t) for name, t in (("query", q), ("key", k)))
+        product = (scale_gradient(q) * q.shape[-1] ** -0.5) @ scale_gradient(k).mT
         logits = product
         if bias is not None:
             added = Call(q.detach(), k.detach(), v.detach(), bias).dense_bias()
@@ -78,24 +76,24 @@ class Rules(Context):
             logits = product + added
             self._split(product, added, logits)
         weights = logits.softmax(-1)
-        # what the softmax takes: relevance of weights less that of logits
+        # leak of the softmax: relevance of the weights minus that of the logits
         run.leak("softmax", weights, lambda g: g * weights.detach())
         run.leak("softmax", logits, lambda g: -g * logits.detach())
-        return keep(weights) @ keep(v)
+        return scale_gradient(weights) @ scale_gradient(v)
 
-    def _turned(self, turn: Transform | None, name: str, x: Tensor) -> Tensor:
-        """Return queries or keys, turned; cosines and sines get half of what is turned."""
-        if turn is None or type(turn) is Transform:
+    def _rotated(self, transform: Transform | None, name: str, x: Tensor) -> Tensor:
+        """Return rotated queries or keys; cosines and sines get half of the relevance of rotated entries."""
+        if transform is None or type(transform) is Transform:
             return x
-        if not isinstance(turn, PairRotation) or turn.values:
+        if not isinstance(transform, PairRotation) or transform.values:
             raise UnsupportedHost(
-                f"Relevance through {type(turn).__name__} is not known; rotations of pairs are."
+                f"relevance: no rule for {type(transform).__name__}. Only rotations of channel pairs are supported."
             )
         part = x.new_ones(x.shape[-2:])
-        # tokens without a place are not turned, nor are channels beyond the pairs
-        part[:, : 2 * turn.cos.shape[-1]] = 0.5
+        # prefix tokens and channels beyond the pairs are not rotated
+        part[:, : 2 * transform.cos.shape[-1]] = 0.5
         part[~self.positions.spatial[0]] = 1.0
-        y = getattr(turn, name)(keep(x, part))
+        y = getattr(transform, name)(scale_gradient(x, part))
 
         def count(g: Tensor) -> None:
             self.run.positions[self.layer] += ((y.detach() * g)[0] * (1 - part)).sum((0, -1)).double().cpu()
@@ -104,26 +102,28 @@ class Rules(Context):
         return y
 
     def _split(self, product: Tensor, added: Tensor, logits: Tensor) -> None:
-        """Hand the relevance of logits to both summands on the way back."""
+        """Split the relevance of logits between both terms in the backward pass."""
         run, p = self.run, self.run.prefix
 
         def split(g: Tensor) -> Tensor | None:
-            placed, back = added * g, None
+            position_relevance, content_gradient = added * g, None
             if run.rule == "ratio":
-                seen, placed = split_ratio(product.detach(), added.expand_as(g), logits.detach() * g)
-                back = torch.where(product == 0, 0.0, seen / product.detach())
-            pairs = placed.sum((0, 1)).double().cpu()
+                seen, position_relevance = split_ratio(
+                    product.detach(), added.expand_as(g), logits.detach() * g
+                )
+                content_gradient = torch.where(product == 0, 0.0, seen / product.detach())
+            pairs = position_relevance.sum((0, 1)).double().cpu()
             run.positions[self.layer] += pairs.sum(0)
-            # every pair of patches to the offset of the query from the key
+            # (patches, patches) -> offsets of query minus key, as flat indices into `run.offsets`
             (h, w), (_, wide) = run.grid, run.offsets.shape
             at = torch.arange(h)[:, None] * wide + torch.arange(w)
             offsets = (at.flatten()[:, None] - at.flatten()[None]) + (h - 1) * wide + w - 1
             run.offsets.view(-1).index_add_(0, offsets.flatten(), pairs[p:, p:].flatten())
-            return back
+            return content_gradient
 
         product.register_hook(split)
 
 
-def keep(x: Tensor, part: Tensor | float = 0.5) -> Tensor:
-    """Return x, through which a part of its gradient passes, 1 or a half of it: values are the same, bit by bit."""
+def scale_gradient(x: Tensor, part: Tensor | float = 0.5) -> Tensor:
+    """Return x bit for bit, with its gradient multiplied by `part`."""
     return x * part + (x * (1 - part)).detach()

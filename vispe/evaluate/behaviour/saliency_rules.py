@@ -1,8 +1,8 @@
-"""How relevance is split between what is seen and where it is, rule by rule (PA-LRP).
+"""Propagation rules of relevance between content and positions (PA-LRP, arXiv 2506.02138).
 
-Relevance of a sum, a product, a softmax or a rotation is handed to what went in, so that nothing is lost: what tokens
-and positions get adds up to what the output had. Stabilisers stand as in the authors' code, without a sign, and take
-a trace of it: `signed=True` keeps denominators from crossing zero.
+The relevance of a sum, a product, a softmax or a rotation is propagated to its inputs and conserved: the relevance of
+tokens and positions adds up to that of the output. Stabilisers have no sign, as in the authors' code, and absorb a
+small part; `signed=True` keeps denominators from crossing zero.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ def over(x: Tensor, total: Tensor, eps: float, *, signed: bool = False) -> Tenso
 def split_epsilon(
     x: Tensor, e: Tensor, relevance: Tensor, eps: float = 1e-6, *, signed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return what tokens x and positions e get of the relevance of x + e: each its share of the sum.
+    """Split the relevance of x + e between tokens x and positions e in proportion to the terms (epsilon rule).
 
     >>> split_epsilon(torch.tensor([1.0]), torch.tensor([3.0]), torch.tensor([8.0]), 0.0)
     (tensor([2.]), tensor([6.]))
     """
-    share = over(relevance, x + e, eps, signed=signed)
-    return share * x, share * e
+    ratio = over(relevance, x + e, eps, signed=signed)
+    return ratio * x, ratio * e
 
 
 def split_ratio(x: Tensor, e: Tensor, relevance: Tensor, eps: float = 1e-9) -> tuple[Tensor, Tensor]:
-    """Return what x and e get of the relevance of x + e, (b, ...), each scaled so that its sum is its share of all.
+    """Split the relevance (b, ...) of x + e between x and e by the absolute sums of their raw relevance (ratio rule).
 
-    Raw shares may be huge and of two signs. Their sums over a sample say by their size how the whole is divided.
+    Raw relevance by the epsilon rule may be huge and of both signs, so each part is rescaled per sample.
     """
     total = x + e
     raw = torch.where(total == 0, 0.0, over(relevance, total, eps))
     parts = raw * x, raw * e
     rest = tuple(range(1, relevance.ndim))
     sums = [part.sum(rest, keepdim=True) for part in parts]
-    whole, size = relevance.sum(rest, keepdim=True), sums[0].abs() + sums[1].abs()
-    # a part whose shares cancel to nothing has nothing
+    total_relevance, norm = relevance.sum(rest, keepdim=True), sums[0].abs() + sums[1].abs()
+    # a part whose raw relevance cancels to 0 gets none
     first, second = (
-        torch.where(s == 0, 0.0, part * (s.abs() / size * whole) / s)
+        torch.where(s == 0, 0.0, part * (s.abs() / norm * total_relevance) / s)
         for part, s in zip(parts, sums, strict=True)
     )
     return first, second
 
 
 def turned(x: Tensor, layout: Layout) -> Tensor:
-    """Return channels turned by a quarter: (a, b) of each pair becomes (-b, a)."""
+    """Rotate each channel pair by 90 degrees: (a, b) becomes (-b, a), the `rotate_half` of rotary encodings."""
     if layout == "half":
         a, b = x.chunk(2, -1)
         return torch.cat([-b, a], -1)
@@ -61,16 +61,16 @@ def turned(x: Tensor, layout: Layout) -> Tensor:
 def through_rotation(
     x: Tensor, cos: Tensor, sin: Tensor, relevance: Tensor, *, layout: Layout, eps: float = 1e-8, signed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return what x, cosines and sines get of the relevance of x cos + turned(x) sin, each of the shape of x.
+    """Split the relevance of x cos + turned(x) sin between x, cosines and sines, each with the shape of x.
 
-    The sum is split by the epsilon rule, and each product in halves; what the turned channels get goes back to those
-    they came from.
+    The sum is split by the epsilon rule, and each product in halves; the relevance of rotated channels is returned to
+    the channels that they were rotated from.
     """
-    straight, across = x * cos, turned(x, layout) * sin
-    of_straight, of_across = split_epsilon(straight, across, relevance, eps, signed=signed)
-    # a quarter turn moves channels and their signs; relevance moves alone
-    back = swapped(of_across / 2, layout)
-    return of_straight / 2 + back, of_straight / 2, of_across / 2
+    cos_term, sin_term = x * cos, turned(x, layout) * sin
+    cos_relevance, sin_relevance = split_epsilon(cos_term, sin_term, relevance, eps, signed=signed)
+    # the rotation by 90 degrees permutes channels and flips signs; relevance is only permuted
+    back = swapped(sin_relevance / 2, layout)
+    return cos_relevance / 2 + back, cos_relevance / 2, sin_relevance / 2
 
 
 def swapped(x: Tensor, layout: Layout) -> Tensor:
@@ -83,21 +83,21 @@ def swapped(x: Tensor, layout: Layout) -> Tensor:
 def through_product(
     a: Tensor, b: Tensor, product: Tensor, relevance: Tensor, eps: float = 1e-8, *, signed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return what both matrices get of the relevance of a @ b: half each, by the epsilon rule.
+    """Split the relevance of a @ b between both matrices, half each, by the epsilon rule.
 
     Args:
         a: (..., n, k).
         b: (..., k, m).
-        product: a @ b.
-        relevance: of it.
+        product: a @ b, (..., n, m).
+        relevance: of the product, (..., n, m).
         eps: stabiliser of twice the product.
         signed: as in `over`.
     """
-    share = over(relevance, 2 * product, eps, signed=signed)
-    return a * (share @ b.mT), b * (a.mT @ share)
+    ratio = over(relevance, 2 * product, eps, signed=signed)
+    return a * (ratio @ b.mT), b * (a.mT @ ratio)
 
 
 def through_softmax(logits: Tensor, weights: Tensor, relevance: Tensor) -> Tensor:
-    """Return what logits get of the relevance of their softmax; masked logits, -inf, get nothing."""
-    handed = relevance - weights * relevance.sum(-1, keepdim=True)
-    return torch.where(weights == 0, 0.0, logits * handed)
+    """Return the relevance of logits from that of their softmax weights; masked logits (-inf) get 0."""
+    gradient = relevance - weights * relevance.sum(-1, keepdim=True)
+    return torch.where(weights == 0, 0.0, logits * gradient)

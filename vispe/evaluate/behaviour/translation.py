@@ -1,8 +1,9 @@
-"""Do features change when the same patches stand at another place?
+"""Shift equivariance: change of features when an image is rolled by whole patches.
 
-An image is rolled around by whole patches, so that the model gets the same set of patches and places alone differ: a
-transformer without an encoding gives the same features exactly. What a roll adds is a seam where the image's sides
-meet; patches next to the seam and to the frame, whose neighbours change, are left out of the headline.
+Our image form of position-shift tests for language models, which move the same content to other positions. A roll by
+whole patches permutes the patches, so only positions differ: a transformer without an encoding gives exactly the same
+features. A roll adds a seam where opposite sides of the image meet; patches near the seam and near the border, whose
+neighbours change, are excluded from the headline.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.audit.audited_model import Host
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Need, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.behaviour.rolls import Offset, refuse, rolled, rolls, step_or_note
+from vispe.evaluate.audit.audited_model import AuditedModel
+from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Need, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.behaviour.rolls import Offset, raise_if_refused, rolled, rolls, step_or_refusal
 from vispe.evaluate.rotation.comparison import cosine, cosine_centred
 
 
-def away(grid: Offset, offset: Offset, margin: int) -> Tensor:
-    """Return the patches (h, w) that are `margin` or more from the frame, before and after a roll.
+def inside_margin(grid: Offset, offset: Offset, margin: int) -> Tensor:
+    """Return a mask (h, w) of patches at least `margin` from the border, before and after a roll.
 
-    >>> away((1, 6), (0, 2), 0).sum(), away((6, 6), (0, 2), 1)[2].int().tolist()
+    >>> inside_margin((1, 6), (0, 2), 0).sum(), inside_margin((6, 6), (0, 2), 1)[2].int().tolist()
     (tensor(6), [0, 1, 1, 0, 0, 0])
     """
     inner = [(torch.arange(n) >= margin) & (torch.arange(n) < n - margin) for n in grid]
@@ -32,36 +33,39 @@ def away(grid: Offset, offset: Offset, margin: int) -> Tensor:
 
 
 class Shift(Measure):
-    """Worst change of features over three rolls: three passes beside that of the image as it is."""
+    """Largest change of features over three rolls: three forward passes in addition to the original image.
+
+    Our image form of position-shift tests for language models: the same content at other positions.
+    """
 
     name: ClassVar[str] = "shift"
     family: ClassVar[Family] = "behaviour"
-    asks: ClassVar[str] = "Do features change when the same content stands elsewhere?"
-    number: ClassVar[str] = "worst 1 - cosine over three rolls by whole patches, away from the seam"
+    asks: ClassVar[str] = "Do features change when the same content is shifted?"
+    number: ClassVar[str] = "largest 1 - cosine over three rolls by whole patches, away from the seam"
     misleads: ClassVar[str] = (
-        "A roll brings opposite sides of a picture together, so a model that looks at surroundings through relative "
-        "places changes a little without any bias; homogeneous pictures have no seam to speak of."
+        "A roll joins opposite sides of an image, so a model with relative positions changes slightly without any "
+        "bias; homogeneous images have a negligible seam."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Roll the image by about one, two and three quarters of its sides."""
-        step = step_or_note(kept, reruns)
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Roll the image by about one, two and three quarters of its height and width."""
+        step = step_or_refusal(acc, runs)
         if step is None:
             return
-        first, margin = reruns.maps(), min(2, min(step.grid) // 8)
-        offsets = [offset for offset in rolls(reruns.number, step) if any(offset)]
+        first, margin = runs.maps(), min(2, min(step.grid) // 8)
+        offsets = [offset for offset in rolls(runs.number, step) if any(offset)]
         values = []
         for offset in offsets:
-            moved = reruns.maps(*rolled(reruns.image, step, offset))
+            moved = runs.maps(*rolled(runs.image, step, offset))
             back = moved.roll([-o * step.cells for o in offset], (-2, -1))
-            valid = away(step.grid, offset, margin)
+            valid = inside_margin(step.grid, offset, margin)
             valid = valid.repeat_interleave(step.cells, 0).repeat_interleave(step.cells, 1)
             values.append(
                 (cosine(first, back, valid), cosine(first, back), cosine_centred(first, back, valid))
             )
         inner, everywhere, centred = np.nan_to_num(np.array(values)).T
-        kept.note(
+        acc.note(
             offsets=offsets,
             distances=inner,
             worst=inner.max(),
@@ -69,18 +73,16 @@ class Shift(Measure):
             centred=centred.max(),
         )
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the mean over images of the worst roll."""
-        refuse(kept)
-        worst = kept.column("worst")
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the mean over images of the largest change."""
+        raise_if_refused(acc)
+        worst = acc.column("worst")
         details = {
-            "mean over rolls": kept.column("distances").mean(),
-            "with the seam": kept.column("everywhere").mean(),
-            "without the mean feature": kept.column("centred").mean(),
+            "mean over rolls": acc.column("distances").mean(),
+            "with the seam": acc.column("everywhere").mean(),
+            "without the mean feature": acc.column("centred").mean(),
         }
-        note = (
-            "" if host.patch else "The side of its patches is not known: shifts may be by parts of a patch."
-        )
+        note = "" if audited.patch else "The patch size is unknown, so shifts may be by fractions of a patch."
         return Outcome(
             float(worst.mean()), worst.tolist(), control={"no encoding": 0.0}, note=note, details=details
         )

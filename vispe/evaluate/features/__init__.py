@@ -1,1 +1,1 @@
-"""Measures that read features."""
+"""Measures of features."""

@@ -1,8 +1,10 @@
-"""Do features know where a picture ends? A crop shown alone, and inside two other surroundings.
+"""Border effect of padding: features of a crop alone compared with the same crop in two contexts.
 
-The middle of an image is shown by itself, and with a frame from the image mirrored left to right or upside down.
-Padding, and places counted from a side, change features where the crop ends. So do new neighbours, which
-the difference between the two surroundings tells.
+Follows the idea of PPP, the position-information pattern from padding ("Unveiling The Mask of Position-Information
+Pattern Through the Mist of Image Features"): compare features with and without the influence of the border; the numbers
+are ours. The centre of an image is encoded by itself, and surrounded by the image flipped horizontally or vertically.
+Padding, and positions relative to a side, change features at the border of the crop. So do new neighbours; the
+difference between the two contexts is the control for that.
 """
 
 from __future__ import annotations
@@ -14,114 +16,121 @@ import torch
 from torch import Tensor
 
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.behaviour.rolls import refuse, step_or_note
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.behaviour.rolls import raise_if_refused, step_or_refusal
 
 LEAST = 10
-"""Patches along a side of an image, of which the crop takes half: a border, a middle, and one between them."""
+"""Min patches per side of an image; the crop is half of it: a border, a centre, and a patch between them."""
 
 
 def change(alone: Tensor, inside: Tensor) -> Tensor:
-    """Return the size of a change beside that of features inside, by cell: two (d, h, w) -> (h, w) float64.
+    """Return the norm of the difference relative to that of `inside`, per cell: two (d, h, w) -> (h, w) float64.
 
     Raises:
-        ShapeError: shapes that differ, or are not (d, h, w).
+        ShapeError: the shapes differ, or are not (d, h, w).
 
     >>> change(torch.full((4, 1, 2), 3.0), torch.full((4, 1, 2), 2.0))
     tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
     if alone.ndim != 3 or alone.shape != inside.shape:
         raise ShapeError(
-            f"Two maps of the same shape (d, h, w) are compared, got {tuple(alone.shape)} and {tuple(inside.shape)}."
+            f"change: both maps must have the same shape (d, h, w), got {tuple(alone.shape)} and "
+            f"{tuple(inside.shape)}. Crop them to the same cells."
         )
-    gap = (alone.double() - inside.double()).square().sum(0).sqrt()
-    size = inside.double().square().sum(0).sqrt()
-    # a cell that is nothing inside has changed as a whole or not at all
-    return torch.where(size > 0, gap / size, (gap > 0).double())
+    difference = (alone.double() - inside.double()).square().sum(0).sqrt()
+    norm = inside.double().square().sum(0).sqrt()
+    # where the reference is 0, the relative change is 0 or 1
+    return torch.where(norm > 0, difference / norm, (difference > 0).double())
 
 
 def border_distance(h: int, w: int) -> Tensor:
-    """Return the distance (h, w) int64 to the nearest border, 0 beside it.
+    """Return the distance (h, w) int64 in cells to the nearest border, 0 at the border.
 
     >>> border_distance(3, 4).tolist()
     [[0, 0, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     """
-    rows, cols = (torch.minimum(torch.arange(n), torch.arange(n).flip(0)) for n in (h, w))
-    return torch.minimum(rows[:, None], cols[None, :])
+    row_slice, col_slice = (torch.minimum(torch.arange(n), torch.arange(n).flip(0)) for n in (h, w))
+    return torch.minimum(row_slice[:, None], col_slice[None, :])
 
 
 def by_distance(values: Tensor, step: int = 1) -> Tensor:
-    """Return the mean of cells (h, w) at every distance to the border, (distances,), in steps of cells."""
+    """Return the mean of cells (h, w) at each distance to the border, (distances,), in units of `step` cells."""
     distance = border_distance(*values.shape).flatten() // step
     total = torch.zeros(int(distance.max()) + 1, dtype=values.dtype).index_add(0, distance, values.flatten())
     return total / distance.bincount()
 
 
-def fall(profile: Tensor) -> float:
-    """Return by how much the border exceeds the middle: the distances beyond half of the largest."""
+def border_excess(profile: Tensor) -> float:
+    """Return the value at the border minus the mean in the centre (distances beyond half of the maximum)."""
     return float(profile[0] - profile[(len(profile) - 1) // 2 + 1 :].mean())
 
 
-class Crop(Measure):
-    """Change of a crop shown alone, at its border beyond its middle, minus that between two surroundings."""
+class ContextCrop(Measure):
+    """Border minus centre of the change of a crop encoded alone, minus that between two contexts.
+
+    Follows PPP ("Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features") in comparing
+    features with and without padding; the statistic is ours.
+    """
 
     name: ClassVar[str] = "crop"
     family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do features change where a picture ends?"
+    asks: ClassVar[str] = "Do features change at the border of an image?"
     number: ClassVar[str] = (
-        "change of a crop shown alone, border minus middle, beyond that of other surroundings"
+        "change of a crop encoded alone, border minus centre, minus that of other contexts"
     )
     misleads: ClassVar[str] = (
-        "A smaller picture may itself be unusual for a model, and frames have a seam: both count at the border if "
-        "features are local, and what two frames have in common is not subtracted."
+        "Smaller images may be out of distribution, and contexts have a seam: both count at the border if features are "
+        "local, and effects common to both contexts are not subtracted."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     default: ClassVar[bool] = False
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Show the middle alone and in two frames: three passes beside that of the image as it is."""
-        step = step_or_note(kept, reruns, LEAST)
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Encode the centre alone and in two contexts: three forward passes in addition to the original image."""
+        step = step_or_refusal(acc, runs, LEAST)
         if step is None:
             return
-        image, size = reruns.image, [n // 2 for n in step.grid]
+        image, size = runs.image, [n // 2 for n in step.grid]
         pixels, cells = (_middle(step.grid, unit) for unit in (step.pixels, step.cells))
         try:
-            alone = reruns.maps("crop alone", image[pixels].contiguous())
+            alone = runs.maps("crop alone", image[pixels].contiguous())
         except (AssertionError, ValueError, RuntimeError) as error:
-            kept.note(refused=f"it takes no crop of {size[0]} x {size[1]} patches: {error}")
+            acc.note(refused=f"it does not accept a crop of {size[0]} x {size[1]} patches: {error}")
             return
-        framed: list[Tensor] = []
+        contexts: list[Tensor] = []
         for axis in (-1, -2):
-            picture = image.flip(axis)
-            picture[pixels] = image[pixels]
-            framed.append(reruns.maps(f"crop in a frame {axis}", picture)[cells])
-        one, two = framed
+            context = image.flip(axis)
+            context[pixels] = image[pixels]
+            contexts.append(runs.maps(f"crop in a frame {axis}", context)[cells])
+        one, two = contexts
         changed = by_distance((change(alone, one) + change(alone, two)) / 2, step.cells)
-        # both orders, since each change is beside the features that it ends in
+        # both orders, since each change is relative to its second argument
         control = by_distance((change(one, two) + change(two, one)) / 2, step.cells)
-        kept.note(
-            value=fall(changed) - fall(control),
-            changed=fall(changed),
-            surroundings=fall(control),
+        acc.note(
+            value=border_excess(changed) - border_excess(control),
+            changed=border_excess(changed),
+            surroundings=border_excess(control),
             profile=changed,
             profile_surroundings=control,
         )
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
         """Return the mean over images."""
-        refuse(kept)
-        value = kept.column("value")
-        details = {name: float(kept.column(name).mean()) for name in ("changed", "surroundings")}
-        sizes = {len(record["profile"]) for record in kept.records}
+        raise_if_refused(acc)
+        value = acc.column("value")
+        details = {name: float(acc.column(name).mean()) for name in ("changed", "surroundings")}
+        sizes = {len(record["profile"]) for record in acc.records}
         if len(sizes) == 1:
             names = ("profile", "profile_surroundings")
-            details |= {name: kept.column(name).mean(0).tolist() for name in names}
+            details |= {name: acc.column(name).mean(0).tolist() for name in names}
         return Outcome(float(value.mean()), value.tolist(), control={"no border": 0.0}, details=details)
 
 
 def _middle(grid: tuple[int, int], unit: int) -> tuple[EllipsisType, slice, slice]:
     """Return the middle half (..., rows, columns) of a grid whose steps are `unit` pixels or cells."""
-    rows, cols = (slice((n - n // 2) // 2 * unit, ((n - n // 2) // 2 + n // 2) * unit) for n in grid)
-    return ..., rows, cols
+    row_slice, col_slice = (
+        slice((n - n // 2) // 2 * unit, ((n - n // 2) // 2 + n // 2) * unit) for n in grid
+    )
+    return ..., row_slice, col_slice

@@ -1,8 +1,9 @@
-"""How many dimensions hold the place? A Gaussian probe chooses them one by one.
+"""Intrinsic probing of position: number of feature dimensions that encode the cell of a patch.
 
-The place is one of 4 x 4 cells of the grid, and features given the cell are taken for Gaussian, with one covariance
-for all cells. Dimensions are chosen greedily by the likelihood of patches that were not fitted (after Torroba Hennigen
-et al., Intrinsic Probing through Dimension Selection, 2020): a few are enough where a model keeps the place apart.
+Follows "Intrinsic Probing through Dimension Selection" (Torroba Hennigen et al., 2020). The target is one of 4 x 4
+cells of the grid; features given the cell are modelled as Gaussian with a covariance common to all cells, and
+dimensions are selected greedily by the likelihood of held-out patches. Few dimensions suffice where a model encodes the
+position in a separate subspace.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import GROUPS, Family, Kept, Measure, Outcome, View
-from vispe.evaluate.behaviour.rolls import refuse
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.behaviour.rolls import raise_if_refused
 
-CELLS = 4  # a side
-MOST = 16  # dimensions that may be chosen
-FIRST = 64  # dimensions among which they are, those whose means over cells differ most
-SHRINK = 0.05  # of the covariance towards its diagonal
+CELLS = 4  # per side
+MOST = 16  # max number of selected dimensions
+FIRST = 64  # number of candidate dimensions, those with the largest variance between cells
+SHRINK = 0.05  # shrinkage of the covariance towards its diagonal
 
 
 def cells(shape: tuple[int, int]) -> Tensor:
-    """Return the cell of every patch of a grid, (h w,) int64 from 0 to 15, row by row.
+    """Return the cell of every patch of a grid, (h w,) int64 from 0 to 15, in row-major order.
 
     >>> cells((4, 4)).tolist() == list(range(16)), cells((8, 8))[:3].tolist()
     (True, [0, 0, 1])
@@ -34,131 +35,132 @@ def cells(shape: tuple[int, int]) -> Tensor:
 
 
 def bits(sums: Tensor, squares: Tensor, count: Tensor, held: Tensor, where: Tensor) -> Tensor:
-    """Return the bits about the cell in held-out features, for a Gaussian of each cell with a common covariance.
+    """Return the information in bits about the cell in held-out features, by Gaussians with a common covariance.
 
     Args:
-        sums: (cells, d) of the features that are fitted.
-        squares: (d, d), their products, summed over all.
-        count: patches of each cell.
-        held: (n, d).
-        where: (n,) their cells.
+        sums: (cells, d), sums of the training features by cell.
+        squares: (d, d), sum of their outer products.
+        count: number of patches of each cell.
+        held: held-out features (n, d).
+        where: their cells (n,).
 
     Returns:
-        Mean over patches of log2 p(cell | features) - log2 p(cell); 0 or less where features say nothing.
+        Mean over patches of log2 p(cell | features) - log2 p(cell); at most 0 for uninformative features.
     """
     mean = sums / count[:, None]
     within = (squares - (mean * count[:, None]).mT @ mean) / count.sum()
     diagonal = within.diagonal().clamp(min=1e-12)
     within = (1 - SHRINK) * within + SHRINK * torch.diag(diagonal) + 1e-9 * torch.diag(diagonal)
-    # distances to all means in units of the common spread
+    # whitening by the Cholesky factor turns Mahalanobis distances to the means into Euclidean ones
     lower = torch.linalg.cholesky(within)
     unit, centre = (torch.linalg.solve_triangular(lower, t.mT, upper=False).mT for t in (held, mean))
     logits = unit @ centre.mT - centre.square().sum(1) / 2
-    right = logits.log_softmax(1).gather(1, where[:, None])
-    return (right.mean() + np.log(len(mean))) / np.log(2)
+    log_likelihood = logits.log_softmax(1).gather(1, where[:, None])
+    return (log_likelihood.mean() + np.log(len(mean))) / np.log(2)
 
 
 def moments(features: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sums by cell, products, and patches of each cell, as `bits` takes them."""
-    hot = torch.nn.functional.one_hot(where, CELLS**2).to(features)
-    return hot.mT @ features, features.mT @ features, hot.sum(0)
+    """Return `sums`, `squares` and `count` of `bits`."""
+    one_hot = torch.nn.functional.one_hot(where, CELLS**2).to(features)
+    return one_hot.mT @ features, features.mT @ features, one_hot.sum(0)
 
 
 def choose(
-    fitted: Tensor, places: Tensor, held: Tensor, where: Tensor, most: int = MOST
+    fitted: Tensor, labels: Tensor, held: Tensor, where: Tensor, most: int = MOST
 ) -> tuple[list[int], list[float]]:
-    """Return dimensions in the order in which they are chosen, and the held-out bits after each.
+    """Return the selected dimensions in order, and the held-out bits after each.
 
     Args:
-        fitted: (n, d) features.
-        places: (n,) their cells.
-        held: (m, d) features of other pictures.
-        where: (m,) their cells.
-        most: how many are chosen.
+        fitted: training features (n, d).
+        labels: their cells (n,).
+        held: held-out features (m, d) of other images.
+        where: their cells (m,).
+        most: max number of dimensions.
     """
-    sums, squares, count = moments(fitted, places)
+    sums, squares, count = moments(fitted, labels)
     means = sums / count[:, None]
-    # only dimensions whose means differ can say anything
+    # dimensions with equal means are uninformative under this model
     spread = means.var(0) / fitted.var(0).clamp(min=1e-12)
-    left = spread.argsort(descending=True)[:FIRST].tolist()
+    candidates = spread.argsort(descending=True)[:FIRST].tolist()
     chosen: list[int] = []
     curve: list[float] = []
-    for _ in range(min(most, len(left))):
-        found = []
-        for c in left:
-            some = torch.tensor([*chosen, c])
-            found.append(float(bits(sums[:, some], squares[some][:, some], count, held[:, some], where)))
-        best = int(np.argmax(found))
-        chosen.append(left.pop(best))
-        curve.append(found[best])
+    for _ in range(min(most, len(candidates))):
+        scores = []
+        for c in candidates:
+            dims = torch.tensor([*chosen, c])
+            scores.append(float(bits(sums[:, dims], squares[dims][:, dims], count, held[:, dims], where)))
+        best = int(np.argmax(scores))
+        chosen.append(candidates.pop(best))
+        curve.append(scores[best])
     return chosen, curve
 
 
-class Latent(Measure):
-    """Bits about the place in the best few dimensions; pictures of one half are fitted, those of the other read."""
+class IntrinsicProbe(Measure):
+    """Information about the position in the best few dimensions, fitted and evaluated on different images.
+
+    Follows "Intrinsic Probing through Dimension Selection" (Torroba Hennigen et al., 2020).
+    """
 
     name: ClassVar[str] = "latent"
     family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "How many dimensions hold the place?"
+    asks: ClassVar[str] = "How many dimensions encode the position?"
     number: ClassVar[str] = (
-        "bits about which of 16 cells a patch is in, of 4, at the best number of dimensions"
+        "bits, of 4, about which of 16 cells contains a patch, at the best number of dimensions"
     )
     misleads: ClassVar[str] = (
-        "Pictures laid out alike tell the cell too; a place that is spread thinly over all dimensions is not found."
+        "Images with a common layout predict the cell too; a position spread over all dimensions is not found."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[View, ...]] = ("none",)
+    controls: ClassVar[tuple[Control, ...]] = ("none",)
     default: ClassVar[bool] = False
 
-    def end(self, kept: Kept, maps: Tensor) -> None:
-        """Add the features of the picture to those of its group, place by place."""
+    def on_features(self, acc: Accumulator, maps: Tensor) -> None:
+        """Add the centred map of the image to the sum of its group."""
         if min(maps.shape[-2:]) < CELLS:
-            kept.note(
-                refused=f"cells need {CELLS} patches a side or more, and this has {tuple(maps.shape[-2:])}"
-            )
+            acc.note(refused=f"cells need at least {CELLS} patches per side, got {tuple(maps.shape[-2:])}")
             return
-        kept.note(grid=maps.shape[-2:], group=kept.number % GROUPS)
-        kept.add("maps", (maps - maps.mean((1, 2), keepdim=True)).float(), groups=True)
+        acc.note(grid=maps.shape[-2:], group=acc.number % GROUPS)
+        acc.add("maps", (maps - maps.mean((1, 2), keepdim=True)).float(), groups=True)
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Choose dimensions on one half of the groups, read them on the other, and the other way round."""
-        refuse(kept)
-        numbers = [r["group"] for r in kept.records]
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Select dimensions on one half of the groups, evaluate on the other, and vice versa."""
+        raise_if_refused(acc)
+        numbers = [r["group"] for r in acc.records]
         groups, count = np.unique(numbers), np.bincount(numbers, minlength=GROUPS)
         if len(groups) < 2:
             return Outcome(
-                float("nan"), control={"no place": 0.0}, note="One image cannot be fitted and read."
+                float("nan"),
+                control={"no place": 0.0},
+                note="At least two images are needed to fit and evaluate.",
             )
-        # a group counts as one picture: its mean map
-        mean = (
-            kept.sums["maps"].double().flatten(2).mT / torch.from_numpy(np.maximum(count, 1))[:, None, None]
-        )
-        where = cells(tuple(kept.records[0]["grid"]))
-        mixed = where[torch.randperm(len(where), generator=torch.Generator().manual_seed(0))]
+        # the mean map of a group is treated as one image
+        mean = acc.sums["maps"].double().flatten(2).mT / torch.from_numpy(np.maximum(count, 1))[:, None, None]
+        where = cells(tuple(acc.records[0]["grid"]))
+        shuffled = where[torch.randperm(len(where), generator=torch.Generator().manual_seed(0))]
         by_group, curves, chosen = self._read(mean[groups], where)
-        chance = self._read(mean[groups], mixed)[0]
+        chance = self._read(mean[groups], shuffled)[0]
         best = int(np.argmax(curves))
         return Outcome(
             float(by_group.mean()),
             control={"shuffled cells": float(chance.mean()), "no place": 0.0},
             statistic=lambda picks: float(by_group[picks].mean()),
             units=len(groups),
-            note=f"{best + 1} dimensions hold it best.",
+            note=f"The best number of dimensions is {best + 1}.",
             details={"bits_by_dimensions": curves.tolist(), "dimensions": chosen[: best + 1]},
         )
 
     @staticmethod
     def _read(maps: Tensor, where: Tensor) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Return the bits of every group at the best number of dimensions, the mean curve, and dimensions."""
+        """Return the bits of every group at the best number of dimensions, the mean curve, and the dimensions."""
         halves = torch.arange(0, len(maps), 2), torch.arange(1, len(maps), 2)
-        found = np.zeros(len(maps))
+        by_group = np.zeros(len(maps))
         curves, chosen = [], []
-        for own, other in (halves, halves[::-1]):
-            fitted, places = maps[own].flatten(0, 1), where.repeat(len(own))
-            chosen, curve = choose(fitted, places, maps[other].flatten(0, 1), where.repeat(len(other)))
-            some = chosen[: int(np.argmax(curve)) + 1]
-            stats = moments(fitted[:, some], places)
-            for k in other.tolist():
-                found[k] = float(bits(*stats, maps[k][:, some], where))
+        for train, test in (halves, halves[::-1]):
+            fitted, labels = maps[train].flatten(0, 1), where.repeat(len(train))
+            chosen, curve = choose(fitted, labels, maps[test].flatten(0, 1), where.repeat(len(test)))
+            dims = chosen[: int(np.argmax(curve)) + 1]
+            stats = moments(fitted[:, dims], labels)
+            for k in test.tolist():
+                by_group[k] = float(bits(*stats, maps[k][:, dims], where))
             curves.append(curve)
-        return found, np.mean(curves, 0), chosen
+        return by_group, np.mean(curves, 0), chosen

@@ -1,8 +1,9 @@
-"""What do the units of the MLPs do: are they dead, do they tell the place, do they answer to the patch alone?
+"""Units of the MLPs: dead, positional, or explained by the content of the patch.
 
-A unit is on where its activation is above 0. It is dead if it never is; positional if whether it is on says more about
-the cell of the grid (mutual information) than with places shuffled inside each image; and answers to content alone,
-like a unit of a language model that fires for one n-gram, if what the patch and its left neighbour show explains it.
+Follows "Neurons in Large Language Models: Dead, N-gram, Positional" (Voita et al.). A unit is active where its
+activation is above 0. It is dead if it is never active; positional if the mutual information of its activity and the
+cell of the grid exceeds that for positions shuffled within each image; and driven by content, the analogue of an n-gram
+neuron, if a linear fit on the patch and its left neighbour explains it. The thresholds are ours.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ import torch
 from torch import Tensor, nn
 
 from vispe.errors import UnsupportedHost
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import GROUPS, Family, Kept, Measure, Outcome, View
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.features.latent_dimensions import CELLS, cells
 
-BITS = 0.05  # above what shuffled places give
-EXPLAINED = 0.5  # R² from which content alone explains a unit
-SAVED = 0.999  # quantile of units with shuffled places
+BITS = 0.05  # min bits above the level for shuffled positions
+EXPLAINED = 0.5  # min R² of a unit explained by content
+SAVED = 0.999  # quantile over units of the level for shuffled positions
 
 
 def information(on: Tensor, count: Tensor) -> Tensor:
-    """Return the bits that on or off says about the cell, (...).
+    """Return the mutual information in bits of the activity of a unit and the cell, (...).
 
     Args:
-        on: (..., cells), how often a unit was on in each cell.
-        count: (cells,), how many tokens there were.
+        on: (..., cells), how often a unit was active in each cell.
+        count: (cells,), number of tokens in each cell.
 
     >>> float(information(torch.tensor([4.0, 0.0]), torch.tensor([4.0, 4.0])))
     1.0
     """
-    share, p = on / count, count / count.sum()
-    mean = (share * p).sum(-1, keepdim=True)
-    bits = torch.xlogy(share, share / mean.clamp(min=1e-30))
-    bits = bits + torch.xlogy(1 - share, (1 - share) / (1 - mean).clamp(min=1e-30))
+    rate, p = on / count, count / count.sum()
+    mean = (rate * p).sum(-1, keepdim=True)
+    bits = torch.xlogy(rate, rate / mean.clamp(min=1e-30))
+    bits = bits + torch.xlogy(1 - rate, (1 - rate) / (1 - mean).clamp(min=1e-30))
     return ((bits * p).sum(-1) / np.log(2)).clamp(min=0)
 
 
 def content(image: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return what a patch and its left neighbour show, (h w, 17): 1, and means and spreads of colours, slopes."""
+    """Return content features (h w, 17): 1, and means, deviations and slopes of each patch and its left neighbour."""
     h, w = grid
     patch = (
         image.unflatten(2, (w, -1)).unflatten(1, (h, -1)).permute(1, 3, 0, 2, 4).double()
@@ -51,80 +52,84 @@ def content(image: Tensor, grid: tuple[int, int]) -> Tensor:
     grey = patch.mean(2)
     ramps = [torch.linspace(-1, 1, n, dtype=torch.float64) for n in grey.shape[-2:]]
     slopes = [(grey * ramps[0][:, None]).mean((-2, -1)), (grey * ramps[1]).mean((-2, -1))]
-    own = torch.cat([patch.mean((-2, -1)), patch.std((-2, -1)), torch.stack(slopes, -1)], -1)
-    beside = torch.cat([own[:, :1], own[:, :-1]], 1)
-    return torch.cat([torch.ones(h, w, 1, dtype=torch.float64), own, beside], -1).flatten(0, 1)
+    stats = torch.cat([patch.mean((-2, -1)), patch.std((-2, -1)), torch.stack(slopes, -1)], -1)
+    left = torch.cat([stats[:, :1], stats[:, :-1]], 1)
+    return torch.cat([torch.ones(h, w, 1, dtype=torch.float64), stats, left], -1).flatten(0, 1)
 
 
-class Units(Measure):
-    """Share of the units of all MLPs that tell the place: one more pass, with hooks that are gone afterwards."""
+class MlpUnits(Measure):
+    """Fraction of positional units over all MLPs: one more forward pass with temporary hooks.
+
+    Follows "Neurons in Large Language Models: Dead, N-gram, Positional" (Voita et al.).
+    """
 
     name: ClassVar[str] = "units"
     family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do units of the MLPs tell the place?"
-    number: ClassVar[str] = "share of units whose being on says something about the cell of the grid"
+    asks: ClassVar[str] = "Do units of the MLPs encode the position?"
+    number: ClassVar[str] = "fraction of units whose activity has information about the cell of the grid"
     misleads: ClassVar[str] = (
-        "Pictures laid out alike make units of content tell the cell; the encoding taken away shows it."
+        "With a common layout of images, content units predict the cell too; compare with the model without its "
+        "encoding."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[View, ...]] = ("none",)
+    controls: ClassVar[tuple[Control, ...]] = ("none",)
     default: ClassVar[bool] = False
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Count where the units of every block are on, and what of the patch goes with them."""
-        blocks = getattr(reruns.host.model, "blocks", None) or ()
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Count the activity of the units of every block by cell, and its products with the content features."""
+        blocks = getattr(runs.audited.model, "blocks", None) or ()
         acts = [getattr(getattr(block, "mlp", None), "act", None) for block in blocks]
         if not acts or not all(isinstance(act, nn.Module) for act in acts):
-            kept.note(refused="its blocks have no MLP with an activation that can be watched")
+            acc.note(refused="its blocks have no MLP with an activation module")
             return
-        seen: list[Tensor] = []
+        activations: list[Tensor] = []
 
-        def watch(module: nn.Module, args: Any, output: Tensor) -> None:
-            seen.append(output[0].detach().double().cpu())
+        def record(module: nn.Module, args: Any, output: Tensor) -> None:
+            activations.append(output[0].detach().double().cpu())
 
         with ExitStack() as hooks:
             for act in acts:
-                hooks.callback(act.register_forward_hook(watch).remove)
-            maps = reruns.host.maps(reruns.image[None])[0]
+                hooks.callback(act.register_forward_hook(record).remove)
+            maps = runs.audited.maps(runs.image[None])[0]
         grid = tuple(maps.shape[-2:])
-        patches = [one[-grid[0] * grid[1] :] for one in seen]
+        patches = [tokens[-grid[0] * grid[1] :] for tokens in activations]
         if len(patches) != len(acts) or any(p.shape[0] != grid[0] * grid[1] for p in patches):
-            kept.note(refused="its MLPs do not see one token for each patch")
+            acc.note(refused="its MLPs do not process one token per patch")
             return
-        order = torch.randperm(len(patches[0]), generator=reruns.generator(3))
-        where, x = cells(grid), content(reruns.image, grid)
-        hot = torch.nn.functional.one_hot(where, CELLS**2).double()
-        kept.note(group=kept.number % GROUPS)
-        kept.add("cells", hot.sum(0), groups=True)
-        kept.add("x x", x.mT @ x)
+        order = torch.randperm(len(patches[0]), generator=runs.generator(3))
+        where, x = cells(grid), content(runs.image, grid)
+        one_hot = torch.nn.functional.one_hot(where, CELLS**2).double()
+        acc.note(group=acc.number % GROUPS)
+        acc.add("cells", one_hot.sum(0), groups=True)
+        acc.add("x x", x.mT @ x)
         for k, values in enumerate(patches):
             on = (values > 0).double()
-            kept.add(f"on {k}", on.mT @ hot, groups=True)
-            kept.add(f"shuffled {k}", on[order].mT @ hot)
-            kept.add(f"x {k}", x.mT @ values)
-            kept.add(f"squares {k}", torch.stack([values.sum(0), values.square().sum(0)]))
+            acc.add(f"on {k}", on.mT @ one_hot, groups=True)
+            acc.add(f"shuffled {k}", on[order].mT @ one_hot)
+            acc.add(f"x {k}", x.mT @ values)
+            acc.add(f"squares {k}", torch.stack([values.sum(0), values.square().sum(0)]))
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the share of positional units, and those that are dead or explained by content."""
-        why = next((r["refused"] for r in kept.records if "refused" in r), None)
-        if why is not None:
-            raise UnsupportedHost(why)
-        depth = sum(name.startswith("on ") for name in kept.sums)
-        on = [kept.sums[f"on {k}"] for k in range(depth)]
-        count = kept.sums["cells"]
-        chance = torch.cat([information(kept.sums[f"shuffled {k}"], count.sum(0)) for k in range(depth)])
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the fraction of positional units; the details have dead units and those explained by content."""
+        reason = next((r["refused"] for r in acc.records if "refused" in r), None)
+        if reason is not None:
+            raise UnsupportedHost(reason)
+        depth = sum(name.startswith("on ") for name in acc.sums)
+        on = [acc.sums[f"on {k}"] for k in range(depth)]
+        count = acc.sums["cells"]
+        chance = torch.cat([information(acc.sums[f"shuffled {k}"], count.sum(0)) for k in range(depth)])
         limit = float(chance.quantile(SAVED)) + BITS
 
         def shares(times: np.ndarray) -> list[float]:
             weight = torch.from_numpy(times.astype(np.float64))
             tokens = torch.einsum("g,gc->c", weight, count)
-            found = (information(torch.einsum("g,guc->uc", weight, o), tokens) for o in on)
-            return [float((bits > limit).double().mean()) for bits in found]
+            by_layer = (information(torch.einsum("g,guc->uc", weight, o), tokens) for o in on)
+            return [float((bits > limit).double().mean()) for bits in by_layer]
 
-        groups = np.unique([r["group"] for r in kept.records])
+        groups = np.unique([r["group"] for r in acc.records])
         layers = shares(np.ones(GROUPS))
         dead = [float((o.sum((0, 2)) == 0).double().mean()) for o in on]
-        explained = [float((self._r2(kept, k) > EXPLAINED).double().mean()) for k in range(depth)]
+        explained = [float((self._r2(acc, k) > EXPLAINED).double().mean()) for k in range(depth)]
         return Outcome(
             float(np.mean(layers)),
             per_layer=layers,
@@ -135,10 +140,10 @@ class Units(Measure):
         )
 
     @staticmethod
-    def _r2(kept: Kept, layer: int) -> Tensor:
-        """Return the share of each unit's variance that a linear fit of the content explains."""
-        gram, cross = kept.sums["x x"], kept.sums[f"x {layer}"]
-        total, squares = kept.sums[f"squares {layer}"]
+    def _r2(acc: Accumulator, layer: int) -> Tensor:
+        """Return R² of each unit for a linear fit on the content features."""
+        gram, cross = acc.sums["x x"], acc.sums[f"x {layer}"]
+        total, squares = acc.sums[f"squares {layer}"]
         ridge = 1e-6 * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
         fitted = (cross * torch.linalg.solve(gram + ridge, cross)).sum(0)
         mean = total.square() / gram[0, 0]

@@ -1,7 +1,10 @@
-"""Are features of near patches more alike than those of far ones, where the picture gives no reason?
+"""Similarity of features of neighbouring patches on images with shuffled patches.
 
-A causal mask or an encoding makes neighbours alike in models that were never trained; so does any picture that is
-smooth. The headline is that of pictures whose patches stand in random order: what is left is not the picture's.
+Follows "Position Information Emerges in Causal Transformers Without Positional Encodings via Similarity of Nearby
+Embeddings", and "Latent Positional Information is in the Self-Attention Variance of Transformer Language Models Without
+Positional Embeddings" for the origin of such patterns; the 2D profile is ours. A causal mask or an encoding makes
+features of neighbours similar even in untrained models, and so does any smooth image. The headline is therefore
+measured on images with patches in random order, where neighbouring content is unrelated.
 """
 
 from __future__ import annotations
@@ -13,25 +16,28 @@ from torch import Tensor
 
 from vispe.errors import ShapeError, UnsupportedHost
 from vispe.evaluate.attention.head_statistics import by_distance, by_offset, pairs
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome, View
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
-from vispe.evaluate.behaviour.rolls import refuse, shuffled, step_or_note
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
+from vispe.evaluate.behaviour.rolls import raise_if_refused, shuffled, step_or_refusal
 from vispe.grid import Grid
 
 
 def profile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the mean cosine of centred features at each distance, from 0 on, (distances,).
+    """Return the mean cosine similarity of centred features at each distance 0, 1, ..., (distances,).
 
     Args:
-        x: (n, d), one row a token.
-        shape: (n,) for a sequence, or (h, w), whose distances are rounded.
+        x: features of tokens (n, d).
+        shape: (n,) for a sequence, or (h, w) for a grid with rounded Euclidean distances.
 
     Raises:
-        ShapeError: other tokens than the shape has.
+        ShapeError: the number of tokens does not match the shape.
     """
     if x.ndim != 2 or len(x) != np.prod(shape):
-        raise ShapeError(f"A profile over {shape} tokens needs features of as many, got {tuple(x.shape)}.")
+        raise ShapeError(
+            f"profile: x must have {np.prod(shape)} tokens for shape={shape}, got {tuple(x.shape)}. Remove prefix "
+            "tokens."
+        )
     x = x - x.mean(0)
     x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
     grid = Grid((1, *shape) if len(shape) == 1 else tuple(shape))
@@ -40,43 +46,49 @@ def profile(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def index(curve: Tensor) -> float:
-    """Return how much more alike neighbours are than tokens beyond half the largest distance."""
+    """Return the cosine of direct neighbours minus the mean beyond half of the largest distance."""
     return float(curve[1] - curve[len(curve) // 2 + 1 :].nanmean())
 
 
-class Neighbours(Measure):
-    """Cosine of neighbours minus that of far patches, in pictures with shuffled patches: one more pass."""
+class NeighbourSimilarity(Measure):
+    """Cosine of neighbours minus that of distant patches on images with shuffled patches: one more forward pass.
+
+    Follows "Position Information Emerges in Causal Transformers Without Positional Encodings via Similarity of Nearby
+    Embeddings"; the shuffled images are ours.
+    """
 
     name: ClassVar[str] = "neighbours"
     family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Are near patches alike for no other reason than that they are near?"
-    number: ClassVar[str] = "cosine of neighbours minus that of far patches, patches in random order"
+    asks: ClassVar[str] = "Are features of neighbouring patches similar regardless of content?"
+    number: ClassVar[str] = "cosine of neighbours minus that of distant patches, patches in random order"
     misleads: ClassVar[str] = (
-        "Shuffled pictures are unlike any that the model knows, so it may do other things there."
+        "Shuffled images are out of distribution, so the model may behave differently on them."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[View, ...]] = ("none",)
-    beside: ClassVar[tuple[View, ...]] = ("random",)
+    controls: ClassVar[tuple[Control, ...]] = ("none",)
+    reported_controls: ClassVar[tuple[Control, ...]] = ("random",)
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Take the profile of the image as it is, and of its patches in random order."""
-        step = step_or_note(kept, reruns, 3)
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Compute the profile of the original image and of the image with shuffled patches."""
+        step = step_or_refusal(acc, runs, 3)
         if step is None:
             return
-        picture = shuffled(reruns.image, step.pixels, reruns.generator(1))
-        for word, maps in (("plain", reruns.maps()), ("mixed", reruns.maps("shuffle 1", picture))):
+        mixed = shuffled(runs.image, step.pixels, runs.generator(1))
+        for word, maps in (("plain", runs.maps()), ("mixed", runs.maps("shuffle 1", mixed))):
             curve = profile(maps.flatten(1).T, tuple(maps.shape[-2:]))
-            kept.note(**{word: index(curve), f"{word}_profile": curve[:12]})
+            acc.note(**{word: index(curve), f"{word}_profile": curve[:12]})
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the mean over images of the index of shuffled pictures."""
-        refuse(kept)
-        values = kept.column("mixed")
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the mean index of shuffled images."""
+        raise_if_refused(acc)
+        values = acc.column("mixed")
         if np.isnan(values).all():
-            raise UnsupportedHost("The grid of features is too small for near and far patches.")
+            raise UnsupportedHost(
+                "The feature grid is too small to separate neighbours from distant patches."
+            )
         details = {
-            "of the pictures themselves": float(kept.column("plain").mean()),
-            "profile": kept.column("mixed_profile").mean(0).tolist(),
-            "profile of the pictures themselves": kept.column("plain_profile").mean(0).tolist(),
+            "of the pictures themselves": float(acc.column("plain").mean()),
+            "profile": acc.column("mixed_profile").mean(0).tolist(),
+            "profile of the pictures themselves": acc.column("plain_profile").mean(0).tolist(),
         }
         return Outcome(float(values.mean()), values, control={"flat": 0.0}, details=details)

@@ -1,7 +1,7 @@
-"""PESI: how a position table's similarity falls off with distance, in general and by direction (arXiv 2504.14386).
+"""PESI: similarity of a position table as a function of distance and direction (LOOPE, arXiv 2504.14386).
 
-Scores of a table (h, w, d). From every cell as centre, the cosine similarity of the table there and at every cell is
-compared with the distance of the two; the scores are means over all centres.
+For every cell of a table (h, w, d) as centre, the cosine similarity to every cell is compared with the distance; the
+scores are means over all centres.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
 
-DECIMALS = 9  # of similarities, so that equal ones are tied and not ordered by rounding
+DECIMALS = 9  # of similarities, so that equal ones are tied instead of ordered by rounding errors
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class PESI:
 
     Attributes:
         undirected_monotonicity: 1 - rank correlation of distance and mean similarity; 2 is best, 0 worst.
-        directed_monotonicity: the same within each of `directions` sectors, averaged; empty sectors pull it
-            towards 1, so only tables of equal grids compare.
-        undirected_asymmetry: spread of the similarity around its mean among cells of equal distance; 0 is best.
-        directions: the number of sectors.
+        directed_monotonicity: the same within each of `directions` sectors, averaged; empty sectors count as 1, so
+            only tables of equal grids are comparable.
+        undirected_asymmetry: relative deviation of the similarity among cells at equal distance; 0 is best.
+        directions: number of sectors.
     """
 
     undirected_monotonicity: float
@@ -41,17 +41,19 @@ def pesi(table: Tensor | np.ndarray, directions: int = 60) -> PESI:
 
     Args:
         table: one vector per grid cell.
-        directions: number of sectors of the directed score; the paper takes 60.
+        directions: number of sectors of the directed score; 60 in the paper.
 
     Raises:
-        ShapeError: the table is not (h, w, d) with numbers that are finite.
-        OptionError: `directions` is no whole number above 0.
+        ShapeError: the table is not (h, w, d), or has non-finite entries.
+        OptionError: `directions` is not a positive integer.
 
     >>> pesi(np.random.default_rng(0).normal(size=(4, 4, 8))).directions
     60
     """
     if isinstance(directions, bool) or directions != int(directions) or directions < 1:
-        raise OptionError(f"pesi needs a number of directions above 0, got directions={directions!r}.")
+        raise OptionError(
+            f"pesi: directions must be a positive integer, got {directions!r}. Use 60 as in the paper."
+        )
     similarity = cosine_similarity(table)
     h, w = int(table.shape[0]), int(table.shape[1])
     rows, cols = np.repeat(np.arange(h), w), np.tile(np.arange(w), h)
@@ -64,10 +66,13 @@ def pesi(table: Tensor | np.ndarray, directions: int = 60) -> PESI:
     asymmetry: list[float] = []
     for s, r, d, k in zip(similarity, radius, distance, sector, strict=True):
         count = np.bincount(r)
-        seen = count > 0
-        mean = np.bincount(r, s)[seen] / count[seen]
-        square = np.bincount(r, (s - (np.bincount(r, s) / np.maximum(count, 1))[r]) ** 2)[seen] / count[seen]
-        monotone.append(1 - _spearman(np.flatnonzero(seen), np.round(mean, DECIMALS)))
+        occupied = count > 0
+        mean = np.bincount(r, s)[occupied] / count[occupied]
+        square = (
+            np.bincount(r, (s - (np.bincount(r, s) / np.maximum(count, 1))[r]) ** 2)[occupied]
+            / count[occupied]
+        )
+        monotone.append(1 - _spearman(np.flatnonzero(occupied), np.round(mean, DECIMALS)))
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.where(square == 0, 0.0, np.sqrt(square) / mean)
         asymmetry.append(float(spread.mean()))
@@ -79,13 +84,18 @@ def pesi(table: Tensor | np.ndarray, directions: int = 60) -> PESI:
 
 
 def cosine_similarity(table: Tensor | np.ndarray) -> np.ndarray:
-    """Return the similarity of all pairs of cells (h * w, h * w) of a table (h, w, d), in float64.
+    """Return the cosine similarity of all pairs of cells (h * w, h * w) of a table (h, w, d), in float64.
 
-    Rounded to 9 decimals, because the scores rank it; a zero vector has similarity 0 with all.
+    Rounded to 9 decimals, because the scores use ranks; a zero vector has similarity 0 to all cells.
+
+    Raises:
+        ShapeError: the table is not (h, w, d), or has non-finite entries.
     """
     values = table.detach().cpu().double().numpy() if isinstance(table, Tensor) else np.asarray(table)
     if values.ndim != 3 or 0 in values.shape or not np.isfinite(values.astype(np.float64)).all():
-        raise ShapeError(f"pesi needs a table (h, w, d) of finite numbers, got {values.shape}.")
+        raise ShapeError(
+            f"pesi: table must be (h, w, d) with finite entries, got {values.shape}. Remove rows of prefix tokens."
+        )
     flat = torch.as_tensor(values.astype(np.float64)).flatten(0, 1)
     length = flat.square().sum(1).sqrt()
     cosine = (flat @ flat.t()) / (length[:, None] * length[None]).clamp(min=1e-12)
@@ -93,7 +103,7 @@ def cosine_similarity(table: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:
-    """Return ranks from 0; equal values share the mean of theirs."""
+    """Return ranks from 0; ties get their mean rank."""
     _, inverse, count = np.unique(x, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return (last - (count + 1) / 2)[inverse]

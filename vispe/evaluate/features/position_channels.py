@@ -1,8 +1,8 @@
-"""Do few channels carry the place? Channels that run monotonically along a sequence, or as a surface over a grid.
+"""Positional channels: monotone along a sequence, or a smooth surface over a grid.
 
-In language models a causal mask makes hidden channels that rise or fall with the position, smoothly, through most
-layers (Mitigate Position Bias in Large Language Models via Scaling a Single Dimension, arXiv 2406.02536). On a grid
-(ours) the mean map of a channel over pictures is read by a quadratic surface with the distances to centre and border.
+In causal language models some hidden channels increase or decrease smoothly with the position in most layers ("Mitigate
+Position Bias in Large Language Models via Scaling a Single Dimension", arXiv 2406.02536): `search`. For grids (ours),
+the mean map of a channel over images is fitted by a quadratic surface with the distances to the centre and the border.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import GROUPS, Family, Kept, Measure, Outcome, View
-from vispe.evaluate.behaviour.rolls import refuse
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import GROUPS, Accumulator, Control, Family, Measure, Outcome
+from vispe.evaluate.behaviour.rolls import raise_if_refused
 from vispe.evaluate.features.position_probe import TARGET, step_for
 from vispe.evaluate.probe.splits import Trials
 
 KINDS = ("row", "column", "radial", "border")
-READ = 0.25  # held-out R² above which a channel counts
-MASSIVE = 5.0  # times the mean norm of the channels
-FOLDS, BLOCK = 4, 3  # patches a side of the blocks that are held out together
+READ = 0.25  # min held-out R² of a positional channel
+MASSIVE = 5.0  # min norm of a massive channel, relative to the mean norm
+FOLDS, BLOCK = 4, 3  # number of folds; side in patches of the blocks that are held out together
 
 
 def scaled(values: np.ndarray) -> np.ndarray:
-    """Return a curve between 0 and 1; one that is constant stays constant, at 0."""
+    """Scale a curve to [0, 1]; a constant curve becomes 0."""
     spread = values.max() - values.min()
     return (values - values.min()) / spread if spread > 0 else np.zeros_like(values)
 
 
 def monotone(values: np.ndarray, degree: int = 3) -> int:
-    """Return 1 if the polynomial through a curve rises everywhere, 2 if it falls, else 0.
+    """Return 1 if the least-squares polynomial of a curve increases everywhere, 2 if it decreases, otherwise 0.
 
     >>> monotone(np.arange(20.0)), monotone(-np.arange(20.0)), monotone(np.zeros(20))
     (1, 2, 0)
     """
     if values.max() == values.min():
         return 0
-    place = np.arange(len(values))
-    # a polynomial on [-1, 1] is the same curve, without powers of large numbers
-    unit = np.polynomial.Polynomial.fit(place, scaled(values), degree)
-    steps = np.diff(unit(place))
+    index = np.arange(len(values))
+    # fitted on [-1, 1]: the same curve, but well conditioned
+    polynomial = np.polynomial.Polynomial.fit(index, scaled(values), degree)
+    steps = np.diff(polynomial(index))
     return 1 if (steps > 0).all() else 2 if (steps < 0).all() else 0
 
 
 def roughness(values: np.ndarray, window: int = 10, polyorder: int = 3) -> float:
-    """Return the sum of squared second differences of a curve after Savitzky-Golay; infinity for a constant."""
+    """Return the sum of squared second differences after Savitzky-Golay smoothing; infinity for a constant curve."""
     if values.max() == values.min():
-        return float("inf")  # it says nothing, so it never ranks
+        return float("inf")  # a constant carries no position, so it must rank last
     from scipy.signal import savgol_filter
 
     return float((np.diff(savgol_filter(scaled(values), window, polyorder), n=2) ** 2).sum())
@@ -66,29 +66,31 @@ def search(
     window: int = 10,
     polyorder: int = 3,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the channels of mean hidden states (L, T, d) that run with the position.
+    """Find the channels of mean hidden states (L, T, d) that are monotone in the position.
 
     Args:
         hidden: mean over many inputs, after every layer.
-        degree: of the polynomial whose direction counts.
-        skip: tokens at the beginning that are left out.
-        layers_from: first layer that counts.
-        layers_to: layer before which they end; negative counts from the end.
-        window: of the Savitzky-Golay filter.
-        polyorder: of the same.
+        degree: of the polynomial that is tested for monotonicity.
+        skip: number of initial tokens to ignore.
+        layers_from: first layer, included.
+        layers_to: last layer, excluded; negative counts from the end.
+        window: length of the Savitzky-Golay filter.
+        polyorder: order of the Savitzky-Golay filter.
 
     Returns:
-        Codes of `monotone` (L, d); `roughness` (L, d); of how many of the layers that count each channel rises, or
-        falls, whichever are more (d,); and the channels with more than a quarter of all layers, smoothest first.
+        Codes of `monotone` (L, d); `roughness` (L, d); for each channel the number of selected layers in which it
+        increases or decreases, the larger of both (d,); and the channels that agree in more than a quarter of all
+        layers, smoothest first.
 
     Raises:
-        OptionError: too few tokens are left.
+        OptionError: too few tokens remain after `skip`.
     """
     hidden = np.asarray(hidden, dtype=np.float64)[:, skip:]
     layers, tokens, width = hidden.shape
     if tokens < max(window, degree + 2):
         raise OptionError(
-            f"Channels are searched over {max(window, degree + 2)} tokens or more, got {tokens} after skip={skip}."
+            f"search: at least {max(window, degree + 2)} tokens are needed, got {tokens} after skip={skip}. Use longer "
+            "sequences or a smaller skip."
         )
     each = [[hidden[i, :, c] for c in range(width)] for i in range(layers)]
     codes = np.array([[monotone(curve, degree) for curve in row] for row in each])
@@ -100,7 +102,7 @@ def search(
 
 
 def surface(shape: tuple[int, int]) -> Tensor:
-    """Return what a channel is read by, at each patch of a grid (h, w): 1, y, x, y², x², xy, r, border, (h w, 8)."""
+    """Return the basis functions at each patch of a grid (h, w): 1, y, x, y², x², xy, r, border, (h w, 8)."""
     y, x = torch.meshgrid(
         *(torch.linspace(-1, 1, n, dtype=torch.float64) if n > 1 else torch.zeros(1).double() for n in shape),
         indexing="ij",
@@ -110,101 +112,108 @@ def surface(shape: tuple[int, int]) -> Tensor:
     return torch.stack([t.flatten() for t in terms], 1)
 
 
-def left_over(maps: Tensor, basis: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return maps (..., h w) minus what a fit on other blocks of the grid says there: held out, and linear in the maps.
+def held_out_residual(maps: Tensor, basis: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Return held-out residuals of maps (..., h w): each block minus the prediction of a fit on the other blocks.
 
     Args:
-        maps: flat maps over the grid.
+        maps: flattened maps over the grid.
         basis: (h w, terms), with a constant.
         shape: of the grid.
     """
     h, w = shape
     fold = (torch.arange(h)[:, None] // BLOCK + 2 * (torch.arange(w)[None] // BLOCK)).flatten() % FOLDS
-    rest = torch.empty_like(maps)
+    residual = torch.empty_like(maps)
     for k in fold.unique():
-        held, fitted = fold == k, fold != k
-        weights = maps[..., fitted] @ torch.linalg.pinv(basis[fitted]).mT
-        rest[..., held] = maps[..., held] - weights @ basis[held].mT
-    return rest
+        test, train = fold == k, fold != k
+        weights = maps[..., train] @ torch.linalg.pinv(basis[train]).mT
+        residual[..., test] = maps[..., test] - weights @ basis[test].mT
+    return residual
 
 
-class Channels(Measure):
-    """Share of channels whose mean map over pictures is a smooth surface of the place."""
+class PositionalChannels(Measure):
+    """Fraction of channels whose mean map over images is a smooth surface of the position.
+
+    Follows "Mitigate Position Bias in Large Language Models via Scaling a Single Dimension" (arXiv 2406.02536), which
+    finds monotone channels in causal language models; the surfaces on grids are ours.
+    """
 
     name: ClassVar[str] = "channels"
     family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Do single channels carry the place?"
-    number: ClassVar[str] = "share of channels whose mean map is a surface over the grid"
+    asks: ClassVar[str] = "Do single channels encode the position?"
+    number: ClassVar[str] = "fraction of channels whose mean map is a smooth surface over the grid"
     misleads: ClassVar[str] = (
-        "Pictures laid out alike have such mean maps too; give textures, noise or many pictures."
+        "Images with a common layout have such mean maps too; use textures, noise or many images."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
-    controls: ClassVar[tuple[View, ...]] = ("none",)
-    beside: ClassVar[tuple[View, ...]] = ("random",)
+    controls: ClassVar[tuple[Control, ...]] = ("none",)
+    reported_controls: ClassVar[tuple[Control, ...]] = ("random",)
 
-    def end(self, kept: Kept, maps: Tensor) -> None:
-        """Add the maps to the sum of their group, and what single channels tell the probe."""
+    def on_features(self, acc: Accumulator, maps: Tensor) -> None:
+        """Add the maps to the sum of their group, and the R² of single channels in the linear probe."""
         h, w = maps.shape[-2:]
         if min(h, w) < 2 * BLOCK:
-            kept.note(refused=f"channels need {2 * BLOCK} patches a side or more, and this has {h}x{w}")
+            acc.note(refused=f"channels need at least {2 * BLOCK} patches per side, got {h}x{w}")
             return
-        kept.note(group=kept.number % GROUPS, grid=(h, w))
-        kept.add("maps", (maps - maps.mean((1, 2), keepdim=True)).float(), groups=True)
-        kept.add("energy", maps.double().square().sum((1, 2)))
+        acc.note(group=acc.number % GROUPS, grid=(h, w))
+        acc.add("maps", (maps - maps.mean((1, 2), keepdim=True)).float(), groups=True)
+        acc.add("energy", maps.double().square().sum((1, 2)))
         if (step := step_for((h, w))) is not None:
             trials, feats = Trials((TARGET,), step, 1), maps.permute(1, 2, 0)
-            drawn = trials.draw((h, w), np.random.default_rng(kept.number))
-            kept.add("probe", torch.from_numpy(trials.channels(feats, drawn)[0]))
+            drawn = trials.draw((h, w), np.random.default_rng(acc.number))
+            acc.add("probe", torch.from_numpy(trials.channels(feats, drawn)[0]))
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the share of channels, and which they are."""
-        refuse(kept)
-        shape = tuple(kept.records[0]["grid"])
-        count = np.bincount([r["group"] for r in kept.records], minlength=GROUPS)
-        some = np.flatnonzero(count)
-        sums = kept.sums["maps"][torch.from_numpy(some)].double().flatten(2)
-        basis, all_ = surface(shape), sums.sum(0)
-        # both are linear in the maps, so any draw of groups has its squares from products of those
-        rest = left_over(sums, basis, shape).transpose(0, 1)
-        own = sums.transpose(0, 1)
-        wrong, total = rest @ rest.mT, own @ own.mT
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the fraction of positional channels, and the best of them."""
+        raise_if_refused(acc)
+        shape = tuple(acc.records[0]["grid"])
+        count = np.bincount([r["group"] for r in acc.records], minlength=GROUPS)
+        used = np.flatnonzero(count)
+        sums = acc.sums["maps"][torch.from_numpy(used)].double().flatten(2)
+        basis, mean_map = surface(shape), sums.sum(0)
+        # sums and residuals are linear in the maps, so their squares for any draw of groups follow from inner products
+        residual = held_out_residual(sums, basis, shape).transpose(0, 1)
+        by_channel = sums.transpose(0, 1)
+        unexplained, total = residual @ residual.mT, by_channel @ by_channel.mT
 
         def r2(times: np.ndarray) -> np.ndarray:
             weight = torch.from_numpy(times.astype(np.float64))
-            parts = [torch.einsum("cgk,g,k->c", t, weight, weight) for t in (wrong, total)]
-            return (1 - parts[0] / parts[1].clamp(min=1e-30)).numpy()
+            squares = [torch.einsum("cgk,g,k->c", t, weight, weight) for t in (unexplained, total)]
+            return (1 - squares[0] / squares[1].clamp(min=1e-30)).numpy()
 
-        # the same maps with their patches in another order: what a surface reads by chance
-        order = torch.randperm(all_.shape[1], generator=torch.Generator().manual_seed(0))
-        mixed = all_[:, order]
-        chance = 1 - left_over(mixed, basis, shape).square().sum(1) / mixed.square().sum(1).clamp(min=1e-30)
+        # the same maps with shuffled patches give the chance level of the surface fit
+        order = torch.randperm(mean_map.shape[1], generator=torch.Generator().manual_seed(0))
+        shuffled = mean_map[:, order]
+        chance = 1 - held_out_residual(shuffled, basis, shape).square().sum(1) / shuffled.square().sum(
+            1
+        ).clamp(min=1e-30)
         limit = max(READ, float(chance.quantile(0.95)))
-        found = r2(np.ones(len(some)))
-        best = np.argsort(-found, kind="stable")[:10]
-        energy = kept.sums["energy"].sqrt()
+        scores = r2(np.ones(len(used)))
+        best = np.argsort(-scores, kind="stable")[:10]
+        energy = acc.sums["energy"].sqrt()
         massive = (energy > MASSIVE * energy.mean()).nonzero().flatten().tolist()
         details = {
             "limit": limit,
             "by_surface": [
-                {"channel": int(c), "r2": float(found[c]), "kind": _kind(all_[c], basis)} for c in best
+                {"channel": int(c), "r2": float(scores[c]), "kind": _kind(mean_map[c], basis)} for c in best
             ],
             "massive": massive,
         }
-        if "probe" in kept.sums:
-            read = (kept.sums["probe"] / len(kept.records)).numpy()
+        if "probe" in acc.sums:
+            probe_r2 = (acc.sums["probe"] / len(acc.records)).numpy()
             details["by_probe"] = [
-                {"channel": int(c), "r2": float(read[c])} for c in np.argsort(-read, kind="stable")[:10]
+                {"channel": int(c), "r2": float(probe_r2[c])}
+                for c in np.argsort(-probe_r2, kind="stable")[:10]
             ]
 
         def drawn(pick: np.ndarray) -> float:
-            return float((r2(np.bincount(pick, minlength=len(some))) > limit).mean())
+            return float((r2(np.bincount(pick, minlength=len(used))) > limit).mean())
 
-        value = float((found > limit).mean())
-        return Outcome(value, control={"no place": 0.0}, statistic=drawn, units=len(some), details=details)
+        value = float((scores > limit).mean())
+        return Outcome(value, control={"no place": 0.0}, statistic=drawn, units=len(used), details=details)
 
 
 def _kind(mean: Tensor, basis: Tensor) -> str:
-    """Return which of row, column, distance to the centre and to the border says most of a map."""
+    """Return the term with the highest correlation with a map: row, column, distance to the centre or to the border."""
     terms = basis[:, [1, 2, 6, 7]] - basis[:, [1, 2, 6, 7]].mean(0)
     match = (mean @ terms).abs() / terms.norm(dim=0).clamp(min=1e-30)
     return KINDS[int(match.argmax())]

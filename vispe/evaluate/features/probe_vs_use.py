@@ -1,8 +1,10 @@
-"""Does a model know where things are and not say so? A probe of its descriptor against its answers.
+"""Probe versus use: accuracy of a linear probe of relative position against the model's own answers.
 
-Pictures show a red and a blue square on white; which of them is on the left can be read from the descriptor by a
-linear softmax probe, or asked in words. Pictures come in pairs that differ by the two colours being exchanged: a pair
-is never split between what the probe is fitted on and what it is scored on.
+Follows "Insights into LLM Long-Context Failures: When Transformers Know but Don't Tell" (probe against answers) and
+"Probing the Role of Positional Information in Vision-Language Models" (position is encoded but not used); the images
+are ours. They show a red and a blue square on white; which one is on the left is decoded from the descriptor by a
+linear softmax probe, and asked as a text question. Images come in pairs with exchanged colours, and a pair is never
+split between training and test set of the probe.
 """
 
 from __future__ import annotations
@@ -15,27 +17,27 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome
-from vispe.evaluate.behaviour.perturbed_runs import Reruns
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import Accumulator, Family, Measure, Outcome
+from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 QUESTION = "Is the red square to the left or to the right of the blue square?"
 ANSWERS = ("left", "right")
-SHUFFLES = 5
+SHUFFLES = 5  # of the labels, for the chance level of the probe
 
 
 def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, seed: int = 0) -> np.ndarray:
-    """Return where a linear softmax probe, fitted on other groups, names the label: (n,) of 0 and 1.
+    """Return the cross-validated hits (n,) of a linear softmax probe, 1 where the predicted label is correct.
 
     Args:
         x: features (n, d).
         labels: classes (n,) int64 from 0.
-        groups: (n,) int64; a group is in one fold.
-        folds: parts, each scored by a probe of the others.
-        seed: of the order in which groups are dealt into folds.
+        groups: (n,) int64; a group is never split between folds.
+        folds: number of folds.
+        seed: of the assignment of groups to folds.
 
     Raises:
-        ShapeError: lengths that differ.
+        ShapeError: the lengths differ.
         OptionError: fewer groups than folds, or fewer than 2 folds.
 
     >>> labels = torch.arange(20) % 2
@@ -44,35 +46,36 @@ def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, see
     """
     if x.ndim != 2 or not len(x) == len(labels) == len(groups):
         raise ShapeError(
-            f"The probe needs features (n, d), labels (n,) and groups (n,), got {tuple(x.shape)}, "
-            f"{tuple(labels.shape)} and {tuple(groups.shape)}."
+            f"probe_hits: expected features (n, d), labels (n,) and groups (n,), got {tuple(x.shape)}, "
+            f"{tuple(labels.shape)} and {tuple(groups.shape)}. Pass one label and one group per row."
         )
     names = groups.unique()
     if not 2 <= folds <= len(names):
         raise OptionError(
-            f"The probe needs 2 folds or more and a group for each, got {folds=}, {len(names)} groups."
+            f"probe_hits: folds must be in 2 to the number of groups, got {folds} for {len(names)} groups. Use fewer "
+            "folds or more groups."
         )
     order = names[torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))]
     hits = np.zeros(len(x))
     for fold in range(folds):
-        out = torch.isin(groups, order[fold::folds])
-        # statistics of the fitted part alone, so that nothing of the scored part is known
-        mean, std = x[~out].double().mean(0), x[~out].double().std(0, correction=0)
+        test = torch.isin(groups, order[fold::folds])
+        # standardise by statistics of the training folds only, to avoid leakage
+        mean, std = x[~test].double().mean(0), x[~test].double().std(0, correction=0)
         z = (x.double() - mean) / torch.where(std > 0, std, 1.0)
         weight = torch.zeros(x.shape[1], int(labels.max()) + 1, dtype=torch.float64, requires_grad=True)
         bias = torch.zeros(weight.shape[1], dtype=torch.float64, requires_grad=True)
-        steps = torch.optim.Adam([weight, bias], lr=5e-3, weight_decay=1e-3)
+        optimizer = torch.optim.Adam([weight, bias], lr=5e-3, weight_decay=1e-3)
         with torch.enable_grad():
             for _ in range(150):
-                steps.zero_grad()
-                cross_entropy(z[~out] @ weight + bias, labels[~out]).backward()
-                steps.step()
-        hits[out.numpy()] = ((z[out] @ weight + bias).argmax(1) == labels[out]).double().numpy()
+                optimizer.zero_grad()
+                cross_entropy(z[~test] @ weight + bias, labels[~test]).backward()
+                optimizer.step()
+        hits[test.numpy()] = ((z[test] @ weight + bias).argmax(1) == labels[test]).double().numpy()
     return hits
 
 
-def picture(number: int, size: tuple[int, int]) -> tuple[Tensor, int]:
-    """Return a picture (3, H, W) in [0, 1] and whether red is right of blue; 2k and 2k + 1 exchange the colours."""
+def render_squares(number: int, size: tuple[int, int]) -> tuple[Tensor, int]:
+    """Return an image (3, H, W) in [0, 1] and whether red is right of blue; 2k and 2k + 1 exchange the colours."""
     rng = np.random.default_rng(number // 2)
     h, w = size
     side = max(1, min(h, w) // 6)
@@ -80,52 +83,56 @@ def picture(number: int, size: tuple[int, int]) -> tuple[Tensor, int]:
     cols = rng.integers(0, w // 2 - side + 1, 2) + np.array([0, w - w // 2])
     image = torch.ones(3, h, w)
     right = number % 2
-    for place, colour in enumerate((0, 2) if not right else (2, 0)):
-        y, x = rows[place], cols[place]
+    for k, colour in enumerate((0, 2) if not right else (2, 0)):
+        y, x = rows[k], cols[k]
         image[:, y : y + side, x : x + side] = torch.eye(3)[colour][:, None, None]
     return image, right
 
 
-class ReadOrUsed(Measure):
-    """Accuracy of a probe of the descriptor minus that of answers, chance counted as 0 and all right as 1."""
+class ProbeVersusUse(Measure):
+    """Accuracy of a probe of the descriptor minus that of answers, scaled so that chance is 0 and perfect is 1.
+
+    Follows "Insights into LLM Long-Context Failures: When Transformers Know but Don't Tell" and "Probing the Role of
+    Positional Information in Vision-Language Models".
+    """
 
     name: ClassVar[str] = "read_or_used"
     family: ClassVar[Family] = "features"
-    asks: ClassVar[str] = "Does the model know where things are without saying so?"
+    asks: ClassVar[str] = "Are relative positions encoded but not used in answers?"
     number: ClassVar[str] = "accuracy of a probe minus that of answers, above chance"
     misleads: ClassVar[str] = (
-        "A model that answers the opposite of what it sees has a large gap too, and random weights often keep place."
+        "A model with inverted answers has a large gap too, and random weights often preserve the position."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"answers", "pooled"})
     items: ClassVar[int] = 32
 
-    def ask(self, kept: Kept, reruns: Reruns) -> None:
-        """Keep the descriptor of one picture, and whether the answer is right."""
-        host = reruns.host
-        assert host.answers is not None
-        image, right = picture(reruns.number, (host.side, host.side))
-        pooled = reruns.pooled(picture=host.normalised(image))
-        # one row of a table of fixed size for every picture
+    def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
+        """Add the descriptor of one image, and whether the answer is correct."""
+        audited = runs.audited
+        assert audited.answers is not None
+        image, right = render_squares(runs.number, (audited.side, audited.side))
+        pooled = runs.pooled(picture=audited.normalised(image))
+        # one row per image in a table of fixed size, so that sums over processes join it
         table = torch.zeros(self.items, len(pooled))
-        table[reruns.number] = pooled
-        kept.add("descriptors", table)
-        said = int(host.answers([image], QUESTION, ANSWERS).argmax())
-        kept.note(item=reruns.number, label=right, answered=float(said == right))
+        table[runs.number] = pooled
+        acc.add("descriptors", table)
+        answer = int(audited.answers([image], QUESTION, ANSWERS).argmax())
+        acc.note(item=runs.number, label=right, answered=float(answer == right))
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
-        """Return the mean gap over pictures."""
-        items = torch.from_numpy(kept.column("item")).long()
-        labels = torch.from_numpy(kept.column("label")).long()
-        x, answered = kept.sums["descriptors"][items], kept.column("answered")
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
+        """Return the mean gap over images."""
+        items = torch.from_numpy(acc.column("item")).long()
+        labels = torch.from_numpy(acc.column("label")).long()
+        x, answered = acc.sums["descriptors"][items], acc.column("answered")
         hits = probe_hits(x, labels, items // 2)
-        # labels in random order say what the probe finds where there is nothing
-        mixed = [
+        # shuffled labels give the chance level of the probe
+        shuffled = [
             labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(k))]
             for k in range(SHUFFLES)
         ]
-        empty = float(np.mean([probe_hits(x, m, items // 2, seed=k).mean() for k, m in enumerate(mixed)]))
+        chance = float(np.mean([probe_hits(x, m, items // 2, seed=k).mean() for k, m in enumerate(shuffled)]))
         gaps = 2 * (hits - answered)
-        details = {"probe": hits.mean(), "answers": answered.mean(), "probe of shuffled labels": empty}
-        # less than chance in labels that mean nothing is chance
-        control = {"shuffled labels": max(0.0, 2 * empty - 1)}
+        details = {"probe": hits.mean(), "answers": answered.mean(), "probe of shuffled labels": chance}
+        # accuracies below chance on shuffled labels are noise
+        control = {"shuffled labels": max(0.0, 2 * chance - 1)}
         return Outcome(gaps.mean(), gaps, control=control, details=details)

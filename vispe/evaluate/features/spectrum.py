@@ -1,4 +1,9 @@
-"""Is what features say spread over many directions, or collapsed onto few? RankMe, alpha-ReQ and stable rank."""
+"""Spectrum of features: RankMe, alpha-ReQ and stable rank.
+
+Follows "RankMe" (arXiv 2210.02885), "alpha-ReQ: Assessing Representation Quality in Self-Supervised Learning by
+measuring eigenspectrum decay", and "Rethinking Positional Encoding" (arXiv 2107.02561) for stable rank and distance
+preservation.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,22 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.audit.audited_model import Host, Need
-from vispe.evaluate.audit.measure import Family, Kept, Measure, Outcome, View
+from vispe.evaluate.audit.audited_model import AuditedModel, Need
+from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
 
 if TYPE_CHECKING:
     from vispe.backbones.attention_recorder import Seen
 
-WINDOW = (3, 99)  # ranks of the power law, from 0, where there are as many
-OUTLIERS = 4
+WINDOW = (3, 99)  # first and last rank, from 0, of the power law; smaller for short spectra
+OUTLIERS = 4  # channels of largest norm that are removed for the detail `without_outliers`
 
 
 def rankme(x: Tensor, eps: float = 1e-7) -> float:
     """Return RankMe of features (n, d): exp of the entropy of the singular values, not centred (arXiv 2210.02885).
 
     Args:
-        x: one row a token.
-        eps: is added to every share, as the paper does.
+        x: one row per token.
+        eps: added to every normalised singular value, as in the paper.
 
     >>> round(rankme(torch.eye(4)), 3)
     4.0
@@ -33,38 +38,41 @@ def rankme(x: Tensor, eps: float = 1e-7) -> float:
 
 
 def eigenspectrum(x: Tensor) -> Tensor:
-    """Return the shares of variance of centred features (n, d) along their principal directions, largest first."""
+    """Return the fractions of variance of centred features (n, d) along their principal axes, largest first."""
     x = _matrix(x)
     power = _powers(x - x.mean(0)).flip(0)
     return power / power.sum()
 
 
 def alpha_req(shares: Tensor, first: int, last: int) -> float:
-    """Return the exponent of the power law of a spectrum: ln share = -alpha ln rank, weighted by 1 / rank.
+    """Return the exponent alpha of a power law, ln fraction = -alpha ln rank, least squares weighted by 1 / rank.
 
     Args:
-        shares: of `eigenspectrum`.
-        first: first rank that is fitted, from 0.
-        last: last one, included.
+        shares: return value of `eigenspectrum`.
+        first: first fitted rank, from 0.
+        last: last fitted rank, included.
 
     Raises:
-        OptionError: there are not as many ranks, or fewer than two are asked.
+        OptionError: the spectrum has too few ranks, or fewer than two are fitted.
 
     >>> round(alpha_req(torch.arange(1.0, 41.0).double() ** -1.5, 3, 29), 6)
     1.5
     """
     if not 0 <= first < last < len(shares):
         raise OptionError(
-            f"A power law over ranks {first} to {last} needs more than {last}, got {len(shares)}."
+            f"alpha_req: ranks {first} to {last} need a spectrum of more than {last} entries, got {len(shares)}. Use a "
+            "smaller last rank."
         )
     rank = torch.arange(first + 1, last + 2, dtype=torch.float64)
     line = torch.stack([-rank.log(), torch.ones_like(rank)], 1)
-    weighed = line / rank[:, None]
-    return float(torch.linalg.solve(line.T @ weighed, weighed.T @ shares[first : last + 1].double().log())[0])
+    weighted = line / rank[:, None]
+    return float(
+        torch.linalg.solve(line.T @ weighted, weighted.T @ shares[first : last + 1].double().log())[0]
+    )
 
 
 def stable_rank(x: Tensor) -> float:
-    """Return the sum of squared singular values over the largest, (n, d), not centred.
+    """Return the sum of squared singular values divided by the largest, for features (n, d), not centred.
 
     >>> stable_rank(torch.eye(3))
     3.0
@@ -74,92 +82,98 @@ def stable_rank(x: Tensor) -> float:
 
 
 def width(table: Tensor, threshold: float = 0.1) -> tuple[Tensor, float]:
-    """Return inner products of rows (n, d) on a circle with the middle one, and half the share above a threshold.
+    """Return inner products of rows (n, d) on a circle with the middle one, and half the fraction above a threshold.
 
-    A wide similarity generalises, a narrow one memorises (Rethinking positional encoding).
+    A wide similarity generalises, a narrow one memorises ("Rethinking Positional Encoding", arXiv 2107.02561).
     """
     table = _matrix(table)
     similarity = table @ table[len(table) // 2]
     return similarity, float((similarity > threshold).double().mean() / 2)
 
 
-def preservation(table: Tensor, places: Tensor) -> float:
-    """Return Spearman's rho of the cosine of centred rows (n, d) with the nearness of their places (n, axes)."""
+def preservation(table: Tensor, positions: Tensor) -> float:
+    """Return Spearman's rho between cosines of centred rows (n, d) and negative distances of positions (n, axes)."""
     rows = _matrix(table) - _matrix(table).mean(0)
     rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    far = torch.cdist(places.double(), places.double())
-    above = torch.triu_indices(len(rows), len(rows), 1)
+    distance = torch.cdist(positions.double(), positions.double())
+    upper = torch.triu_indices(len(rows), len(rows), 1)
     from scipy.stats import spearmanr
 
-    return float(spearmanr((rows @ rows.T)[*above].numpy(), -far[*above].numpy()).statistic)
+    return float(spearmanr((rows @ rows.T)[*upper].numpy(), -distance[*upper].numpy()).statistic)
 
 
 class Spectrum(Measure):
-    """RankMe of the patches of an image against the largest possible; smaller is more collapsed."""
+    """RankMe of the patches of an image relative to the maximum rank, as collapse = 1 - ratio.
+
+    Follows "RankMe" (arXiv 2210.02885); the details add alpha-ReQ ("alpha-ReQ: Assessing Representation Quality in
+    Self-Supervised Learning by measuring eigenspectrum decay") and stable rank (arXiv 2107.02561).
+    """
 
     name: ClassVar[str] = "spectrum"
     family: ClassVar[Family] = "features"
     asks: ClassVar[str] = "Are features collapsed onto few directions?"
-    number: ClassVar[str] = "1 - RankMe / the largest rank that patches and channels allow"
+    number: ClassVar[str] = "1 - RankMe / min(patches, channels)"
     misleads: ClassVar[str] = (
-        "Few channels of large size lower the rank without a collapse: the details have it without the four largest; "
-        "plain pictures have few directions."
+        "Massive channels lower the rank without a collapse (the details contain it without the four largest); "
+        "homogeneous images have few directions."
     )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     layered: ClassVar[bool] = True
-    controls: ClassVar[tuple[View, ...]] = ("random",)
+    controls: ClassVar[tuple[Control, ...]] = ("random",)
 
-    def see(self, kept: Kept, seen: Seen) -> None:
-        """Keep the collapse of the patches that a layer gets."""
-        kept.layer(layers=_collapse(seen.x[0, seen.grid.prefix :].cpu()))
+    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+        """Add the collapse of the input of a layer."""
+        acc.layer(layers=_collapse(captured.x[0, captured.grid.prefix :].cpu()))
 
-    def end(self, kept: Kept, maps: Tensor) -> None:
-        """Keep ranks and exponent of the final features."""
+    def on_features(self, acc: Accumulator, maps: Tensor) -> None:
+        """Add ranks and power-law exponent of the final features."""
         x = maps.flatten(1).T
-        loud = x.square().sum(0).argsort(descending=True)[OUTLIERS:]
+        without_massive = x.square().sum(0).argsort(descending=True)[OUTLIERS:]
         shares, rank = eigenspectrum(x), _rankme(_powers(x).sqrt())
         first, last = WINDOW if len(shares) > WINDOW[1] + 1 else (min(3, len(shares) // 4), len(shares) // 2)
-        kept.note(
+        acc.note(
             collapse=_collapse(x, rank),
-            without_outliers=_collapse(x[:, loud]),
+            without_outliers=_collapse(x[:, without_massive]),
             rankme=rank,
             stable=stable_rank(x),
-            stable_centred=float(1 / shares[0]),  # they sum to 1
+            stable_centred=float(1 / shares[0]),  # the fractions sum to 1
             window=(first, last),
             alpha=alpha_req(shares, first, last)
             if last > first and float(shares[last]) > 0
             else float("nan"),
         )
 
-    def finish(self, kept: Kept, host: Host) -> Outcome:
+    def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
         """Return the mean collapse over images."""
-        values = kept.column("collapse")
+        values = acc.column("collapse")
         names = ("rankme", "alpha", "stable", "stable_centred", "without_outliers")
-        details = {name: float(np.nanmean(kept.column(name))) for name in names}
-        layers = kept.column("layers").mean(0) if "layers" in kept.records[0] else ()
-        details["window"] = kept.records[0]["window"]
+        details = {name: float(np.nanmean(acc.column(name))) for name in names}
+        layers = acc.column("layers").mean(0) if "layers" in acc.records[0] else ()
+        details["window"] = acc.records[0]["window"]
         return Outcome(float(values.mean()), values, layers, details=details)
 
 
 def _matrix(x: Tensor) -> Tensor:
     if x.ndim != 2 or not len(x):
-        raise ShapeError(f"A spectrum needs features (n, d) of tokens, got {tuple(x.shape)}.")
+        raise ShapeError(
+            f"spectrum: features must be (n, d) with n > 0, got {tuple(x.shape)}. Flatten the tokens."
+        )
     return x.double()
 
 
 def _rankme(values: Tensor, eps: float = 1e-7) -> float:
     total = values.sum()
     if float(total) == 0:
-        return 1.0  # features that are all 0 have collapsed
+        return 1.0  # all-zero features count as collapsed
     return float(torch.special.entr(values / total + eps).sum().exp())
 
 
 def _powers(x: Tensor) -> Tensor:
-    """Return squared singular values, smallest first, by the smaller Gram matrix, which is quicker."""
+    """Return squared singular values in ascending order, from the smaller Gram matrix."""
     x = x if x.shape[0] >= x.shape[1] else x.T
     x = x.double()
     gram = (x.T @ x).numpy()
-    # the solver of numpy takes a third of the time of torch's on a few hundred channels
+    # numpy's solver takes a third of the time of torch's for a few hundred channels
     return torch.from_numpy(np.linalg.eigvalsh(gram)).clamp(min=0)
 
 

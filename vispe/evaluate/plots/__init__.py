@@ -1,4 +1,4 @@
-"""Pictures of encodings and of positions."""
+"""Figures of encodings, masks and positions."""
 
 from vispe._lazy import face
 

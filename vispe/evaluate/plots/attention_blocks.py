@@ -1,6 +1,6 @@
-"""Pictures of masks: which token of a stream sees which.
+"""Figure of the attention mask of a stream.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 KINDS = {"sees": "#B8C4CC", "in its own member": "#0072B2", "in another member": "#E69F00"}
-"""What is drawn in which colour; they differ for colour-blind readers too."""
+"""Legend entries and their colours, distinguishable by colour-blind readers."""
 
 
 def plot_blocks(stream: Stream, ax: Axes | None = None) -> Axes:
-    """Draw which keys (columns) every token (row) of a stream may attend to.
+    """Plot which keys (columns) each query (row) of a stream may attend to.
 
     Args:
         stream: one sequence.
-        ax: where to draw; a new figure by default.
+        ax: axes; a new figure by default.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -39,22 +39,22 @@ def plot_blocks(stream: Stream, ax: Axes | None = None) -> Axes:
 
     if len(stream.mask) != 1:
         raise ShapeError(
-            f"One sequence is drawn at a time, got a stream of {len(stream.mask)} rows; give one row."
+            f"plot_blocks: stream must be a single sequence, got {len(stream.mask)} rows. Pass one row."
         )
     if ax is None:
         ax = pyplot.figure(figsize=(4, 4), dpi=130).add_subplot()
     valid = stream.mask[0]
-    seen = stream.attention_mask()[0, 0][valid][:, valid].numpy().astype(int)
-    shown = list(KINDS.items())
+    allowed = stream.attention_mask()[0, 0][valid][:, valid].numpy().astype(int)
+    legend = list(KINDS.items())
     if stream.blocks.parallel is None:
-        shown = shown[:1]
+        legend = legend[:1]
     else:
-        beside = stream.blocks.parallel[stream.block].numpy()
-        same = (beside[:, None, SET] == beside[:, SET]) & (beside[:, SET] >= 0)
-        own = same & (beside[:, None, MEMBER] == beside[:, MEMBER])
-        seen = seen * np.where(own, 2, np.where(same, 3, 1))
+        parallel = stream.blocks.parallel[stream.block].numpy()
+        same = (parallel[:, None, SET] == parallel[:, SET]) & (parallel[:, SET] >= 0)
+        same_member = same & (parallel[:, None, MEMBER] == parallel[:, MEMBER])
+        allowed = allowed * np.where(same_member, 2, np.where(same, 3, 1))
     colours = ListedColormap(["white", *KINDS.values()])
-    ax.imshow(seen, cmap=colours, vmin=0, vmax=3, interpolation="nearest")
+    ax.imshow(allowed, cmap=colours, vmin=0, vmax=3, interpolation="nearest")
     for first in stream.blocks.first.tolist()[1:]:
         ax.axhline(first - 0.5, color=GREY, lw=0.4)
         ax.axvline(first - 0.5, color=GREY, lw=0.4)
@@ -62,7 +62,7 @@ def plot_blocks(stream: Stream, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("query", color=INK, size=9)
     ax.tick_params(length=0, labelsize=8.5, colors=INK)
     ax.spines[:].set_color(GREY)
-    handles = [Patch(color=colour, label=name) for name, colour in shown]
+    handles = [Patch(color=colour, label=name) for name, colour in legend]
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.11), "ncol": 3, "columnspacing": 1.0}
     ax.legend(handles=handles, fontsize=7.5, frameon=False, labelcolor=INK, **below)
     return ax

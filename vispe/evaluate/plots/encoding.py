@@ -1,6 +1,6 @@
-"""Pictures of what an encoding adds to attention.
+"""Figure of the effect of an encoding on attention.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -32,25 +32,25 @@ def plot_bias(
     num_heads: int = 8,
     layer: int = 0,
 ) -> "Axes":
-    """Draw how an encoding treats every patch as seen from one query patch.
+    """Plot the effect of an encoding on all patches for one query patch.
 
-    A bias is drawn as it is added to the logits; a rotary encoding as the score of equal queries and keys, 1
-    at the query; an additive one as the cosine similarity of the vectors that it adds.
+    A bias is shown as added to the logits; a rotary encoding as the score of equal queries and keys, 1 at the query; an
+    additive encoding as the cosine similarity of the added vectors.
 
     Args:
-        spec: an encoding by name or spec, such as `alibi2d(wrap=false)`; learned parameters are freshly initialised
-            (seed 0).
+        spec: an encoding by name or spec, such as `alibi2d(wrap=false)`; learned parameters are initialised with seed
+            0.
         grid: patches (h, w), or a `Grid`.
         query: row and column of the query patch; the centre by default.
-        ax: where to draw; a new figure by default.
-        head: which head; the mean over heads by default.
-        num_heads: heads of the imagined host, whose head width is 64.
-        layer: block of the imagined host.
+        ax: axes; a new figure by default.
+        head: index of the head; the mean over heads by default.
+        num_heads: number of heads, with head_dim 64.
+        layer: index of the block.
 
     Raises:
-        ShapeError: a grid that is not 2-axis, or a query outside of it.
-        OptionError: no such head.
-        UnsupportedCombination: the encoding has nothing to draw in this block.
+        ShapeError: the grid does not have two axes, or the query is outside of it.
+        OptionError: the head does not exist.
+        UnsupportedCombination: the encoding has no effect to plot in this block.
 
     >>> plot_bias("alibi2d", (4, 5)).get_title()
     'alibi2d'
@@ -58,48 +58,52 @@ def plot_bias(
     require("matplotlib", "cli", "drawing an encoding")
     grid = grid if isinstance(grid, Grid) else Grid(tuple(grid))
     if grid.axes != 2:
-        raise ShapeError(f"plot_bias draws grids (h, w), got {grid.shape}.")
+        raise ShapeError(f"plot_bias: grid must be (h, w), got {grid.shape}. Use a grid with two axes.")
     h, w = grid.shape
     row, col = query = (h // 2, w // 2) if query is None else (int(query[0]), int(query[1]))
     if not (0 <= row < h and 0 <= col < w):
         raise ShapeError(
-            f"The query {query} is not in the {h}x{w} grid; rows are 0 to {h - 1}, columns 0 to {w - 1}."
+            f"plot_bias: query must be in rows 0 to {h - 1} and columns 0 to {w - 1}, got {query}. Use another query."
         )
     if head is not None and not 0 <= head < num_heads:
-        raise OptionError(f"There is no head {head} of {num_heads}; they are 0 to {num_heads - 1}.")
+        raise OptionError(f"plot_bias: head must be in 0 to {num_heads - 1}, got {head}. Use a valid head.")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         width, depth = num_heads * _HEAD_DIM, max(12, layer + 1)
         encoding = create_encoding(spec, dim=width, num_heads=num_heads, depth=depth, grid=grid.shape).eval()
-        values, words = _seen_from(encoding, grid, row * w + col, head, num_heads, layer)
+        values, words = _values_for(encoding, grid, row * w + col, head, num_heads, layer)
     title = spec if isinstance(spec, str) else encoding.name
     return _draw_bias(values.reshape(h, w).numpy(), (row, col), words, title, ax)
 
 
-def _seen_from(
+def _values_for(
     encoding: Encoding, grid: Grid, token: int, head: int | None, num_heads: int, layer: int
 ) -> tuple[torch.Tensor, str]:
-    """Return one value per patch as seen from `token`, and what the values are."""
+    """Return one value per patch for the query `token`, and a label for the values."""
     pos = encoding.prepare(grid.positions())
     token += grid.prefix
     heads = slice(None) if head is None else slice(head, head + 1)
-    of = "mean over heads" if head is None else f"head {head}"
+    suffix = "mean over heads" if head is None else f"head {head}"
     parts = encoding.parts()
     if any(part.branched for part in parts):
-        # several softmaxes have no one bias: what they give together between equal tokens
-        alike = torch.ones(1, num_heads, grid.tokens, _HEAD_DIM)
+        # several softmaxes have no single bias, so show attention weights between equal tokens
+        equal_tokens = torch.ones(1, num_heads, grid.tokens, _HEAD_DIM)
         x = torch.ones(1, grid.tokens, num_heads * _HEAD_DIM)
-        weights = weights_of(calls_of(alike, alike, alike, parts, pos, layer, x))[:, heads]
-        return weights[0, :, token, grid.prefix :].mean(0), f"attention weights between equal tokens, {of}"
+        weights = weights_of(calls_of(equal_tokens, equal_tokens, equal_tokens, parts, pos, layer, x))[
+            :, heads
+        ]
+        return weights[0, :, token, grid.prefix :].mean(
+            0
+        ), f"attention weights between equal tokens, {suffix}"
     if (bias := bias_of(parts, pos, layer)) is not None:
         dense = bias.dense(pos, pos)
         dense = dense[:, heads] if dense.shape[1] > 1 else dense
-        return dense[0, :, token, grid.prefix :].mean(0), f"added to the logits, {of}"
+        return dense[0, :, token, grid.prefix :].mean(0), f"added to the logits, {suffix}"
     if any(isinstance(part, Rotary) for part in parts):
         transform = transform_of(parts, pos, layer)
         ones = torch.ones(1, num_heads, grid.tokens, _HEAD_DIM)
         scores = transform.query(ones)[:, heads, token : token + 1] @ transform.key(ones)[:, heads].mT
-        return scores[0, :, 0, grid.prefix :].mean(0) / _HEAD_DIM, f"score of equal query and key, {of}"
+        return scores[0, :, 0, grid.prefix :].mean(0) / _HEAD_DIM, f"score of equal query and key, {suffix}"
     added = [part for part in parts if isinstance(part, Additive) and not part.reads_tokens]
     tables = [part.table(pos)[0, grid.prefix :] for part in added]
     if tables:
@@ -107,8 +111,10 @@ def _seen_from(
         return unit @ unit[token - grid.prefix], "cosine similarity of the added vectors"
     kind = "no bias in this block" if any(isinstance(part, Biased) for part in parts) else "nothing per patch"
     if any(isinstance(part, Additive) for part in parts):
-        kind = "what it reads from the tokens"
-    raise UnsupportedCombination(f"{encoding.name} adds {kind} (layer={layer}), so there is nothing to draw.")
+        kind = "values that depend on the tokens"
+    raise UnsupportedCombination(
+        f"plot_bias: {encoding.name} adds {kind}, got layer={layer}. Use another layer or encoding."
+    )
 
 
 def _draw_bias(

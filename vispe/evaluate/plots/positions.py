@@ -1,6 +1,6 @@
-"""Pictures of positions: which coordinates schemes give the tokens of a stream.
+"""Figure of the coordinates that multimodal schemes assign to the tokens of a stream.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = "text:6 image:4x6 text:4 video:3x4x4@0.5 text:3"
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
-"""Of axes; they differ for colour-blind readers too."""
+"""Colours of axes, distinguishable by colour-blind readers."""
 
 TINTS = {"image": "#E69F00", "video": "#56B4E9"}
-_COLUMNS = 4  # schemes side by side
+_COLUMNS = 4  # max number of schemes per row
 _WIDTH, _LINES, _SPACE, _LEFT, _TOP, _BOTTOM = 3.5, 2.8, 3.1, 0.75, 0.66, 0.5  # inches
 
 Described = Stream | str | Sequence[Segment]
@@ -34,7 +34,7 @@ Spec = str | dict[str, Any] | Scheme
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What is drawn of a scheme: coordinates (axes, n), the next one (axes), and what every token belongs to."""
+    """Plotted data of a scheme: coordinates (axes, n), the next coordinate (axes,), and the kind of every token."""
 
     title: str
     names: tuple[str, ...]
@@ -42,12 +42,12 @@ class _Drawn:
     ids: np.ndarray
     following: np.ndarray
     visual: np.ndarray
-    pictures: tuple[tuple[int, int, str, str], ...]  # first token, one after the last, kind, words
+    visuals: tuple[tuple[int, int, str, str], ...]  # first token, one after the last, kind, words
     cuts: np.ndarray  # first tokens of frames and tiles
     named: np.ndarray  # tokens of text that have the coordinates of cells
 
     def in_space(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return three coordinates of the tokens and of what follows (3, n + 1), and their names."""
+        """Return three coordinates of all tokens and of the next one (3, n + 1), and their names."""
         every = np.concatenate([self.ids, self.following[:, None]], 1)
         if len(every) == 1:
             return np.repeat(every, 3, 0), ("position",) * 3
@@ -62,33 +62,37 @@ def plot_positions(spec: Sequence[Spec], stream: Described = EXAMPLE, ax: None =
 def plot_positions(
     spec: Spec | Sequence[Spec], stream: Described = EXAMPLE, ax: Axes | None = None
 ) -> Axes | list[Axes]:
-    """Draw the coordinates that schemes give the tokens of a stream.
+    """Plot the coordinates that multimodal schemes assign to the tokens of a stream.
 
-    A new figure shows, for each scheme, every coordinate of every token in order, and below them the tokens in space:
-    time, row and column, with text along the diagonal. A diamond is the position of the next text token; a grey band is
-    text that stands where cells of a picture are. Schemes with one coordinate lie on the diagonal; of those with four,
-    whose last follows from the others, three are shown; of those with several positions per token, the first one.
+    A new figure shows, for each scheme, all coordinates by token index, and below them the tokens in 3D: time, row and
+    column, with text on the diagonal. A diamond marks the position of the next text token; a grey band marks text with
+    the coordinates of image cells. Schemes with one coordinate lie on the diagonal; for schemes with four coordinates,
+    of which the last is redundant, three are shown; for those with several positions per token, the first.
 
     Args:
-        spec: a scheme by name or spec, such as `mrope_i`, or several, which share their scales.
-        stream: one sequence: a `Stream`, its segments, or text as `parse_segments` reads it.
-        ax: where to draw one scheme; in space if it is a 3D axes.
+        spec: a scheme by name or spec, such as `mrope_i`, or several schemes, which share their scales.
+        stream: one sequence: a `Stream`, its segments, or text for `parse_segments`.
+        ax: axes for a single scheme; a 3D axes for the 3D plot.
 
     Returns:
-        The axes of the coordinates in order; one for each scheme where `spec` is a list.
+        The axes of the coordinates; a list, one per scheme, if `spec` is a list.
 
     Raises:
         MissingExtra: matplotlib is not installed.
-        OptionError: no scheme, or several for one axes; the text of the stream cannot be read.
+        OptionError: no scheme, several schemes for one axes, or an invalid text of the stream.
         ShapeError: the stream has several rows.
     """
     require("matplotlib", "cli", "drawing positions")
     one = isinstance(spec, str | dict | Scheme)
     specs = [spec] if one else list(spec)
     if not specs:
-        raise OptionError("There is no scheme to draw; name at least one, such as 'mrope_i'.")
+        raise OptionError(
+            "plot_positions: spec is empty, got []. Pass at least one scheme, such as 'mrope_i'."
+        )
     if ax is not None and not one:
-        raise OptionError(f"ax takes one scheme, got {len(specs)}; leave ax out to draw them side by side.")
+        raise OptionError(
+            f"plot_positions: ax needs a single scheme, got {len(specs)}. Omit ax for several schemes."
+        )
     described = _described(stream)
     drawn = [_coordinates(create_scheme(s), described, s) for s in specs]
     if ax is None:
@@ -108,7 +112,7 @@ def _described(stream: Described) -> Stream:
         stream = Stream.of([list(stream)])
     if len(stream.mask) != 1:
         raise ShapeError(
-            f"One sequence is drawn at a time, got a stream of {len(stream.mask)} rows; give one row."
+            f"plot_positions: stream must be a single sequence, got {len(stream.mask)} rows. Pass one row."
         )
     return stream
 
@@ -128,7 +132,7 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
             axes, tuple(f"axis {a}" for a in range(axes))
         )
         colours = tuple((INK,) if axes == 1 else (COLOURS[a % len(COLOURS)] for a in range(axes)))
-    pictures = []
+    visuals = []
     for picture in blocks.picture[blocks.visual].unique().tolist():
         parts = (blocks.picture == picture).nonzero()[:, 0]
         start, end = int(blocks.first[parts[0]]), int(blocks.first[parts[-1]] + blocks.tokens[parts[-1]])
@@ -139,17 +143,17 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
         if rows * columns > 1:
             small = " + thumbnail" if bool((blocks.tile[parts, 0] == THUMBNAIL).any()) else ""
             words = f"{rows} x {columns} tiles of {h} x {w}{small}"
-        pictures.append((start, end, kind, words))
+        visuals.append((start, end, kind, words))
     return _Drawn(
         spec if isinstance(spec, str) else str(scheme), names, colours,
         coordinates.ids[:, stream.mask].numpy(), coordinates.decode(1)[:, 0, 0].numpy(),
-        blocks.visual[stream.block].numpy(), tuple(pictures), _cuts(stream),
+        blocks.visual[stream.block].numpy(), tuple(visuals), _cuts(stream),
         np.zeros(0, int) if stream.coupled is None else stream.coupled[:, 0].numpy(),
     )  # fmt: skip
 
 
 def _cuts(stream: Stream) -> np.ndarray:
-    """Return the first tokens of frames and tiles but for those that begin a picture."""
+    """Return the first tokens of frames and tiles, except those that start an image or video."""
     _, h, w = stream.blocks.size[stream.block].unbind(1)
     begins = stream.blocks.visual[stream.block] & (stream.index % (h * w) == 0)
     new = stream.blocks.picture[stream.block]
@@ -164,7 +168,7 @@ def _limits(values: Sequence[np.ndarray], above: float = 0.04) -> tuple[float, f
 
 
 def _figure(drawn: Sequence[_Drawn]) -> list[Axes]:
-    """Draw all schemes in a new figure and return the upper axes."""
+    """Plot all schemes in a new figure and return the upper axes."""
     from matplotlib import pyplot  # so that a notebook shows it
     from matplotlib.ticker import MaxNLocator
 
@@ -196,31 +200,31 @@ def _figure(drawn: Sequence[_Drawn]) -> list[Axes]:
 
 
 def _draw_lines(ax: Axes, drawn: _Drawn) -> None:
-    """Every coordinate against the number of the token; text in ink where all of its coordinates are the same."""
+    """Plot all coordinates by token index; text tokens with equal coordinates in ink colour."""
     n = drawn.ids.shape[1]
     number = np.arange(n)
-    for start, end, kind, _ in drawn.pictures:
+    for start, end, kind, _ in drawn.visuals:
         ax.axvspan(start - 0.5, end - 0.5, color=TINTS[kind], alpha=0.16, linewidth=0)
     for token in drawn.named:
         ax.axvspan(token - 0.5, token + 0.5, color=GREY, alpha=0.3, linewidth=0)
     for cut in drawn.cuts:
         ax.axvline(cut - 0.5, color="white", lw=0.9 * _smaller(n))
-    _name_pictures(ax, drawn)
+    _label_images(ax, drawn)
     same = (drawn.ids == drawn.ids[:1]).all(0) & ~drawn.visual
     axes = len(drawn.ids)
     for a, (values, colour) in enumerate(zip(drawn.ids, drawn.colours, strict=True)):
-        apart = ~same if axes > 1 else drawn.visual
+        separate = ~same if axes > 1 else drawn.visual
         group = a * 3 // axes if axes % 3 == 0 else a
         size = _smaller(n) * (3.2 if axes == 1 else 4.8 - 1.1 * min(group, 2))
-        ax.plot(number[apart], values[apart], "o", ms=size, mew=0, color=colour)
+        ax.plot(number[separate], values[separate], "o", ms=size, mew=0, color=colour)
     ax.plot(number[same], drawn.ids[0, same], "o", ms=3.2 * _smaller(n), mew=0, color=INK)
     for value, colour in zip(drawn.following, drawn.colours, strict=True):
-        alike = (drawn.following == drawn.following[0]).all()
-        ax.plot(n, value, "D", ms=6, mfc="white", mec=INK if alike else colour, mew=1.3, clip_on=False)
+        equal = (drawn.following == drawn.following[0]).all()
+        ax.plot(n, value, "D", ms=6, mfc="white", mec=INK if equal else colour, mew=1.3, clip_on=False)
     if (drawn.following == drawn.following[0]).all():
         ax.annotate(f"next: {drawn.following[0]:.4g}", (n, drawn.following[0]), (6, 7), textcoords="offset points",
                     size=8.5, color=INK, ha="right", va="bottom")  # fmt: skip
-    _name_axes(ax, drawn)
+    _label_axes(ax, drawn)
     ax.set_title(drawn.title, size=min(12, max(7, 390 / len(drawn.title))), color=INK, loc="left", pad=17)
     ax.set_xlim(-1, n + 0.5)
     ax.set_xlabel("token", color=INK, size=9, labelpad=1)
@@ -232,15 +236,15 @@ def _draw_lines(ax: Axes, drawn: _Drawn) -> None:
 
 
 def _smaller(tokens: int) -> float:
-    """Return what dots of many tokens are scaled by."""
+    """Return the scale of markers for a number of tokens."""
     return min(1.0, max(0.28, (100 / tokens) ** 0.5))
 
 
-def _name_pictures(ax: Axes, drawn: _Drawn) -> None:
-    """Write what pictures are above them, in fewer words or not at all where there is no room."""
+def _label_images(ax: Axes, drawn: _Drawn) -> None:
+    """Label images and videos above the axes, abbreviated or omitted if there is no space."""
     per_letter = 1.7 * drawn.ids.shape[1] / 100  # tokens
     free = -np.inf
-    for start, end, _, words in drawn.pictures:
+    for start, end, _, words in drawn.visuals:
         middle = (start + end - 1) / 2
         for text in (words, words.partition(" ")[2]):
             half = per_letter * len(text) / 2
@@ -251,8 +255,8 @@ def _name_pictures(ax: Axes, drawn: _Drawn) -> None:
                 break
 
 
-def _name_axes(ax: Axes, drawn: _Drawn) -> None:
-    """Write the names of the coordinates in their colours into the upper left corner, which is empty."""
+def _label_axes(ax: Axes, drawn: _Drawn) -> None:
+    """Write the names of the coordinates in their colours into the empty upper left corner."""
     if len(drawn.names) == 1:
         return
     shown = dict.fromkeys(zip((n.rstrip(" 0123456789") for n in drawn.names), drawn.colours, strict=True))
@@ -262,14 +266,14 @@ def _name_axes(ax: Axes, drawn: _Drawn) -> None:
 
 
 def _draw_space(ax: Any, drawn: _Drawn, limits: tuple[float, float]) -> None:
-    """The tokens in space, time upwards; text along the diagonal."""
+    """Plot the tokens in 3D with time upwards and text on the diagonal."""
     from matplotlib.ticker import MaxNLocator
 
     (time, row, column), names = drawn.in_space()
     ax.plot(*(3 * [limits]), color=GREY, lw=0.8, ls=(0, (1, 2)), zorder=0)
     text, small = np.append(~drawn.visual, False), _smaller(drawn.ids.shape[1])
     ax.plot(column[text], row[text], time[text], "o", ms=3.4 * small**0.5, mew=0, color=INK)
-    for start, end, kind, _ in drawn.pictures:
+    for start, end, kind, _ in drawn.visuals:
         part = slice(start, end)
         edge = 0.4 if small == 1 else 0
         ax.scatter(

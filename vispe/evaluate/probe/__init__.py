@@ -1,4 +1,4 @@
-"""How much position can be read from features, layer by layer, and what takes it away."""
+"""Linear probe of position in features, layer by layer, before and after debiasing."""
 
 from vispe._lazy import face
 

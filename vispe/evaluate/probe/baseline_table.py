@@ -1,4 +1,4 @@
-"""The table of remedies: readable position before and after each, and what it costs."""
+"""Table of debiasing methods: remaining position, and cost."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,22 +18,22 @@ NAMES = {
     "shift_average": "average, {n} shifts",
     "d4_shift_average": "average, 8 poses x {n} shifts",
 }
-"""Remedies by key, in the order of the table; an average over n shifts of whole patches."""
+"""Debiasing methods by key, in the order of the table; averages are over n shifts by whole patches."""
 
 
 @dataclass(frozen=True)
 class BaselineRow:
-    """What one remedy leaves.
+    """Result of one debiasing method.
 
     Attributes:
         key: of `NAMES`.
-        name: in words.
-        r2: held-out R², mean over masks, (targets, images); NaN where the remedy does not exist.
-        shuffled: the same with the patches of the target in random order, the control.
+        name: human-readable name.
+        r2: held-out R², mean over masks, (targets, images); NaN if the method is not available.
+        shuffled: the same for targets with shuffled patches, the control.
         rank: effective rank of the features, (images,).
-        cosine: to the untouched features, mean over patches, (images,).
-        passes: forward passes for each image.
-        detail: what was blanked or removed, or why there are no numbers.
+        cosine: cosine similarity to the original features, mean over patches, (images,).
+        passes: forward passes per image.
+        detail: the blanked channels, or the reason for missing numbers.
     """
 
     key: str
@@ -47,20 +47,20 @@ class BaselineRow:
 
     @property
     def known(self) -> bool:
-        """Whether there are numbers."""
+        """Whether the method is available."""
         return not np.isnan(self.rank).all()
 
 
 @dataclass(frozen=True)
 class BaselineTable:
-    """All remedies on the same images, with the same fitted patches.
+    """All debiasing methods on the same images and training patches.
 
     Attributes:
         targets: names, the headline first.
-        rows: the untouched features first.
+        rows: the original features first.
         n_images: number of images.
-        chosen_on: where the blanked channels come from, in words.
-        settings: what the numbers depend on.
+        chosen_on: how the blanked channels were selected.
+        settings: options that affect the numbers.
     """
 
     targets: tuple[str, ...]
@@ -70,46 +70,52 @@ class BaselineTable:
     settings: dict[str, Any]
 
     def row(self, key: str) -> BaselineRow:
-        """Return the row of a remedy by its key."""
+        """Return the row of a method by its key.
+
+        Raises:
+            OptionError: an unknown key.
+        """
         for row in self.rows:
             if row.key == key:
                 return row
-        raise OptionError(f"There is no remedy {key!r}; there are {', '.join(r.key for r in self.rows)}.")
+        raise OptionError(
+            f"row: unknown method, got {key!r}. Use one of {', '.join(r.key for r in self.rows)}."
+        )
 
-    def left(self, row: BaselineRow) -> float:
-        """Return what a remedy leaves: the median R² over images of the target that is read best."""
+    def remaining_r2(self, row: BaselineRow) -> float:
+        """Return the remaining position: the median R² over images of the best target."""
         return float(np.median(row.r2, axis=1).max())
 
     @property
     def verdict(self) -> str:
-        """One sentence on the cheapest remedy that removes position, or on the strongest."""
-        before = self.left(self.rows[0])
+        """Verdict in one sentence: the cheapest method that removes position, or the strongest one."""
+        before = self.remaining_r2(self.rows[0])
         if np.isnan(before):
             return "cannot be judged: a target is constant on this grid"
         if before < 0.1:
-            return f"nothing to remedy: the untouched features have held-out R² {before:.2f} at most"
+            return f"no position to remove: the original features have held-out R² of at most {before:.2f}"
         others = [row for row in self.rows[1:] if row.known]
-        enough = [row for row in others if self.left(row) < 0.1]
+        enough = [row for row in others if self.remaining_r2(row) < 0.1]
         best = min(enough, key=lambda row: (row.passes, -np.median(row.rank)), default=None)
-        best = best or min(others, key=self.left)
-        share = np.median(best.rank) / np.median(self.rows[0].rank)
-        effect = f"held-out R² of the target that is read best from {before:.2f} to {self.left(best):.2f}"
-        effect += f", effective rank x {share:.2f}"
+        best = best or min(others, key=self.remaining_r2)
+        ratio = np.median(best.rank) / np.median(self.rows[0].rank)
+        effect = f"held-out R² of the best target from {before:.2f} to {self.remaining_r2(best):.2f}"
+        effect += f", effective rank x {ratio:.2f}"
         if best.passes:
-            effect += f", {best.passes} forward pass{'es' * (best.passes != 1)} for each image"
-        lead = "position is removed by" if enough else "no remedy removes position; the strongest is"
+            effect += f", {best.passes} forward pass{'es' * (best.passes != 1)} per image"
+        lead = "position is removed by" if enough else "no method removes position; the strongest is"
         return f"{lead} '{best.name}': {effect}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of single rows, one sentence each."""
+        """Remarks on single rows, one sentence each."""
         notes = [f"{row.name[0].upper()}{row.name[1:]}: {row.detail}." for row in self.rows if row.detail]
         if max(np.nanmedian(row.shuffled[0]) for row in self.rows if row.known) > 0.1:
-            notes.append("Shuffled positions were read too, so these scores mean nothing.")
+            notes.append("Shuffled positions can be read too, so the scores are invalid.")
         return tuple(notes)
 
     def table(self) -> list[list[str]]:
-        """Return the table of medians over images as text, heads first."""
+        """Return the table of medians over images as text, header first."""
         rows = [["remedy", *self.targets, "shuffled", "effective rank", "cosine", "passes"]]
         for row in self.rows:
             values = [*np.median(row.r2, axis=1), np.median(row.shuffled[0])]
@@ -118,11 +124,11 @@ class BaselineTable:
         return rows
 
     def to_markdown(self) -> str:
-        """Return `table` as Markdown, its columns aligned."""
+        """Return `table` as aligned Markdown."""
         return aligned(self.table())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, every value by image; NaN becomes `None`."""
+        """Return JSON values, all values by image; NaN becomes `None`."""
         facts = json_entries(self, "verdict", "notes", "targets", "n_images", "chosen_on", "settings")
         return facts | {
             "rows": [

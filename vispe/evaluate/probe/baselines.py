@@ -1,11 +1,11 @@
-"""What post-hoc remedies leave of position in the features, and what they cost.
+"""Post-hoc debiasing of features: remaining position, and cost.
 
-Each remedy changes the features of a model that stays as it is. Beside the readable position (held-out R² of the
-linear probe) stand the effective rank of the features, the cosine to the untouched ones, and the forward passes for
-each image: a remedy that makes all patches alike also brings R² to 0.
+Each method changes the features of an unmodified model. In addition to the remaining position (held-out R² of the
+linear probe), the effective rank of the features, the cosine similarity to the original ones, and the number of forward
+passes per image are reported: making all patches equal would also reduce R² to 0. The baselines follow dino-saw (arXiv
+2603.16840).
 
-Memory: the maps of one image, five of them while averaging; one channel curve for each image while channels are
-chosen.
+Memory: the maps of one image, five of them while averaging; one channel curve per image while channels are selected.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,33 +54,33 @@ def probe_baselines(
     alpha: float = 1.0,
     generator: np.random.Generator | int = 0,
 ) -> BaselineTable:
-    """Measure readable position before and after channel blanking, SVD debias and transform averages.
+    """Probe the position before and after channel blanking, SVD debiasing and transform averages.
 
-    With a model, each image takes 1 forward pass for itself, 1 for choosing channels, and 8 for each shift; a black
-    image takes 1 whenever the size changes.
+    With a model, each image needs 1 forward pass, 1 for channel selection, and 8 per shift; a black image needs 1
+    whenever the size changes.
 
     Args:
         model_or_features: a model or function from images to maps; or features (h, w, C) of each image, for which
             there are no transform averages.
-        images: (c, H, W) each, normalised, sides multiples of the patch; None with features.
-        blank: channels to set to 0; or how many: the most telling ones are chosen, by the best R² of any target but
-            the first where there are several. They are never chosen on the image that is scored: those of the first,
-            third, ... image come from the others, and the other way round; or all from `choose_on`.
-        choose_on: images (or features) to choose channels on.
+        images: (c, H, W) each, normalised, sides multiples of the patch size; None with features.
+        blank: indices of channels to set to 0; or their number: channels are then selected by the best R² of any target
+            except the first, if there are several. They are never selected on the evaluated image: channels for even
+            images come from odd ones and vice versa, or all from `choose_on`.
+        choose_on: images (or features) to select channels on.
         black: a black image, normalised, (c, 1, 1) or (c, H, W), for the SVD; known for models of timm and open_clip.
             With features: the features (h, w, C) of a black image.
-        directions: that the SVD removes; at most as many as there are.
-        shifts: along each side of the grid, for the averages over shifts; 1 for none.
-        patch: side of a patch in pixels; known for models.
+        directions: number of directions removed by the SVD, clipped to the available ones.
+        shifts: number along each side of the grid, for averages over shifts; 1 for none.
+        patch: patch size in pixels; known for models.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.
-        step: one patch in step² is fitted.
-        masks_per_image: random choices of these patches for each image.
-        regressor: `ridge`, or `linear` for least squares of least norm.
-        alpha: penalty of ridge.
-        generator: a numpy Generator, or a seed for one; draws masks and the order of the shuffled control.
+        step: a fraction 1 / step² of the patches is used for training.
+        masks_per_image: number of random training masks per image.
+        regressor: `ridge`, or `linear` for min-norm least squares.
+        alpha: ridge penalty.
+        generator: a NumPy Generator, or a seed; used for masks and for the shuffled control.
 
     Raises:
-        OptionError: channels are to be chosen and there is one image only, or images that can be read only once; or
+        OptionError: channels must be selected but there is only one image, or images can be read only once; or
             channels that do not exist.
         ShapeError: no images, or too few patches for the step.
     """
@@ -93,46 +93,46 @@ def probe_baselines(
     chosen = isinstance(blank, int) and choose_on is None
     if chosen and iter(scored) is scored:
         raise OptionError(
-            "The images can be read only once, and choosing channels on other images than those scored takes two "
-            "rounds; give a list or tensor, or choose_on=, or the channels as blank=."
+            "probe_baselines: images can be read only once, but selecting channels needs two passes. Pass a list or "
+            "tensor, choose_on, or the channels as blank."
         )
     side = getattr(f, "patch", None) if patch is None else patch
     folds, chosen_on = _channels(f, scored, blank, choose_on, trials, rng)
     if black is None and f is not None:
         black = black_image(model_or_features)
     scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
-    nothing = np.full(len(trials.targets), np.nan)
-    why: dict[str, str] = {}
+    undefined = np.full(len(trials.targets), np.nan)
+    details: dict[str, str] = {}
     passes: dict[str, int] = {}
     count, blacks = 1, {}
-    for number, (image, own) in enumerate(_each_map(f, scored)):
-        trial = trials.draw(tuple(own.shape[1:]), rng)
-        maps: dict[str, Tensor | str] = {"none": own}
-        maps["blank"] = blank_channels(own, folds[number % len(folds)], axis=0)
+    for number, (image, original) in enumerate(_each_map(f, scored)):
+        trial = trials.draw(tuple(original.shape[1:]), rng)
+        maps: dict[str, Tensor | str] = {"none": original}
+        maps["blank"] = blank_channels(original, folds[number % len(folds)], axis=0)
         size = None if image is None else tuple(image.shape)
         if size not in blacks:
             blacks = {size: _black_map(f, image, black)}
-        maps["svd"] = _debiased(own, blacks[size], directions)
+        maps["svd"] = _debiased(original, blacks[size], directions)
         if f is not None and side is not None:
             maps |= transform_averages(f, image, side, shifts)
-            count = len(shift_lattice(tuple(own.shape[1:]), shifts))
-            passes = forward_passes(tuple(own.shape[1:]), shifts)
+            count = len(shift_lattice(tuple(original.shape[1:]), shifts))
+            passes = forward_passes(tuple(original.shape[1:]), shifts)
         for key, value in maps.items():
             row = scores.setdefault(key, [])
             if isinstance(value, str):
-                why[key] = value
-                row.append((nothing, nothing, np.nan, np.nan))
+                details[key] = value
+                row.append((undefined, undefined, np.nan, np.nan))
                 continue
             r2, control = trials.scores(value.permute(1, 2, 0), trial)
-            row.append((r2, control, effective_rank(value), mean_cosine(own, value)))
+            row.append((r2, control, effective_rank(value), mean_cosine(original, value)))
     if not scores:
-        raise ShapeError("The probe got no images; give at least one.")
-    why.setdefault("blank", _words(folds))
+        raise ShapeError("probe_baselines: no images, got an empty sequence. Pass at least one image.")
+    details.setdefault("blank", _channels_sentence(folds))
     rows = []
     for key in (key for key in NAMES if key in scores):
         r2, control, rank, cosine = (np.array(values) for values in zip(*scores[key], strict=True))
         name, cost = NAMES[key].format(n=count), passes.get(key, 1 if f is not None else 0)
-        rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, why.get(key, "")))
+        rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, details.get(key, "")))
     settings = trials.to_dict() | {"directions": directions, "shifts": shifts, "chosen": chosen}
     return BaselineTable(trials.targets, tuple(rows), len(scores["none"]), chosen_on, settings)
 
@@ -154,26 +154,30 @@ def _channels(
     trials: Trials,
     rng: np.random.Generator,
 ) -> tuple[list[list[int]], str]:
-    """Return the channels to blank in images 0, 2, ... and 1, 3, ... (or in all), and where they come from."""
+    """Return the channels to blank in images 0, 2, ... and 1, 3, ... (or in all), and how they were selected."""
     if not isinstance(blank, int):
         return [[int(c) for c in blank]], "given"
     if blank < 0:
-        raise OptionError(f"The channels to blank are a list, or a number from 0 up, got blank={blank}.")
+        raise OptionError(
+            f"probe_baselines: blank must be a list or at least 0, got {blank}. Use 0 for none."
+        )
     curves = []
-    for _, own in _each_map(f, scored if choose_on is None else choose_on):
-        curve = trials.channels(own.permute(1, 2, 0), trials.draw(tuple(own.shape[1:]), rng))
+    for _, original in _each_map(f, scored if choose_on is None else choose_on):
+        curve = trials.channels(original.permute(1, 2, 0), trials.draw(tuple(original.shape[1:]), rng))
         curves.append(curve[1:] if len(curve) > 1 else curve)
     if choose_on is None and len(curves) < 2:
         raise OptionError(
-            f"Channels are chosen on other images than those scored, and there is {len(curves)}; give two or more, or "
-            "choose_on=, or the channels as blank=."
+            f"probe_baselines: selecting channels needs at least 2 images, got {len(curves)}. Pass more images, "
+            "choose_on, or the channels as blank."
         )
     if not curves:
-        raise ShapeError("The probe got no images to choose channels on; give at least one.")
+        raise ShapeError(
+            "probe_baselines: choose_on has no images, got an empty sequence. Pass at least one image."
+        )
 
-    def best(some: Sequence[np.ndarray]) -> list[int]:
-        telling = np.nan_to_num(np.mean(some, axis=0), nan=-np.inf).max(0)
-        return [int(c) for c in np.argsort(-telling, kind="stable")[:blank]]
+    def best(selected: Sequence[np.ndarray]) -> list[int]:
+        r2 = np.nan_to_num(np.mean(selected, axis=0), nan=-np.inf).max(0)
+        return [int(c) for c in np.argsort(-r2, kind="stable")[:blank]]
 
     if choose_on is not None:
         return [best(curves)], f"chosen on {len(curves)} other image{'s' * (len(curves) > 1)}"
@@ -181,7 +185,7 @@ def _channels(
 
 
 def _black_map(f: FeatureFunction | None, image: Any, black: Any) -> Tensor | None:
-    """Return the map (C, h, w) of a black image of the size of an image, None where black is not known."""
+    """Return the map (C, h, w) of a black image of the size of an image, None if black is unknown."""
     if black is None:
         return None
     if f is None:
@@ -189,16 +193,16 @@ def _black_map(f: FeatureFunction | None, image: Any, black: Any) -> Tensor | No
     return features_of(f, black.to(image).expand(image.shape)[None])[0].cpu()
 
 
-def _debiased(own: Tensor, black: Tensor | None, directions: int) -> Tensor | str:
-    """Return the map without the directions in which a black image's map varies, or why there is none."""
+def _debiased(original: Tensor, black: Tensor | None, directions: int) -> Tensor | str:
+    """Return the map debiased by `svd_debias` with the map of a black image, or the reason if it is unavailable."""
     if black is None:
-        return "needs a black image, which the model does not describe; give black="
+        return "needs a black image, which is unknown for this model; pass black"
     k = min(directions, black.shape[0], black[0].numel())
-    return svd_debias(own[None], black[None], k=k)[0]
+    return svd_debias(original[None], black[None], k=k)[0]
 
 
-def _words(folds: list[list[int]]) -> str:
-    words = [", ".join(map(str, fold)) or "none" for fold in folds]
-    if len(words) == 1 or words[0] == words[1]:
-        return f"channels {words[0]} were set to 0"
-    return f"channels {words[0]} were set to 0 in one half of the images and {words[1]} in the other"
+def _channels_sentence(folds: list[list[int]]) -> str:
+    lists = [", ".join(map(str, fold)) or "none" for fold in folds]
+    if len(lists) == 1 or lists[0] == lists[1]:
+        return f"channels {lists[0]} were set to 0"
+    return f"channels {lists[0]} were set to 0 in one half of the images and {lists[1]} in the other"

@@ -1,7 +1,7 @@
-"""Removing positional content from features after the fact: a linear subspace, or chosen channels.
+"""Post-hoc debiasing of features: removal of a linear subspace, or of single channels.
 
-In published tables neither brings a positional probe near 0; they are the baselines that a retrofit is compared with.
-`vispe.evaluate.probe.baselines` measures what they leave and what they cost. Source: the baselines of dino-saw
+In published tables neither reduces a positional probe to about 0; they are baselines for a retrofit.
+`vispe.evaluate.probe.baselines` measures the remaining position and the cost. Source: the baselines of dino-saw
 (tldr-group, arXiv 2603.16840).
 """
 
@@ -18,21 +18,20 @@ from vispe.errors import OptionError, ShapeError
 def svd_debias(
     feats: Tensor | np.ndarray, noise_feats: Tensor | np.ndarray, k: int = 16
 ) -> Tensor | np.ndarray:
-    """Project out of features the directions in which the features of a blank image vary over its patches.
+    """Remove from features the directions in which the features of a blank image vary over its patches.
 
-    The features of the blank image get unit norm per patch and lose their spatial mean; their k leading left
-    singular vectors B (C, k) are removed from the unit-norm features, f - B Bᵀ f, which get unit norm again.
-    Feature norms are lost. Directions without any variance (a model without position on a blank image) are
-    never removed.
+    The features of the blank image are normalised per patch and centred over patches; their k leading left singular
+    vectors B (C, k) are removed from the normalised features, f - B Bᵀ f, which are normalised again. Feature norms are
+    lost. Directions without variance (a model without positional information on a blank image) are never removed.
 
     Args:
         feats: features to debias, (b, C, h, w).
         noise_feats: features of a blank (black, then normalised) image, (n, C, p) or (n, C, h, w); several
-            images are centred one by one and pooled.
-        k: directions to remove, at most min(C, n·p).
+            images are centred separately and pooled.
+        k: number of directions to remove, at most min(C, n·p).
 
     Returns:
-        Debiased features of unit norm (0 where nothing is left), of the type, dtype and shape of `feats`;
+        Debiased features of unit norm (0 where nothing remains), with the type, dtype and shape of `feats`;
         computed in float64.
 
     Raises:
@@ -46,33 +45,34 @@ def svd_debias(
     noise = torch.as_tensor(noise_feats, device=x.device)
     if x.ndim != 4 or noise.ndim not in (3, 4) or noise.shape[1] != x.shape[1]:
         raise ShapeError(
-            f"svd_debias needs feats (b, C, h, w) and noise_feats (n, C, p) of the same C, "
-            f"got {tuple(x.shape)} and {tuple(noise.shape)}."
+            f"svd_debias: expected feats (b, C, h, w) and noise_feats (n, C, p) of the same C, "
+            f"got {tuple(x.shape)} and {tuple(noise.shape)}. Permute the channels to axis 1."
         )
-    # what varies over the patches of a blank image can only be position
+    # any variation over the patches of a blank image is positional
     noise = functional.normalize(noise.to(torch.float64).flatten(2), dim=1)
     noise = (noise - noise.mean(2, keepdim=True)).transpose(0, 1).flatten(1)
     if not 0 <= k <= min(noise.shape):
         raise OptionError(
-            f"svd_debias can remove 0 to {min(noise.shape)} directions of {tuple(noise.shape)}, got k={k}."
+            f"svd_debias: k must be in 0 to {min(noise.shape)} for noise features {tuple(noise.shape)}, got {k}. Use a "
+            "smaller k."
         )
     u, s, _ = torch.linalg.svd(noise, full_matrices=False)
-    kept = s[:k] > max(noise.shape) * torch.finfo(torch.float64).eps
-    basis = u[:, :k][:, kept]
+    nonzero = s[:k] > max(noise.shape) * torch.finfo(torch.float64).eps
+    basis = u[:, :k][:, nonzero]
     unit = functional.normalize(x.to(torch.float64), dim=1)
-    rest = unit - torch.einsum("ck,dk,bdhw->bchw", basis, basis, unit)
-    # what is rounding is not magnified to unit norm
-    result = functional.normalize(rest, dim=1, eps=1e-6).to(x.dtype)
+    residual = unit - torch.einsum("ck,dk,bdhw->bchw", basis, basis, unit)
+    # eps keeps rounding errors from being scaled to unit norm
+    result = functional.normalize(residual, dim=1, eps=1e-6).to(x.dtype)
     return result.numpy() if isinstance(feats, np.ndarray) else result
 
 
 def blank_channels(feats: Tensor | np.ndarray, channels: Sequence[int], axis: int = 1) -> Tensor | np.ndarray:
-    """Return a copy of the features in which the chosen channels are 0.
+    """Return a copy of the features with the given channels set to 0.
 
     Args:
         feats: features of any shape.
-        channels: channel numbers, such as `ProbeResult.top_channels()`; for DINOv2 ViT-S with registers the
-            published choice is 47, 113, 117, 359.
+        channels: channel indices, such as `ProbeResult.top_channels()`; 47, 113, 117, 359 in the published tables for
+            DINOv2 ViT-S with registers.
         axis: the channel axis.
 
     Raises:
@@ -83,11 +83,13 @@ def blank_channels(feats: Tensor | np.ndarray, channels: Sequence[int], axis: in
     """
     if not -feats.ndim <= axis < feats.ndim:
         raise OptionError(
-            f"blank_channels got axis={axis} for features of {feats.ndim} axes {tuple(feats.shape)}."
+            f"blank_channels: axis must be valid for features {tuple(feats.shape)}, got {axis}. Use the channel axis."
         )
     width = feats.shape[axis]
     if wrong := [c for c in channels if not 0 <= c < width]:
-        raise OptionError(f"blank_channels can blank channels 0 to {width - 1}, got {wrong}.")
+        raise OptionError(
+            f"blank_channels: channels must be in 0 to {width - 1}, got {wrong}. Use valid indices."
+        )
     result = feats.copy() if isinstance(feats, np.ndarray) else feats.clone()
     index = [slice(None)] * feats.ndim
     index[axis] = list(channels)

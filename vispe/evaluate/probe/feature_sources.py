@@ -1,4 +1,4 @@
-"""What a positional probe looks at: feature maps of a model, of a function or as given."""
+"""Feature maps for the positional probe: from a model, from a function, or precomputed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,31 +17,32 @@ Source = nn.Module | Callable[[Tensor], Tensor] | Iterable[Features]
 
 
 def feature_function(source: nn.Module | FeatureFunction) -> FeatureFunction:
-    """Return the function from images (b, c, H, W) to maps (b, d, h, w) that a model is, or that was given.
+    """Return a function from images (b, c, H, W) to maps (b, d, h, w).
 
     Args:
-        source: a model of timm or open_clip, converted or not, whose last block is taken with the final norm; or
-            any callable from images to maps, such as `VisionModel` or `vispe.D4Features`.
+        source: a model of timm or open_clip, converted or not, for which the function returns the features of the last
+            block after the final norm; or any callable from images to maps, such as `VisionModel` or
+            `vispe.D4Features`.
     """
     is_model = isinstance(source, nn.Module) and hasattr(image_tower(source), "forward_intermediates")
     return VisionModel(source) if is_model else source
 
 
 def is_features(source: Source) -> bool:
-    """Whether a source is features already, not something that computes them."""
+    """Whether a source is precomputed features."""
     return not callable(source)
 
 
 def check_images(features: bool, images: object) -> None:
     """Raise OptionError for features with images, and for a model without them."""
     if features and images is not None:
-        raise OptionError("The probe got features and images; give a model with images, or features alone.")
+        raise OptionError("probe: got features and images. Pass a model with images, or features only.")
     if not features and images is None:
-        raise OptionError("The probe of a model needs images; give images (b, 3, H, W).")
+        raise OptionError("probe: a model needs images, got None. Pass images (b, 3, H, W).")
 
 
 def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[np.ndarray]:
-    """Yield the features (h, w, C) float64 of one image after another.
+    """Yield the features (h, w, C) float64 of each image.
 
     Args:
         source: a model, a feature function, or features (h, w, C) of each image.
@@ -60,17 +61,17 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
 
 
 def patch_pixels(image: Tensor, patch: int) -> Tensor:
-    """Return the pixels of every patch as features, (h, w, c·patch²): the control without a model.
+    """Return the pixels of every patch as features, (h, w, c·patch²), the control without a model.
 
     Args:
-        image: (c, H, W), both sides multiples of the patch.
-        patch: side of a patch in pixels.
+        image: (c, H, W), both sides multiples of the patch size.
+        patch: patch size in pixels.
     """
     return nn.functional.pixel_unshuffle(image[None], patch)[0].permute(1, 2, 0)
 
 
 def black_image(source: Any) -> Tensor | None:
-    """Return a black pixel as a model gets it, (3, 1, 1): zeros, normalised; None where that is not known."""
+    """Return a black pixel after normalisation, (3, 1, 1); None if the normalisation is unknown."""
     if isinstance(source, VisionModel):
         return -source.mean / source.std
     model = image_tower(source)

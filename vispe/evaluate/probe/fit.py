@@ -1,6 +1,6 @@
-"""Linear models from the features of one image to targets over its grid, in closed form.
+"""Closed-form linear regression from the features of one image to targets over its grid.
 
-One singular value decomposition of the sampled features serves every target; a probe of one channel is a
+One singular value decomposition of the sampled features serves all targets; the probe of a single channel is a
 quotient. Source of the protocol: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
 
@@ -19,7 +19,7 @@ Regressor = Literal["ridge", "linear"]
 
 
 def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
-    """Return R², averaged over outputs; NaN when a target is constant, for then there is nothing to explain.
+    """Return R², averaged over outputs; NaN if a target is constant.
 
     Args:
         values: true values (p, n).
@@ -36,15 +36,15 @@ def r2_score(values: np.ndarray, prediction: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a linear model is fitted; the defaults are those of the published tables.
+    """Options of the linear regression; the defaults are those of the published tables.
 
     Attributes:
-        regressor: `ridge`, or `linear`: least squares, the solution of least norm where it is not unique.
-        alpha: ridge penalty on the weights; the intercept is not penalised. Not used by `linear`.
-        standardize: subtract the mean and divide by the population standard deviation of the SAMPLED patches;
-            channels that are constant there are not divided.
-        fit_intercept: add a constant.
-        nan_to_zero: count NaN as 0; else NaN is an error.
+        regressor: `ridge`, or `linear`: least squares, the min-norm solution if it is not unique.
+        alpha: ridge penalty on the weights; the intercept is not penalised. Ignored by `linear`.
+        standardize: subtract the mean and divide by the population standard deviation of the *sampled* patches;
+            constant channels are not divided.
+        fit_intercept: whether to fit an intercept.
+        nan_to_zero: replace NaN by 0; otherwise NaN raises an error.
 
     Raises:
         OptionError: unknown regressor or negative alpha.
@@ -61,9 +61,13 @@ class Fit:
 
     def __post_init__(self) -> None:
         if self.regressor not in ("ridge", "linear"):
-            raise OptionError(f"There is no regressor {self.regressor!r}; use 'ridge' or 'linear'.")
+            raise OptionError(
+                f"Fit: regressor must be 'ridge' or 'linear', got {self.regressor!r}. Use one of them."
+            )
         if not self.alpha >= 0:
-            raise OptionError(f"The ridge penalty is a number from 0 up, got alpha={self.alpha}.")
+            raise OptionError(
+                f"Fit: alpha must be at least 0, got {self.alpha}. Use 1.0 as in the published tables."
+            )
 
 
 RIDGE = Fit()
@@ -75,9 +79,9 @@ class ProbeFit:
 
     Attributes:
         prediction: predicted values of every patch, (h, w, n).
-        r2: R² over all patches, the sampled ones included.
-        r2_heldout: R² over the patches that were not sampled; NaN when there are none.
-        n_nan: feature values that were NaN and counted as 0.
+        r2: R² over all patches, including the sampled ones.
+        r2_heldout: R² over the patches that were not sampled; NaN if there are none.
+        n_nan: number of NaN feature values that were replaced by 0.
     """
 
     prediction: np.ndarray
@@ -89,7 +93,7 @@ class ProbeFit:
 def fit_probe(
     feats: Features, mask: Features, targets: Mapping[str, np.ndarray], fit: Fit = RIDGE
 ) -> dict[str, ProbeFit]:
-    """Fit linear models from features to targets on the patches of a mask, and score them on the grid.
+    """Fit linear models from features to targets on the patches of a mask, and evaluate them on the grid.
 
     One singular value decomposition of the sampled features, (samples, C), serves all targets.
 
@@ -97,29 +101,29 @@ def fit_probe(
         feats: features of one image, (h, w, C).
         mask: sampled patches, (h, w), bool or 0/1.
         targets: values (h, w, n) by name, such as those of `ramp`.
-        fit: how.
+        fit: options of the regression.
 
     Returns:
-        A `ProbeFit` by target name.
+        A `ProbeFit` per target name.
 
     Raises:
-        ShapeError: shapes that do not fit, or fewer than one sampled patch.
+        ShapeError: shapes do not match, or no patch is sampled.
         InputError: infinite features, or NaN without `nan_to_zero`.
 
     >>> values = np.arange(12.0).reshape(3, 4, 1)
-    >>> round(fit_probe(values, np.eye(3, 4), {"place": values}, Fit(alpha=0))["place"].r2_heldout, 6)
+    >>> round(fit_probe(values, np.eye(3, 4), {"raster": values}, Fit(alpha=0))["raster"].r2_heldout, 6)
     1.0
     """
     x, chosen, shape, n_nan = _prepare(feats, mask, fit)
     x_mean = _mean(x[chosen], fit)
     u, s, vt = np.linalg.svd(x[chosen] - x_mean, full_matrices=False)
-    # directions that the samples do not span get no weight: the solution of least norm
+    # zero weight for directions outside the span of the samples gives the min-norm solution
     if fit.regressor == "ridge":
         gain = np.divide(s, s**2 + fit.alpha, out=np.zeros_like(s), where=s > 0)
     else:
-        kept = s > s.max(initial=0) * np.finfo(s.dtype).eps * max(len(u), x.shape[1])
-        gain = np.divide(1, s, out=np.zeros_like(s), where=kept)
-    # every patch in the basis of the sampled ones, once for all targets
+        nonzero = s > s.max(initial=0) * np.finfo(s.dtype).eps * max(len(u), x.shape[1])
+        gain = np.divide(1, s, out=np.zeros_like(s), where=nonzero)
+    # project all patches once for all targets, (p, C) -> (p, samples)
     scores = (x - x_mean) @ vt.T
     result = {}
     for name, target in targets.items():
@@ -134,16 +138,16 @@ def fit_probe(
 def channel_r2(
     feats: Features, mask: Features, target: np.ndarray, fit: Fit = RIDGE, *, held_out: bool = False
 ) -> np.ndarray:
-    """Return the R² of a probe that reads one channel only, for every channel, (C,).
+    """Return the R² of single-channel probes, (C,).
 
-    Channels with a high value are the ones to blank (`vispe.evaluate.probe.debias.blank_channels`).
+    Channels with a high value are candidates for `vispe.evaluate.probe.debias.blank_channels`.
 
     Args:
         feats: features of one image, (h, w, C).
         mask: sampled patches, (h, w).
         target: values (h, w, n).
-        fit: how.
-        held_out: score only the patches that were not sampled.
+        fit: options of the regression.
+        held_out: evaluate only the patches that were not sampled.
     """
     return channels_r2(feats, mask, {"target": target}, fit, held_out=held_out)["target"]
 
@@ -162,17 +166,17 @@ def channels_r2(
         feats: features of one image, (h, w, C).
         mask: sampled patches, (h, w).
         targets: values (h, w, n) by name.
-        fit: how.
-        held_out: score only the patches that were not sampled.
+        fit: options of the regression.
+        held_out: evaluate only the patches that were not sampled.
     """
     x, chosen, shape, _ = _prepare(feats, mask, fit)
     x = x - _mean(x[chosen], fit)
-    # with one channel the slope is cov / (var + alpha), for all channels at once
+    # with a single channel the slope is cov / (var + alpha), vectorised over channels
     power = (x[chosen] ** 2).sum(0) + (fit.alpha if fit.regressor == "ridge" else 0.0)
-    flat = np.ptp(x[chosen], axis=0) == 0 if fit.fit_intercept else power == 0
+    constant = np.ptp(x[chosen], axis=0) == 0 if fit.fit_intercept else power == 0
     scored = ~chosen if held_out else np.ones_like(chosen)
-    seen, fitted = x[scored], x[chosen]
-    squares = (seen**2).sum(0)[:, None]
+    evaluated, fitted = x[scored], x[chosen]
+    squares = (evaluated**2).sum(0)[:, None]
     result = {}
     for name, target in targets.items():
         values = _flat_target(name, target, shape)
@@ -182,10 +186,10 @@ def channels_r2(
             result[name] = np.full(x.shape[1], np.nan)
             continue
         covariance = fitted.T @ (values[chosen] - y_mean)
-        slope = np.divide(covariance, power[:, None], out=np.zeros_like(covariance), where=~flat[:, None])
-        # the squared error is expanded, so that no array (patches, channels, outputs) is made
-        rest = true - y_mean
-        error = (rest**2).sum(0) - 2 * slope * (seen.T @ rest) + slope**2 * squares
+        slope = np.divide(covariance, power[:, None], out=np.zeros_like(covariance), where=~constant[:, None])
+        # expand the squared error to avoid an array (patches, channels, outputs)
+        centred = true - y_mean
+        error = (centred**2).sum(0) - 2 * slope * (evaluated.T @ centred) + slope**2 * squares
         result[name] = (1 - error / ((true - true.mean(0)) ** 2).sum(0)).mean(1)
     return result
 
@@ -200,23 +204,27 @@ def _prepare(feats: Features, mask: Features, fit: Fit):
     chosen = to_numpy(mask) != 0
     if x.ndim != 3 or chosen.shape != x.shape[:2] or 0 in x.shape:
         raise ShapeError(
-            f"The probe needs features (h, w, C) and a mask (h, w), got feats {x.shape} and mask {chosen.shape}."
+            f"fit_probe: expected feats (h, w, C) and mask (h, w), got {x.shape} and {chosen.shape}. Use one grid."
         )
     if not chosen.any():
         raise ShapeError(
-            f"The mask samples no patch of the {x.shape[0]}x{x.shape[1]} grid; use a smaller step."
+            f"fit_probe: mask samples no patch, got a {x.shape[0]}x{x.shape[1]} grid. Use a smaller step."
         )
     shape = x.shape[:2]
     x, chosen = x.reshape(-1, x.shape[2]), chosen.reshape(-1)
     n_nan, n_infinite = int(np.isnan(x).sum()), int(np.isinf(x).sum())
     if n_nan and not fit.nan_to_zero:
-        raise InputError(f"The features hold {n_nan} NaN; allow nan_to_zero=True or repair them.")
+        raise InputError(
+            f"fit_probe: feats must be finite, got {n_nan} NaN. Set nan_to_zero=True, or fix the features."
+        )
     if n_infinite:
-        raise InputError(f"The features hold {n_infinite} infinite values, which a linear fit cannot use.")
+        raise InputError(
+            f"fit_probe: feats must be finite, got {n_infinite} infinite values. Fix the features."
+        )
     x = np.nan_to_num(x)
     if fit.standardize:
         sampled = x[chosen]
-        # a constant channel is not divided by the rounding of its mean
+        # do not divide constant channels by the rounding error of their mean
         std = np.where(np.ptp(sampled, axis=0) == 0, 1.0, sampled.std(0))
         x = (x - sampled.mean(0)) / std
     return x, chosen, shape, n_nan
@@ -233,6 +241,6 @@ def _flat_target(name: str, target: np.ndarray, shape: tuple[int, int]) -> np.nd
     values = to_numpy(target)
     if values.ndim != 3 or values.shape[:2] != tuple(shape):
         raise ShapeError(
-            f"The values of {name!r} need shape {(*shape, 'n')}, as the features, got {values.shape}."
+            f"fit_probe: target {name!r} must have shape {(*shape, 'n')}, got {values.shape}. Use `ramp`."
         )
     return values.reshape(-1, values.shape[2])

@@ -1,9 +1,9 @@
-"""Features averaged over transforms of the image, as published and correctly, and what an average costs.
+"""Features averaged over transformed copies of the image, with and without undoing the transform, and their cost.
 
-A transform average hopes that position cancels when the image is mirrored, turned and shifted. The published form
-averages the maps of the four transformed images as they come, so every patch mixes the features of four places. The
-correct form brings each map back first: then every patch averages itself as seen at other places. What is left of
-position after all eight poses is what they have in common, the distance to the centre; shifts remove that too.
+Averaging is meant to cancel position when the image is reflected, rotated and shifted. The published form averages the
+maps of four transformed images without undoing the transform, so every patch mixes the features of four positions. The
+correct form undoes the transform of each map first: every patch is then averaged over positions. After all eight poses
+only the distance to the centre remains of the position; shifts remove that too.
 
 Source of the published form: the baselines of dino-saw (tldr-group, arXiv 2603.16840).
 """
@@ -18,24 +18,27 @@ from vispe.evaluate.features.spectrum import rankme
 from vispe.symmetry.d4 import D4, IDENTITY, Element, element
 
 PUBLISHED = (IDENTITY, element("hflip"), element("vflip"), element("rot90"))
-"""The poses of the published form: as it is, mirrored left to right, top to bottom, and a quarter turn."""
+"""The poses of the published form: identity, horizontal flip, vertical flip, and rotation by 90 degrees."""
 
 _UPRIGHT = tuple(g for g in D4 if g.turns % 2 == 0)
-_TURNED = tuple(g for g in D4 if g.turns % 2)
+_ROTATED = tuple(g for g in D4 if g.turns % 2)
 
 
 def shift_lattice(grid: tuple[int, int], shifts: int) -> list[tuple[int, int]]:
-    """Return shifts (rows, columns) in patches, evenly over the grid, none first.
+    """Return shifts (rows, columns) in patches, evenly spaced over the grid, (0, 0) first.
 
     Args:
         grid: patches (h, w).
-        shifts: along each side; more than it has patches means every patch.
+        shifts: number along each side, clipped to the number of patches.
+
+    Raises:
+        OptionError: `shifts` is below 1.
 
     >>> shift_lattice((4, 4), 2)
     [(0, 0), (0, 2), (2, 0), (2, 2)]
     """
     if shifts < 1:
-        raise OptionError(f"The shifts along a side are a number from 1 (none) up, got shifts={shifts}.")
+        raise OptionError(f"shift_lattice: shifts must be at least 1, got {shifts}. Use 1 for no shift.")
     counts = [min(shifts, n) for n in grid]
     rows, cols = ([k * n // count for k in range(count)] for n, count in zip(grid, counts, strict=True))
     return [(row, col) for row in rows for col in cols]
@@ -44,52 +47,54 @@ def shift_lattice(grid: tuple[int, int], shifts: int) -> list[tuple[int, int]]:
 def transform_averages(
     f: FeatureFunction, image: Tensor, patch: int, shifts: int = 4
 ) -> dict[str, Tensor | str]:
-    """Return every transform average of one image, from the same forward passes.
+    """Return all transform averages of one image, computed from the same forward passes.
 
-    The image is shifted around itself by whole patches and put into all eight poses; 8 forward passes for each shift,
-    four images at a time. Memory: five maps and the four of a pass.
+    The image is rolled by whole patches and transformed to all eight poses: 8 forward passes per shift, in batches of
+    four. Memory: five maps and the four of a batch.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         image: (c, H, W), both sides multiples of the patch.
-        patch: side of a patch in pixels.
-        shifts: along each side, evenly over the grid; 1 for none.
+        patch: patch size in pixels.
+        shifts: number along each side, evenly spaced; 1 for none.
 
     Returns:
         Maps (d, h, w) float64 on the CPU: `published_average`; `d4_average`; with shifts `shift_average`, over shifts
-        alone, and `d4_shift_average`, over both. A sentence in place of a map says why an average does not exist.
+        only, and `d4_shift_average`, over both. The reason as a string where an average does not exist.
 
     Raises:
-        ShapeError: the sides are no multiples of the patch.
+        ShapeError: the sides of the image are not multiples of the patch size.
     """
     size = tuple(image.shape[-2:])
     grid = (size[0] // patch, size[1] // patch)
     if size != (grid[0] * patch, grid[1] * patch):
-        raise ShapeError(f"An image of {size} px is no multiple of patches of {patch} px; cut it to one.")
+        raise ShapeError(
+            f"transform_averages: image sides must be multiples of patch={patch}, got {size} px. Crop the image."
+        )
     lattice = shift_lattice(grid, shifts)
-    turns, refused = True, ""
+    rotates, refused = True, ""
     sums: dict[str, Tensor] = {}
 
-    # a sum is kept for each average, so that memory does not grow with the number of passes
+    # running sums, so that memory does not grow with the number of passes
     def add(name: str, value: Tensor, parts: int) -> None:
         sums[name] = sums[name] + value / parts if name in sums else value / parts
 
     for row, col in lattice:
         moved = torch.roll(image, (row * patch, col * patch), (-2, -1))
         poses = dict(zip(_UPRIGHT, _maps(f, moved, _UPRIGHT, grid), strict=True))
-        if turns:
+        if rotates:
             try:
-                turned = _maps(f, moved, _TURNED, grid[::-1])
+                rotated = _maps(f, moved, _ROTATED, grid[::-1])
             except (InputError, ShapeError) as error:
                 if grid[0] == grid[1]:
                     raise
-                turns, refused = False, str(error)
+                rotates, refused = False, str(error)
             else:
-                poses |= dict(zip(_TURNED, turned, strict=True))
+                poses |= dict(zip(_ROTATED, rotated, strict=True))
         for g, pose in poses.items():
             if (row, col) == (0, 0) and g in PUBLISHED and grid[0] == grid[1]:
                 add("published_average", pose, len(PUBLISHED))
-            # turned back and shifted back: every patch lies on itself again
+            # undo pose and shift, so that every patch is aligned with itself
             back = torch.roll(g.undo(pose), (-row, -col), (-2, -1))
             if (row, col) == (0, 0):
                 add("d4_average", back, len(D4))
@@ -100,21 +105,21 @@ def transform_averages(
     result: dict[str, Tensor | str] = {name: total.cpu() for name, total in sums.items()}
     if grid[0] != grid[1]:
         result["published_average"] = (
-            f"does not exist on a {grid[0]}x{grid[1]} grid, whose quarter turn has another shape"
+            f"does not exist on a {grid[0]}x{grid[1]} grid, whose rotation by 90 degrees has another shape"
         )
-    if not turns:
+    if not rotates:
         for name in {"d4_average", "d4_shift_average"} & set(result):
-            result[name] = f"needs the image in a quarter turn, which the model refuses: {refused}"
+            result[name] = f"needs the image rotated by 90 degrees, which the model rejects: {refused}"
     return result
 
 
 def effective_rank(feats: Tensor) -> float:
     """Return the effective rank of the patches of one image: exp of the entropy of the normalised singular values.
 
-    RankMe (arXiv 2210.02885); 1 if all patches are alike up to scale, at most min(h·w, C). NaN where all is 0.
+    RankMe (arXiv 2210.02885); 1 if all patches are equal up to scale, at most min(h·w, C). NaN if all features are 0.
 
     Args:
-        feats: map (C, h, w).
+        feats: feature map (C, h, w).
 
     >>> round(effective_rank(torch.eye(3)[:, :, None]), 6)
     3.0
@@ -124,7 +129,7 @@ def effective_rank(feats: Tensor) -> float:
 
 
 def mean_cosine(first: Tensor, second: Tensor) -> float:
-    """Return the cosine between two maps (C, h, w) patch by patch, mean over patches."""
+    """Return the cosine similarity of two maps (C, h, w), averaged over patches."""
     return float(torch.nn.functional.cosine_similarity(first.double(), second.double(), dim=0).mean())
 
 
@@ -133,13 +138,13 @@ def _maps(f: FeatureFunction, image: Tensor, poses: tuple[Element, ...], grid: t
     maps = features_of(f, torch.stack([g.apply(image) for g in poses]))
     if tuple(maps.shape[-2:]) != grid:
         raise ShapeError(
-            f"A map of {tuple(maps.shape[-2:])} patches came back where {grid} were expected; check patch=."
+            f"transform_averages: expected a map of {grid} patches, got {tuple(maps.shape[-2:])}. Check patch."
         )
     return maps
 
 
 def forward_passes(grid: tuple[int, int], shifts: int) -> dict[str, int]:
-    """Return how many forward passes each average needs by itself for one image."""
+    """Return the number of forward passes per image of each average alone."""
     n = int(np.prod([min(shifts, side) for side in grid]))
     passes = {"published_average": len(PUBLISHED), "d4_average": len(D4)}
     return passes | ({"shift_average": n, "d4_shift_average": n * len(D4)} if n > 1 else {})

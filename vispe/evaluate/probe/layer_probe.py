@@ -1,7 +1,7 @@
-"""Where in a network position can be read: the linear probe after every block, and of every channel of it.
+"""Linear probe of position after every block of a network, and for every channel.
 
-The first line of the curve are the pixels of the patches themselves: what they tell, the picture tells, and a network
-that tells as much has no need of a position code. The probe is that of `vispe.evaluate.probe.positional`.
+The first point of the curve is the probe of the pixels of the patches, which measures position revealed by the image
+itself. The probe is that of `vispe.evaluate.probe.positional` (dino-saw, arXiv 2603.16840).
 
 Memory: the maps of all blocks for one image, and the mean of the channel curves.
 """
@@ -25,17 +25,16 @@ from vispe.report.table import aligned, json_entries, json_list
 
 @dataclass(frozen=True)
 class LayerProbe:
-    """What the probe found after every block.
+    """Result of the probe after every block.
 
     Attributes:
         targets: names, the headline first.
         r2: held-out R², mean over masks, (blocks, targets, images).
-        shuffled: the same with the patches of the target in random order, the control.
-        pixels: the same of the pixels of the patches instead of features, (targets, images); None where they are
-            not known.
-        channel_r2: for every block the held-out R² of each channel alone, (targets, C), mean over images and masks.
+        shuffled: the same for targets with shuffled patches, the control.
+        pixels: the same for the pixels of the patches instead of features, (targets, images); None if unknown.
+        channel_r2: for every block the held-out R² of single channels, (targets, C), mean over images and masks.
         grids: patches (h, w) after every block, for the first image.
-        settings: what the numbers depend on.
+        settings: options that affect the numbers.
     """
 
     targets: tuple[str, ...]
@@ -53,14 +52,14 @@ class LayerProbe:
 
     @property
     def verdict(self) -> str:
-        """One sentence on where position can be read."""
+        """Verdict in one sentence: after which blocks position can be read."""
         curve = self.curve
         if np.isnan(curve).any():
             return f"cannot be judged: {self.targets[0]} is constant on a grid {self.grids[0]}"
         best, last = int(curve.argmax()), len(curve) - 1
         if curve[best] < 0.1:
             return (
-                f"no linear position after any of {len(curve)} blocks: held-out R² {curve[best]:.2f} at most"
+                f"no linear position after any of {len(curve)} blocks: held-out R² at most {curve[best]:.2f}"
             )
         first = int(np.flatnonzero(curve >= max(0.1, curve[best] / 2))[0])
         parts = [f"position can be read from block {first} on (held-out R² {curve[first]:.2f})"]
@@ -72,26 +71,26 @@ class LayerProbe:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What weakens the verdict, one sentence each."""
+        """Caveats of the verdict, one sentence each."""
         notes = []
         if (control := np.median(self.shuffled[:, 0], axis=1)).max() > 0.1:
             notes.append(
-                f"Shuffled positions were read too, after block {int(control.argmax())}, so these scores mean nothing."
+                f"Shuffled positions can be read too, after block {int(control.argmax())}, so the scores are invalid."
             )
-        if self.pixels is not None and (seen := float(np.median(self.pixels[0]))) > 0.1:
+        if self.pixels is not None and (r2 := float(np.median(self.pixels[0]))) > 0.1:
             notes.append(
-                f"The pixels alone tell the place (R² {seen:.2f}), so part of the scores is due to the pictures: "
-                "probe noise or homogeneous textures too."
+                f"The pixels alone reveal the position (R² {r2:.2f}), so part of the scores is due to the images: "
+                "probe noise or homogeneous textures as well."
             )
         return tuple(notes)
 
     def top_channels(self, block: int = -1, target: str | None = None, n: int = 6) -> list[int]:
-        """Return the channels of a block that tell most of a target (default the headline), best first."""
+        """Return the channels of a block with the highest R² for a target (default the headline), best first."""
         curve = self.channel_r2[block][self.targets.index(target or self.targets[0])]
         return [int(c) for c in np.argsort(-curve, kind="stable")[:n]]
 
     def table(self) -> list[list[str]]:
-        """Return the table of median R² as text, heads first: a line for the pixels, then one for each block."""
+        """Return the table of median R² as text, header first: a row for the pixels, then one per block."""
         rows = [["after", *self.targets, "shuffled", "telling channels"]]
         if self.pixels is not None:
             rows.append(["pixels", *map(cell, np.median(self.pixels, axis=1)), "", ""])
@@ -102,11 +101,11 @@ class LayerProbe:
         return rows
 
     def to_markdown(self) -> str:
-        """Return `table` as Markdown, its columns aligned."""
+        """Return `table` as aligned Markdown."""
         return aligned(self.table(), left=(0, len(self.targets) + 2))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: every score by block, target and image; the channel curves by block and target."""
+        """Return JSON values: all scores by block, target and image, and channel curves by block and target."""
 
         def by_target(values: np.ndarray) -> dict[str, Any]:
             return dict(zip(self.targets, json_list(values), strict=True))
@@ -136,21 +135,21 @@ def probe_layers(
     alpha: float = 1.0,
     generator: np.random.Generator | int = 0,
 ) -> LayerProbe:
-    """Measure how well position is read from the patches after every block, and from every channel there.
+    """Probe the position after every block of a model, and in every channel.
 
-    Blocks are taken without the model's final norm. The same patches are fitted after every block with the same grid,
-    so that blocks differ by nothing else. One forward pass for each image.
+    Blocks are evaluated without the final norm. Blocks with equal grids use the same training patches, so that they are
+    comparable. One forward pass per image.
 
     Args:
-        model: a model of timm or open_clip, converted or not, in evaluation mode; or, for each image, its features
+        model: a model of timm or open_clip, converted or not, in evaluation mode; or, for each image, the features
             (h, w, C) after every block.
-        images: (3, H, W) each, normalised, sides multiples of the patch; None with features.
+        images: (3, H, W) each, normalised, sides multiples of the patch size; None with features.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.
-        step: one patch in step² is fitted.
-        masks_per_image: random choices of these patches for each image.
-        regressor: `ridge`, or `linear` for least squares of least norm.
-        alpha: penalty of ridge.
-        generator: a numpy Generator, or a seed for one; draws masks and the order of the shuffled control.
+        step: a fraction 1 / step² of the patches is used for training.
+        masks_per_image: number of random training masks per image.
+        regressor: `ridge`, or `linear` for min-norm least squares.
+        alpha: ridge penalty.
+        generator: a NumPy Generator, or a seed; used for masks and for the shuffled control.
 
     Raises:
         ShapeError: no images, images with different numbers of blocks or channels, or too few patches for the step.
@@ -173,8 +172,8 @@ def probe_layers(
         single = [trials.channels(m, drawn[m.shape[:2]]) for m in maps]
         if n and [c.shape for c in single] != [c.shape for c in curves]:
             raise ShapeError(
-                f"Image {n} has features of the widths {[c.shape[1] for c in single]} after its blocks, and the first "
-                f"image {[c.shape[1] for c in curves]}; probe one model at a time."
+                f"probe_layers: images must have equal channels per block, got {[c.shape[1] for c in single]} for "
+                f"image {n} after {[c.shape[1] for c in curves]}. Probe one model at a time."
             )
         n += 1
         curves = [c + (s - c) / n for c, s in zip(curves, single, strict=True)] if n > 1 else single
@@ -184,7 +183,7 @@ def probe_layers(
             pixels.append(trials.scores(raw, drawn[raw.shape[:2]])[0])
         grids = grids or [(int(m.shape[0]), int(m.shape[1])) for m in maps]
     if not n:
-        raise ShapeError("The probe got no images; give at least one.")
+        raise ShapeError("probe_layers: no images, got an empty sequence. Pass at least one image.")
     return LayerProbe(
         targets=trials.targets,
         r2=np.moveaxis(np.array(scores), 0, -1),
@@ -199,7 +198,7 @@ def probe_layers(
 def _each(
     source: nn.Module | ModelFeatures | Iterable[Sequence[Features]], images: Iterable[Tensor] | None
 ) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
-    """Yield the features (h, w, C) after every block, and the pixels of the patches, of one image after another."""
+    """Yield for each image the features (h, w, C) after every block, and the pixels of the patches."""
     features = not isinstance(source, nn.Module | ModelFeatures)
     check_images(features, images)
     if features:

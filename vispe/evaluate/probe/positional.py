@@ -1,12 +1,12 @@
-"""The positional linear probe: how well a linear model reads a patch's position from its features.
+"""Linear probe of the position of patches from their features.
 
-The features of ONE image are split into a few sampled patches, on which ridge regression learns a ramp over
-the grid, and the rest. A high R² means that the features carry position whatever the image shows; about 0 or
-below means that they do not. R² over the patches that were not sampled (`r2_heldout`) is the honest score and
-the one that reports lead with; R² over all patches (`r2`) is what published tables show. Two controls show that
-the probe is sound: the target `random`, and every target with the patches shuffled; both must not be readable.
+The patches of *one* image are split into a few training patches, on which ridge regression fits a ramp over the grid,
+and test patches. A high R² means that the features encode position; about 0 or below that they do not, linearly.
+Reports lead with R² over the test patches (`r2_heldout`), the unbiased score; published tables show R² over all patches
+(`r2`). Two controls validate the probe: the target `random`, and every target with shuffled patches; neither may be
+predictable.
 
-`vispe.evaluate.probe.layer_probe` asks the same after every block, `vispe.evaluate.probe.baselines` after remedies.
+`vispe.evaluate.probe.layer_probe` probes every block, `vispe.evaluate.probe.baselines` debiased features.
 
 Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
@@ -28,13 +28,13 @@ from vispe.report.table import aligned, json_entries, json_list
 
 @dataclass(frozen=True)
 class ProbeRow:
-    """The scores of one target over images x masks.
+    """Scores of one target.
 
     Attributes:
         target: name of the target.
         r2: R² over all patches, (images, masks).
         r2_heldout: R² over the patches that were not sampled, (images, masks).
-        shuffled: the same when the target's patches are in random order, the control, (images, masks).
+        shuffled: held-out R² for the target with shuffled patches, the control, (images, masks).
     """
 
     target: str
@@ -43,7 +43,7 @@ class ProbeRow:
     shuffled: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
-        """Return target, mean, median and standard deviation of the scores, and every value, by image and mask."""
+        """Return target, mean, median and standard deviation of the scores, and all values by image and mask."""
         entries: dict[str, Any] = {"target": self.target}
         for key in ("r2_heldout", "r2", "shuffled"):
             values = getattr(self, key)
@@ -54,18 +54,17 @@ class ProbeRow:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the probe found for one model or feature set.
+    """Result of the probe for one model or feature set.
 
     Attributes:
         rows: scores by target, the headline target first, `random` last.
         grid: patches (h, w) of the first image.
         n_images: number of images.
-        n_samples: patches that each fit of the headline target saw, for the first image.
-        n_nan: feature values that were NaN and counted as 0, over all images.
-        channel_r2: held-out R² of each channel alone for the headline target, mean over images and masks,
-            (C,).
-        settings: the arguments that the numbers depend on.
-        example: headline ramp, mask and prediction of the first image and mask, for drawing.
+        n_samples: number of training patches of the headline target, for the first image.
+        n_nan: number of NaN feature values replaced by 0, over all images.
+        channel_r2: held-out R² of single channels for the headline target, mean over images and masks, (C,).
+        settings: options that affect the numbers.
+        example: headline ramp, mask and prediction of the first image and mask, for figures.
     """
 
     rows: tuple[ProbeRow, ...]
@@ -84,7 +83,7 @@ class ProbeResult:
 
     @property
     def verdict(self) -> str:
-        """One sentence on what the headline number means."""
+        """Verdict in one sentence."""
         score = f"held-out R² {self.headline:.2f}"
         if np.isnan(self.headline):
             return (
@@ -98,37 +97,37 @@ class ProbeResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What weakens the verdict, one sentence each."""
+        """Caveats of the verdict, one sentence each."""
         notes = []
         if self.n_samples < 16:
             notes.append(
-                f"Only {self.n_samples} patches were fitted: weak; use larger images or a smaller step."
+                f"Only {self.n_samples} training patches, which is few; use larger images or a smaller step."
             )
         if np.median(self.rows[-1].r2_heldout) > 0.1:
-            notes.append("Random noise was read too, so these scores mean nothing.")
+            notes.append("Random noise can be predicted too, so the scores are invalid.")
         if np.median(self.rows[0].shuffled) > 0.1:
-            notes.append("Shuffled positions were read too, so these scores mean nothing.")
+            notes.append("Shuffled positions can be read too, so the scores are invalid.")
         if self.n_nan:
-            notes.append(f"{self.n_nan} feature values were NaN and counted as 0.")
+            notes.append(f"{self.n_nan} NaN feature values were replaced by 0.")
         return tuple(notes)
 
     def top_channels(self, n: int = 6) -> list[int]:
-        """Return the `n` channels that reveal most of the headline target, best first."""
+        """Return the `n` channels with the highest R² for the headline target, best first."""
         return [int(c) for c in np.argsort(-self.channel_r2, kind="stable")[:n]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the example as JSON values; NaN becomes `None`."""
+        """Return all fields except the example as JSON values; NaN becomes `None`."""
         facts = json_entries(
             self, "verdict", "notes", "rows", "grid", "n_images", "n_samples", "n_nan", "settings"
         )
         return facts | {"top_channels": self.top_channels(), "channel_r2": json_list(self.channel_r2)}
 
     def to_markdown(self) -> str:
-        """Return the table of scores as Markdown, its columns aligned."""
+        """Return the table of scores as aligned Markdown."""
         return aligned(self.table())
 
     def table(self) -> list[list[str]]:
-        """Return the table of scores as text, heads first."""
+        """Return the table of scores as text, header first."""
         table = [["target", "held-out R² mean", "median", "std", "all patches R² mean", "median", "std"]]
         table[0].append("shuffled mean")
         for row in self.rows:
@@ -151,29 +150,28 @@ def positional_probe(
     standardize: bool = True,
     generator: np.random.Generator | int = 0,
 ) -> ProbeResult:
-    """Measure how well position is read, linearly, from the patch features of a model.
+    """Probe the position of patches linearly from the features of a model.
 
-    The defaults are the settings of the published tables. Each image is probed on its own; targets that
-    sample the same region share the mask and the factorisation.
+    The defaults are the settings of the published tables. Each image is probed separately; targets with the same
+    sampling region share the mask and the factorisation.
 
     Args:
         model_or_features: a model of timm or open_clip (converted or not); or a function from images (b, c, H, W)
             to maps (b, C, h, w); or features (h, w, C) of each image, or (b, h, w, C).
-        images: normalised images (b, 3, H, W), or (3, H, W) one by one, for a model; `None` with features.
-        targets: the first is the headline; `random`, the sanity check, is added and comes last.
-        step: one patch in step² is used for the fit.
-        cutoff: share of each side of the grid that is sampled.
-        random_mask: draw the patches at random, else take the regular grid (then one mask per image is
-            enough).
-        masks_per_image: masks drawn for each image.
-        regressor: `ridge`, or `linear` for least squares of least norm.
-        alpha: penalty of ridge.
-        standardize: scale each channel by the mean and deviation of the fitted patches.
-        generator: a numpy Generator, or a seed for one; draws masks and the random target. The order of the
-            shuffled control follows from it without advancing it.
+        images: normalised images (b, 3, H, W), or an iterable of (3, H, W), for a model; `None` with features.
+        targets: the first is the headline; `random`, the sanity check, is appended.
+        step: a fraction 1 / step² of the patches is used for training.
+        cutoff: fraction of each side of the grid that is sampled.
+        random_mask: random training patches; otherwise a regular grid with one mask per image.
+        masks_per_image: number of masks per image.
+        regressor: `ridge`, or `linear` for min-norm least squares.
+        alpha: ridge penalty.
+        standardize: standardise each channel by the training patches.
+        generator: a NumPy Generator, or a seed; used for masks and the random target. The order of the shuffled
+            control depends on it without advancing it.
 
     Raises:
-        ShapeError: no images, or a grid so small that the step leaves no patch to fit on.
+        ShapeError: no images, or no training patch for this step.
         OptionError: unknown target, or images without a model.
 
     >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))
@@ -181,14 +179,15 @@ def positional_probe(
     'no linear position'
     """
     rng = np.random.default_rng(generator)
-    # the control has draws of its own, so that masks are those of the published code
+    # a separate generator for the control, so that masks match the published code
     order = follower(rng)
     names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
     for name in names:
         check_target(name)
     if masks_per_image < 1:
         raise OptionError(
-            f"The probe needs at least one mask per image, got masks_per_image={masks_per_image}."
+            f"positional_probe: masks_per_image must be at least 1, got {masks_per_image}. Use 6 as in the published "
+            "tables."
         )
     draws = masks_per_image if random_mask else 1
     fit = Fit(regressor, alpha, standardize)
@@ -206,21 +205,28 @@ def positional_probe(
                     group[0], shape, step=step, cutoff=cutoff, random=random_mask, generator=rng
                 )
                 check_sampled(mask, step, cutoff)
-                asked = {name: values[name] for name in group}
-                control = {f"shuffled {name}": v for name, v in mixed(asked, order).items()}
-                fits = fit_probe(feats, mask, asked | control, fit)
+                group_values = {name: values[name] for name in group}
+                control = {f"shuffled {name}": v for name, v in mixed(group_values, order).items()}
+                fits = fit_probe(feats, mask, group_values | control, fit)
                 for name in group:
                     one, shuffled = fits[name], fits[f"shuffled {name}"]
                     scores[name][-1].append((one.r2, one.r2_heldout, shuffled.r2_heldout))
                 if names[0] in group:
                     n_nan += fits[names[0]].n_nan if draw == 0 else 0
                     curves.append(channel_r2(feats, mask, values[names[0]], fit, held_out=True))
-                    shown = {"ramp": values[names[0]], "mask": mask, "prediction": fits[names[0]].prediction}
-                    first = first or shown
+                    example = {
+                        "ramp": values[names[0]],
+                        "mask": mask,
+                        "prediction": fits[names[0]].prediction,
+                    }
+                    first = first or example
     if not curves:
-        raise ShapeError("The probe got no images; give at least one.")
+        raise ShapeError("positional_probe: no images, got an empty sequence. Pass at least one image.")
     if len({len(curve) for curve in curves}) > 1:
-        raise ShapeError("The images have features of different widths; probe one model at a time.")
+        raise ShapeError(
+            f"positional_probe: images must have equal channels, got {sorted({len(c) for c in curves})}. Probe one "
+            "model at a time."
+        )
     arrays = {name: np.array(values) for name, values in scores.items()}
     return ProbeResult(
         rows=tuple(ProbeRow(name, *np.moveaxis(arrays[name], -1, 0)) for name in names),

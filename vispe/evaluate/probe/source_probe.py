@@ -1,4 +1,4 @@
-"""One kind of pictures through all questions of the probe: final features, every block, remedies."""
+"""Runner of `vispe probe`: final features, every block, and debiasing methods, for one source of images."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,24 +21,27 @@ from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
 
-_CHOSEN_ON = 4  # noise images, where a single picture leaves no other ones to choose channels on
+_CHOSEN_ON = 4  # noise images for channel selection if there is only a single image
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every kind of pictures.
+    """Options of a probe, for all sources of images.
 
     Attributes:
         target: the headline.
-        step: one patch in step² is fitted.
-        masks: choices of these patches for each image.
-        regressor: `ridge`, or `linear` for least squares of least norm.
-        alpha: penalty of ridge.
-        layers: ask after every block too.
-        baselines: ask after remedies too.
-        blank: channels to set to 0; the 4 most telling ones by default.
-        shifts: along each side, for averages.
-        seed: of everything drawn.
+        step: a fraction 1 / step² of the patches is used for training.
+        masks: number of training masks per image.
+        regressor: `ridge`, or `linear` for min-norm least squares.
+        alpha: ridge penalty.
+        layers: whether to probe every block.
+        baselines: whether to probe debiasing methods.
+        blank: channels to set to 0; the 4 with the highest R² by default.
+        shifts: number along each side, for averages.
+        seed: of all random numbers.
+
+    Raises:
+        OptionError: options of debiasing methods without `baselines`.
     """
 
     target: str = "lr+ud"
@@ -55,26 +58,29 @@ class Question:
     def __post_init__(self) -> None:
         if not self.baselines and (self.blank is not None or self.shifts != 4):
             raise OptionError(
-                "--blank and --shifts are about remedies, which were not asked for; add --baselines."
+                f"Question: blank and shifts need baselines=True, got blank={self.blank} and shifts={self.shifts}. Set "
+                "baselines."
             )
 
 
 def asked_sources(
     paths: Sequence[str | Path], noise: int, textures: int
 ) -> dict[str, Sequence[str | Path] | int]:
-    """Return what is probed, by kind: the files of images, numbers of noise images and of textures.
+    """Return the sources of images: files, number of noise images, number of textures; empty ones are omitted.
 
     Raises:
-        OptionError: there is nothing to look at.
+        OptionError: there are no images.
     """
     counts = {"images": paths, "noise": max(noise, 0), "textures": max(textures, 0)}
     if not any(counts.values()):
-        raise OptionError("probe needs something to look at: give images, or --noise N, or --textures N.")
-    return {source: what for source, what in counts.items() if what}
+        raise OptionError(
+            "probe: no images, got empty paths, noise=0 and textures=0. Pass paths, noise or textures."
+        )
+    return {source: content for source, content in counts.items() if content}
 
 
-class _Again:
-    """Pictures that are shown anew whenever they are gone through."""
+class _Reiterable:
+    """Iterable that creates a new iterator of images every time."""
 
     def __init__(self, make: Callable[[], Iterable[Tensor]]) -> None:
         self.make = make
@@ -90,40 +96,40 @@ def probe_source(
     question: Question,
     shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]] = lambda pictures, words: pictures,
 ) -> SourceProbe:
-    """Put all questions to a subject on one kind of pictures; what was noticed in files is given as warnings.
+    """Probe a subject on one source of images; remarks on files are issued as warnings.
 
     Args:
         subject: a model, a function of images, or a segmenter, whose class probabilities are the features.
         source: 'images', 'noise' or 'textures'.
-        what: the files of images, or the number of pictures.
-        question: what is asked.
-        shown: called with the pictures that are gone through and words, returns the pictures: for a progress bar.
+        what: image files, or the number of images.
+        question: options of the probe.
+        shown: wraps an iterable of images with a description, for a progress bar.
 
     Raises:
-        UnsupportedHost: blocks are asked of what has none.
+        UnsupportedHost: `question.layers` is set for a model without accessible blocks.
     """
-    host, seed = host_of(subject), question.seed
-    if question.layers and not isinstance(host.f, VisionModel):
-        raise UnsupportedHost(f"{host.title} shows no blocks, only final features; add --no-layers.")
-    paths, made = (what, {}) if source == "images" else ((), {source: what})
-    pictures, _, notes = pictures_of(subject, paths, **made, seed=seed)
+    audited, seed = host_of(subject), question.seed
+    if question.layers and not isinstance(audited.f, VisionModel):
+        raise UnsupportedHost(f"{audited.title} has only final features, got layers=True. Set layers=False.")
+    paths, generated = (what, {}) if source == "images" else ((), {source: what})
+    pictures, _, notes = pictures_of(subject, paths, **generated, seed=seed)
     fit = {"step": question.step, "masks_per_image": question.masks}
     fit |= {"regressor": question.regressor, "alpha": question.alpha, "generator": seed}
-    looked_at = shown(pictures, f"probing {source}")
-    probe = positional_probe(host.f, looked_at, targets=(question.target, *TARGETS), **fit)
+    shown_images = shown(pictures, f"probing {source}")
+    probe = positional_probe(audited.f, shown_images, targets=(question.target, *TARGETS), **fit)
     layers = baselines = None
     fit |= {"targets": (question.target, *POSITIONS)}
     if question.layers:
-        layers = probe_layers(host.f, shown(pictures, f"probing {source} after every block"), **fit)
+        layers = probe_layers(audited.f, shown(pictures, f"probing {source} after every block"), **fit)
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
         single = probe.n_images == 1 and isinstance(blank, int)
-        # other noise than what may be probed
+        # another seed than that of the probed noise
         others = pictures_of(subject, (), noise=_CHOSEN_ON, seed=seed + 1)[0] if single else None
         black = subject.tensor(np.zeros((1, 1, 1), np.float32))
-        fit |= {"blank": blank, "choose_on": others, "black": black, "patch": host.patch}
-        each = _Again(lambda: shown(pictures, f"remedies on {source}"))
-        baselines = probe_baselines(host.f, each, shifts=question.shifts, **fit)
+        fit |= {"blank": blank, "choose_on": others, "black": black, "patch": audited.patch}
+        each = _Reiterable(lambda: shown(pictures, f"remedies on {source}"))
+        baselines = probe_baselines(audited.f, each, shifts=question.shifts, **fit)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return SourceProbe(probe, layers, baselines)

@@ -1,6 +1,6 @@
-"""The same few patches, ramps and shuffled ramps for everything that is compared on one image.
+"""Train/test splits of the positional probe: sampled patches, ramps and shuffled ramps of one image.
 
-Layers and remedies are compared on equal terms: what is fitted where is drawn once for an image and used for all.
+Splits are drawn once per image and shared by layers and debiasing methods, so that these are comparable.
 """
 
 import copy
@@ -20,12 +20,12 @@ POSITIONS = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of patches to fit on.
+    """One split into training and test patches.
 
     Attributes:
-        mask: fitted patches, (h, w).
-        ramps: values (h, w, n) of the targets that sample the same region, by name.
-        mixed: the same values with the patches in random order: a sound probe reads none of them.
+        mask: training patches, (h, w).
+        ramps: values (h, w, n) of the targets with the same sampling region, by name.
+        mixed: the same values with shuffled patches, the control.
     """
 
     mask: np.ndarray
@@ -35,13 +35,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """How patches are drawn and how the probe is fitted.
+    """Options of the splits and of the regression.
 
     Attributes:
         targets: names, the headline first.
-        step: one patch in step² is fitted.
-        masks_per_image: choices of these patches.
-        fit: how the probe is fitted.
+        step: a fraction 1 / step² of the patches is used for training.
+        masks_per_image: number of splits per image.
+        fit: options of the regression.
+
+    Raises:
+        OptionError: an unknown target, no targets, or no masks.
     """
 
     targets: tuple[str, ...]
@@ -54,16 +57,16 @@ class Trials:
             check_target(name)
         if not self.targets or "random" in self.targets:
             raise OptionError(
-                f"A comparison needs targets that are positions, got {list(self.targets)}; its control is the shuffled "
-                "position."
+                f"Trials: targets must be positional, got {list(self.targets)}. Omit 'random'; the control is the "
+                "shuffled position."
             )
         if self.masks_per_image < 1:
             raise OptionError(
-                f"The probe needs at least one mask per image, got masks_per_image={self.masks_per_image}."
+                f"Trials: masks_per_image must be at least 1, got {self.masks_per_image}. Use 6 by default."
             )
 
     def draw(self, shape: tuple[int, int], rng: np.random.Generator) -> list[Trial]:
-        """Draw the trials of an image with a grid of `shape`."""
+        """Draw the splits of an image with a grid of `shape`."""
         trials = []
         for _ in range(self.masks_per_image):
             for group in same_region(self.targets, shape, 1.0):
@@ -74,11 +77,11 @@ class Trials:
         return trials
 
     def scores(self, feats: Features, trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
-        """Return held-out R², and that of the shuffled control, each (targets,), mean over masks.
+        """Return held-out R², and that of the shuffled control, each (targets,), averaged over splits.
 
         Args:
             feats: (h, w, C).
-            trials: of the same grid.
+            trials: splits of the same grid.
         """
         scores: dict[str, list[tuple[float, float]]] = {name: [] for name in self.targets}
         for trial in trials:
@@ -90,7 +93,7 @@ class Trials:
         return means[:, 0], means[:, 1]
 
     def channels(self, feats: Features, trials: Sequence[Trial]) -> np.ndarray:
-        """Return the held-out R² of every channel alone, (targets, C), mean over masks."""
+        """Return the held-out R² of single channels, (targets, C), averaged over splits."""
         curves: dict[str, list[np.ndarray]] = {name: [] for name in self.targets}
         for trial in trials:
             for name, curve in channels_r2(feats, trial.mask, trial.ramps, self.fit, held_out=True).items():
@@ -98,13 +101,13 @@ class Trials:
         return np.array([np.mean(curves[name], axis=0) for name in self.targets])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
+        """Return the options as JSON values."""
         sampling = {"step": self.step, "masks_per_image": self.masks_per_image}
         return sampling | {"regressor": self.fit.regressor, "alpha": self.fit.alpha}
 
 
 def same_region(names: Sequence[str], shape: tuple[int, int], cutoff: float) -> list[list[str]]:
-    """Group the targets whose training patches come from the same box."""
+    """Group the targets with the same sampling region."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name in names:
         groups.setdefault(sample_region(name, shape, cutoff), []).append(name)
@@ -112,27 +115,27 @@ def same_region(names: Sequence[str], shape: tuple[int, int], cutoff: float) -> 
 
 
 def mixed(ramps: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return the ramps with the patches in random order, the same order for all."""
+    """Return the ramps with shuffled patches, in the same order for all."""
     shape = next(iter(ramps.values())).shape[:2]
     order = rng.permutation(shape[0] * shape[1])
     return {name: v.reshape(len(order), -1)[order].reshape(v.shape) for name, v in ramps.items()}
 
 
 def follower(rng: np.random.Generator) -> np.random.Generator:
-    """Return a generator that follows from the state of `rng`, which stays where it is."""
+    """Return a generator seeded from the state of `rng` without advancing it."""
     return np.random.default_rng(copy.deepcopy(rng).integers(2**63))
 
 
 def check_sampled(mask: np.ndarray, step: int, cutoff: float) -> None:
-    """Raise ShapeError when the step leaves no patch to fit on."""
+    """Raise ShapeError if the mask has no training patch."""
     if not mask.any():
         h, w = mask.shape
-        fitting = max(1, int(cutoff * min(h, w) / 2))
+        largest = max(1, int(cutoff * min(h, w) / 2))
         raise ShapeError(
-            f"step={step} samples no patch of a {h}x{w} grid; use larger images or step={fitting} or less."
+            f"probe: step must be at most {largest} for a {h}x{w} grid, got {step}. Use a smaller step."
         )
 
 
 def cell(value: float) -> str:
-    """Return an R² for a table; how far below -10 it is says nothing."""
+    """Format an R² for a table, clipped at -10."""
     return "< -10" if value < -10 else f"{value:.2f}"

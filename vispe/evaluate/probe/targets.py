@@ -1,4 +1,4 @@
-"""What a positional probe is asked to read, and from which patches: ramps over the grid and sampling masks.
+"""Targets of the positional probe (ramps over the grid) and its sampling masks.
 
 Source: the probe of dino-saw (tldr-group, arXiv 2603.16840).
 """
@@ -14,11 +14,11 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
     """Return the values of a positional target on a grid, (h, w, n) float64; n is 2 for `lr+ud`, else 1.
 
     Args:
-        target: `lr` and `ud` run from 0 to 1 along columns and rows, `lr+ud` stacks them; `diag` is the mean
-            of both, each over the longer side; `radial` falls from 1 at patch (h//2, w//2) to 0 at the
+        target: `lr` and `ud` increase from 0 to 1 along columns and rows, `lr+ud` stacks them; `diag` is the mean
+            of both, each over the longer side; `radial` decreases from 1 at patch (h//2, w//2) to 0 at the
             farthest patch; `raster` is (row·w + col)/(h·w); `random` is uniform noise, the sanity check.
         shape: grid (h, w) in patches.
-        generator: draws `random`; the other targets do not use it.
+        generator: for `random`; ignored by the other targets.
 
     Raises:
         OptionError: unknown target, or `random` without a generator.
@@ -50,18 +50,21 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
 
 
 def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> tuple[int, int, int, int]:
-    """Return the half-open box (y0, y1, x0, x1) from which training patches are taken.
+    """Return the half-open box (y0, y1, x0, x1) of the training patches.
 
     Args:
-        target: `radial` uses a centred box, every other target the top-left one.
+        target: `radial` uses a centred box, all other targets the top-left one.
         shape: grid (h, w) in patches.
-        cutoff: share of each side, in (0, 1].
+        cutoff: fraction of each side, in (0, 1].
+
+    Raises:
+        OptionError: an unknown target, or a cutoff out of range.
     """
     check_target(target)
     h, w = _check_shape(shape)
     if not 0 < cutoff <= 1:
         raise OptionError(
-            f"The cutoff of the probe is a share of the grid's sides in (0, 1], got cutoff={cutoff}."
+            f"sample_region: cutoff must be in (0, 1], got {cutoff}. Use 1.0 for the full grid."
         )
     rows, cols = int(h * cutoff), int(w * cutoff)
     if target != "radial":
@@ -70,7 +73,7 @@ def sample_region(target: str, shape: tuple[int, int], cutoff: float = 1.0) -> t
 
 
 def n_random_samples(region: tuple[int, int, int, int], step: int) -> int:
-    """Return how many patches a random mask takes from `region`: its area over step², rounded down."""
+    """Return the number of patches of a random mask in `region`: its area divided by step², rounded down."""
     y0, y1, x0, x1 = region
     return (y1 - y0) * (x1 - x0) // _check_step(step) ** 2
 
@@ -84,15 +87,15 @@ def sample_mask(
     random: bool = True,
     generator: np.random.Generator | None = None,
 ) -> np.ndarray:
-    """Return the mask (h, w) bool of the patches that the probe is fitted on.
+    """Return the mask (h, w) bool of the training patches.
 
     Args:
-        target: `radial` samples a centred box, every other target the top-left one.
+        target: `radial` samples a centred box, all other targets the top-left one.
         shape: grid (h, w) in patches.
-        step: every step-th row and column is taken, or as many patches at random.
-        cutoff: share of each side that is sampled, in (0, 1].
-        random: draw area/step² patches of the region without replacement, instead of the regular grid.
-        generator: makes the draw when `random`.
+        step: every step-th row and column, or as many patches at random.
+        cutoff: fraction of each side that is sampled, in (0, 1].
+        random: draw area/step² patches of the region without replacement, instead of a regular grid.
+        generator: required for `random`.
 
     >>> sample_mask("lr", (4, 4), step=2, random=False).sum()
     np.int64(4)
@@ -102,8 +105,8 @@ def sample_mask(
     box = mask[y0:y1, x0:x1]
     if random:
         draw = _need_generator(generator, "a random mask")
-        places = draw.choice(box.size, n_random_samples(region, step), replace=False)
-        rows, cols = np.unravel_index(places, box.shape)
+        indices = draw.choice(box.size, n_random_samples(region, step), replace=False)
+        rows, cols = np.unravel_index(indices, box.shape)
         box[rows, cols] = True
     else:
         box[:: _check_step(step), ::step] = True
@@ -111,28 +114,32 @@ def sample_mask(
 
 
 def check_target(target: str) -> None:
-    """Raise `OptionError` for a target that does not exist."""
+    """Raise `OptionError` for an unknown target."""
     if target not in TARGETS:
         raise OptionError(
-            f"There is no probe target {target!r}.{did_you_mean(target, TARGETS)} They are {', '.join(TARGETS)}."
+            f"ramp: unknown target, got {target!r}.{did_you_mean(target, TARGETS)} Use one of {', '.join(TARGETS)}."
         )
 
 
 def _check_shape(shape: tuple[int, int]) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 1:
-        raise ShapeError(f"The probe needs a grid (h, w) of at least 1x1 patches, got {tuple(shape)}.")
+        raise ShapeError(
+            f"ramp: shape must be (h, w) with at least 1x1 patches, got {tuple(shape)}. Use two axes."
+        )
     return int(shape[0]), int(shape[1])
 
 
 def _check_step(step: int) -> int:
     if step < 1:
-        raise OptionError(f"The step of the probe is a number of patches from 1 up, got step={step}.")
+        raise OptionError(
+            f"sample_mask: step must be at least 1, got {step}. Use 6 as in the published tables."
+        )
     return step
 
 
 def _need_generator(generator: np.random.Generator | None, purpose: str) -> np.random.Generator:
     if generator is None:
         raise OptionError(
-            f"{purpose} needs a generator, got None; pass generator=numpy.random.default_rng(seed)."
+            f"{purpose} needs a generator, got None. Pass generator=numpy.random.default_rng(seed)."
         )
     return generator

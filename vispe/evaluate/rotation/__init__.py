@@ -1,7 +1,7 @@
-"""How much features and segmentations change when an image, which has no natural up, is turned, mirrored or shifted.
+"""Equivariance of features and segmentations to rotations, reflections and shifts of the image.
 
-Every function takes a callable and images and returns rows with a number for each image (`Measurement`); a
-`RotationResult` holds rows, draws the table and gives the verdict. Images are streamed: memory is bounded by a batch.
+Every function takes a callable and images and returns records with one value per image (`Measurement`); a
+`RotationResult` holds records and provides table and verdict. Images are streamed: memory is bounded by a batch.
 """
 
 from vispe.backbones.batching import PerImage

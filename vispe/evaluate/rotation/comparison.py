@@ -1,7 +1,7 @@
-"""How far what a model gives for a moved image, brought back, agrees with what it gives at rest: the numbers of rows.
+"""Similarity measures of two feature maps, of the original and of a transformed image.
 
-The measures take two maps (d, h, w) of the same shape, the second one already brought back to the pose of the first,
-and optionally the positions that count, (h, w) bool. They compute in float64.
+The measures take two maps (d, h, w) of the same shape, where the transform of the second has been undone, and
+optionally a mask (h, w) bool of valid positions. They are computed in float64.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -16,10 +16,10 @@ from vispe.errors import OptionError, ShapeError
 from vispe.symmetry.d4 import D4, IDENTITY, Element
 
 CHUNK = 1 << 22
-"""Distances held at once by the rank test."""
+"""Max number of distances in memory in `rank`."""
 
 Pair = tuple[Hashable, Iterable[Any], Iterable[Any]]
-"""Name of a move, what each image of a batch gives at rest, and what it gives moved, brought back."""
+"""Name of a transform, outputs for the original images of a batch, and outputs for the transformed ones, undone."""
 
 
 def compared(
@@ -28,16 +28,16 @@ def compared(
     scores: Mapping[str, Callable[[Any, Any], float]],
     batch_size: int = 1,
 ) -> dict[tuple[Any, str], np.ndarray]:
-    """Compare what a model gives for moved images with what it gives at rest; one batch is held.
+    """Compare outputs for transformed images with those for the original ones, one batch at a time.
 
     Args:
         images: (c, H, W) each.
-        pairs: is called with a batch (b, c, H, W) and yields what is compared, for every batch the same moves.
-        scores: numbers of two maps, by name.
-        batch_size: images of equal size that the model sees at once.
+        pairs: called with a batch (b, c, H, W); yields the pairs to compare, the same transforms for every batch.
+        scores: functions of two maps, by name.
+        batch_size: max number of images of equal size per batch.
 
     Returns:
-        (n,) numbers, one for each image, by move and score.
+        (n,) values, one per image, by transform and score.
 
     >>> shifted = lambda batch: [("roll", batch, batch.roll(1, -1))]
     >>> compared(torch.eye(2)[None, None], shifted, {"error": error})
@@ -53,25 +53,30 @@ def compared(
 
 
 def poses_of(elements: Sequence[Element], what: str) -> list[Element]:
-    """Return the poses besides the identity, each once, or say that there is none.
+    """Return the unique poses except the identity.
+
+    Raises:
+        OptionError: there is no such pose.
 
     >>> [g.name for g in poses_of(D4[:3], "Equivariance")]
     ['rot90', 'rot180']
     """
     poses = [g for g in dict.fromkeys(elements) if g != IDENTITY]
     if not poses:
-        raise OptionError(f"{what} needs a pose besides the identity; give elements=D4.")
+        raise OptionError(
+            f"{what} needs a pose besides the identity, got {[g.name for g in elements]}. Use elements=D4."
+        )
     return poses
 
 
 def label_of(elements: Sequence[Element]) -> str:
     """Return the name of the mean over poses: 'D4' for all of them."""
-    kept = set(elements) - {IDENTITY}
-    return "D4" if kept == set(D4) - {IDENTITY} else f"mean of {len(kept)} poses"
+    poses = set(elements) - {IDENTITY}
+    return "D4" if poses == set(D4) - {IDENTITY} else f"mean of {len(poses)} poses"
 
 
 def shuffled(maps: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return a map (d, h, w) with its tokens in random order, what a model without any order would give."""
+    """Return a map (d, h, w) with shuffled tokens."""
     order = torch.from_numpy(rng.permutation(maps[0].numel())).to(maps.device)
     return maps.flatten(1)[:, order].reshape(maps.shape)
 
@@ -83,9 +88,9 @@ def error(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
     >>> error(maps, maps), error(maps, 11 - maps)
     (0.0, 2.0)
 
-    With Y likewise of G, r = |Y|/|Z|, c the correlation of Y and Z, and m the distance of the means against the root
-    mean square of Z, it is sqrt(1 + r² - 2rc + m²). So 0 is exact, 1.41 (√2) two unrelated maps of one spread and mean,
-    2 opposite ones, and there is no upper limit. NaN when F does not vary over positions.
+    With Y = G minus its mean, r = |Y|/|Z|, c the correlation of Y and Z, and m the distance of the means relative to
+    the root mean square of Z, it is sqrt(1 + r² - 2rc + m²). So 0 is exact, 1.41 (√2) two unrelated maps of equal mean
+    and variance, 2 opposite ones, and there is no upper bound. NaN if F is constant over positions.
     """
     f, g = _tokens(first, second, valid)
     signal = (f - f.mean(1, keepdim=True)).square().sum()
@@ -93,28 +98,28 @@ def error(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
 
 
 def error_uncentred(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
-    """Return sqrt(Σ|G - F|² / Σ|F|²); a large mean in F hides everything, so this is for comparison with papers."""
+    """Return sqrt(Σ|G - F|² / Σ|F|²), for comparison with papers; dominated by the mean of F if that is large."""
     f, g = _tokens(first, second, valid)
     return _root_ratio((g - f).square().sum(), f.square().sum(), f)
 
 
 def cosine(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
-    """Return 1 minus the mean cosine between the tokens at each position; 0 at best."""
+    """Return 1 minus the mean cosine similarity of tokens at equal positions; 0 at best."""
     return _cosine(*_tokens(first, second, valid))
 
 
 def cosine_centred(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
-    """Return `cosine` after each map's mean over positions was taken out."""
+    """Return `cosine` of the maps minus their means over positions."""
     return _cosine(*_centred(first, second, valid))
 
 
 def cka(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
-    """Return linear CKA of the maps as tokens x channels, 1 at best.
+    """Return the linear CKA of the maps as tokens x channels, 1 at best.
 
-    It does not see rotations of feature space, so it is a lenient companion of `error`.
+    It is invariant to rotations of feature space, and therefore more lenient than `error`.
     """
     z, y = _centred(first, second, valid)
-    if z.shape[0] <= z.shape[1]:  # channels are fewer: (d, d) products
+    if z.shape[0] <= z.shape[1]:  # fewer channels than tokens: use (d, d) products
         cross = (z @ y.T).square().sum()
         own = (z @ z.T).square().sum() * (y @ y.T).square().sum()
     else:
@@ -126,8 +131,8 @@ def cka(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
 def subspace(first: Tensor, second: Tensor, valid: Tensor | None = None, *, components: int = 8) -> float:
     """Return the mean squared cosine of the principal angles between the leading components, 1 at best.
 
-    Each map's first `components` principal components (fewer if its rank is lower) span a space of patterns over the
-    positions; two random spaces among n positions give about components/n.
+    The first `components` principal components of each map (fewer if its rank is lower) span a space of patterns over
+    positions; two random spaces over n positions give about components / n.
     """
     z, y = _centred(first, second, valid)
     bases = []
@@ -144,39 +149,39 @@ def subspace(first: Tensor, second: Tensor, valid: Tensor | None = None, *, comp
 
 
 def rank(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
-    """Return the share of tokens of F whose nearest neighbour among the tokens of G is the one at their position.
+    """Return the fraction of tokens of F whose nearest neighbour among the tokens of G has the same position.
 
-    Chance is 1/n; ties, up to rounding, share the point. Meaningless on images that repeat themselves.
+    The chance level is 1 / n; ties, up to rounding, share the hit. Not meaningful on periodic images.
     """
     f, g = (t.T.contiguous() for t in _tokens(first, second, valid))
     mean = f.mean(0)
-    f, g = f - mean, g - mean  # distances stay, rounding is less
+    f, g = f - mean, g - mean  # distances are unchanged, rounding errors are smaller
     length = g.square().sum(1)
     rounding = 64 * torch.finfo(f.dtype).eps * float(length.max() + f.square().sum(1).max())
     rows, hits = max(1, CHUNK // len(g)), 0.0
     for start in range(0, len(f), rows):
         part = f[start : start + rows]
-        far = length - 2 * part @ g.T  # squared, without what is common to a row
-        tied = far <= far.min(1, keepdim=True).values + rounding
-        own = tied[torch.arange(len(part)), torch.arange(start, start + len(part))]
-        hits += float((own / tied.sum(1)).sum())
+        distance = length - 2 * part @ g.T  # squared distance up to a constant per row
+        tied = distance <= distance.min(1, keepdim=True).values + rounding
+        hit = tied[torch.arange(len(part)), torch.arange(start, start + len(part))]
+        hits += float((hit / tied.sum(1)).sum())
     return hits / len(f)
 
 
 MEASURES: Mapping[str, Callable[..., float]] = {
     f.__name__: f for f in (error, error_uncentred, cosine, cosine_centred, cka, subspace, rank)
 }
-"""The measures of a pair of maps, the headline first."""
+"""Measures of two maps, the headline first."""
 
 
 class InvariantShare:
-    """The share of a map's signal that survives averaging over poses: |mean_g F_g - μ|² / mean_g |F_g - μ|².
+    """Fraction of the variance of a map that is invariant to poses: |mean_g F_g - μ|² / mean_g |F_g - μ|².
 
-    μ is the mean of F over positions. 1 is equivariant; poses that have nothing in common leave 1/number of poses.
-    Only sums are kept.
+    μ is the mean of F over positions. 1 is equivariant; unrelated maps give 1 / number of poses. Only running sums are
+    stored.
 
     Args:
-        first: map (d, h, w) at the pose of reference; it counts as one of the poses.
+        first: map (d, h, w) at the reference pose, which counts as one of the poses.
     """
 
     def __init__(self, first: Tensor) -> None:
@@ -185,48 +190,48 @@ class InvariantShare:
         self.add(first)
 
     def add(self, other: Tensor) -> None:
-        """Take in the map of another pose, brought back."""
-        away = other.double() - self._mu
-        self._sum += away
-        self._power += float(away.square().sum())
+        """Add the map of another pose, with the pose undone."""
+        deviation = other.double() - self._mu
+        self._sum += deviation
+        self._power += float(deviation.square().sum())
         self._count += 1
 
     def value(self) -> float:
-        """Return the share; NaN when the maps do not vary."""
+        """Return the fraction; NaN if the maps are constant."""
         if self._power == 0:
             return float("nan")
         return float((self._sum / self._count).square().sum()) / (self._power / self._count)
 
 
 def measures_named(names: Iterable[str]) -> dict[str, Callable[..., float]]:
-    """Return the measures of these names without 'invariant_share', which is not one of a pair of maps.
+    """Return measures by name, without 'invariant_share', which is not a function of two maps.
 
     Raises:
-        OptionError: a measure that does not exist.
+        OptionError: an unknown measure.
     """
     known = (*MEASURES, "invariant_share")
     unknown = next((n for n in names if n not in known), None)
     if unknown is not None:
         raise OptionError(
-            f"There is no measure {unknown!r} of two feature maps; they are {', '.join(known)}."
+            f"measures: unknown measure of feature maps, got {unknown!r}. Use one of {', '.join(known)}."
         )
     return {n: MEASURES[n] for n in names if n in MEASURES}
 
 
 def _tokens(first: Tensor, second: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both maps as (d, n) float64, of the positions that count."""
+    """Return both maps as (d, n) float64, at valid positions."""
     if first.shape != second.shape or first.ndim != 3:
         raise ShapeError(
-            f"Two feature maps (d, h, w) of one shape are compared, got {tuple(first.shape)} and "
-            f"{tuple(second.shape)}; does every pose give the same grid?"
+            f"compare: feature maps must have one shape (d, h, w), got {tuple(first.shape)} and {tuple(second.shape)}. "
+            "Use images whose grid is the same for every pose."
         )
     f, g = first.double().flatten(1), second.double().flatten(1)
     if valid is None:
         return f, g
     if valid.shape != first.shape[1:] or not valid.any():
         raise ShapeError(
-            f"The positions that count must be a mask {tuple(first.shape[1:])} that is true somewhere, got "
-            f"{tuple(valid.shape)} with {int(valid.sum())} positions."
+            f"compare: valid must be a non-empty mask {tuple(first.shape[1:])}, got {tuple(valid.shape)} with "
+            f"{int(valid.sum())} positions. Use a larger image or a smaller margin."
         )
     chosen = valid.flatten().to(f.device)
     return f[:, chosen], g[:, chosen]
@@ -241,12 +246,12 @@ def _cosine(f: Tensor, g: Tensor) -> float:
     product = f.norm(dim=0) * g.norm(dim=0)
     if not bool((product > 0).any()):
         return float("nan")
-    kept = product > 0
-    return float((1 - (f * g).sum(0)[kept] / product[kept]).mean())
+    nonzero = product > 0
+    return float((1 - (f * g).sum(0)[nonzero] / product[nonzero]).mean())
 
 
 def _root_ratio(difference: Tensor, signal: Tensor, f: Tensor) -> float:
-    """sqrt(difference / signal); NaN where the signal is nothing but rounding."""
+    """Return sqrt(difference / signal); NaN if the signal is rounding error."""
     noise = f.square().sum() * (8 * torch.finfo(torch.float64).eps) ** 2
     if float(signal) <= float(noise):
         return float("nan")

@@ -1,8 +1,8 @@
-"""The rows of several processes, each with a consecutive share of the images, as one result.
+"""Merging of records from several processes, each with a consecutive part of the images.
 
-Started by `torchrun`, every process measures its share, and all of them get the joined rows. Equal to one process bit
-for bit at the same number of threads: images are measured in pieces that do not depend on the shares, and every random
-draw belongs to the number of its image.
+Under `torchrun`, every process measures its part, and all of them get the merged records. The result is bit-identical
+to that of one process with the same number of threads: the batches do not depend on the number of processes, and random
+numbers depend on the index of the image.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ import numpy as np
 from vispe.evaluate.rotation.records import Measurement, merge
 
 Piece = tuple[int, "tuple[Measurement, ...] | None"]
-"""A number of images and their rows; None where these images have no such rows."""
+"""Number of images and their records; None if these images have no such records."""
 
 
 def filled(pieces: Sequence[Piece]) -> tuple[Measurement, ...]:
-    """Join the rows of consecutive pieces; images without rows get NaN, and where none has any there are no rows."""
+    """Merge the records of consecutive pieces; images without records get NaN; () if there are no records."""
     known = next((rows for _, rows in pieces if rows is not None), None)
     if known is None:
         return ()
-    return merge([_nothing(known, n) if rows is None else rows for n, rows in pieces])
+    return merge([_nan_records(known, n) if rows is None else rows for n, rows in pieces])
 
 
-def _nothing(rows: Sequence[Measurement], n: int) -> tuple[Measurement, ...]:
+def _nan_records(rows: Sequence[Measurement], n: int) -> tuple[Measurement, ...]:
     nan = np.full(n, np.nan)
     return tuple(replace(row, values=nan, floors=dict.fromkeys(row.floors, nan)) for row in rows)

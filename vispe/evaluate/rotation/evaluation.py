@@ -1,4 +1,4 @@
-"""Everything about one model or segmenter in one call: which measurements apply, images step by step, one report."""
+"""Runner of `vispe rotate`: all applicable metrics of a model or segmenter, batch by batch, in one report."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -30,10 +30,10 @@ from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.report import RotationReport
 
 MOST_WINDOWS = 64
-"""Images that the fingerprint looks at, at most."""
+"""Max number of images of the fingerprint."""
 
 Progress = Callable[[str, float], None]
-"""Called with what is being measured, and the share of the work of this process that is done."""
+"""Called with a description of the current metric, and the completed fraction of the work of this process."""
 
 
 def measure(
@@ -62,55 +62,57 @@ def measure(
     processes: Processes | None = None,
     progress: Progress | None = None,
 ) -> RotationReport:
-    """Measure how features, segmentations or both change when images are turned, mirrored and shifted.
+    """Measure how features, segmentations or both change when images are rotated, reflected and shifted.
 
-    Images are never resized: each is cut about its middle to whole patches, once, before any pose; what was done is in
-    the notes. Features with truths get a segmenter by logistic regression, trained on random pixels of each image's own
-    truth (`budget` of each class), as it stands and, as a second set of rows, in all eight poses.
+    Images are never resized: each is centre-cropped to a multiple of the patch size, once, before any pose; crops are
+    listed in the notes. For features with truths, a segmenter is trained by logistic regression on random pixels of
+    each image's own truth (`budget` per class), in the original pose and, as a second set of records, in all eight
+    poses.
 
     Memory: `batch_size` images and their maps at two poses in float64, for the layer curve the maps of all blocks; a
-    copy of the model with random weights; never more images than that, if `images` reads them when they are asked for.
-    Under `torchrun` every process takes a consecutive share of the images and gets the same report.
+    copy of the model with random weights. Images are loaded lazily if `images` does so. Under `torchrun` every process
+    takes a consecutive part of the images and returns the same report.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w), best `ModelFeatures`; None for a segmenter alone.
-        images: (c, H, W) each, floating point, normalised as f expects; gone through more than once.
-        segmenter: image (c, H, W) -> labels (H, W), 1..K and 0 for no data; None trains one where there are truths.
-        truths: labels (H, W) of each image, 1..K and 0 for what does not count.
-        n_classes: K; needed with `segmenter`, else counted in the truths.
-        names: of the classes; default 'class 1' ...
-        image_names: default 'image 0' ...
-        metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; default all that apply.
-        quick: fewer measurements at fewer angles, and, without `size`, a window of 14 patches a side.
-        angles: degrees, counter-clockwise; default every 15.
-        patch: side of a patch in pixels; default what f says, else what its first map shows.
-        size: largest side in pixels of the window from the middle of each image; default the whole image.
-        exact: f takes images of `size` only.
-        batch_size: images that the model sees at once.
+        f: images (b, c, H, W) -> maps (b, d, h, w), preferably `ModelFeatures`; None for a segmenter only.
+        images: (c, H, W) each, floating point, normalised for f; iterated more than once.
+        segmenter: image (c, H, W) -> labels (H, W), 1 to K and 0 for no data; None trains one if there are truths.
+        truths: labels (H, W) of each image, 1 to K and 0 for ignored pixels.
+        n_classes: K; required with `segmenter`, otherwise counted in the truths.
+        names: of the classes; 'class 1' ... by default.
+        image_names: 'image 0' ... by default.
+        metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; all applicable ones by default.
+        quick: fewer metrics and angles, and, without `size`, a window of 14 patches per side.
+        angles: degrees, counter-clockwise; every 15 by default.
+        patch: patch size in pixels; by default that of f, otherwise inferred from its first map.
+        size: max side in pixels of the central window of each image; the full image by default.
+        exact: f accepts only images of `size`.
+        batch_size: batch size.
         clusters: number of clusters of features.
-        budget: pixels of each class that classifiers learn from.
-        seed: of all draws.
+        budget: training pixels per class.
+        seed: of all random numbers.
         subject: title of the report.
-        show: turns an image (c, H, W) back into a picture (H, W, 3) in [0, 1]; default its range is stretched.
-        settings: kept with the results, JSON-able.
-        notes: kept with the results; read at the end, when they may have grown.
-        processes: which process this is; default the only one.
-        progress: called with what is being measured, and how much of the work is done.
+        show: converts an image (c, H, W) to RGB (H, W, 3) in [0, 1]; rescales its range by default.
+        settings: stored with the results, JSON values.
+        notes: stored with the results; read at the end, when they may have grown.
+        processes: rank and number of processes; a single process by default.
+        progress: called with a description and the completed fraction.
 
     Raises:
-        OptionError: nothing to measure, an unknown metric, or one that cannot be measured on what was given.
-        InputError: images, truths or names that do not fit each other.
+        OptionError: neither features nor segmenter, an unknown metric, or one that is not applicable.
+        InputError: images, truths or names do not match.
     """
     processes = processes or Processes()
     if len(images) == 0:
-        raise InputError("There are no images to measure; give at least one.")
+        raise InputError("measure: no images, got an empty sequence. Pass at least one image.")
     image_names = [f"image {k}" for k in range(len(images))] if image_names is None else list(image_names)
-    for word, given in (("names", image_names), ("truths", truths)):
-        if given is not None and len(given) != len(images):
+    for word, values in (("names", image_names), ("truths", truths)):
+        if values is not None and len(values) != len(images):
             raise InputError(
-                f"There are {len(given)} {word} for {len(images)} images; give one for each, in order."
+                f"measure: {word} must have one entry per image, got {len(values)} for {len(images)} images. Pass one "
+                "for each, in order."
             )
-    groups, left_out = _groups(metrics, quick, f, segmenter, truths)
+    groups, skipped = _groups(metrics, quick, f, segmenter, truths)
     if f is not None:
         patch = patch or getattr(f, "patch", None) or _inferred_patch(f, images[0], size)
     size = 14 * (patch or 16) if quick and size is None else size
@@ -131,33 +133,33 @@ def measure(
         phases=3 if quick else 8,
         seed=seed,
     )
-    twin = random_twin(f.model, seed + 1) if isinstance(f, ModelFeatures) and "d4" in groups else None
-    measured = Measured(f, segmenter, twin)
+    random_copy = random_twin(f.model, seed + 1) if isinstance(f, ModelFeatures) and "d4" in groups else None
+    measured = Measured(f, segmenter, random_copy)
     pieces, remarks, pattern, examples, error = {}, [], None, None, None
     try:
         pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
-        # by the process with the smallest share
+        # by the process with the fewest images
         if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
             pattern, more = _fingerprint(f, plan, images)
             remarks += more
         if processes.rank == 0:
             examples = _examples(measured, plan, images, truths, show or shown_in_range)
-    except Exception as raised:  # raised by all processes, which would wait for ever
+    except Exception as raised:  # raised by all processes, which would block forever otherwise
         error = raised
-    shares = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
+    parts = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
     together: dict[str, list[Piece]] = {}
-    for share, *_ in shares:
-        for key, more in share.items():
+    for part, *_ in parts:
+        for key, more in part.items():
             together.setdefault(key, []).extend(more)
     rows = tuple(row for joined in together.values() for row in filled(joined))
-    every_note = [*left_out, *(n for s in shares for n in s[4]), *(n for s in shares for n in s[1])]
+    every_note = [*skipped, *(n for s in parts for n in s[4]), *(n for s in parts for n in s[1])]
     result = RotationResult(
         rows,
         tuple(image_names),
         {**(settings or {}), **plan.to_dict(), "quick": quick},
         tuple(dict.fromkeys([*every_note, *notes_on_scale(rows)])),
     )
-    return RotationReport(subject, result, shares[-1][2], *shares[0][3], tuple(names))
+    return RotationReport(subject, result, parts[-1][2], *parts[0][3], tuple(names))
 
 
 def _steps(
@@ -168,11 +170,11 @@ def _steps(
     processes: Processes,
     progress: Progress | None,
 ) -> tuple[dict[str, list[Piece]], list[str]]:
-    """Measure the images of this process, a batch at a time: pieces are the same for any number of processes."""
+    """Measure the images of this process batch by batch; pieces do not depend on the number of processes."""
     starts = range(0, len(images), plan.batch_size)
     own = processes.share(len(starts))
     groups = [g for g in plan.groups if g != "fingerprint"]
-    progress = progress or (lambda word, share: None)
+    progress = progress or (lambda word, part: None)
     answers: dict[str, list[Piece]] = {}
     notes: list[str] = []
     for done, start in enumerate(starts[k] for k in own):
@@ -189,7 +191,7 @@ def _steps(
 def _fingerprint(
     f: FeatureFunction, plan: Plan, images: Sequence[Tensor]
 ) -> tuple[Fingerprint | None, list[str]]:
-    """Average the maps of windows from all over the images; at most `MOST_WINDOWS`."""
+    """Return the fingerprint of random windows of the images, and notes."""
     patch = plan.patch or 1
     numbers = np.unique(np.linspace(0, len(images) - 1, min(len(images), MOST_WINDOWS)).round().astype(int))
     shapes = np.array([images[int(n)].shape[-2:] for n in numbers])
@@ -198,15 +200,17 @@ def _fingerprint(
     if plan.size is not None:
         low = np.minimum(low, plan.size)
     if each > 1 and not plan.exact:
-        # leaves room to draw windows from
+        # smaller windows allow several positions per image
         low = np.minimum(low, np.maximum(3 * low // 4, 3 * patch))
     h, w = (int(n) // patch * patch for n in low)
     if min(h, w) < patch or (plan.exact and {h, w} != {plan.size}):
-        return None, ["The images are too small for the windows of a fingerprint."]
+        return None, ["The images are too small for a fingerprint."]
     if (shapes == (h, w)).all():
         each = 1
     if len(numbers) * each < 2:
-        return None, ["A fingerprint needs several images, or one that is larger than the model's window."]
+        return None, [
+            "A fingerprint needs several images, or one that is larger than the input size of the model."
+        ]
     windows = random_crops((images[int(n)] for n in numbers), (h, w), each, seed=plan.seed)
     pattern = fingerprint(f, windows, batch_size=plan.batch_size)
     return pattern, [f"The fingerprint is the mean of {len(numbers) * each} windows of {h} x {w} px."]
@@ -215,7 +219,7 @@ def _fingerprint(
 def _examples(
     measured: Measured, plan: Plan, images: Sequence[Tensor], truths: Sequence[Any] | None, show: Shown
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Pictures of the first image."""
+    """Return the first image, its feature maps and its labels in all poses, for figures."""
     step = Step.of(images, truths, range(1), plan)
     image = step.fitted[0]
     poses = {} if measured.f is None else example_maps(measured.f, image)
@@ -224,11 +228,11 @@ def _examples(
 
 
 def check_metrics(metrics: Sequence[str] | None) -> None:
-    """Raise `UnknownName` for a metric that is none of `GROUPS`."""
+    """Raise `UnknownName` for a metric that is not in `GROUPS`."""
     for name in metrics or ():
         if name not in GROUPS:
             raise UnknownName(
-                f"There is no metric {name!r}.{did_you_mean(name, GROUPS)} They are {', '.join(GROUPS)}."
+                f"measure: unknown metric, got {name!r}.{did_you_mean(name, GROUPS)} Use one of {', '.join(GROUPS)}."
             )
 
 
@@ -239,39 +243,39 @@ def _groups(
     segmenter: Segmenter | None,
     truths: Sequence[Any] | None,
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return what is measured, in order, and what was left out."""
+    """Return the applicable metrics in order, and notes on skipped ones."""
     if f is None and segmenter is None:
-        raise OptionError("There is nothing to measure: give a feature function, a segmenter, or both.")
+        raise OptionError("measure: f and segmenter are None. Pass a feature function, a segmenter, or both.")
     check_metrics(metrics)
     reasons = {}
     for name in GROUPS:
         labels = name in OF_LABELS
         if not labels and f is None:
-            reasons[name] = "a segmenter alone shows no features"
+            reasons[name] = "a segmenter has no features"
         elif (name == "quadrant" and truths is None) or (labels and segmenter is None and truths is None):
             reasons[name] = "it needs masks"
     refused = next((m for m in metrics or () if m in reasons), None)
     if refused is not None:
-        raise OptionError(f"The metric {refused!r} cannot be measured here: {reasons[refused]}.")
-    wanted = metrics or (QUICK if quick else GROUPS)
+        raise OptionError(f"measure: metric {refused!r} is not applicable: {reasons[refused]}. Omit it.")
+    requested = metrics or (QUICK if quick else GROUPS)
     notes = []
     if truths is None and f is not None and segmenter is None and metrics is None:
-        notes.append("Without masks accuracy was not measured; clusters of the features stand in for labels.")
+        notes.append("Without masks accuracy was not measured; clusters of the features replace labels.")
     if quick and metrics is None:
         missing = [g for g in GROUPS if g not in QUICK and g not in reasons]
-        notes += [f"A quick look leaves out: {', '.join(missing)}."] if missing else []
-    return tuple(g for g in GROUPS if g in wanted and g not in reasons), notes
+        notes += [f"Skipped by quick: {', '.join(missing)}."] if missing else []
+    return tuple(g for g in GROUPS if g in requested and g not in reasons), notes
 
 
 def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
-    """Read the side of a patch off a map of the first image."""
+    """Infer the patch size from the feature map of the first image."""
     image = fitted_image(image, None, size)[0]
     h, w = features_of(f, image[None]).shape[-2:]
     high, wide = image.shape[-2:]
     if high % h or wide % w or high // h != wide // w:
         raise ShapeError(
-            f"The feature map of an image of {(high, wide)} px has {(h, w)} cells, which are no whole square patches; "
-            "say how many pixels a cell spans with patch=."
+            f"measure: patch cannot be inferred, got {(h, w)} cells for an image of {(high, wide)} px. Pass patch, the "
+            "pixels per cell."
         )
     return high // h
 
@@ -284,13 +288,15 @@ def _class_count(
 ) -> int | None:
     known = n_classes or getattr(segmenter, "n_classes", None) or (len(names) if names else None)
     if names is not None and known != len(names):
-        raise OptionError(f"There are {len(names)} names for {known} classes; give one for each.")
+        raise OptionError(f"measure: names must have {known} entries, got {len(names)}. Pass one per class.")
     if known is not None:
         return int(known)
     if truths is not None:
         return int(max(np.max(np.asarray(truth)) for truth in truths))
     if segmenter is not None:
-        raise OptionError("The number of classes of a segmenter is not known; give n_classes= or names=.")
+        raise OptionError(
+            "measure: the number of classes of the segmenter is unknown. Pass n_classes or names."
+        )
     return None
 
 
@@ -298,12 +304,12 @@ def _angles(angles: Sequence[float] | None, quick: bool) -> tuple[float, ...]:
     if angles is None:
         return QUICK_ANGLES if quick else tuple(float(a) for a in ANGLES)
     if not angles or not all(np.isfinite(angles)):
-        raise OptionError(f"angles={list(angles)} must be one or more numbers of degrees.")
+        raise OptionError(f"measure: angles must be finite degrees, got {list(angles)}. Pass at least one.")
     return tuple(dict.fromkeys(float(a) for a in angles))
 
 
 def _shifts(image: Tensor, patch: int | None, size: int | None, quick: bool) -> tuple[tuple[int, int], ...]:
-    """Shifts for all images, from the grid of the first one."""
+    """Return the shifts for all images, from the grid of the first one."""
     step = patch or 8
     if quick:
         return tuple(s for s in ((step, 0), (0, step), (step // 2, step // 2)) if s != (0, 0))

@@ -1,4 +1,4 @@
-"""What the questions share: the table that they enter, segmenters of an image, windows, and rows by name."""
+"""Shared helpers of the metrics of `vispe rotate`: registry, segmenters, windows, and names of records."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Rows = tuple[Measurement, ...]
 Elements = Sequence[Element] | None
 
 Found = dict[str, list[Piece]]
-"""Rows of one step under names that are the same in all steps."""
+"""Records of one step, by names that are the same in all steps."""
 
 Answer = Callable[[Measured, Plan, Step], "Rows | Found | None"]
-"""Rows of all images of a step, or in pieces by name; None where these images have no such rows."""
+"""Returns the records of all images of a step, or pieces by name; None if these images have no such records."""
 
 QUESTIONS: dict[str, Answer] = {}
 
 
 def question(name: str) -> Callable[[Answer], Answer]:
-    """Return a decorator that enters the answer to a question into the table."""
+    """Return a decorator that registers a metric."""
 
     def enter(answer: Answer) -> Answer:
         QUESTIONS[name] = answer
@@ -46,18 +46,18 @@ def question(name: str) -> Callable[[Answer], Answer]:
 def segmenter_for(
     measured: Measured, plan: Plan, step: Step, n: int, elements: Elements, canvas: Canvas | None = None
 ) -> Segmenter | None:
-    """Return the segmenter of image n of a step, or one that was trained on its own truth.
+    """Return the segmenter for image n of a step, or one trained on the truth of that image.
 
     Args:
-        measured: what is measured.
+        measured: feature function and segmenter.
         plan: settings.
         step: images.
-        n: number within the step.
-        elements: poses that it learns from; None takes the segmenter as it is.
-        canvas: window at pose 0 that it learns from; default the fitted image.
+        n: index within the step.
+        elements: training poses; None returns the given segmenter.
+        canvas: training window at angle 0; the cropped image by default.
 
     Returns:
-        None when the image shows fewer than two classes.
+        None if the image shows fewer than two classes.
     """
     if elements is None or measured.f is None:
         return measured.segmenter
@@ -72,56 +72,58 @@ def segmenter_for(
     marks = scribbles(without_borders(truth), np.ones(truth.shape, bool), plan.budget, rng)
     if len(np.unique(marks[marks > 0])) < 2:
         step.notes.append(
-            f"Image {step.first} shows fewer than two classes: no classifier was trained on it."
+            f"Image {step.first} has fewer than two classes, so no classifier was trained on it."
         )
         return None
     return TrainedSegmenter.of_image(measured.f, image, marks, elements)
 
 
 def trainings(measured: Measured) -> tuple[tuple[str, Elements], ...]:
-    """Return how segmenters are trained, as rows name it, and the poses that they learn from."""
+    """Return the names of the training sets of segmenters, and their poses."""
     return (("", None),) if measured.segmenter else (("", (IDENTITY,)), (EVERY_POSE, D4))
 
 
 def under(rows: Rows | None, training: str) -> Rows | None:
-    """Return the rows under the name of a training."""
+    """Return the records with the name of a training set."""
     return rows and tuple(row.about(training=training) for row in rows)
 
 
 def canvas_of(step: Step, image: Tensor, plan: Plan) -> Canvas | None:
-    """Return the window of an image (c, H, W) that every angle shows; None, and a note, when it is too small."""
+    """Return the window of an image (c, H, W) for all angles; None, with a note, if it is too small."""
     canvas = canvas_for(tuple(image.shape[-2:]), plan)
     if canvas is None:
-        step.notes.append(
-            f"{size_of(image)} are too small to be turned by any angle: they were left out there."
-        )
+        step.notes.append(f"{size_of(image)} are too small for arbitrary angles and were skipped there.")
     elif canvas.invented:
         step.notes.append(
-            f"{size_of(image)} are too small to be turned without gaps: mirrored pixels fill these, and only the "
-            "inscribed disc counts. For arbitrary angles larger images are better."
+            f"{size_of(image)} are too small to be rotated without padding: mirrored pixels are used, and only the "
+            "inscribed disc is evaluated. Larger images are better for arbitrary angles."
         )
     return canvas
 
 
 def at_angles(plan: Plan, canvas: Canvas) -> dict[str, Any]:
-    """Return the arguments of a question that is asked at every angle."""
+    """Return the arguments of metrics at all angles."""
     return {"angles": plan.angles, "side": canvas.side, "how": how_of(canvas)}
 
 
 def features(measured: Measured) -> FeatureFunction:
-    """Return the feature function, or say that there is none."""
+    """Return the feature function.
+
+    Raises:
+        OptionError: there is only a segmenter.
+    """
     if measured.f is None:
-        raise OptionError("Features were asked for, but only a segmenter was given.")
+        raise OptionError("measure: this metric needs features, got f=None. Pass a feature function.")
     return measured.f
 
 
 def size_of(image: Tensor) -> str:
-    """Return the size of an image in words."""
+    """Return the size of an image as text."""
     return f"Images of {image.shape[-2]} x {image.shape[-1]} px"
 
 
 def scribbles(truth: np.ndarray, area: np.ndarray, budget: int, rng: np.random.Generator) -> np.ndarray:
-    """Return a map (H, W) with `budget` pixels of each class drawn at random inside `area`, else 0.
+    """Return a map (H, W) with `budget` random pixels per class inside `area`, and 0 elsewhere.
 
     >>> truth = np.array([[1, 1, 2], [1, 2, 2]])
     >>> int((scribbles(truth, truth > 0, 1, np.random.default_rng(0)) > 0).sum())

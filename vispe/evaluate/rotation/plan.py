@@ -1,4 +1,4 @@
-"""What is measured and with which settings, and the images of one step, fitted to the patches of the model."""
+"""Metrics and settings of `vispe rotate`, and the images of one step, cropped to whole patches."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,22 +17,22 @@ from vispe.symmetry.warp import Canvas
 Shift = tuple[int, int]
 
 ANGLES = tuple(range(0, 360, 15))
-"""The 24 poses that are measured by default, in degrees."""
+"""The 24 default angles, in degrees."""
 
 GROUPS = {
-    "d4": "features under quarter turns and mirroring, with the share of the position code, and controls",
-    "angles": "features at any angle, beside what resampling alone does",
+    "d4": "features under rotations by 90° and reflections, also of the position code alone, with controls",
+    "angles": "features at any angle, with the effect of resampling alone",
     "shift": "features of shifted images",
-    "lie": "features under infinitely small motions",
-    "position": "how well the place in the image is read from the features",
-    "layers": "error and readable position after every block",
-    "fingerprint": "the pattern that stays when many images are averaged",
-    "clusters": "clusters of the features under quarter turns and mirroring",
-    "quadrant": "accuracy away from the corner that was scribbled on (needs masks)",
-    "segmentation": "labels under turns, mirroring and shifts",
+    "lie": "features under infinitesimal motions (Lie derivative)",
+    "position": "linear probe of position",
+    "layers": "equivariance error and linear probe of position after every block",
+    "fingerprint": "mean feature map over many images",
+    "clusters": "clusters of the features under rotations by 90° and reflections",
+    "quadrant": "accuracy outside of the annotated quadrant (needs masks)",
+    "segmentation": "labels under rotations, reflections and shifts",
     "poses": "area fractions, and accuracy with masks, over angles",
 }
-"""What can be measured, by name, in the order of the results."""
+"""Metrics by name, in the order of the results."""
 
 OF_LABELS = ("segmentation", "poses")
 QUICK = ("d4", "angles", "position", "fingerprint", "clusters", "segmentation", "poses")
@@ -41,23 +41,23 @@ QUICK_ANGLES = (0.0, 45.0, 90.0, 180.0, 270.0)
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a measurement; `asdict` of it is JSON-able.
+    """Settings of a measurement; `asdict` gives JSON values.
 
     Attributes:
         groups: names of `GROUPS`.
         angles: degrees.
-        patch: side of a patch in pixels; None for a segmenter without patches.
-        size: largest side in pixels of the window from the middle of each image; None for the whole image.
-        exact: the model takes images of `size` only.
+        patch: patch size in pixels; None for a segmenter without patches.
+        size: max side in pixels of the central window of each image; None for the full image.
+        exact: the model accepts only images of `size`.
         shifts: (dy, dx) in pixels of rolls and crop shifts.
         n_classes: K; None without labels.
         names: of the classes.
-        batch_size: images that the model sees at once.
+        batch_size: batch size.
         clusters: number of clusters.
-        budget: scribbled pixels of each class.
-        probe_masks: random choices of tokens for readable position.
-        phases: random shifts within a patch for labels.
-        seed: of all draws.
+        budget: scribbled pixels per class.
+        probe_masks: number of random training masks of the linear probe.
+        phases: number of random shifts within a patch for labels.
+        seed: of all random numbers.
     """
 
     groups: tuple[str, ...]
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def step(self) -> int:
-        """What sides of windows are multiples of, and by how much labels are shifted at most, in pixels."""
+        """Divisor of window sides, and max shift of labels, in pixels."""
         return self.patch or 8
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,12 +87,12 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What is measured: features, labels, or both.
+    """Feature function and segmenter under evaluation.
 
     Attributes:
         f: images (b, c, H, W) -> maps (b, d, h, w), or None.
         segmenter: image (c, H, W) -> labels (H, W), or None: then one is trained on each image with a mask.
-        twin: a copy of the model with random weights and the names of what it kept, or None.
+        twin: a reinitialised copy of the model and the names of its unchanged parameters, or None.
     """
 
     f: FeatureFunction | None
@@ -102,15 +102,15 @@ class Measured:
 
 @dataclass(eq=False)
 class Step:
-    """A few consecutive images, on which everything is measured before the next ones are read.
+    """A batch of consecutive images, on which all metrics are computed before the next ones are loaded.
 
     Attributes:
-        first: number of the first one.
-        whole: images (c, H, W) as they are.
-        fitted: their middle, both sides multiples of the patch.
-        truths: labels (H, W) of the whole images, or None.
-        fitted_truths: labels of the fitted ones, or None.
-        notes: what was done.
+        first: index of the first image.
+        whole: full images (c, H, W).
+        fitted: central crops, both sides multiples of the patch size.
+        truths: labels (H, W) of the full images, or None.
+        fitted_truths: labels of the crops, or None.
+        notes: remarks on crops and skipped metrics.
     """
 
     first: int
@@ -122,7 +122,7 @@ class Step:
 
     @classmethod
     def of(cls, images: Sequence[Tensor], truths: Sequence[Any] | None, numbers: range, plan: Plan) -> "Step":
-        """Read the images of these numbers, and their truths, and fit them."""
+        """Load the images with these indices and their truths, and crop them."""
         step = cls(numbers.start, [images[n] for n in numbers])
         if truths is not None:
             step.truths = [truths_of(truths, n, x) for n, x in zip(numbers, step.whole, strict=True)]
@@ -131,9 +131,9 @@ class Step:
             fitted, note = fitted_image(image, plan.patch, plan.size)
             if plan.exact and set(fitted.shape[-2:]) != {plan.size}:
                 raise InputError(
-                    f"The model takes images of {plan.size} x {plan.size} px only, and image {numbers[k]} has "
-                    f"{image.shape[-2]} x {image.shape[-1]} px; give larger images, or build the model for their size "
-                    "with --img-size."
+                    f"measure: the model accepts only images of {plan.size} x {plan.size} px, got "
+                    f"{image.shape[-2]} x {image.shape[-1]} px for image {numbers[k]}. Use larger images, or another "
+                    "img_size."
                 )
             step.fitted.append(fitted)
             step.notes += [f"Images of {image.shape[-2]} x {image.shape[-1]} px: {note}"] if note else []
@@ -143,29 +143,29 @@ class Step:
         return step
 
     def shapes(self) -> list[slice]:
-        """Return runs of images of one size."""
+        """Return slices of consecutive images of equal size."""
         cuts = [k for k in range(1, len(self.whole)) if self.whole[k].shape != self.whole[k - 1].shape]
         ends = [0, *cuts, len(self.whole)]
         return [slice(a, b) for a, b in pairwise(ends)]
 
 
 def fitted_image(image: Tensor, patch: int | None, size: int | None) -> tuple[Tensor, str]:
-    """Return the middle of an image (..., H, W), both sides multiples of the patch, and what was done to it.
+    """Return the central crop of an image (..., H, W), both sides multiples of the patch size, and a remark.
 
-    Nothing is resized. It is cut once, before any pose, so poses turn about the middle of what is left, and it does not
-    matter where the middle is no whole number of pixels: then one pixel more goes at the bottom or right.
+    The image is not resized. It is cropped once, before any pose, so that poses rotate about the centre of the crop. If
+    the margin is odd, one more pixel is removed at the bottom or right.
     """
     shape = tuple(image.shape[-2:])
     if patch is not None and min(*shape, size or patch) < patch:
         raise ShapeError(
-            f"Images of {shape} px, of which {size or 'all'} px a side are used, are smaller than one patch of {patch} "
-            "px; give larger ones."
+            f"measure: images must have at least one patch of {patch} px, got {shape} px with size={size}. Use larger "
+            "images."
         )
     remarks = []
     for axis in (-2, -1):
         side = image.shape[axis]
-        wanted = side if size is None else min(side, size)
-        image = image.narrow(axis, (side - wanted) // 2, wanted)
+        target_side = side if size is None else min(side, size)
+        image = image.narrow(axis, (side - target_side) // 2, target_side)
     if tuple(image.shape[-2:]) != shape:
         remarks.append(f"the middle {image.shape[-2]} x {image.shape[-1]} px were used.")
     if patch is None:
@@ -174,15 +174,15 @@ def fitted_image(image: Tensor, patch: int | None, size: int | None) -> tuple[Te
         side = image.shape[axis]
         if side % patch % 2:
             image = image.narrow(axis, 0, side - 1)
-            remarks.append(f"the last {word} was left out.")
+            remarks.append(f"the last {word} was removed.")
     image, done = fit_to_patches(image, patch, "crop")
     return image, " ".join([*remarks, *([done[0].lower() + done[1:]] if done else [])])
 
 
 def canvas_for(shape: tuple[int, int], plan: Plan) -> Canvas | None:
-    """Return the window that is measured at every angle; None when the image is too small for one.
+    """Return the window for all angles; None if the image is too small.
 
-    Windows of an image without invented pixels come first, then windows that mirror what lies outside.
+    Windows inside of the image for every angle are preferred to windows that need mirrored pixels.
     """
     step = plan.step
     for how in ("crop", "disc"):
@@ -198,14 +198,18 @@ def canvas_for(shape: tuple[int, int], plan: Plan) -> Canvas | None:
 
 
 def how_of(canvas: Canvas) -> Any:
-    """Return the word for `how` that gives this canvas."""
+    """Return the option `how` of this canvas."""
     return "disc" if canvas.invented else "crop"
 
 
 def truths_of(truths: Sequence[object], number: int, image: Tensor) -> np.ndarray:
-    """Return the truth of an image as int64 (H, W), or say that it is missing or does not fit."""
+    """Return the truth of an image as int64 (H, W).
+
+    Raises:
+        InputError: it is missing, or does not have the size of the image.
+    """
     if number >= len(truths):
         raise InputError(
-            f"Image {number} has no truth: there are {len(truths)}; give one for each image, in order."
+            f"measure: truths must have one entry per image, got {len(truths)} and image {number}. Pass one for each."
         )
     return checked_labels(truths[number], tuple(image.shape[-2:]), f"The truth of image {number} has")

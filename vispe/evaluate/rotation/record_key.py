@@ -1,4 +1,4 @@
-"""What a row is about: a key with fields, which tables and files print as a transform and a part."""
+"""Keys of records: structured fields, printed in tables and files as a transform and a part."""
 
 from dataclasses import dataclass
 
@@ -9,31 +9,31 @@ WHOLE, PARTS = "whole patches", "parts of a patch"
 RANDOM_PHASES, ALL_PHASES = "roll, random phases", "roll, all phases"
 IDENTICAL, SHUFFLED, SHUFFLED_POSITIONS = "identity", "shuffled", "shuffled positions"
 UNMOVED, FOUR_CORNERS = "none", "four corners"
-"""What was done to the image, beside the names of poses."""
+"""Transforms of the image, in addition to the names of poses."""
 
 FULL, POSITION_CODE, RAW, RANDOM = "full", "position code", "raw intensity", "random weights"
 FITTED_ONCE, REFITTED = "clusters fitted once", "clusters refitted"
 SPREAD = "spread everywhere"
-"""What was measured, beside the names of classes."""
+"""Parts of a model or controls, in addition to the names of classes."""
 
 OVER_POSES = ("accuracy_mean", "accuracy_worst", "accuracy_spread", "accuracy_std")
-"""What is made of accuracy at many angles."""
+"""Statistics of accuracy over angles."""
 
 EVERY_POSE = "trained on all poses"
-"""How the segmenter was trained."""
+"""Training set of the segmenter."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a row is about.
+    """Key of a record.
 
     Attributes:
-        question: what was done to the image: the name of a pose, `ANGLE`, `ROLL`, `CROP_SHIFT` ...
+        question: transform of the image: the name of a pose, `ANGLE`, `ROLL`, `CROP_SHIFT` ...
         quantity: metric.
-        part: what was measured: `FULL`, `POSITION_CODE`, the name of a class or of a control.
+        part: `FULL`, `POSITION_CODE`, or the name of a class or of a control.
         amount: degrees of an angle, or pixels of a shift (down, right).
-        layer: number of the block whose features were measured.
-        training: `EVERY_POSE`, or '' for a segmenter as it is or trained at rest.
+        layer: index of the block whose features were measured.
+        training: `EVERY_POSE`, or '' for a given segmenter or one trained on the original pose.
 
     >>> Key(ANGLE, "error", amount=(15.0,)).transform, Key(ROLL, "error", amount=(0, 8)).transform
     ('15°', 'roll (0, 8) px')
@@ -50,14 +50,14 @@ class Key:
 
     @property
     def transform(self) -> str:
-        """What was done to the image, in print."""
+        """Transform as printed in tables."""
         if len(self.amount) == 2:
             return f"{self.question} ({self.amount[0]}, {self.amount[1]}) px"
         return f"{self.amount[0]:g}°" if self.amount else self.question
 
     @property
     def name(self) -> str:
-        """What was measured, in print."""
+        """Part as printed in tables."""
         layer = "" if self.layer is None else f"layer {self.layer}"
         part = "" if self.part == FULL else self.part
         return ", ".join(filter(None, (layer, part, self.training))) or FULL

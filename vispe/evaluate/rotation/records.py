@@ -1,4 +1,4 @@
-"""What was measured: rows with a value for every image, their table, and the verdict with its remedy."""
+"""Records with one value per image, their table, and the verdict with its recommendation."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,12 +16,12 @@ from vispe.report.table import aligned, interval, json_entries, json_list, json_
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number means.
+    """Description of a metric.
 
     Attributes:
-        title: as tables show it.
+        title: as printed in tables.
         better: which values are good.
-        chance: what unrelated maps or labels give; None where it depends on the data.
+        chance: value for unrelated maps or labels; None if it depends on the data.
     """
 
     title: str
@@ -54,7 +54,7 @@ METRICS = {
     "argmax": Metric("same predicted class", "high"),
     "score_change": Metric("mean squared change of the scores", "low"),
 }
-"""Every metric that a `Measurement` may have."""
+"""All metrics of a `Measurement`."""
 
 
 _UNKNOWN = Key("", "")
@@ -62,16 +62,20 @@ _UNKNOWN = Key("", "")
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One row: one metric under one transform, for every image.
+    """A record: one metric under one transform, for every image.
 
     Attributes:
-        transform: what was done to the image: 'rot90', 'D4' (mean over its elements but the identity), '15°' ...
+        transform: of the image: 'rot90', 'D4' (mean over its elements except the identity), '15°' ...
         metric: a key of `METRICS`.
-        values: (n,) float64, one for each image in order; NaN where an image has no such number.
-        part: what was measured: 'full', 'position code', 'layer 3', a class name, or a control's name.
-        control: whether the row only serves to judge the others.
-        floors: (n,) by name: what resampling alone does.
-        key: what the row is about, in fields; transform, metric and part print it.
+        values: (n,) float64, one per image in order; NaN if it is not defined for an image.
+        part: 'full', 'position code', 'layer 3', or the name of a class or of a control.
+        control: whether the record is a control.
+        floors: (n,) by name: effect of resampling alone.
+        key: structured key, printed as transform, metric and part.
+
+    Raises:
+        UnknownName: an unknown metric.
+        ShapeError: values and floors have different lengths.
 
     >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
     0.2
@@ -94,7 +98,7 @@ class Measurement:
         control: bool = False,
         floors: dict[str, np.ndarray] | None = None,
     ) -> "Measurement":
-        """Return the row of a key.
+        """Return the record of a key.
 
         >>> Measurement.of(Key("roll", "error", amount=(0, 8)), [0.5]).transform
         'roll (0, 8) px'
@@ -103,22 +107,26 @@ class Measurement:
         return cls(key.transform, key.quantity, numbers, key.name, control, floors or {}, key)
 
     def about(self, **changes: Any) -> "Measurement":
-        """Return the row under a key with some fields changed."""
+        """Return the record with some fields of its key replaced."""
         key = replace(self.key, **changes)
         return replace(self, transform=key.transform, part=key.name, key=key)
 
     def __post_init__(self) -> None:
-        if not self.key.question:  # a row by its printed names
+        if not self.key.question:  # constructed from its printed names
             object.__setattr__(self, "key", Key(self.transform, self.metric, self.part))
         if self.metric not in METRICS:
-            raise UnknownName(f"There is no metric {self.metric!r}; they are {', '.join(METRICS)}.")
+            raise UnknownName(
+                f"Measurement: unknown metric, got {self.metric!r}. Use one of {', '.join(METRICS)}."
+            )
         shapes = {k: np.shape(v) for k, v in {"values": self.values, **self.floors}.items()}
         if len(set(shapes.values())) > 1 or len(shapes["values"]) != 1:
-            raise ShapeError(f"A measurement has one value for each image everywhere, got {shapes}.")
+            raise ShapeError(
+                f"Measurement: values and floors need one value per image, got {shapes}. Use equal lengths."
+            )
 
     @property
     def floor(self) -> np.ndarray | None:
-        """The largest of the floors for each image (the smallest where high is good); None without floors."""
+        """Largest floor for each image (smallest if high is good); None without floors."""
         if not self.floors:
             return None
         stacked = np.stack(list(self.floors.values()))
@@ -126,11 +134,11 @@ class Measurement:
 
     @property
     def floor_mean(self) -> float | None:
-        """The mean of the floor over images; None without floors."""
+        """Mean floor over images; None without floors."""
         return None if self.floor is None else summarise(self.floor).mean
 
     def summary(self, seed: int = 0) -> Summary:
-        """Return mean, median, worst and interval over images."""
+        """Return mean, median, worst value and confidence interval over images."""
         return summarise(self.values, METRICS[self.metric].better, seed=seed)
 
     def effect(self, seed: int = 0) -> Summary | None:
@@ -140,12 +148,12 @@ class Measurement:
         return summarise(self.values - self.floor, METRICS[self.metric].better, seed=seed)
 
     def ratio(self) -> float | None:
-        """Return mean value over mean floor; None without a floor or where it is 0."""
+        """Return mean value divided by mean floor; None without a floor or if it is 0."""
         floor = self.floor_mean
         return self.summary().mean / floor if floor and np.isfinite(floor) else None
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
-        """Return JSON values with every image's number; NaN becomes None."""
+        """Return JSON values, including those of every image; NaN becomes None."""
         entry = json_entries(self, "transform", "metric", "part", "control")
         entry |= {"values": json_list(self.values), "summary": self.summary(seed).to_dict()}
         if self.floors:
@@ -158,13 +166,16 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class RotationResult:
-    """All rows about one model or segmenter.
+    """All records of one model or segmenter.
 
     Attributes:
-        rows: measurements, of the same images.
-        images: name of each image.
-        settings: what the numbers depend on, JSON-able.
-        notes: what the reader should know.
+        rows: measurements on the same images.
+        images: names of the images.
+        settings: options that affect the numbers, JSON values.
+        notes: remarks.
+
+    Raises:
+        ShapeError: a record has another number of values than there are images.
     """
 
     rows: tuple[Measurement, ...]
@@ -176,47 +187,47 @@ class RotationResult:
         wrong = next((r for r in self.rows if len(r.values) != len(self.images)), None)
         if wrong is not None:
             raise ShapeError(
-                f"The row {wrong.transform} {wrong.metric} has {len(wrong.values)} values for "
-                f"{len(self.images)} images; give one name for each image."
+                f"RotationResult: {wrong.transform} {wrong.metric} must have {len(self.images)} values, one per image, "
+                f"got {len(wrong.values)}. Pass one name per image."
             )
 
     def find(self, transform: str, metric: str, part: str = FULL) -> Measurement | None:
-        """Return the row of that transform, metric and part, or None."""
-        wanted = (transform, metric, part)
-        return next((r for r in self.rows if (r.transform, r.metric, r.part) == wanted), None)
+        """Return the record with this transform, metric and part, or None."""
+        names = (transform, metric, part)
+        return next((r for r in self.rows if (r.transform, r.metric, r.part) == names), None)
 
     @property
     def verdict(self) -> str:
-        """One sentence on the features; '' when the error over D4 was not measured."""
+        """Verdict on the features in one sentence; '' if the error over D4 was not measured."""
         full, r2 = self.find(D4_MEAN, "error"), self.find(UNMOVED, "r2")
         sentences = []
         if full is not None:
-            sentences.append(verdict("features under rotation and mirroring", full.summary().mean, "E"))
+            sentences.append(verdict("features under rotation and reflection", full.summary().mean, "E"))
         if r2 is not None:
             sentences.append(verdict("features against position", r2.summary().median, "held-out R²"))
         return "; ".join(sentences)
 
     @property
     def remedy(self) -> str:
-        """One sentence on what would help; '' when it cannot be said."""
+        """Recommendation in one sentence; '' if there is none."""
         full, position = self.find(D4_MEAN, "error"), self.find(D4_MEAN, "error", POSITION_CODE)
         if full is None:
             return ""
         return remedy(full.summary().mean, None if position is None else position.summary().mean)
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
-        """Return everything as JSON values."""
+        """Return all fields as JSON values."""
         facts = json_entries(self, "verdict", "remedy", "images", "settings", "notes")
         return facts | {"rows": [row.to_dict(seed) for row in self.rows]}
 
     def to_markdown(self, seed: int = 0) -> str:
-        """Return the table as Markdown, its columns aligned."""
+        """Return the table as aligned Markdown."""
         head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
         return aligned([head, *(_cells(row, seed) for row in self.rows)], left=range(len(head)))
 
 
 def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
-    """Return what has to be said about the errors of features in these rows beyond what a reader would expect."""
+    """Return remarks on the scale of the equivariance errors in these records."""
     errors = [r for r in rows if r.metric == "error" and not r.control]
     mean = {r.part: r.summary().mean for r in errors if r.transform == D4_MEAN}
     whole = [float(v) for r in errors if r.part == FULL for v in r.values]
@@ -226,16 +237,16 @@ def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
 def relabelled(
     rows: Iterable[Measurement], part: str, *, control: bool | None = None
 ) -> tuple[Measurement, ...]:
-    """Return the rows under the name `part`; `control` marks them as controls, or not."""
+    """Return the records renamed to `part`, and marked as controls or not by `control`."""
     named = (row.about(part=part, layer=None, training="") for row in rows)
     return tuple(named if control is None else (replace(row, control=control) for row in named))
 
 
 def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
-    """Join rows that were measured on consecutive shares of the images, such as by several processes.
+    """Merge records that were measured on consecutive parts of the images, such as by several processes.
 
     Raises:
-        ShapeError: the shares do not have the same rows in the same order.
+        ShapeError: the parts do not have the same records in the same order.
 
     >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
     >>> merge(parts)[0].values.tolist()
@@ -244,7 +255,7 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
     keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
     if not keys or any(key != keys[0] for key in keys):
         raise ShapeError(
-            f"Only equal lists of rows can be joined, got lists of {[len(k) for k in keys]} rows."
+            f"merge: parts must have the same records, got {[len(k) for k in keys]} records. Use equal metrics."
         )
     return tuple(
         replace(

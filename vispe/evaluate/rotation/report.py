@@ -1,4 +1,4 @@
-"""All that `vispe rotate` finds out about one model or segmenter: rows, fingerprint, and pictures of one image."""
+"""Report of `vispe rotate` on one model or segmenter: records, fingerprint, and figures of one image."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,22 +66,22 @@ HEADLINES = {
     (record_key.ALL_POSES, "accuracy_worst", record_key.EVERY_POSE): (f"{_AFTER}: worst angle", _TRUTH),
     (record_key.ALL_POSES, "accuracy_spread", record_key.EVERY_POSE): (f"{_AFTER}: best minus worst", _SAME),
 }
-"""The rows that say most, as (transform, metric, part), in the order of the short table; what was done to the sample,
-and what the number is, in plain words."""
+"""Headline records as (transform, metric, part), in the order of the short table, with a description of the transform
+and of the number."""
 
 
 @dataclass(frozen=True, eq=False)
 class RotationReport:
-    """Everything that `vispe rotate` knows about one model or segmenter.
+    """Results of `vispe rotate` for one model or segmenter.
 
     Attributes:
-        subject: what was measured, as a title.
-        result: all rows, the names of the images, settings and notes.
-        fingerprint: the mean map over many images; None for a segmenter, or where it was not made.
-        picture: the first image, (H, W, 3) in [0, 1], as it was shown to the model but for its normalisation.
-        poses: the first principal components of its maps as colours, (h, w, 3) in [0, 1], every map brought back and
-            coloured by the axes of the first: 'identity' first, then the other elements of D4.
-        labels: label maps (H, W) of the first image, brought back, 'identity' first; {} for features alone.
+        subject: title, such as the name of the model.
+        result: all records, the names of the images, settings and notes.
+        fingerprint: the mean map over many images; None for a segmenter, or if it was not computed.
+        picture: the first image, RGB (H, W, 3) in [0, 1], before normalisation.
+        poses: the first principal components of its maps as colours, (h, w, 3) in [0, 1], for every pose with the pose
+            undone, on the axes of the original map: 'identity' first, then the other elements of D4.
+        labels: label maps (H, W) of the first image with the pose undone, 'identity' first; {} for features only.
         names: of the classes.
     """
 
@@ -95,13 +95,13 @@ class RotationReport:
 
     @property
     def verdict(self) -> str:
-        """One sentence: on the features, or, for a segmenter, on its labels."""
+        """Verdict in one sentence, on the features, or on the labels of a segmenter."""
         sentences = [self.result.verdict] if self.result.verdict else []
         agree = self.result.find(record_key.D4_MEAN, "miou")
         if agree is not None:
-            share = 100 * agree.summary().mean
+            percent = 100 * agree.summary().mean
             sentences.append(
-                f"labels under rotation and mirroring: mIoU {share:.1f} % with those of the sample at rest"
+                f"labels under rotation and reflection: mIoU {percent:.1f} % with those of the original image"
             )
         spread = self.result.find(record_key.ALL_POSES, "accuracy_spread")
         if spread is not None:
@@ -111,30 +111,30 @@ class RotationReport:
 
     @property
     def headlines(self) -> tuple[Measurement, ...]:
-        """The rows that say most, and the area share of every class over poses."""
+        """Headline records, and the area fraction of every class over poses."""
         areas = (r for r in self.result.rows if r.metric == "phase_spread")
         return (*filter(None, (self.result.find(*key) for key in HEADLINES)), *areas)
 
     def to_markdown(self, seed: int = 0) -> str:
-        """Return the short table in plain words, as Markdown; `result.to_markdown` is the full one."""
+        """Return the short table as Markdown; `result.to_markdown` is the full one."""
         intervals = len(self.result.images) >= FEWEST
         head = ["what was done to the sample", "what is compared", "mean", "worst image"]
         table = [[*head, *(["95 % interval"] if intervals else []), "resampling alone"]]
         for row in self.headlines:
             summary = row.summary(seed)
-            cells = [*_plain_words(row), number(summary.mean, 3), number(summary.worst, 3)]
+            cells = [*_descriptions(row), number(summary.mean, 3), number(summary.worst, 3)]
             if intervals:
                 cells.append(interval(summary.interval, 3))
             table.append([*cells, number(row.floor_mean, 3)])
         return aligned(table, left=range(len(table[0])))
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
-        """Return JSON values: verdict, remedy, settings, the value of every row for every image, and fingerprint."""
+        """Return JSON values: verdict, remedy, settings, all records with values per image, and fingerprint."""
         classes = {"classes": list(self.names), **json_entries(self, "fingerprint")}
         return {"subject": self.subject, **self.result.to_dict(seed), **classes}
 
     def write_json(self, path: str | Path, force: bool = False) -> Path:
-        """Write `to_dict`; an existing file is replaced with `force` only.
+        """Write `to_dict` as JSON; an existing file is only overwritten with `force`.
 
         Raises:
             InputError: the file exists.
@@ -145,8 +145,8 @@ class RotationReport:
         return Path(path)
 
 
-def _plain_words(row: Measurement) -> tuple[str, str]:
-    """Say what was done, and what the number is."""
+def _descriptions(row: Measurement) -> tuple[str, str]:
+    """Return the descriptions of the transform and of the number."""
     if row.metric == "phase_spread":
         where = f"{_AFTER}: " if row.key.training else ""
         return f"{where}area of {row.key.part}, largest minus smallest", "percentage points, 0 = same"

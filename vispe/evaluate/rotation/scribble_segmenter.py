@@ -1,8 +1,8 @@
-"""A segmenter that learns from scribbled pixels and knows nothing but the features: standardised logistic regression.
+"""Segmenter trained on scribbled pixels: logistic regression on standardised features.
 
-Features are interpolated at the scribbled pixels only. Scores are linear in the features and bilinear interpolation
-keeps sums of weights, so the scores of the tokens are enlarged instead of the features: the labels are those of a
-classifier of enlarged features, for the memory of K values a pixel.
+Features are interpolated at the scribbled pixels only. Scores are linear in the features, and bilinear interpolation is
+linear with weights that sum to 1, so scores of tokens are upsampled instead of features: the labels are the same, with
+K values per pixel in memory.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ class TrainedSegmenter:
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
-        maps: maps (d, h, w) of f to learn from.
-        marks: for each map the class (H, W) of the scribbled pixels of its image, else 0.
+        maps: training maps (d, h, w) of f.
+        marks: for each map the scribbles (H, W): the class, or 0.
 
     Raises:
-        InputError: the scribbles show fewer than two classes.
+        InputError: the scribbles have fewer than two classes.
     """
 
     def __init__(self, f: FeatureFunction, maps: Sequence[Tensor], marks: Sequence[np.ndarray]) -> None:
@@ -37,7 +37,9 @@ class TrainedSegmenter:
         self.f = f
         classes = np.concatenate([m[m > 0] for m in marks])
         if len(np.unique(classes)) < 2:
-            raise InputError("The scribbles show fewer than two classes; draw another one.")
+            raise InputError(
+                f"TrainedSegmenter: marks must have two classes, got {np.unique(classes)}. Add scribbles."
+            )
         samples = np.concatenate([at_pixels(one, m > 0) for one, m in zip(maps, marks, strict=True)])
         model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
         self._model = model.fit(samples, classes)
@@ -46,16 +48,16 @@ class TrainedSegmenter:
     def of_image(
         cls, f: FeatureFunction, image: Tensor, marks: np.ndarray, elements: Sequence[Element] = (IDENTITY,)
     ) -> "TrainedSegmenter":
-        """Learn from one image (c, H, W) and its scribbles in some poses; all of D4 is the usual augmentation."""
+        """Train on one image (c, H, W) and its scribbles in several poses; use all of D4 for augmentation."""
         maps = [features_of(f, g.apply(image)[None])[0] for g in elements]
         return cls(f, maps, [g.apply(marks) for g in elements])
 
     def __call__(self, image: Tensor) -> np.ndarray:
-        """Image (c, H, W) -> labels (H, W)."""
+        """Return the labels (H, W) of an image (c, H, W)."""
         return self.labels(features_of(self.f, image[None])[0], tuple(image.shape[-2:]))
 
     def labels(self, maps: Tensor, size: tuple[int, ...]) -> np.ndarray:
-        """Return the labels (H, W) of an image of that size from its map (d, h, w)."""
+        """Return the labels (H, W) of an image of size `size` from its map (d, h, w)."""
         tokens = maps.flatten(1).T.cpu().numpy()
         scores = self._model.decision_function(tokens).reshape(len(tokens), -1)
         grid = torch.from_numpy(scores).T.reshape(1, -1, *maps.shape[1:])
@@ -65,10 +67,10 @@ class TrainedSegmenter:
 
 
 def at_pixels(maps: Tensor, chosen: np.ndarray) -> np.ndarray:
-    """Return the features (n, d) of chosen pixels (H, W) bool, row by row, from a map (d, h, w) enlarged bilinearly."""
-    place = np.argwhere(chosen)
-    # -1..1 between the outer edges of the corner pixels
-    unit = (place + 0.5) / np.array(chosen.shape) * 2 - 1
+    """Return the bilinearly interpolated features (n, d) at pixels (H, W) bool of a map (d, h, w), row-major."""
+    pixels = np.argwhere(chosen)
+    # normalised coordinates: -1 to 1 between the outer edges of the corner pixels
+    unit = (pixels + 0.5) / np.array(chosen.shape) * 2 - 1
     grid = torch.from_numpy(unit[:, ::-1].copy()).to(maps)[None, None]
     values = grid_sample(maps[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
     return values[0, :, 0].T.cpu().numpy()

@@ -1,7 +1,7 @@
-"""How fast, how large and how exact attention with a position bias is: ours and its rivals, in one run.
+"""Benchmark of attention with a position bias: speed, memory and accuracy of vispe and alternatives.
 
-`cases` says what is measured, `contenders` who takes part, `checks` and `measure` do it, `run` keeps the results in a
-file and goes on where it was stopped, `targets` judges them and `report` prints them.
+`cases` defines the shapes and modes, `contenders` the implementations, `checks` and `measure` the measurements; `run`
+stores the results in a file and resumes interrupted runs, `targets` compares them with targets, `report` prints them.
 """
 
 from vispe.evaluate.speed.benchmark import Bench

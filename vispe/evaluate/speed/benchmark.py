@@ -1,4 +1,4 @@
-"""One run of the benchmark: correctness, then one row after another, kept in a file that a later run goes on with."""
+"""Runner of the benchmark: correctness checks, then one record after another, with a resumable results file."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from vispe.evaluate.speed.timing import measure
 from vispe.files import atomic_path
 from vispe.version import __version__
 
-TRIES = 2  # of a row that ended the process
-LATER = 4  # cases that go before what is slow
+TRIES = 2  # max attempts at a record that terminated the process
+LATER = 4  # number of cases that precede slow contenders
 Task = tuple[Case, Mode, Contender]
 
 
@@ -39,14 +39,14 @@ class Bench:
     Args:
         plan: what to measure.
         device: 'cuda' or 'cpu'.
-        path: JSON file to keep the rows in, and to go on with; None keeps nothing.
-        fresh: forget what the file has.
-        minutes: stop before the next row when they are over; None for no end.
-        say: takes lines of progress.
-        extra: more facts for the environment.
+        path: JSON results file, from which the run resumes; None stores nothing.
+        fresh: ignore the contents of the file.
+        minutes: time limit, checked before each record; None for no limit.
+        say: called with lines of progress.
+        extra: additional entries of the environment.
 
     Raises:
-        InputError: the file has numbers from other versions or another machine.
+        InputError: the file has results of other versions or another machine.
     """
 
     def __init__(
@@ -69,24 +69,24 @@ class Bench:
         if path is not None and path.exists() and not fresh:
             self._resume(json.loads(path.read_text()))
 
-    def _resume(self, kept: dict[str, Any]) -> None:
-        """Take over the rows of an earlier run; ours only if the kernels are the same."""
-        now, then = self.state["environment"], kept["environment"]
+    def _resume(self, previous: dict[str, Any]) -> None:
+        """Load the records of an earlier run; those of vispe only if the kernels are unchanged."""
+        now, then = self.state["environment"], previous["environment"]
         for key in ("versions", "device", "clock", *(["cpu"] if self.device == "cpu" else [])):
             mine, theirs = ({k: v for k, v in e[key].items() if k != "vispe"} if key == "versions" else e[key]
                             for e in (now, then))  # fmt: skip
             if mine != theirs:
                 raise InputError(
-                    f"{self.path} has numbers of {key} {theirs}, but this run has {mine}; start a new file."
+                    f"Bench: {self.path} was measured with {key} {theirs}, got {mine}. Use a new file."
                 )
         same = then["kernels"] == now["kernels"]
-        self.state["checks"] = kept["checks"] if same else []
-        self.state["rows"] = [r for r in kept["rows"] if same or not r["contender"].startswith("vispe")]
+        self.state["checks"] = previous["checks"] if same else []
+        self.state["rows"] = [r for r in previous["rows"] if same or not r["contender"].startswith("vispe")]
         rest = ("running", "new_grid") if same else ("running",)
-        self.state |= {key: kept[key] for key in rest if key in kept}
+        self.state |= {key: previous[key] for key in rest if key in previous}
 
     def check(self) -> bool | None:
-        """Do the checks that are not done yet; return whether all passed, None when the time was over before."""
+        """Run the missing checks; return whether all passed, None if the time limit was reached before."""
         done = {row_key(c["dtype"], f"{c['grid']} {c['width']}", c["bias"]) for c in self.state["checks"]}
         for record in what_to_check(self.plan, self.device != "cpu"):
             if row_key(record["dtype"], f"{record['grid']} {record['width']}", record["bias"]) in done:
@@ -100,24 +100,24 @@ class Bench:
         return all(c["passed"] for c in self.state["checks"])
 
     def tasks(self) -> list[Task]:
-        """Return all that is to be measured, in order of importance."""
+        """Return all tasks in order of importance."""
         rivals = contenders(self.plan, self.device)
         ranked: list[tuple[int, Task]] = []
-        for place, case in enumerate(self.plan.cases):
+        for index, case in enumerate(self.plan.cases):
             ranked += [
-                (place + (LATER if rival.slow else 0), (case, mode, rival))
-                for mode in (*self.plan.modes, *(STRUCTURED if place < self.plan.structured else ()))
+                (index + (LATER if rival.slow else 0), (case, mode, rival))
+                for mode in (*self.plan.modes, *(STRUCTURED if index < self.plan.structured else ()))
                 for rival in rivals
                 if mode in rival.modes
             ]
         tasks = [task for _, task in sorted(ranked, key=lambda pair: pair[0])]
         largest = Contender("vispe, largest", "table", ours("table"))
         extra: list[Task] = [(case, "table", largest) for case in self.plan.largest]
-        first = sum(task[0] == self.plan.cases[0] for task in tasks)  # early enough to be reached
+        first = sum(task[0] == self.plan.cases[0] for task in tasks)  # early, so that short runs include them
         return tasks[:first] + extra + tasks[first:]
 
     def run(self) -> int:
-        """Measure what is not measured yet until the time is over, and return how many rows are missing."""
+        """Measure missing records until the time limit, and return the number of records still missing."""
         tasks = self.tasks()
         todo = [t for t in tasks if task_key(t) not in self._done()]
         setup: Setup | Exception | None = None
@@ -135,7 +135,7 @@ class Bench:
             shown = row.get("failure") or f"{row['ms']:.4g} ms, error {row['error']:.1e}"
             self.say(f"{count + 1}/{len(todo)} {case} {mode}: {rival.name}: {shown}")
             if row.get("lost"):
-                raise VispeError(f"The device failed in {rival.name}; run again to go on after it.")
+                raise VispeError(f"Bench: the device failed in {rival.name}. Run again to continue after it.")
         if self.backend == "triton" and "new_grid" not in self.state and time.monotonic() < self.end:
             self.state["new_grid"] = new_grid(self.plan, self.device)
             self.save()
@@ -145,18 +145,18 @@ class Bench:
         return {row_key(r["case"], r["mode"], r["contender"]) for r in self.state["rows"]}
 
     def _setup(self, case: Case, mode: Mode) -> Setup | Exception:
-        """Return the inputs of a case, or why they cannot be had."""
+        """Return the inputs of a case, or the out-of-memory error."""
         if not self.plan.dry:
             gc.collect()
         try:
             return Setup(case, mode, self.device, self.backend, self.plan.dry)
         except torch.OutOfMemoryError as error:
-            return error.with_traceback(None)  # which would keep the tensors
+            return error.with_traceback(None)  # the traceback would keep the tensors alive
 
     def _row(
         self, setup: Setup | Exception | None, case: Case, mode: Mode, rival: Contender
     ) -> dict[str, Any]:
-        """Measure one row; a failure becomes part of it."""
+        """Measure one record; failures are stored in it."""
         row: dict[str, Any] = {"case": str(case), "mode": mode, "contender": rival.name}
         key = row_key(str(case), mode, rival.name)
         row |= {"tokens": case.tokens, "batch": case.batch, "heads": case.heads, "width": case.width}
@@ -174,7 +174,7 @@ class Bench:
                 if not isinstance(setup, Setup):
                     raise setup or VispeError("no inputs")
                 return {**row, **measure(rival, setup, plan)}
-            except Exception as error:  # what cannot run is a result, too
+            except Exception as error:  # failures are recorded as results
                 why = [
                     str(w.message).strip().splitlines()[0]
                     for w in warned
@@ -186,7 +186,7 @@ class Bench:
         return row | ({"lost": True} if self._lost() else {})
 
     def _lost(self) -> bool:
-        """Return whether the device no longer answers after an error."""
+        """Return whether the device is unusable after an error."""
         if self.device == "cpu":
             return False
         try:
@@ -198,7 +198,7 @@ class Bench:
         return False
 
     def save(self) -> None:
-        """Write what is known to the file, if there is one."""
+        """Write the state to the results file, if there is one."""
         if self.path is None:
             return
         rows = ",\n  ".join(json.dumps(r) for r in self.state["rows"])
@@ -209,17 +209,17 @@ class Bench:
 
 
 def task_key(task: Task) -> str:
-    """Return what names the row of a task."""
+    """Return the key of the record of a task."""
     return row_key(str(task[0]), task[1], task[2].name)
 
 
 def row_key(case: str, mode: str, contender: str) -> str:
-    """Return what names a row."""
+    """Return the key of a record."""
     return f"{case} | {mode} | {contender}"
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Return what a number depends on: versions, machine, kernels."""
+    """Return the environment of the measurement: versions, machine, hash of the kernels."""
     versions = {"vispe": __version__, "torch": torch.__version__, "python": platform.python_version()}
     for package in ("triton", "flash-attn-4"):
         try:

@@ -1,4 +1,4 @@
-"""Random inputs of a case, and what attention on them must be, in float64."""
+"""Random inputs of a case, and the float64 reference output."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from vispe.errors import OptionError
 from vispe.evaluate.speed.cases import STRUCTURED, Case, Mode, is_forward
 from vispe.evaluate.speed.structured_calls import Structured, exact_rows
 
-SETS = 4  # sets of inputs that calls take in turn
-ROWS = 1024  # queries that the exact result is made for
+SETS = 4  # sets of inputs, used in rotation
+ROWS = 1024  # max number of queries of the reference output
 
 
 class Setup:
-    """The inputs of one case and mode. `begin` makes new positions for every contender.
+    """Inputs of one case and mode. `begin` creates new positions for every contender.
 
     Args:
         case: the shape.
-        mode: what has a gradient.
-        device: where.
-        backend: the backend that vispe is measured with.
-        dry: nothing is compiled.
+        mode: determines what has a gradient.
+        device: of all tensors.
+        backend: backend of vispe.
+        dry: whether compilation is disabled.
     """
 
     def __init__(self, case: Case, mode: Mode, device: str, backend: str = "auto", dry: bool = False) -> None:
@@ -44,7 +44,7 @@ class Setup:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what a contender kept with the positions."""
+        """Reset everything that a contender cached with the positions."""
         self.pos = self.case.grid.positions(self.device)
         self._structured: Structured | None = None
         if self.mode in STRUCTURED:
@@ -59,18 +59,20 @@ class Setup:
                 leaf.requires_grad_()
 
     def structured(self) -> Structured:
-        """Return what a mode of `STRUCTURED` is about.
+        """Return the structured inputs of a mode of `STRUCTURED`.
 
         Raises:
-            OptionError: the mode is another one.
+            OptionError: the mode is not structured.
         """
         if self._structured is None:
-            raise OptionError(f"The mode {self.mode!r} was given; it must be one of {', '.join(STRUCTURED)}.")
+            raise OptionError(
+                f"Setup: mode must be one of {', '.join(STRUCTURED)}, got {self.mode!r}. Use one of these."
+            )
         return self._structured
 
     @property
     def kind(self) -> str:
-        """Which bias the mode is about, 'distance' or 'table'."""
+        """Kind of bias of the mode, 'distance' or 'table'."""
         return "table" if self.mode == "table" else "distance"
 
     def bias(self, kind: str | None = None) -> Bias:
@@ -87,7 +89,7 @@ class Setup:
         return tuple(t for t in (self.slopes, self.table) if t.requires_grad)
 
     def cells(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return row and column of every token, and whether it has a place, (n,) each."""
+        """Return row and column of every token, and whether it has a position, (n,) each."""
         cells = self.pos.cells()[0].to(torch.int64)
         return cells[:, 0], cells[:, 1], self.pos.spatial[0]
 
@@ -95,26 +97,26 @@ class Setup:
         """Return the bias of the queries `rows` in one head, (r, n) float64, from its definition."""
         if kind is None:
             return 0.0
-        y, x, placed = self.cells()
+        y, x, has_position = self.cells()
         dy, dx = (line[rows, None] - line[None] for line in (y, x))
         if kind == "table":
             h, w = self.case.shape
             values = self.table[head].detach().double()[dy + h - 1, dx + w - 1]
         else:
             values = -self.slopes[head].detach().double() * (dy.double() ** 2 + dx.double() ** 2).sqrt()
-        return values.masked_fill(~(placed[rows, None] & placed[None]), 0.0)
+        return values.masked_fill(~(has_position[rows, None] & has_position[None]), 0.0)
 
     @torch.no_grad()
     def error(self, out: Tensor, kind: str | None) -> tuple[float, float]:
-        """Return relative and largest error of an output for the first set, in one head of the first sample."""
+        """Return relative and max absolute error of an output for the first set, in one head of the first sample."""
         head = self.case.heads // 2
         step = max(1, self.case.tokens // ROWS)
         rows = torch.arange(0, self.case.tokens, step, device=self.device)
         q, k, v = (t[0, head].double() for t in self.sets[0][:3])
         if kind == "structured":
-            wanted = exact_rows(self.structured().sample(head), q, k, v, rows)
+            expected = exact_rows(self.structured().sample(head), q, k, v, rows)
         else:
             logits = self.case.width**-0.5 * q[rows] @ k.T + self.bias_rows(kind, head, rows)
-            wanted = logits.softmax(-1) @ v
-        gap = out[0, head, rows].double() - wanted
-        return (gap.norm() / wanted.norm()).item(), gap.abs().max().item()
+            expected = logits.softmax(-1) @ v
+        gap = out[0, head, rows].double() - expected
+        return (gap.norm() / expected.norm()).item(), gap.abs().max().item()

@@ -1,4 +1,4 @@
-"""What is measured: grids, batches, heads, dtypes and modes, in order of importance."""
+"""Benchmark cases: grids, batches, heads, dtypes and modes, in order of importance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STRUCTURED: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in GRID_
 
 
 def is_forward(mode: Mode) -> bool:
-    """Whether nothing but the forward pass is measured."""
+    """Whether only the forward pass is measured."""
     return mode.endswith("forward")
 
 
@@ -43,10 +43,10 @@ class Case:
 
     Args:
         shape: rows and columns of the grid.
-        prefix: tokens without a place.
-        batch: samples, b.
-        heads: heads, h.
-        width: columns of a head, d.
+        prefix: number of prefix tokens, which have no position.
+        batch: batch size, b.
+        heads: number of heads, h.
+        width: head_dim, d.
         dtype: name of the dtype.
     """
 
@@ -83,19 +83,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run measures.
+    """Configuration of a benchmark run.
 
     Args:
         cases: in order of importance.
         modes: for every case.
-        structured: how many of the first cases are also measured in the modes of `STRUCTURED`.
-        reps: timed calls of each contender, at least.
-        slow: whether contenders that take long to compile or to run take part.
-        largest: grids tried for training with a learned table, smallest first.
-        check_shapes: grids, prefixes and widths of heads of the correctness checks.
+        structured: number of leading cases that are also measured in the modes of `STRUCTURED`.
+        reps: min number of timed calls per contender.
+        slow: whether to include contenders that are slow to compile or to run.
+        largest: grids for training with a learned table, smallest first.
+        check_shapes: grids, prefixes and head_dim of the correctness checks.
         check_dtypes: dtypes of the correctness checks.
-        warmup: seconds of untimed calls.
-        dry: everything takes part, also what cannot run on this device; nothing is compiled or called to warm up.
+        warmup: seconds of warm-up calls.
+        dry: include all contenders, even those that cannot run on this device; no compilation and no warm-up.
     """
 
     cases: tuple[Case, ...]
@@ -130,7 +130,7 @@ _CHECKS = (((14, 14), 1, 64), ((37, 37), 5, 64), ((16, 16), 0, 128), ((9, 40), 1
 
 
 def protocol() -> Plan:
-    """Return the whole protocol for a GPU."""
+    """Return the full protocol for a GPU."""
     every = [
         Case(shape, prefix, batch, heads)
         for shape, prefixes, batches in _GRIDS
@@ -143,7 +143,7 @@ def protocol() -> Plan:
 
 
 def protocol_cpu() -> Plan:
-    """Return the protocol for a CPU: what a backbone does there, without what only a GPU has."""
+    """Return the protocol for a CPU, without cases that need a GPU."""
     sizes = (((16, 16), 1), ((32, 32), 1), ((32, 64), 1))
     cases = [Case(s, p, 2, 6, dtype=d) for s, p in sizes for d in ("float32", "bfloat16")]
     shapes = (((14, 14), 1, 64), ((9, 25), 5, 32))
@@ -151,7 +151,7 @@ def protocol_cpu() -> Plan:
 
 
 def quick(device: str) -> Plan:
-    """Return what a user measures in a few minutes: small batches, the main shapes and modes."""
+    """Return a plan of a few minutes: small batches, the main shapes and modes."""
     if device == "cpu":
         plan = protocol_cpu()
         fewer = {"cases": plan.cases[:4], "modes": ("forward", "frozen", "table"), "reps": 20}
@@ -162,7 +162,7 @@ def quick(device: str) -> Plan:
 
 
 def dry() -> Plan:
-    """Return a plan that enters every path on tiny tensors; its times mean nothing."""
+    """Return a plan that runs every code path on tiny tensors; its times are meaningless."""
     cases = (Case((3, 4), 1, 1, 1, 16, "float16"),)
     checks = {"check_shapes": (((3, 5), 1, 16),), "check_dtypes": ("float32",)}
     return Plan(cases, structured=1, reps=1, largest=cases, **checks, warmup=0.0, dry=True)
@@ -172,7 +172,7 @@ def plan_for(kind: str, device: str) -> Plan:
     """Return the plan `kind` ('protocol', 'quick' or 'dry') for a device ('cuda' or 'cpu').
 
     Raises:
-        OptionError: there is no such plan.
+        OptionError: an unknown plan.
     """
     if kind == "protocol":
         return protocol_cpu() if device == "cpu" else protocol()

@@ -1,4 +1,4 @@
-"""Whether a new grid makes the kernels compile again."""
+"""Recompilation of the kernels on new grids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = (
 
 
 def new_grid(plan: Plan, device: str) -> dict[str, Any]:
-    """Return the seconds of the first call on each of several grids, and how many kernels each compiled."""
+    """Return the seconds of the first call on each of several grids, and the number of compiled kernels."""
     from vispe.attention.backends.triton.grid import backward, bias_gradient, forward
 
     kernels = [forward.forward, backward.row_sums, backward.grad_q, backward.grad_kv, bias_gradient.grad_bias]
@@ -40,6 +40,6 @@ def new_grid(plan: Plan, device: str) -> dict[str, Any]:
 
 
 def compiled(kernels: list[Any]) -> int:
-    """Return how many variants of the kernels exist in this process; 0 where they are interpreted."""
+    """Return the number of compiled kernel variants in this process; 0 in the interpreter."""
     caches = (getattr(kernel, "device_caches", {}) for kernel in kernels)
     return sum(len(cache[0]) for per_device in caches for cache in per_device.values())

@@ -1,4 +1,4 @@
-"""Who takes part: the fused kernels, SDPA without and with a dense bias, FlexAttention, extra columns, eager."""
+"""Benchmarked implementations: fused kernels, SDPA with and without dense bias, FlexAttention, extra columns, eager."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _KERNELS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to compute attention.
+    """An implementation of attention.
 
     Args:
-        name: what it is called.
-        bias: 'distance', 'table', 'mode' (that of the mode), 'structured' (likewise) or None.
-        make: from the inputs of a case to the function that is timed.
-        modes: where it takes part.
-        slow: it takes long to compile or to run.
-        exact: it computes the bias that it is given, and not something near to it.
+        name: used in reports.
+        bias: 'distance', 'table', 'mode' (that of the mode), 'structured' (of the structured mode) or None.
+        make: maps the inputs of a case to the timed function.
+        modes: supported modes.
+        slow: whether it is slow to compile or to run.
+        exact: whether the bias is computed exactly instead of approximately.
         device: 'cuda', 'cpu' or 'any'.
     """
 
@@ -54,12 +54,12 @@ class Contender:
     device: str = "any"
 
     def kind(self, mode: Mode) -> str | None:
-        """Return which bias it computes in a mode."""
+        """Return the kind of bias in a mode."""
         return ("table" if mode == "table" else "distance") if self.bias == "mode" else self.bias
 
 
 def contenders(plan: Plan, device: str) -> list[Contender]:
-    """Return who takes part on a device, quick ones first."""
+    """Return the implementations for a device, fast ones first."""
     kept: tuple[Mode, ...] = ("forward", "frozen")
     every = [
         Contender("vispe", "mode", ours("mode")),
@@ -115,7 +115,7 @@ def ours(setup: Setup, kind: str | None, backend: Backend | None = None) -> Atte
 
 @maker
 def structured(setup: Setup, backend: Backend | None = None) -> Attend:
-    """Return `vispe.attention` with what a mode of `STRUCTURED` is about."""
+    """Return `vispe.attention` with the bias, rotation or mask of a mode of `STRUCTURED`."""
     return lambda *qkv: setup.structured().attend(*qkv, backend or setup.backend)
 
 
@@ -132,7 +132,7 @@ def plain(setup: Setup, kernel: str) -> Attend:
 
 @maker
 def dense(setup: Setup, kernel: str | None, kept: bool) -> Attend:
-    """Return SDPA with a dense bias (1, h, n, n) in q's dtype, made once or in every call."""
+    """Return SDPA with a dense bias (1, h, n, n) in the dtype of q, built once or in every call."""
     dtype = setup.case.torch_dtype
     mask = setup.bias().dense().to(dtype) if kept else None
     backends = list(_KERNELS.values()) if kernel is None else [_KERNELS[kernel]]
@@ -146,7 +146,7 @@ def dense(setup: Setup, kernel: str | None, kept: bool) -> Attend:
 
 
 def eager(setup: Setup) -> Attend:
-    """Return plain matrix products and a softmax, the bias kept where it is fixed."""
+    """Return explicit matrix products and a softmax, with a cached bias if it is fixed."""
     if setup.case.tokens > EAGER_LIMIT:
         raise BackendUnavailable(f"not tried above {EAGER_LIMIT} tokens: it writes b h n^2 numbers.")
     dtype, scale = setup.case.torch_dtype, setup.case.width**-0.5
@@ -163,10 +163,10 @@ def eager(setup: Setup) -> Attend:
 def columns(setup: Setup, rank: int) -> Attend:
     """Return SDPA with the distance bias as extra columns of q and k, from its largest singular values."""
     dtype, width = setup.case.torch_dtype, setup.case.width
-    y, x, placed = setup.cells()
+    y, x, has_position = setup.cells()
     points = torch.stack([y, x], -1).float()
-    distance = torch.cdist(points, points) * (placed[:, None] & placed[None])
-    # a small grid has fewer singular values than columns: the others are 0
+    distance = torch.cdist(points, points) * (has_position[:, None] & has_position[None])
+    # small grids have fewer singular values than columns: pad with 0
     rank_ = min(rank, len(points))
     left, values, right = torch.svd_lowrank(distance, min(rank_ + 8, len(points)), niter=4)
     root = values[:rank_].sqrt()
@@ -186,21 +186,21 @@ def columns(setup: Setup, rank: int) -> Attend:
 
 
 def flash3(setup: Setup) -> Attend:
-    """Return the kernels of flash-attention 3 without a bias, where that package is installed."""
+    """Return the kernels of flash-attention 3 without a bias, if that package is installed."""
     if find_spec("flash_attn_interface") is None:
         raise BackendUnavailable("the package flash_attn_interface (flash-attention 3) is not installed.")
     kernel = import_module("flash_attn_interface").flash_attn_func
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = kernel(*(t.transpose(1, 2) for t in (q, k, v)))
-        # some versions return the sums of rows as well
+        # some versions also return the log-sum-exp
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
     return call
 
 
 def flex_flash(setup: Setup) -> Attend:
-    """Return FlexAttention by the kernels of flash-attention 4, where that package is installed."""
+    """Return FlexAttention by the kernels of flash-attention 4, if that package is installed."""
     if find_spec("flash_attn") is None or find_spec("flash_attn.cute") is None:
         raise BackendUnavailable("the package flash_attn.cute is not installed.")
     return make_flex("distance", {"BACKEND": "FLASH"})(setup)

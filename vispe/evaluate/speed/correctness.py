@@ -1,4 +1,4 @@
-"""Correctness before speed: output and all gradients against float64 on the same rounded inputs."""
+"""Correctness checks: output and all gradients against float64 on the same rounded inputs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from vispe.evaluate.speed.structured_calls import KINDS, Attend, Structured
 from vispe.grid import Grid
 
 LIMITS = {"float32": (2e-6, 1e-5), "float16": (6e-4, 2e-3), "bfloat16": (4e-3, 1.2e-2)}  # output, gradients
-OF_SDPA = 1.3  # how many times the error of SDPA without a bias is still as exact
+OF_SDPA = 1.3  # max ratio to the error of SDPA without a bias
 GRID_KINDS = ("none", "distance", "slopes", "table", "padding")
-"""Biases of the first shape, beside those of `structured`."""
+"""Biases of the first shape, in addition to those of `structured`."""
 
 BATCH, HEADS, SLOPES = 2, 3, (0.004, 0.1, 1.0)
 
 
 def what_to_check(plan: Plan, flex: bool = False) -> list[dict[str, Any]]:
-    """Return dtype, grid, width of heads and bias of every check; every compiled kernel is in one of them.
+    """Return dtype, grid, head_dim and bias of every check; together they cover every compiled kernel.
 
     `flex` adds a table by FlexAttention to the checks of a long run.
     """
     checks = []
     for dtype in plan.check_dtypes:
-        for place, (shape, prefix, width) in enumerate(plan.check_shapes):
-            if place > {"float32": 1, "float16": 2}.get(dtype, place):
+        for index, (shape, prefix, width) in enumerate(plan.check_shapes):
+            if index > {"float32": 1, "float16": 2}.get(dtype, index):
                 continue
-            kinds = GRID_KINDS if place == 0 else ("slopes", "table")
-            # where time is short, the other paths are checked in one dtype only
-            if place == 0 and (plan.structured != 1 or dtype == plan.check_dtypes[-1]):
+            kinds = GRID_KINDS if index == 0 else ("slopes", "table")
+            # in short runs the other paths are checked in one dtype only
+            if index == 0 and (plan.structured != 1 or dtype == plan.check_dtypes[-1]):
                 kinds = (*kinds, *KINDS, *(("flex",) if flex and plan.structured > 1 else ()))
             name = f"{shape[0]}x{shape[1]}+{prefix}"
             checks += [{"dtype": dtype, "grid": name, "width": width, "bias": kind} for kind in kinds]
@@ -42,13 +42,13 @@ def what_to_check(plan: Plan, flex: bool = False) -> list[dict[str, Any]]:
 
 
 def run_check(record: dict[str, Any], device: str, backend: str) -> dict[str, Any]:
-    """Return a check with its result; `passed` says whether all limits are kept."""
+    """Return a check with its result; `passed` is whether all errors are within the limits."""
     shape, _, prefix = record["grid"].partition("+")
     grid = Grid(tuple(map(int, shape.split("x"))), int(prefix))
     try:
         width, dtype = record["width"], getattr(torch, record["dtype"])
         result = check(grid, width, dtype, record["bias"], device, backend)
-    except Exception as error:  # a failure is a result, too
+    except Exception as error:  # failures are recorded as results
         return {**record, "failure": f"{type(error).__name__}: {error}"[:300], "passed": False}
     limits = LIMITS[record["dtype"]]
     passed = all(e <= limits[name != "out"] for name, e in result["errors"].items())
@@ -56,7 +56,7 @@ def run_check(record: dict[str, Any], device: str, backend: str) -> dict[str, An
 
 
 def check(grid: Grid, width: int, dtype: torch.dtype, kind: str, device: str, backend: str) -> dict[str, Any]:
-    """Return relative errors of output and gradients, and how they compare with SDPA without a bias."""
+    """Return relative errors of output and gradients, and their ratio to SDPA without a bias."""
     make = torch.Generator(device).manual_seed(1)
     size = (BATCH, grid.tokens, HEADS, width)
 
@@ -104,13 +104,13 @@ def compared(
         exact: the same in float64.
         inputs: q, k and v.
         cotangent: gradient of the output.
-        leaves: parameters of the bias; their gradients are compared together.
+        leaves: parameters of the bias; their gradients are concatenated for the comparison.
         exact_leaves: the same in float64.
     """
-    wide = [t.detach().double().requires_grad_() for t in inputs]
-    out, wanted = call(*inputs), exact(*wide)
+    double_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    out, expected = call(*inputs), exact(*double_inputs)
     ours = (out, *torch.autograd.grad(out, (*inputs, *leaves), cotangent))
-    theirs = (wanted, *torch.autograd.grad(wanted, (*wide, *exact_leaves), cotangent.double()))
+    theirs = (expected, *torch.autograd.grad(expected, (*double_inputs, *exact_leaves), cotangent.double()))
     errors = {n: relative(a, b) for n, a, b in zip(("out", "dq", "dk", "dv"), ours, theirs, strict=False)}
     if leaves:
         errors["dbias"] = relative(*(torch.cat([t.flatten() for t in side[4:]]) for side in (ours, theirs)))
@@ -118,12 +118,12 @@ def compared(
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:
-    """Return the norm of the difference as a share of the norm of what it should be."""
+    """Return the norm of the difference relative to the norm of the expected value."""
     return ((ours.double() - theirs).norm() / theirs.norm().clamp(min=1e-12)).item()
 
 
 def line(record: dict[str, Any]) -> str:
-    """Return one check in words."""
+    """Return one check as a line of text."""
     what = f"{record['dtype']:<8} {record['grid']:<8} d{record['width']:<4} {record['bias']:<10}"
     if "failure" in record:
         return f"FAIL {what} {record['failure'].splitlines()[0]}"

@@ -1,4 +1,4 @@
-"""FlexAttention with a distance or a table, as its users write it."""
+"""FlexAttention with a distance or a table, as written by its users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vispe.evaluate.speed.structured_calls import Attend
 
 
 def maker(function: Callable[..., Attend]) -> Callable[..., Callable[[Setup], Attend]]:
-    """Let a function of a setup and options be called with the options, and what it returns with the setup."""
+    """Curry a function of a setup and options: called with the options, returns a function of the setup."""
     return lambda *options: lambda setup: function(setup, *options)
 
 
@@ -25,8 +25,8 @@ def make_flex(
 ) -> Attend:
     """Return FlexAttention.
 
-    Every one is compiled by itself and in full: one compiled function for many grids would reach the limit of
-    recompilations, and then compute without fusion, silently.
+    Every instance is compiled separately with fullgraph=True: one compiled function for many grids would reach the
+    recompilation limit and silently run without fusion.
 
     Args:
         setup: inputs of a case.
@@ -43,24 +43,24 @@ def make_flex(
 
 
 def _distance(setup: Setup) -> Any:
-    y, x, placed = setup.cells()
+    y, x, has_position = setup.cells()
     y, x, slopes = y.float(), x.float(), setup.slopes
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         dy, dx = y[i] - y[j], x[i] - x[j]
         distance = torch.sqrt(dy * dy + dx * dx)
-        return score - slopes[h] * torch.where(placed[i] & placed[j], distance, 0.0)
+        return score - slopes[h] * torch.where(has_position[i] & has_position[j], distance, 0.0)
 
     return score_mod
 
 
 def _table(setup: Setup) -> Any:
-    y, x, placed = setup.cells()
+    y, x, has_position = setup.cells()
     y, x, table = y.to(torch.int32), x.to(torch.int32), setup.table
     rows, cols = setup.case.shape
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         value = table[h, y[i] - y[j] + rows - 1, x[i] - x[j] + cols - 1]
-        return score + torch.where(placed[i] & placed[j], value, 0.0)
+        return score + torch.where(has_position[i] & has_position[j], value, 0.0)
 
     return score_mod

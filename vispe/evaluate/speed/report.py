@@ -1,4 +1,4 @@
-"""The results as text: every row, the targets, and who wins where."""
+"""Text report of the benchmark: all records, the targets, and the fastest contender of each case."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ HEAD = (
 
 def groups(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
     """Yield the rows of each case and mode."""
-    order = {mode: place for place, mode in enumerate(MODES)}
-    first = {case: place for place, case in enumerate(dict.fromkeys(r["case"] for r in rows))}
+    order = {mode: k for k, mode in enumerate(MODES)}
+    first = {case: k for k, case in enumerate(dict.fromkeys(r["case"] for r in rows))}
     ranked = sorted(rows, key=lambda r: (first[r["case"]], order[r["mode"]]))
     for (case, mode), group in groupby(ranked, key=lambda r: (r["case"], r["mode"])):
         yield case, mode, list(group)
@@ -48,7 +48,7 @@ def table(state: dict[str, Any]) -> str:
 
 
 def winners(state: dict[str, Any]) -> str:
-    """Return, for every case and mode, which exact contender with a bias is the fastest, and where vispe is."""
+    """Return, for every case and mode, the fastest exact contender with a bias, and the time of vispe."""
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
         _, own = bases(state["rows"], case, mode)

@@ -1,4 +1,4 @@
-"""Calls of attention with what they need beside q, k and v: a bias, its parameters, a rotation, a mask."""
+"""Structured calls of attention: q, k and v with a bias, its parameters, a rotation or a mask."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from vispe.attention.precision import exact_product
 from vispe.grid import Positions
 
 KINDS = ("dropped", "decomposed", "gated", "rotary")
-"""Paths of the kernels beside those of full grids."""
+"""Code paths of the kernels in addition to those of full grids."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Structured:
-    """What such a call needs beside q, k and v, drawn at random; `double()` returns the same in float64.
+    """Random inputs of a structured call in addition to q, k and v; `double()` returns them in float64.
 
     Args:
-        kind: on a full grid 'none', 'distance', 'slopes' (a distance whose slopes are learned), 'table' or 'padding'
-            (a table; `keep` leaves keys out); 'dropped' (the tokens of a grid in random order, as dropped or packed
-            tokens are), 'decomposed' (a table per axis that queries read), 'gated' (gates of queries and keys on a
-            distance) or 'rotary' (pairs of channels are rotated, then a distance is added).
+        kind: on a full grid 'none', 'distance', 'slopes' (distance with learned slopes), 'table' or 'padding' (a table
+            with a key padding mask); 'dropped' (tokens of a grid in random order, as after token dropping or packing),
+            'decomposed' (a table per axis, multiplied by queries), 'gated' (gates of queries and keys on a distance)
+            or 'rotary' (rotated channel pairs and a distance).
         pos: positions of a grid, (1, n).
         size: (b, h, n, d) of q.
         slopes: of the distance, one per head.
-        random: makes normal float32 numbers of a shape.
+        random: returns standard normal float32 numbers of a shape.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Structured:
         return attention(q, k, v, bias=bias, transform=transform, key_padding_mask=self.keep, backend=backend)
 
     def leaves(self) -> list[Tensor]:
-        """Return what may have a gradient."""
+        """Return the parameters that may have a gradient."""
         return self.tensors[: self.learned]
 
     def double(self) -> Structured:
-        """Return the same in float64; its leaves have gradients of their own."""
+        """Return a float64 copy with separate leaves."""
         other = copy(self)
-        # on a full grid distances come from cells, whole numbers, and are those that the kernels see
+        # on a full grid the kernels compute distances from integer cells, so those are exact already
         if self.kind in KINDS:
             wide = {name: getattr(self.pos, name).double() for name in ("coords", "extent", "cell")}
             other.pos = self.pos.replace(**wide)
@@ -121,7 +121,7 @@ def exact_rows(call: Structured, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) 
     """Return the output of some queries of one sample and head (r, d) in float64, from q, k, v (n, d) in float64."""
     q, k, v = (t[None, None] for t in (q, k, v))
     rotation = call.rotation()
-    turned = (q, k) if rotation is None else (rotation.query(q), rotation.key(k))
+    rotated = (q, k) if rotation is None else (rotation.query(q), rotation.key(k))
     cells, spatial = call.pos.cells()[0].double(), call.pos.spatial[0]
     distance = torch.cdist(cells[rows], cells).masked_fill(~(spatial[rows, None] & spatial[None]), 0.0)
     bias = -torch.as_tensor(call.slopes, dtype=torch.float64, device=q.device)[:, None] * distance
@@ -132,7 +132,7 @@ def exact_rows(call: Structured, q: Tensor, k: Tensor, v: Tensor, rows: Tensor) 
         shape = (0, 0) if call.pos.grid is None else call.pos.grid.shape
         bias = torch.zeros_like(distance)
         for axis, table in enumerate(call.tensors):
-            place = call.pos.cells()[0][:, axis].long().masked_fill(~spatial, shape[axis])
-            bias = bias + (q[0, 0, rows] @ table[0].T)[:, place]
-    logits = q.shape[-1] ** -0.5 * turned[0][0, 0, rows] @ turned[1][0, 0].T + bias
+            index = call.pos.cells()[0][:, axis].long().masked_fill(~spatial, shape[axis])
+            bias = bias + (q[0, 0, rows] @ table[0].T)[:, index]
+    logits = q.shape[-1] ** -0.5 * rotated[0][0, 0, rows] @ rotated[1][0, 0].T + bias
     return logits.softmax(-1) @ v[0, 0]

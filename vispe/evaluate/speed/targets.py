@@ -1,6 +1,6 @@
-"""What the numbers should be, and whether they are.
+"""Performance targets, and their comparison with the results.
 
-A ratio is the time of what is named divided by ours, so more is better; of several cases the worst counts.
+A ratio is the time of the named contender divided by that of vispe, so higher is better; the worst case counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of a run, to be looked up."""
+    """Lookup of the records of a run."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = [r for r in rows if "ms" in r]
@@ -34,7 +34,7 @@ class Rows:
         ours: Iterable[str] = OURS[:1], width: int | None = 64, tokens: int = LONG, batch: int = 1,
         dtype: str | None = None,
     ) -> tuple[float, str] | None:  # fmt: skip
-        """Return the worst ratio of the fastest of `names` to one of ours over all cases, and its case."""
+        """Return the worst ratio over all cases of the fastest of `names` to one of `ours`, and its case."""
         ratios = []
         names = tuple(names)
         for row in self.rows:
@@ -49,7 +49,7 @@ class Rows:
 
 
 def judge(state: dict[str, Any]) -> list[Row]:
-    """Return each target with what was found and a verdict: 'stretch', 'must', 'missed' or 'not measured'."""
+    """Return each target with its result and a verdict: 'stretch', 'must', 'missed' or 'not measured'."""
     rows = Rows(state["rows"])
     if state["environment"]["device"] == "cpu":
         return _cpu(rows)
@@ -83,7 +83,7 @@ def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[fl
 
 
 def _memory(rows: Rows) -> Row:
-    """Judge the memory beside inputs, outputs and gradients: the strip, 8 bytes per query, and 8 per token once."""
+    """Check the extra memory: the strip, 8 bytes per query, and 8 per token once."""
     words = "extra memory / (strip + 8 bytes per query), forward and frozen; never n x n"
     ratios, square = [], []
     for r in rows.rows:
@@ -133,7 +133,7 @@ def _latency(state: dict[str, Any]) -> Row:
 
 
 def _cpu(rows: Rows) -> list[Row]:
-    """Judge the CPU path: the time of SDPA without a bias over ours, in eval mode."""
+    """Check the CPU path: time of SDPA without a bias divided by ours, in eval mode."""
     base = SDPA[:1]
     short = rows.ratio(base, tokens=257)
     worst = None

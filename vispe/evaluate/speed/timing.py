@@ -18,12 +18,12 @@ MIB = 1 << 20
 
 
 def measure(contender: Contender, setup: Setup, plan: Plan) -> dict[str, Any]:
-    """Return what one contender needs; see the keys.
+    """Measure one contender and return a record.
 
-    `ms` is the median and `spread_ms` the quartiles of at least `Plan.reps` calls that take four sets of inputs in
-    turn; `host_ms` is what the processor needs to start one call (a kernel shorter than that waits for it);
-    `cold_s` the first call, compilation included; `extra_mib` the peak memory of a later call beside inputs,
-    outputs and gradients, and `extra_first_mib` that of the first (both with all that is kept between calls).
+    `ms` is the median and `spread_ms` the quartiles of at least `Plan.reps` calls with four sets of inputs in rotation;
+    `host_ms` is the CPU time to launch a call (shorter kernels wait for it); `cold_s` the first call, including
+    compilation; `extra_mib` the peak memory of a later call in addition to inputs, outputs and gradients, and
+    `extra_first_mib` that of the first call (both including caches).
     """
     setup.begin()
     before = start_memory(setup.device)
@@ -53,7 +53,7 @@ def measure(contender: Contender, setup: Setup, plan: Plan) -> dict[str, Any]:
 
 
 def stepper(contender: Contender, setup: Setup) -> Callable[[int], tuple[Tensor, ...]]:
-    """Return the function that is timed: one call, with gradients where the mode has any."""
+    """Return the timed function: one call, with gradients if the mode has any."""
     attend = contender.make(setup)
     leaves = setup.leaves
 
@@ -69,7 +69,7 @@ def stepper(contender: Contender, setup: Setup) -> Callable[[int], tuple[Tensor,
 
 
 def start_memory(device: str) -> int | None:
-    """Return the bytes in use and start to watch the peak; None on a CPU."""
+    """Reset the peak memory statistics and return the bytes in use; None on a CPU."""
     if device == "cpu":
         return None
     torch.cuda.synchronize()
@@ -79,13 +79,13 @@ def start_memory(device: str) -> int | None:
 
 
 def finish(device: str) -> None:
-    """Wait until the device has done what it was given."""
+    """Synchronise the device."""
     if device != "cpu":
         torch.cuda.synchronize()
 
 
 def warm(step: Callable[[int], Any], device: str, seconds: float) -> None:
-    """Call until the clocks and caches are as in a long run."""
+    """Run warm-up calls for some seconds, so that clocks and caches are in a steady state."""
     end = time.perf_counter() + seconds
     for i in range(1, 10_000):
         step(i)
@@ -95,9 +95,9 @@ def warm(step: Callable[[int], Any], device: str, seconds: float) -> None:
 
 
 def timed(step: Callable[[int], Any], device: str, reps: int) -> tuple[list[float], float]:
-    """Return milliseconds of each call, and what the processor needs to start one.
+    """Return milliseconds of each call, and the median CPU time to launch one.
 
-    On a CPU with one thread they are those of the process, which do not count what other processes take.
+    On a CPU with one thread these are process times, which exclude other processes.
     """
     if device == "cpu":
         times = []

@@ -1,4 +1,4 @@
-"""The three-cell benchmark: which encodings can tell a placement."""
+"""Three-cell benchmark of relative positions (LOOPE, arXiv 2504.14386)."""
 
 from vispe._lazy import face
 

@@ -1,8 +1,8 @@
-"""The three-cell benchmark: can a model tell where three coloured cells lie to each other (arXiv 2504.14386)?
+"""Three-cell benchmark of relative positions (LOOPE, arXiv 2504.14386): images, labels and scores.
 
-A black image holds one red, one green and one blue cell. Six bits say which of green and blue is nearer to red, how
-the three are oriented, which of two areas is larger, and where their sum lies. Without position a ViT sees the same
-tokens in every image, so `majority` of the labels, and not 50 %, is what no position gives.
+A black image has one red, one green and one blue cell. Six bits encode which of green and blue is nearer to red, the
+orientation of the three, the larger of two areas, and whether their vector sum is outside of the grid. Without position
+a ViT gets the same set of tokens for every image, so the baseline is the `majority` of the labels, not 50 %.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def labels(cells: Tensor, grid: int = 14) -> Tensor:
     """
     if cells.ndim != 3 or cells.shape[1:] != (3, 2) or cells.is_floating_point() or cells.is_complex():
         raise ShapeError(
-            f"labels needs whole-number cells (n, 3, 2), got {tuple(cells.shape)} {cells.dtype}."
+            f"labels: cells must be integers (n, 3, 2), got {tuple(cells.shape)} {cells.dtype}. Use int64."
         )
     if cells.numel() and not (int(cells.min()) >= 0 and int(cells.max()) < grid):
         raise ShapeError(
@@ -98,11 +98,11 @@ def score(logits: Tensor, target: Tensor, threshold: float = 0.5) -> ThreeCellSc
         )
     if not 0 < threshold < 1:
         raise OptionError(f"threshold must be between 0 and 1, got {threshold}.")
-    wanted = target > 0.5
-    right = (logits.sigmoid() > threshold) == wanted
+    expected = target > 0.5
+    right = (logits.sigmoid() > threshold) == expected
     bit = [100 * float(v) for v in right.double().mean(0)]
     parts = ((bit[0] + bit[1]) / 2, bit[2], (bit[3] + bit[4]) / 2, bit[5])
-    sides = [right[:, i][wanted[:, i] == value] for i in range(6) for value in (True, False)]
+    sides = [right[:, i][expected[:, i] == value] for i in range(6) for value in (True, False)]
     balanced = [
         sum(100 * float(s.double().mean()) for s in pair if len(s)) / sum(len(s) > 0 for s in pair)
         for pair in zip(sides[::2], sides[1::2], strict=True)
@@ -117,11 +117,11 @@ def score(logits: Tensor, target: Tensor, threshold: float = 0.5) -> ThreeCellSc
 
 
 def majority(target: Tensor, train: Tensor | None = None) -> ThreeCellScores:
-    """Return the scores of the best constant answer: what a model without position can reach.
+    """Return the scores of the best constant answer, the baseline without position.
 
     Args:
-        target: bits (n, 6) of the split that is scored.
-        train: bits of the split that the answer is taken from; `target` itself by default.
+        target: bits (n, 6) of the evaluated split.
+        train: bits of the split that determines the answer; `target` by default.
 
     >>> majority(torch.tensor([[1, 0, 1, 0, 0, 0]] * 3 + [[0, 1, 1, 0, 0, 0]])).orientation
     100.0
@@ -134,16 +134,16 @@ def majority(target: Tensor, train: Tensor | None = None) -> ThreeCellScores:
 def sample_cells(
     count: int, grid: int = 14, generator: torch.Generator | None = None, max_attempts: int = 100
 ) -> Tensor:
-    """Draw the cells (n, 3, 2) int64 of `count` images, (x, y) of red, green and blue, never on one line.
+    """Sample the cells (n, 3, 2) int64 of `count` images, (x, y) of red, green and blue, never collinear.
 
-    A third of the images, in expectation, has green and blue at equal distance from red, a third green nearer, a third
-    blue nearer: offsets come from the pairs of whole numbers, grouped by their squared length.
+    In expectation, green and blue are at equal distance from red in a third of the images, green is nearer in a third,
+    and blue in a third: offsets are integer pairs grouped by their squared length.
 
     Args:
-        count: images.
+        count: number of images.
         grid: cells per side, at least 3.
-        generator: source of the draws.
-        max_attempts: draws of green and blue for one red cell before another red cell is taken.
+        generator: random generator.
+        max_attempts: attempts for green and blue before the red cell is resampled.
 
     Raises:
         OptionError: a number is too small.
@@ -180,13 +180,13 @@ def sample_cells(
 
 
 def images(cells: Tensor, grid: int = 14, patch: int = 16) -> Tensor:
-    """Return the pictures (n, 3, grid * patch, grid * patch) float32 in [0, 1] of cells (n, 3, 2)."""
+    """Return images (n, 3, grid * patch, grid * patch) float32 in [0, 1] of cells (n, 3, 2)."""
     labels(cells, grid)  # checks them
-    pictures = torch.zeros(len(cells), 3, grid, grid, device=cells.device)
+    rendered = torch.zeros(len(cells), 3, grid, grid, device=cells.device)
     n = torch.arange(len(cells), device=cells.device)
     for colour in range(3):
-        pictures[n, colour, cells[:, colour, 1], cells[:, colour, 0]] = 1.0
-    return pictures.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        rendered[n, colour, cells[:, colour, 1], cells[:, colour, 0]] = 1.0
+    return rendered.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
 
 
 def _draw(high: int, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:

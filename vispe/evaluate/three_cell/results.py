@@ -1,4 +1,4 @@
-"""Three-cell scores of many encodings and seeds: a file that grows run by run, a table, a picture."""
+"""Three-cell scores of many encodings and seeds: results file, table, figure and HTML report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = ("distance", "orientation", "area", "vector_sum", "average")
 OURS = ("distance_exact", "area_exact", "balanced")
-BLIND = 2.0  # points above the best constant answer below which an encoding counts as no better
+BLIND = 2.0  # min percentage points above the best constant answer
 Row = dict[str, Any]
 
 
@@ -38,20 +38,20 @@ def compare(
     also: Mapping[str, Any] | None = None,
     progress: Callable[[str, float], None] = lambda words, share: None,
 ) -> list[Row]:
-    """Train every encoding with the seeds 0, 1, ... and return all rows, also those that a file already has.
+    """Train every encoding with the seeds 0, 1, ... and return all results, including those already in a file.
 
     Args:
         encodings: specs as text.
-        seeds: runs per encoding.
-        recipe: how.
-        file: JSON of all rows; its folder is made.
-        workers: processes of one thread each; 0 trains in this process.
-        also: more entries for the file.
-        progress: called with the run in progress and the share of all steps that is done.
+        seeds: number of runs per encoding.
+        recipe: training configuration.
+        file: JSON file of all results; its folder is created.
+        workers: number of processes with one thread each; 0 trains in this process.
+        also: additional entries of the file.
+        progress: called with a description of the run and the completed fraction of all steps.
 
     Raises:
-        UnknownEncoding: a name that does not exist, before anything is trained.
-        InputError: the file was made with another recipe, or is no such file.
+        UnknownEncoding: an unknown name, before any training.
+        InputError: the file was written with another recipe, or is not a results file.
     """
     for encoding in encodings:
         ThreeCellViT(encoding, recipe)
@@ -86,22 +86,22 @@ def run_missing(
     also: Mapping[str, Any] | None = None,
     on_step: Callable[[str, int, int, float], None] | None = None,
 ) -> Iterator[Row]:
-    """Train what is not in a file yet, and yield the row of each run when it is done and written.
+    """Train the runs that are missing in a file, and yield the result of each run when it is written.
 
-    A run that was stopped goes on from its checkpoint, which lies beside the file until the run is done.
+    An interrupted run resumes from its checkpoint, which is stored next to the file until the run is finished.
 
     Args:
         encodings: specs as text.
         seeds: of the weights and the training images.
-        recipe: how; the default.
-        file: JSON of all rows; None keeps nothing.
-        workers: processes of one thread each; 0 trains in this process, with its threads.
-        also: more entries for the file, such as the environment.
-        on_step: called with encoding, seed, step and loss, without workers.
+        recipe: training configuration; `Recipe()` by default.
+        file: JSON file of all results; None stores nothing.
+        workers: number of processes with one thread each; 0 trains in this process, with its threads.
+        also: additional entries of the file, such as the environment.
+        on_step: called with encoding, seed, step and loss; ignored with workers.
 
     Raises:
-        InputError: the file was made with another recipe, or is no such file.
-        OptionError: an encoding or seed was given twice, or `workers` is negative.
+        InputError: the file was written with another recipe, or is not a results file.
+        OptionError: duplicate encodings or seeds, or negative `workers`.
     """
     recipe = recipe or Recipe()
     if len(set(encodings)) < len(encodings) or len(set(seeds)) < len(seeds) or workers < 0:
@@ -125,16 +125,16 @@ def run_missing(
 
 
 def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row]:
-    """Return the rows of a file, none when there is no file yet.
+    """Return the results in a file, [] if it does not exist.
 
     Raises:
-        InputError: it was made with another recipe than the one given, or is no such file.
+        InputError: it was written with another recipe, or is not a results file.
     """
     if file is None or not Path(file).exists():
         return []
     try:
-        kept = json.loads(Path(file).read_text())
-        rows, used = kept["rows"], kept["recipe"]
+        content_ = json.loads(Path(file).read_text())
+        rows, used = content_["rows"], content_["recipe"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is not a file of three-cell scores; choose another one.") from error
     if recipe is not None and used != asdict(recipe):
@@ -149,7 +149,7 @@ def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row
 def summary(rows: Sequence[Row]) -> list[Row]:
     """Return mean and standard deviation over seeds per encoding, the best average first.
 
-    Each entry has encoding, seeds, mean and std of all scores, mean of the majority's, and mean CPU seconds.
+    Each entry has encoding, seeds, mean and std of all scores, mean majority scores, and mean CPU seconds.
     """
     means = [
         _summed([r for r in rows if r["encoding"] == encoding])
@@ -172,7 +172,7 @@ def _summed(rows: Sequence[Row]) -> Row:
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
-    """Return `summary` as text in percent: heads of the columns, encodings, the best constant answer at the end."""
+    """Return `summary` as text in percent: header, encodings, and the best constant answer in the last row."""
     means = summary(rows)
     names = (*PUBLISHED, *OURS)
     lines = [["encoding", *(n.replace("_", " ") for n in names), "seeds", "CPU s"]]
@@ -185,43 +185,43 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def to_markdown(rows: Sequence[Row]) -> str:
-    """Return `table` as Markdown, its columns aligned."""
+    """Return `table` as aligned Markdown."""
     return aligned(table(rows))
 
 
 def report(rows: Sequence[Row]) -> Page:
-    """Return the scores as a page: the best encoding, those no better than a constant answer, table and picture."""
+    """Return the HTML report: best encoding, encodings at the level of a constant answer, table and figure."""
     means = summary(rows)
     figure = plot_table(rows)
     blind = [r["encoding"] for r in means if r["mean"]["average"] < r["majority"]["average"] + BLIND]
     best, tone = means[0], "plain"
-    verdict = f"Best: {best['encoding']}, {best['mean']['average']:.0f} % right on average."
+    verdict = f"Best: {best['encoding']}, {best['mean']['average']:.0f} % correct on average."
     if len(blind) == len(means):
         verdict = f"No encoding beats the best constant answer ({best['majority']['average']:.0f} %)."
         tone = "bad"
     page = Page("three cells", "What positions can be read", verdict, tone)
     page.text(
-        "Each model sees one red, one green and one blue cell on black and answers: is green or blue nearer to red, "
-        "do the three turn left or right, which area is larger, how far out does their sum lie. Without position the "
-        "best that can be done is one constant answer, so compare with the last row and not with 50 %."
+        "Each image has one red, one green and one blue cell on black. The model predicts whether green or blue is "
+        "nearer to red, the orientation of the three, the larger of two areas, and whether their vector sum is outside "
+        "of the grid. Without position the best prediction is constant, so compare with the last row, not with 50 %."
     )
     if blind:
         page.text(f"Within {BLIND:g} points of the constant answer: {', '.join(blind)}.")
-    page.figure(figure, "Percent right on unseen images, by kind of question")
+    page.figure(figure, "Percent correct on test images, by task")
     page.section("Scores")
     lines = table(rows)
     page.table(lines, quiet=(len(lines) - 2,))
     page.text(
-        "Distance exact, area exact: both bits right; balanced: mean over the bits of the accuracy on ones and on "
-        "zeros. ± is the standard deviation over seeds. The models are small and trained briefly: a low score means "
-        "hard to learn in this recipe, not impossible.",
+        "Distance exact, area exact: both bits correct; balanced: balanced accuracy averaged over bits. ± is the "
+        "standard deviation over seeds. The models are small and trained briefly: a low score means hard to learn with "
+        "this recipe, not impossible.",
         soft=True,
     )
     return page
 
 
 def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where they are?") -> Figure:
-    """Draw the published scores of all encodings: a dot per seed, the mean as a number, the majority as a line.
+    """Plot the published scores of all encodings: a dot per seed, the mean as text, the majority as a line.
 
     Raises:
         OptionError: there are no rows.
@@ -263,8 +263,8 @@ def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where t
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     figure.text(
         0.02, 0.16 * inch,
-        f"Percent right on unseen images; one dot per seed ({count}), the number is their mean.  Dashed: the best "
-        "constant answer, which is all that a model without position can give; orange: within 2 points of it.",
+        f"Percent correct on test images; one dot per seed ({count}), the number is their mean.  Dashed: the best "
+        "constant answer, the optimum without position; orange: within 2 points of it.",
         size=9, color=GREY,
     )  # fmt: skip
     return figure
@@ -295,8 +295,8 @@ def _one(
     on_step: Callable[[str, int, int, float], None] | None = None,
 ) -> Row:
     follow = None if on_step is None else lambda step, loss: on_step(encoding, seed, step, loss)
-    kept = None if file is None else _checkpoint(file, encoding, seed)
-    row = train(encoding, seed, recipe, checkpoint=kept, on_step=follow)[1].to_dict()
+    content_ = None if file is None else _checkpoint(file, encoding, seed)
+    row = train(encoding, seed, recipe, checkpoint=content_, on_step=follow)[1].to_dict()
     return {name: value for name, value in row.items() if name != "recipe"}
 
 

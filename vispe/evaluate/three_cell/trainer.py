@@ -1,10 +1,9 @@
-"""Train a small ViT from scratch on the three-cell benchmark, with any two-axis encoding.
+"""Training of a small ViT from scratch on the three-cell benchmark, with any two-axis encoding.
 
-An image is a grid of 14 x 14 cells, one token each, so that an encoding is all that tells tokens apart beside their
-colour. After the blocks of a short ViT, the tokens of the red, the green and the blue cell are read by a small MLP:
-how to find three cells among 196 is no question of position, and takes most of the time when it has to be learned.
-The six bits are learned with binary cross-entropy on images that are never shown twice. One recipe serves all
-encodings, on one CPU core in minutes.
+An image is a grid of 14 x 14 cells, one token each, so tokens differ only by colour and by the encoding. After the
+blocks of a shallow ViT, a small MLP reads the tokens of the red, green and blue cell: finding three cells among 196 is
+unrelated to position and would dominate the training time. The six bits are trained with binary cross-entropy, and no
+image is used twice. One recipe is used for all encodings; it takes minutes on one CPU core.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from vispe.evaluate.three_cell.dataset import ThreeCellScores
 from vispe.files import atomic_path
 from vispe.hosts.convert import convert
 
-TEST_SEED = 2025  # every model is asked the same images
+TEST_SEED = 2025  # all models are evaluated on the same images
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model and how it is trained.
+    """Model and training configuration.
 
     Attributes:
         grid: cells per side.
@@ -64,15 +63,15 @@ class Recipe:
 
 @dataclass(frozen=True)
 class ThreeCellRun:
-    """What one training gave.
+    """Result of one training run.
 
     Attributes:
-        encoding: what was trained, as text.
+        encoding: spec as text.
         seed: of the weights and the training images.
         scores: on the test images.
-        majority: scores of the best constant answer, found on the training images, on the same test images.
-        cpu_s: CPU seconds of the process for training and test, over all its restarts.
-        recipe: how it was trained.
+        majority: scores on the test images of the best constant answer on the training images.
+        cpu_s: CPU seconds of training and test, over all restarts.
+        recipe: training configuration.
     """
 
     encoding: str
@@ -91,11 +90,11 @@ class ThreeCellRun:
 
 
 class ThreeCellViT(nn.Module):
-    """A small ViT that answers the six questions.
+    """A small ViT that predicts the six bits.
 
     Args:
-        spec: its positional encoding.
-        recipe: its sizes.
+        spec: positional encoding.
+        recipe: configuration of the model.
     """
 
     def __init__(self, spec: Spec, recipe: Recipe | None = None) -> None:
@@ -113,7 +112,7 @@ class ThreeCellViT(nn.Module):
             global_pool="",
             pos_embed="learn",
         )
-        # colours start as large as a learned table: beside larger ones it is not noticed for hundreds of steps
+        # colours have the scale of a learned table: with larger ones it has no effect for hundreds of steps
         nn.init.trunc_normal_(self.body.patch_embed.proj.weight, std=0.02)
         nn.init.zeros_(self.body.patch_embed.proj.bias)
         for module in self.body.blocks.modules():  # timm's 0.02 is made for widths of 384 and more
@@ -144,21 +143,21 @@ def train(
     every: int = 100,
     on_step: Callable[[int, float], None] | None = None,
 ) -> tuple[ThreeCellViT, ThreeCellRun]:
-    """Train from scratch, and score on images that were not trained on.
+    """Train from scratch, and evaluate on held-out images.
 
-    The same seed gives the same model, stopped and continued or not, on one machine and number of threads.
+    The same seed gives the same model, with or without interruptions, on one machine and number of threads.
 
     Args:
-        spec: the positional encoding.
+        spec: positional encoding.
         seed: of the weights and the training images; the test images are always the same.
-        recipe: how; the default.
-        checkpoint: file that the state is written to, and that a stopped training goes on from; it remains.
-        every: steps between two writings of it.
-        on_step: called with the number of each step and its loss.
+        recipe: configuration; `Recipe()` by default.
+        checkpoint: checkpoint file, from which an interrupted training resumes; it is not deleted.
+        every: steps between two checkpoints.
+        on_step: called with the index of each step and its loss.
 
     Raises:
-        OptionError: a number of the recipe is too small, or `every` is.
-        InputError: the checkpoint is of another encoding, seed or recipe, or no checkpoint.
+        OptionError: a value of the recipe, or `every`, is too small.
+        InputError: the checkpoint has another encoding, seed or recipe, or is not a checkpoint.
     """
     recipe = recipe or Recipe()
     if min(recipe.steps, recipe.batch, recipe.test, every) < 1:
@@ -169,8 +168,8 @@ def train(
     name = str(spec) if isinstance(spec, str) else " + ".join(str(term) for term in parse_spec(spec))
     run = {"encoding": name, "seed": seed, "recipe": asdict(recipe)}
     file = None if checkpoint is None else Path(checkpoint)
-    kept = _read(file, run)
-    start = time.process_time() - (kept["cpu_s"] if kept else 0.0)
+    restored = _read(file, run)
+    start = time.process_time() - (restored["cpu_s"] if restored else 0.0)
     test = dataset.sample_cells(recipe.test, recipe.grid, torch.Generator().manual_seed(TEST_SEED))
     cells = _training_cells(recipe, seed, test)
     with torch.random.fork_rng(devices=[]):
@@ -179,16 +178,16 @@ def train(
         optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, recipe.steps))
         stateful = {"model": model, "optimizer": optimizer, "schedule": schedule}
-        if kept:
+        if restored:
             for key, part in stateful.items():
-                part.load_state_dict(kept[key])
-            torch.set_rng_state(kept["rng"])
-        for step in range(kept["step"] if kept else 0, recipe.steps):
+                part.load_state_dict(restored[key])
+            torch.set_rng_state(restored["rng"])
+        for step in range(restored["step"] if restored else 0, recipe.steps):
             set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
             batch = cells[step * recipe.batch : (step + 1) * recipe.batch]
             bits = dataset.labels(batch, recipe.grid).float()
-            pictures = dataset.images(batch, recipe.grid, patch=1)
-            loss = F.binary_cross_entropy_with_logits(model(pictures), bits)
+            rendered = dataset.images(batch, recipe.grid, patch=1)
+            loss = F.binary_cross_entropy_with_logits(model(rendered), bits)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -209,7 +208,7 @@ def train(
 
 @torch.inference_mode()
 def logits(model: nn.Module, cells: Tensor, grid: int = 14, batch: int = 100) -> Tensor:
-    """Return what a model answers (n, 6) to images with one pixel per cell.
+    """Return the logits (n, 6) of a model for images with one pixel per cell.
 
     Args:
         model: maps images (b, 3, grid, grid) to logits (b, 6).
@@ -221,7 +220,7 @@ def logits(model: nn.Module, cells: Tensor, grid: int = 14, batch: int = 100) ->
 
 
 def _share(step: int, steps: int) -> float:
-    """Return the share of the peak learning rate in a step: a linear rise, then a cosine down to 0."""
+    """Return the factor of the peak learning rate: linear warm-up, then cosine decay to 0."""
     warm = max(1, steps // 10)
     if step < warm:
         return (step + 1) / warm
@@ -229,7 +228,7 @@ def _share(step: int, steps: int) -> float:
 
 
 def _training_cells(recipe: Recipe, seed: int, test: Tensor) -> Tensor:
-    """Return the cells of all steps (steps * batch, 3, 2), without images of the test."""
+    """Return the cells of all steps (steps * batch, 3, 2), excluding test images."""
     count, generator = recipe.steps * recipe.batch, torch.Generator().manual_seed(seed)
     parts: list[Tensor] = []
     while sum(map(len, parts)) < count:
@@ -239,26 +238,26 @@ def _training_cells(recipe: Recipe, seed: int, test: Tensor) -> Tensor:
 
 
 def _number(cells: Tensor, grid: int) -> Tensor:
-    """Return one number per image (n,) that names its cells."""
-    place = cells[..., 1] * grid + cells[..., 0]
-    return (place[:, 0] * grid**2 + place[:, 1]) * grid**2 + place[:, 2]
+    """Return a unique integer per image (n,) from its cells."""
+    index = cells[..., 1] * grid + cells[..., 0]
+    return (index[:, 0] * grid**2 + index[:, 1]) * grid**2 + index[:, 2]
 
 
 def _read(file: Path | None, run: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the state in a checkpoint of this run, None when there is none."""
+    """Return the state in the checkpoint of this run, None if there is none."""
     if file is None or not file.exists():
         return None
     try:
-        kept = torch.load(file, weights_only=True)
-        other = kept["run"]
+        restored = torch.load(file, weights_only=True)
+        other = restored["run"]
     except Exception as error:  # a damaged file raises what its format likes
         raise InputError(f"{file} is not a checkpoint of the three-cell training; remove it.") from error
     for key, value in run.items():
         if other[key] != value:
             raise InputError(
-                f"{file} was made with {key} {other[key]}, and {value} was asked; choose another file, or remove it."
+                f"{file} was written with {key} {other[key]}, got {value}. Choose another file, or remove it."
             )
-    return kept
+    return restored
 
 
 def _write(file: Path, state: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""Released weights, with the names of vispe."""
+"""Conversion of released checkpoints to the parameter names of vispe."""

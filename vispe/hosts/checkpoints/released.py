@@ -1,7 +1,7 @@
-"""Checkpoints that authors have released, with the names that vispe gives their positional encodings.
+"""Conversion of released checkpoints to the parameter names of vispe's encodings.
 
-What is renamed is decided by `Encoding.adopt`, which also lets converted models load such files directly. Here is
-only what a file lacks: which encoding it holds, recognised by its names, and with which options, found by its sizes.
+Entries are renamed by `Encoding.adopt`, which also lets converted models load such files directly. This module infers
+what is not stored in a file: the encoding, from the names of its entries, and its options, from their shapes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vispe.encodings.spec import as_text
 from vispe.errors import InputError, OptionError, VispeError, did_you_mean
 
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
-_QK = r"blocks\.(\d+)\.attn\.qk\.weight"  # ConViT: beside v
+_QK = r"blocks\.(\d+)\.attn\.qk\.weight"  # ConViT, with a separate v
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the weights say about their model."""
+    """Properties of a model, inferred from its weights."""
 
     root: str  # prefix of all names
     dim: int
     depth: int
-    heads: int | None  # None when nothing but a guess says it
-    found: dict[str, Tensor]  # the entries by which the kind was recognised, without the prefix
+    heads: int | None  # None where they cannot be inferred
+    entries: dict[str, Tensor]  # the entries of the encoding, without the prefix
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class _Kind:
     """One kind of released checkpoints.
 
     Attributes:
-        sign: what names of its positional encoding look like, after the prefix of the model.
+        sign: pattern of the names of its positional encoding, after the prefix of the model.
         example: such a name.
-        heads: the number of heads, as far as the entries tell.
-        specs: the encodings that the entries may belong to, the likeliest first.
+        heads: function that infers the number of heads from entries and width; None where that is impossible.
+        specs: function that returns the possible encodings, the most likely first.
     """
 
     sign: re.Pattern[str]
@@ -53,15 +53,15 @@ class _Kind:
 
 @dataclass(frozen=True)
 class Converted:
-    """Weights with vispe's names, and what was done.
+    """Weights with vispe's names, and a record of the conversion.
 
     Attributes:
-        weights: all tensors, those that were not renamed included.
-        kind: which kind of checkpoint it was.
-        specs: encodings that hold these weights, ready for `pos_embed`; more than one where sizes agree.
-        renamed: (old, new) name of every entry that was renamed; one may have become several, or several one.
-        dropped: names of entries that are computed and not kept.
-        notes: what was assumed.
+        weights: all tensors, including those that were not renamed.
+        kind: kind of the checkpoint.
+        specs: encodings with these weights, as values of `pos_embed`; more than one where shapes agree.
+        renamed: (old, new) name of every renamed entry; one entry may become several, or several one.
+        dropped: names of removed entries, which are computed by the encoding.
+        notes: assumptions.
     """
 
     weights: dict[str, Tensor]
@@ -73,7 +73,7 @@ class Converted:
 
     @property
     def kept(self) -> int:
-        """How many entries have the name that they had."""
+        """Number of entries with unchanged names."""
         return len(self.weights) - len({new for _, new in self.renamed})
 
 
@@ -92,27 +92,27 @@ def convert_weights(
         ('alibi2d(slopes=learned)',)
 
     Args:
-        weights: a state dict; it is left as it is.
-        kind: one of `KINDS`; recognised by the names by default.
-        num_heads: heads of the model, where the weights do not tell; one per 64 channels by default.
-        spec: the encoding, where it is none that was published.
+        weights: a state dict; it is not changed.
+        kind: one of `KINDS`; default: inferred from the names.
+        num_heads: number of heads, where it cannot be inferred; default: head_dim 64.
+        spec: the encoding, where it is not a published one.
 
     Raises:
-        InputError: no kind, or more than one, is recognised, or the entries do not fit together.
-        OptionError: `kind` is none of `KINDS`.
+        InputError: no kind, or more than one, is recognised, or the entries are not those of one ViT.
+        OptionError: `kind` is not one of `KINDS`, or `spec` is a sum.
     """
     if kind is not None and kind not in KINDS:
-        raise OptionError(
-            f"There is no kind {kind!r}.{did_you_mean(kind, KINDS)} Kinds are {', '.join(KINDS)}."
-        )
+        raise OptionError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}.{did_you_mean(kind, KINDS)}")
     if any(re.search(r"(?:^|\.)pos_enc\.", name) for name in weights):
-        raise InputError("These weights have names of vispe (pos_enc) already; they load as they are.")
+        raise InputError("The weights already have names of vispe (pos_enc). Load them without conversion.")
     kind = kind or _recognised(weights)
     facts, notes = _facts(weights, kind, num_heads)
     candidates = list(KINDS[kind].specs(facts)) if spec is None else parse_spec(spec)
     if spec is not None and len(candidates) != 1:
-        raise OptionError(f"One encoding has such weights, but spec={spec!r} is a sum; give that one alone.")
-    done: Converted | None = None
+        raise OptionError(
+            f"spec must be a single encoding, got the sum {spec!r}. Pass the encoding of these weights."
+        )
+    result: Converted | None = None
     fits: list[str] = []
     problem: VispeError | None = None
     for candidate in candidates:
@@ -122,35 +122,38 @@ def convert_weights(
             problem = problem or error
             continue
         fits.append(_text(candidate, keep_abs=f"{facts.root}pos_embed" in weights))
-        done = done or renamed
-    if done is None:
-        name, tensor = next(iter(facts.found.items()))
+        result = result or renamed
+    if result is None:
+        name, tensor = next(iter(facts.entries.items()))
         raise InputError(
-            f"{facts.root}{name} of shape {tuple(tensor.shape)} fits no published {kind} encoding of a model with "
-            f"width {facts.dim}, {facts.depth} blocks and {facts.heads} heads ({problem}); say which by `spec`."
+            f"No published {kind} encoding of a model with width {facts.dim}, {facts.depth} blocks and {facts.heads} "
+            f"heads has these weights ({problem}), got {facts.root}{name} of shape {tuple(tensor.shape)}. Pass the "
+            "encoding as `spec`."
         )
-    return Converted(done.weights, kind, tuple(fits), done.renamed, done.dropped, tuple(notes))
+    return Converted(result.weights, kind, tuple(fits), result.renamed, result.dropped, tuple(notes))
 
 
 def _recognised(weights: Mapping[str, Tensor]) -> str:
     kinds = [kind for kind in KINDS if _signs(weights, kind)]
-    if "twins" in kinds:  # CPVT has the same names; Twins keeps its convolution in a list
+    if "twins" in kinds:  # CPVT has the same names, but in Twins the convolution is in a list
         nested = any(".proj.0." in name for name in weights)
         kinds.remove("cpvt" if nested else "twins")
     if len(kinds) > 1:
-        raise InputError(f"The weights have names of {' and '.join(kinds)}; say which by `kind` (--from).")
-    if not kinds:
-        known = "; ".join(f"{kind}: {k.example}" for kind, k in KINDS.items())
-        shown = ", ".join(list(weights)[:3])
         raise InputError(
-            f"No released checkpoint that is known has names as {shown}, ... ({known}). Encodings without weights, "
-            "constant slopes and axial rotation for two, need no converting."
+            f"The kind of checkpoint is ambiguous, got names of {' and '.join(kinds)}. Pass `kind`."
+        )
+    if not kinds:
+        examples = "; ".join(f"{kind}: {k.example}" for kind, k in KINDS.items())
+        names = ", ".join(list(weights)[:3])
+        raise InputError(
+            f"The weights are not those of a supported released checkpoint ({examples}), got the names {names}, ... "
+            "Encodings without weights, such as constant slopes or axial RoPE, need no conversion."
         )
     return kinds[0]
 
 
 def _signs(weights: Mapping[str, Tensor], kind: str) -> dict[str, tuple[str, Tensor]]:
-    """Return the entries that belong to the encoding, by full name, each with its name after the prefix."""
+    """Return the entries of the encoding by full name, each with its name after the prefix of the model."""
     pattern = re.compile(rf"(.*?)({KINDS[kind].sign.pattern})")
     roots = {"", *(match[1] for name in weights if (match := re.fullmatch(rf"(.*?)(?:{_QKV}|{_QK})", name)))}
     matches = {name: match for name in weights if (match := pattern.fullmatch(name))}
@@ -158,69 +161,72 @@ def _signs(weights: Mapping[str, Tensor], kind: str) -> dict[str, tuple[str, Ten
 
 
 def _facts(weights: Mapping[str, Tensor], kind: str, num_heads: int | None) -> tuple[_Facts, list[str]]:
-    """Return what the weights say, and what had to be assumed."""
+    """Return the properties of the model that can be inferred from its weights, and the assumptions made."""
     signs = _signs(weights, kind)
     if not signs:
         raise InputError(
-            f"There are no weights of a {kind} encoding, which are named as {KINDS[kind].example}; without them there "
-            "is nothing to rename, and the file loads as it is."
+            f"There are no weights of a {kind} encoding, which have names such as {KINDS[kind].example}. Load the file "
+            "without conversion."
         )
     roots = {name.removesuffix(short) for name, (short, _) in signs.items()}
     blocks = [n for n in weights if re.fullmatch(r".*?blocks\.\d+\.\d+\..*", n)]
     if kind in ("twins", "cpvt") and blocks:
         raise InputError(
-            f"This is a model in stages ({blocks[0]}), as timm's twins models, which have these names and load them; "
-            "vispe puts encodings into models of one width."
+            f"The weights must be those of a ViT with one width, got a model with stages ({blocks[0]}). Load them into "
+            "timm's twins models, which have the same names."
         )
     if len(roots) != 1 or not (qkv := _attention(weights, min(roots))):
         raise InputError(
-            f"{next(iter(signs))} is not beside the blocks of one ViT: names as blocks.0.attn.qkv.weight are missing "
-            "or differ in what is before them."
+            f"{next(iter(signs))} has no blocks of a ViT under the same prefix: names such as "
+            "blocks.0.attn.qkv.weight are missing or have another prefix."
         )
     root = min(roots)
-    found = dict(signs.values())
+    entries = dict(signs.values())
     dim = min(qkv.values(), key=lambda t: t.shape[1]).shape[1]
     if sorted(qkv) != list(range(len(qkv))) or any(tuple(t.shape) != (3 * dim, dim) for t in qkv.values()):
         raise InputError(
-            f"The blocks {sorted(qkv)} do not form one ViT of width {dim}; the file may be a part of a checkpoint."
+            f"The blocks must form one ViT of width {dim}, got the blocks {sorted(qkv)}. The file may be a part of a "
+            "checkpoint."
         )
-    known = KINDS[kind].heads(found, dim)
+    inferred = KINDS[kind].heads(entries, dim)
     notes = []
-    if known is not None and num_heads not in (None, known):
+    if inferred is not None and num_heads not in (None, inferred):
         raise InputError(
-            f"num_heads={num_heads} was given, but {next(iter(signs))} is of a model with {known} heads."
+            f"num_heads must be {inferred}, that of {next(iter(signs))}, got {num_heads}. Omit num_heads."
         )
-    heads = known or num_heads
+    heads = inferred or num_heads
     if heads is None and kind not in ("twins", "cpvt"):
         if dim % 64:
-            raise InputError(f"The weights do not tell the number of heads of width {dim}; give `num_heads`.")
+            raise InputError(
+                f"The number of heads cannot be inferred from the weights, got the width {dim}. Pass `num_heads`."
+            )
         heads = dim // 64
         notes.append(f"{heads} heads, of 64 channels each, as in the published models")
     if kind == "convit":
         has_bias = any(name.endswith(".attn.qk.bias") for name in weights)
         notes.append(
-            f"a ViT that it loads into has embed_dim={dim}, num_heads={heads}, qkv_bias={has_bias}, no_embed_class=True"
+            f"load it into a ViT with embed_dim={dim}, num_heads={heads}, qkv_bias={has_bias}, no_embed_class=True"
         )
-    return _Facts(root, dim, len(qkv), heads, found), notes
+    return _Facts(root, dim, len(qkv), heads, entries), notes
 
 
 def _attention(weights: Mapping[str, Tensor], root: str) -> dict[int, Tensor]:
-    """Return the projections of the attention layers by block."""
-    found = {}
+    """Return the projection (3 d, d) of queries, keys and values of each block."""
+    projections = {}
     for name, t in weights.items():
         if t.ndim == 2 and (m := re.fullmatch(re.escape(root) + _QKV, name)):
-            found[int(m[1])] = t
+            projections[int(m[1])] = t
         elif t.ndim == 2 and (m := re.fullmatch(re.escape(root) + _QK, name)):
             v = weights.get(name.replace(".attn.qk.", ".attn.v."))
-            found[int(m[1])] = t if v is None else torch.cat([t, v])
-    return found
+            projections[int(m[1])] = t if v is None else torch.cat([t, v])
+    return projections
 
 
 def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any], kind: str) -> Converted:
-    """Return the weights as the encoding `spec` adopts them.
+    """Return the weights renamed for the encoding `spec`.
 
     Raises:
-        VispeError: they are not its weights.
+        VispeError: they are not weights of this encoding.
     """
     state = dict(weights)
     supplied = {"dim": facts.dim, "num_heads": facts.heads, "depth": facts.depth}
@@ -228,67 +234,67 @@ def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any],
         encoding = create_encoding(spec, **{k: v for k, v in supplied.items() if v is not None})
     pairs: list[tuple[str, str]] = []
     removed: list[str] = []
-    for beside in _places(encoding, facts):
+    for holder in _holders(encoding, facts):
         before = dict(state)
-        own = f"{beside}pos_enc."
-        encoding.adopt(state, beside, own)
+        prefix = f"{holder}pos_enc."
+        encoding.adopt(state, holder, prefix)
         gone = sorted(name for name in before if name not in state)
         new = sorted(name for name in state if name not in before)
-        _check(encoding, state, [name for name in new if name.startswith(own)], own)
-        pairs += _paired(gone, new, beside, own, facts.root + next(iter(facts.found)))
+        _check(encoding, state, [name for name in new if name.startswith(prefix)], prefix)
+        pairs += _paired(gone, new, holder, prefix, facts.root + next(iter(facts.entries)))
         removed += gone
-    left = [name for name in (facts.root + short for short in facts.found) if name in state]
-    if left:
-        raise InputError(f"{left[0]} belongs to no block of the encoding {_text(spec, False)}")
+    remaining = [name for name in (facts.root + short for short in facts.entries) if name in state]
+    if remaining:
+        raise InputError(f"{remaining[0]} belongs to no block of the encoding {_text(spec, False)}")
     old = {o for o, _ in pairs}
     return Converted(state, kind, (), tuple(pairs), tuple(name for name in removed if name not in old))
 
 
 def _paired(
-    gone: Sequence[str], new: Sequence[str], beside: str, own: str, shared: str
+    gone: Sequence[str], new: Sequence[str], holder: str, prefix: str, shared: str
 ) -> list[tuple[str, str]]:
-    """Return which entry became which; where counts differ one became all of them, or all became one."""
-    kept = {name: beside + name.removeprefix(own) for name in new if name.startswith(own)}
-    pairs = [(old, name) for name, old in kept.items() if old in gone]
+    """Return pairs (old, new) of names; where counts differ one entry became several, or several one."""
+    moved = {name: holder + name.removeprefix(prefix) for name in new if name.startswith(prefix)}
+    pairs = [(old, name) for name, old in moved.items() if old in gone]
     gone = [name for name in gone if name not in {old for old, _ in pairs}]
     new = [name for name in new if name not in {name for _, name in pairs}]
-    if new and not new[0].startswith(own):  # weights and biases of projections that were joined
+    if new and not new[0].startswith(prefix):  # weights and biases of concatenated projections
         return pairs + [(a, b) for b in new for a in gone if a.rpartition(".")[2] == b.rpartition(".")[2]]
     return pairs + list(zip(gone if len(gone) == len(new) else [shared] * len(new), new, strict=True))
 
 
-def _places(encoding: Encoding, facts: _Facts) -> list[str]:
-    """Return the prefixes of the modules that hold the encoding in a converted model."""
+def _holders(encoding: Encoding, facts: _Facts) -> list[str]:
+    """Return the prefixes of the modules with the encoding in a converted model."""
     if encoding.per_layer:
         return [f"{facts.root}blocks.{i}.attn." for i in range(facts.depth) if encoding.active(i)]
     return [facts.root]
 
 
-def _check(encoding: Encoding, state: Mapping[str, Tensor], new: Sequence[str], own: str) -> None:
-    """Raise when what was adopted is not what the encoding holds."""
-    wanted = {own + name: tuple(value.shape) for name, value in encoding.state_dict().items()}
-    if missing := sorted(set(wanted) - set(new)):
+def _check(encoding: Encoding, state: Mapping[str, Tensor], new: Sequence[str], prefix: str) -> None:
+    """Raise `InputError` when names or shapes of the renamed entries are not those of the encoding."""
+    expected = {prefix + name: tuple(value.shape) for name, value in encoding.state_dict().items()}
+    if missing := sorted(set(expected) - set(new)):
         raise InputError(f"{missing[0]} has no weights")
-    if more := sorted(set(new) - set(wanted)):
-        raise InputError(f"{more[0]} is no weight of {encoding.name}")
-    for name, shape in wanted.items():
+    if unexpected := sorted(set(new) - set(expected)):
+        raise InputError(f"{unexpected[0]} is not a weight of {encoding.name}")
+    for name, shape in expected.items():
         if tuple(state[name].shape) != shape:
             raise InputError(f"{name} has shape {tuple(state[name].shape)}, not {shape}")
 
 
 def _text(spec: dict[str, Any], keep_abs: bool) -> str:
-    """Return a spec as it is written for `pos_embed`."""
+    """Return a spec as text, for `pos_embed`."""
     return "learn+" * keep_abs + as_text([spec])
 
 
-def _slopes(found: dict[str, Tensor], dim: int) -> int:
+def _slopes(entries: dict[str, Tensor], dim: int) -> int:
     del dim
-    return next(iter(found.values())).numel()
+    return next(iter(entries.values())).numel()
 
 
-def _rpe_heads(found: dict[str, Tensor], dim: int) -> int | None:
-    """Return the heads of an iRPE model: those of a table per head, or as many as widths of a vector fit."""
-    name, table = next(iter(found.items()))
+def _rpe_heads(entries: dict[str, Tensor], dim: int) -> int | None:
+    """Return the number of heads of an iRPE model: that of its tables, or the width divided by that of a vector."""
+    name, table = next(iter(entries.items()))
     if table.shape[0] > 1:
         return table.shape[0]
     if table.ndim < 3:
@@ -298,31 +304,33 @@ def _rpe_heads(found: dict[str, Tensor], dim: int) -> int | None:
 
 
 def _rpe_specs(facts: _Facts) -> Iterable[dict[str, Any]]:
-    """Yield what the tables of an iRPE model may be: the published rules, on the projections that have tables."""
-    letters = "".join(c for c in "qkv" if any(f".rpe_{c}." in name for name in facts.found))
-    name, table = next(iter(facts.found.items()))
+    """Yield the possible specs of an iRPE model: the published variants, on the projections that have tables."""
+    letters = "".join(c for c in "qkv" if any(f".rpe_{c}." in name for name in facts.entries))
+    name, table = next(iter(facts.entries.items()))
     mode = "bias" if name.endswith("_bias") else "contextual"
-    seen: list[dict[str, Any]] = []
+    specs: list[dict[str, Any]] = []
     for preset in encoding_class("irpe").presets.values():
         spec = {"name": "irpe", **preset, "on": letters, "mode": mode, "shared": table.shape[0] == 1}
-        if spec not in seen:
-            seen.append(spec)
+        if spec not in specs:
+            specs.append(spec)
             yield spec
 
 
 def _peg_specs(facts: _Facts) -> Iterable[dict[str, Any]]:
-    kernels = [t for t in facts.found.values() if t.ndim == 4]
+    kernels = [t for t in facts.entries.values() if t.ndim == 4]
     if kernels:
         yield {"name": "peg", "first": len(kernels), "kernel_size": kernels[0].shape[-1]}
 
 
 def _gpsa_specs(facts: _Facts) -> Iterable[dict[str, Any]]:
-    layers = sorted({int(match[1]) for name in facts.found if (match := re.match(r"blocks\.(\d+)\.", name))})
+    layers = sorted(
+        {int(match[1]) for name in facts.entries if (match := re.match(r"blocks\.(\d+)\.", name))}
+    )
     yield {"name": "gpsa", "layers": layers, "late_prefix": True}
 
 
-def _untold(found: dict[str, Tensor], dim: int) -> None:
-    del found, dim
+def _unknown_heads(entries: dict[str, Tensor], dim: int) -> None:
+    del entries, dim
 
 
 _PEG = r"pos_block\.(\d+)\.proj\.(?:0\.)?(?:weight|bias)"
@@ -334,7 +342,7 @@ KINDS: dict[str, _Kind] = {
         lambda facts: [{"name": "alibi2d", "slopes": "learned"}],
     ),
     "rope-vit": _Kind(
-        re.compile(r"(?:rope\.)?freqs"), "freqs", _untold, lambda facts: [{"name": "rope_mixed"}]
+        re.compile(r"(?:rope\.)?freqs"), "freqs", _unknown_heads, lambda facts: [{"name": "rope_mixed"}]
     ),
     "deit-irpe": _Kind(
         re.compile(r"blocks\.\d+\.attn\.rpe_[qkv]\..*"),
@@ -345,9 +353,9 @@ KINDS: dict[str, _Kind] = {
     "convit": _Kind(
         re.compile(r"blocks\.\d+\.attn\.(?:gating_param|pos_proj\.(?:weight|bias))"),
         "blocks.0.attn.gating_param",
-        lambda found, dim: next(t.numel() for name, t in found.items() if name.endswith("gating_param")),
+        lambda entries, dim: next(t.numel() for name, t in entries.items() if name.endswith("gating_param")),
         _gpsa_specs,
     ),
-    "cpvt": _Kind(re.compile(_PEG), "pos_block.0.proj.weight", _untold, _peg_specs),
-    "twins": _Kind(re.compile(_PEG), "pos_block.0.proj.0.weight", _untold, _peg_specs),
+    "cpvt": _Kind(re.compile(_PEG), "pos_block.0.proj.weight", _unknown_heads, _peg_specs),
+    "twins": _Kind(re.compile(_PEG), "pos_block.0.proj.0.weight", _unknown_heads, _peg_specs),
 }

@@ -1,4 +1,4 @@
-"""Files of weights: what is in them, read without running their code, and written in the format of their name."""
+"""Reading and writing of weight files (safetensors, torch), without executing code from them."""
 
 from __future__ import annotations
 
@@ -16,87 +16,94 @@ from torch import Tensor
 from vispe.errors import InputError
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".tar")
-_CONTAINERS = ("state_dict", "model")  # what holds the weights in files of training programs
+_CONTAINERS = ("state_dict", "model")  # keys of the weights in checkpoints of training programs
 
 
 def read_weights(path: str | Path, key: str | None = None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state dict in a file, and the names of what else it holds.
+    """Return the state dict in a file, and the names of its other entries.
+
+    Example:
+        >>> path = getfixture("tmp_path") / "vit.safetensors"
+        >>> write_weights(path, {"pos_embed": torch.zeros(1, 4, 8)})
+        >>> {name: tuple(tensor.shape) for name, tensor in read_weights(path)[0].items()}
+        {'pos_embed': (1, 4, 8)}
 
     Args:
         path: a file of safetensors or torch; from the latter, only tensors and plain values are read.
-        key: where the state dict is in a file of a training program; 'state_dict' or 'model' by default.
+        key: key of the state dict in a checkpoint of a training program; default: 'state_dict' or 'model'.
 
     Raises:
-        InputError: the file is damaged, holds objects that would run code, or has no state dict.
+        InputError: the file is damaged, contains objects that would run code, or has no state dict.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(
-            f"{path} is no file of weights that is known: the name must end in {', '.join(SUFFIXES)}."
+            f"{path}: the name of a weight file must end in {', '.join(SUFFIXES)}, got {path.suffix or 'no suffix'!r}."
         )
     return _state_dict(path, read_file(path), key)
 
 
 def read_file(path: str | Path) -> Any:
-    """Return what a file of safetensors or torch holds; from the latter, only tensors and plain values are read.
+    """Return the contents of a file of safetensors or torch; from the latter, only tensors and plain values are read.
 
     Raises:
-        InputError: the file is damaged, or holds objects that would run code.
+        InputError: the file is damaged, or contains objects that would run code.
     """
     path = Path(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals([Namespace]):  # plain values, which timm's train.py saves
+        with torch.serialization.safe_globals([Namespace]):  # timm's train.py saves its arguments as one
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
-            f"{path} holds more than tensors and plain values, which could run code, or is no file of torch "
-            f"({str(error).splitlines()[0]}); save its state dict alone and convert that."
+            f"{path}: the file must contain only tensors and plain values, as other objects can run code, got "
+            f"{str(error).splitlines()[0]!r} from torch. Save its state dict alone and use that."
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.filename is not None:  # no permission, say
+        if isinstance(error, OSError) and error.filename is not None:  # such as missing permission
             raise
         raise InputError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}; it may be incomplete."
+            f"{path} cannot be read: {str(error).splitlines()[0]}. The file may be incomplete."
         ) from error
 
 
 def write_weights(path: str | Path, weights: Mapping[str, Tensor], note: str = "") -> None:
-    """Write a state dict in the format that the name asks for; nothing is checked.
+    """Write a state dict in the format of the file name's suffix, without checks.
 
     Args:
-        path: ends in '.safetensors', or in a suffix of torch.
+        path: '.safetensors', or any suffix for the format of torch.
         weights: state dict.
-        note: kept as metadata `vispe` in safetensors.
+        note: stored as the metadata entry `vispe` in safetensors.
     """
-    whole = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
+    # clones, as safetensors rejects tensors that share memory
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in weights.items()}
     if Path(path).suffix == ".safetensors":
-        save_file(whole, path, metadata={"format": "pt", "vispe": note})
+        save_file(tensors, path, metadata={"format": "pt", "vispe": note})
     else:
-        torch.save(whole, path)
+        torch.save(tensors, path)
 
 
 def _state_dict(path: Path, content: Any, key: str | None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state dict in what a file held, and the names of the rest."""
-    rest: list[str] = []
+    """Return the state dict in the contents of a file, and the names of the other entries."""
+    other: list[str] = []
     if isinstance(content, Mapping):
-        holders = [name for name, value in content.items() if isinstance(value, Mapping)]
-        if key is not None and key not in holders:
-            raise InputError(f"{path} has no state dict {key!r}; it holds {', '.join(map(str, content))}.")
-        key = key or next((name for name in _CONTAINERS if name in holders), None)
+        mappings = [name for name, value in content.items() if isinstance(value, Mapping)]
+        if key is not None and key not in mappings:
+            raise InputError(
+                f"{path} has no state dict {key!r}, got the entries {', '.join(map(str, content))}."
+            )
+        key = key or next((name for name in _CONTAINERS if name in mappings), None)
         if key is not None:
-            rest = [str(name) for name in content if name != key]
+            other = [str(name) for name in content if name != key]
             content = content[key]
     if (
         not isinstance(content, Mapping)
         or not content
         or not all(isinstance(v, Tensor) for v in content.values())
     ):
-        held = (
+        got = (
             ", ".join(map(str, list(content)[:6])) if isinstance(content, Mapping) else type(content).__name__
         )
-        raise InputError(
-            f"{path} is not a state dict, but holds {held or 'nothing'}; say where it is by `key`."
-        )
-    return {str(name): tensor for name, tensor in content.items()}, rest
+        raise InputError(f"{path}: expected a state dict, got {got or 'no entries'}. Pass its key as `key`.")
+    return {str(name): tensor for name, tensor in content.items()}, other

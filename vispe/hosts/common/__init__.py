@@ -1,1 +1,1 @@
-"""What every host does: words of a spec, fitting, context, cache, loading."""
+"""Conversion code shared by all libraries: specs, checks, context, position cache, loading."""

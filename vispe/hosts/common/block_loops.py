@@ -1,8 +1,8 @@
 """Positions for code that runs the blocks of a converted model itself: masked autoencoders, token merging, prompts.
 
-Attention gets its positions through the blocks, from the forward pass of the converted model. A loop over the blocks
-hands none on, so the layers raise an error instead of computing attention without the encoding. `positions_for`
-supplies what is missing, either to all layers inside a ``with`` statement or as an explicit argument of each block.
+Attention layers receive positions through the blocks, from the forward pass of the converted model. A loop over the
+blocks does not pass any, so the layers raise an error instead of computing attention without the encoding.
+`positions_for` supplies them, either to all layers inside a ``with`` statement or as an argument of each block.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ACTIVE: ContextVar[tuple[LoopPositions, ...]] = ContextVar("vispe_positions", d
 class LoopPositions(Context):
     """Positions of the tokens of one forward pass, returned by `positions_for`.
 
-    Use it in a ``with`` statement, or hand it to the blocks as their mask. Only the latter reaches blocks that
-    activation checkpointing recomputes in the backward pass, and whole compiled graphs.
+    Use it in a ``with`` statement, or pass it to the blocks as their mask. Only the latter works for blocks that
+    activation checkpointing recomputes in the backward pass, and for graphs compiled with ``fullgraph=True``.
     """
 
     __slots__ = ("_layers", "_tokens")
@@ -51,7 +51,7 @@ class LoopPositions(Context):
         _ACTIVE.reset(self._tokens.pop())
 
     def holds(self, layer: nn.Module) -> bool:
-        """Whether an attention layer belongs to the model that the positions are for."""
+        """Return whether an attention layer belongs to the model of these positions."""
         return id(layer) in self._layers
 
     def check(self, x: Tensor) -> None:
@@ -76,19 +76,18 @@ def positions_for(
     """Return the positions of tokens for blocks that are called one by one.
 
     Within ``with vispe.positions_for(...):`` the attention layers of the model use these positions. The value can also
-    be passed to a block in place of its attention mask. That is required for blocks that are checkpointed, since the
-    ``with`` statement may have ended when they are recomputed, and for graphs compiled with ``fullgraph=True``. Random
-    draws of encodings in training mode are made by this call, so all blocks between two droppings of tokens need one
-    call.
+    be passed to a block instead of its attention mask. That is required for checkpointed blocks, since the ``with``
+    statement may have ended when they are recomputed, and for graphs compiled with ``fullgraph=True``. Random numbers
+    of encodings in training mode are drawn by this call, so call it once for all blocks that process the same tokens.
 
-    Encodings that are added to tokens are added by the model's own assembly of tokens (timm: ``_pos_embed``,
-    open_clip: ``_embeds``), not by the blocks.
+    Additive encodings are added by the model's own token embedding (timm: ``_pos_embed``, open_clip: ``_embeds``), not
+    by the blocks.
 
     Args:
         model: a converted ViT, Eva or NaFlexVit of timm, an image tower of open_clip, or a vision model of
             transformers; wrappers and models that contain one such model are accepted.
         grid: rows and columns of all patches, (h, w); frames, rows and columns for video models.
-        index: int64 (b, m), or (m,) for all samples: which patches remain, numbered row by row from 0, in the order
+        index: int64 (b, m), or (m,) for all samples: indices of the remaining patches, row-major from 0, in the order
             of the tokens. Default: all patches in order.
         prefix: number of tokens without a position in front of the patches, prompts included. Default: the class and
             register tokens of the model.
@@ -104,9 +103,9 @@ def positions_for(
         True
 
     Raises:
-        UnsupportedHost: the model is not converted, or its blocks take no positions from outside.
-        UnsupportedCombination: an encoding acts between blocks, or holds prefix tokens back.
-        ShapeError: the grid or the index does not fit.
+        UnsupportedHost: the model is not converted, or its blocks do not accept positions from the caller.
+        UnsupportedCombination: an encoding acts between blocks, or prefix tokens enter late.
+        ShapeError: `grid` has another number of axes, or `index` is not a valid index into it.
     """
     inner = _converted(model)
     encodings = inner._vispe_all()
@@ -118,8 +117,8 @@ def positions_for(
             )
         if e.prefix_from:
             raise UnsupportedCombination(
-                f"vispe.positions_for: {e.name} keeps prefix tokens out of the blocks before block {e.prefix_from}, "
-                "which only the forward pass of the model does. Convert with late_prefix=false."
+                f"vispe.positions_for: {e.name} excludes prefix tokens before block {e.prefix_from}, which only the "
+                "forward pass of the model does. Convert with late_prefix=false."
             )
     reference = inner.vispe.reference
     if reference is not None and len(grid) != len(reference):
@@ -127,10 +126,11 @@ def positions_for(
             f"vispe.positions_for: the patches of {inner.vispe.stock.__name__} form a {len(reference)}-axis grid, got "
             f"grid={tuple(grid)}. Give one number per axis."
         )
-    where: Grid = inner._vispe_loop_grid(tuple(grid), prefix)
+    patches: Grid = inner._vispe_loop_grid(tuple(grid), prefix)
     like = next(inner.parameters())
-    keep = None if index is None else _checked(index, where).to(like.device)
-    pos = inner.vispe.cache(where, like)
+    keep = None if index is None else _checked(index, patches).to(like.device)
+    pos = inner.vispe.cache(patches, like)
+    # random draws differ between samples only where the samples keep different patches
     pos = prepare(encodings, pos, batch=None if keep is None or keep.shape[0] == 1 else keep.shape[0])
     if keep is not None:
         if pos.coords.shape[0] > 1 and keep.shape[0] == 1:
@@ -146,13 +146,13 @@ def context_for(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool = 
     Args:
         layer: the attention layer.
         x: its input (b, n, d).
-        mask: what it got as its context or mask.
-        calls: the calls of the model that supply positions, for the error.
-        is_causal: whether the caller asks for a causal mask.
+        mask: its mask argument: a context, a mask or None.
+        calls: the calls of the model that supply positions, for the message.
+        is_causal: whether the caller requests causal attention.
 
     Raises:
         InputError: there are no positions.
-        ShapeError: they are those of other tokens.
+        ShapeError: the positions are those of other tokens.
     """
     if not isinstance(mask, Context):
         return _from_loop(layer, x, mask, calls, is_causal)
@@ -166,7 +166,8 @@ def context_for(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool = 
 def _from_loop(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool) -> Context:
     """Return the positions of the ``with`` statement around a call of an attention layer, or raise `InputError`."""
     active = next((p for p in reversed(_ACTIVE.get()) if p.holds(layer)), None)
-    bare = getattr(layer, "vispe_bare", None)  # nothing to lose: whether the model's own rotation counts
+    # without an encoding (`none`) the layer needs no positions; the value is whether the model's own rotation is used
+    bare = getattr(layer, "vispe_bare", None)
     if bare is not None and active is None:
         return Context(Grid((1,)).positions(), (), mask, is_causal, bare)
     block = f"Attention of block {layer.vispe_layer}"
@@ -186,7 +187,10 @@ def _from_loop(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool) ->
 
 
 def mask_of_torch(mask: Tensor | None, heads: int) -> Tensor | None:
-    """Return a mask of `torch.nn.MultiheadAttention` (n, n) or (b h, n, n) as one of attention; True excludes there."""
+    """Return a mask of `torch.nn.MultiheadAttention`, (n, n) or (b h, n, n), as an attention mask.
+
+    Boolean masks are inverted: in torch's module True excludes a key, in attention functions it includes one.
+    """
     if mask is None or isinstance(mask, WindowMask):
         return mask
     mask = ~mask if mask.dtype == torch.bool else mask
@@ -197,7 +201,7 @@ def _converted(model: nn.Module) -> Any:
     """Return the converted model in a module."""
     parts = [m for m in model.modules() if isinstance(getattr(m, "vispe", None), HostState)]
     if len(parts) != 1:
-        advice = "Convert it first; vispe.convert(model, 'learn') keeps its own table"
+        advice = "Convert it first; vispe.convert(model, 'learn') keeps its own absolute table"
         raise UnsupportedHost(
             f"vispe.positions_for: {type(model).__name__} contains {len(parts)} models converted by vispe, and one is "
             f"needed. {'Pass the one whose blocks you call' if parts else advice}."
@@ -206,7 +210,7 @@ def _converted(model: nn.Module) -> Any:
 
 
 def _checked(index: Tensor, grid: Grid) -> Tensor:
-    """Return the numbers of patches as (b or 1, m)."""
+    """Return indices of patches as (b or 1, m)."""
     if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.ndim not in (1, 2):
         got = (
             f"{tuple(index.shape)} {index.dtype}"
@@ -217,6 +221,7 @@ def _checked(index: Tensor, grid: Grid) -> Tensor:
             f"vispe.positions_for: index must be an int64 tensor of shape (b, m) or (m,), got {got}. Number the "
             "patches row by row from 0."
         )
+    # values on an accelerator are not checked, to avoid a synchronisation
     if (
         index.device.type == "cpu"
         and index.numel()

@@ -1,4 +1,4 @@
-"""What every host does when it takes an encoding in: checks, weights of finished encodings, and what is saved."""
+"""Checks and helpers of a conversion: supported encodings, weights of `Encoding` instances, saved specs."""
 
 from __future__ import annotations
 
@@ -21,97 +21,98 @@ EXAMPLES = {
     1: "alibi",
     2: "alibi2d",
     3: "alibi3d",
-}  # for each number of axes an encoding that every host takes
-_PER_AXIS = ("split", "spacing", "reference")  # options with one number for each axis
+}  # number of axes: an encoding that every host supports
+_PER_AXIS = ("split", "spacing", "reference")  # options with one number per axis
 
 
 def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
-    """Raise when an encoding, or one of its options, is for grids with another number of axes."""
+    """Raise `UnsupportedCombination` when an encoding or one of its options is for another number of axes."""
     if axes not in encoding.ndim:
         raise UnsupportedCombination(_other_axes(encoding.name, encoding.ndim, axes, stock))
     for option in _PER_AXIS:
         value = getattr(encoding, option, None)
         if isinstance(value, list | tuple) and len(value) != axes:
             raise UnsupportedCombination(
-                f"{encoding.name} has {option}={value}, but the tokens of {stock.__name__} form a {axes}-axis grid; "
-                "give one number per axis."
+                f"{encoding.name}: {option} must have one number per axis of the {axes}-axis grid of {stock.__name__}, "
+                f"got {value}."
             )
 
 
 def check_term(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
-    """Raise when no encoding of a class is for grids with this number of axes, whatever its options are."""
+    """Raise `UnsupportedCombination` when an encoding class does not support a number of axes with any options."""
     if axes not in cls.ndim:
         raise UnsupportedCombination(_other_axes(cls.name, cls.ndim, axes, stock))
 
 
 def _other_axes(name: str, ndim: Sequence[int], axes: int, stock: type[nn.Module]) -> str:
     return (
-        f"{name} is for {' or '.join(map(str, ndim))} axes, but the tokens of {stock.__name__} form a {axes}-axis "
-        f"grid; use an encoding for {axes} axes, such as {EXAMPLES[axes]}."
+        f"{name} supports {' or '.join(map(str, ndim))} axes, got the {axes}-axis grid of {stock.__name__}. Use an "
+        f"encoding for {axes} axes, such as {EXAMPLES[axes]}."
     )
 
 
 def check_outside(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
-    """Raise when an encoding acts outside of attention, for hosts whose attention layers alone are replaced."""
+    """Raise `UnsupportedCombination` when an encoding acts outside attention, for hosts with only layers replaced."""
     if issubclass(cls, Sampler):
         raise UnsupportedCombination(
-            f"{cls.name} draws positions for one grid of all tokens, which {stock.__name__} does not have; use it in a "
-            f"plain ViT or Eva of timm, as in '{cls.name}+{cls.reader}'."
+            f"{cls.name} samples positions for one grid of all tokens, which {stock.__name__} does not have. Use a "
+            f"plain timm ViT or Eva, as in '{cls.name}+{cls.reader}'."
         )
     if issubclass(cls, Additive | Mixing) or not (issubclass(cls, Biased | Rotary) or cls.name == "none"):
         raise UnsupportedCombination(
-            f"{cls.name} acts on the tokens outside of attention, which {stock.__name__} does not support; use an "
-            f"encoding that acts in attention, such as {EXAMPLES[axes]}."
+            f"{cls.name} acts on the tokens outside attention, which {stock.__name__} does not support. Use an "
+            f"encoding that acts inside attention, such as {EXAMPLES[axes]}."
         )
 
 
 def check_part(e: Encoding, family: Any, stock: type[Any], axes: int, keep_rope: bool) -> None:
-    """Raise when an encoding has no place in a model of a `Family`, whatever its layers are."""
+    """Raise `UnsupportedCombination` when models of a `Family` do not support an encoding, whatever their layers."""
     check_axes(e, axes, stock)
-    if isinstance(e, Mixing) and not family.mixes:
+    if isinstance(e, Mixing) and not family.has_block_hook:
         raise UnsupportedCombination(
-            f"{e.name} mixes tokens between blocks, on one grid; {stock.__name__} packs patches of several grids, so "
-            "use a plain ViT such as 'vit_base_patch16_224' with it, or another encoding here."
+            f"{e.name} mixes tokens between blocks on one grid, got {stock.__name__}, which packs patches of several "
+            "grids. Use a plain ViT such as 'vit_base_patch16_224', or another encoding."
         )
-    if e.prefix_from and not family.holds_back:
+    if e.prefix_from and not family.has_late_prefix:
         raise UnsupportedCombination(
-            f"{e.name} lets prefix tokens in from block {e.prefix_from} on, and {stock.__name__} has them in all; "
-            "convert a plain ViT such as 'vit_base_patch16_224', or leave late_prefix out."
+            f"{e.name} needs prefix tokens that enter at block {e.prefix_from}, which {stock.__name__} does not "
+            "support. Convert a plain ViT such as 'vit_base_patch16_224', or omit late_prefix."
         )
     if isinstance(e, Mixing) and e.per_layer:
         raise UnsupportedCombination(
-            f"{e.name} mixes tokens between blocks; keep its parameters in one module for all blocks (per_layer False)."
+            f"{e.name} mixes tokens between blocks and needs one set of parameters for all blocks, got per_layer=True. "
+            "Set per_layer to False."
         )
     if isinstance(e, Rotary) and keep_rope:
         raise UnsupportedCombination(
-            f"rope + {e.name} was asked, but two rotary encodings would turn the same channels; leave 'rope' out, "
-            f"keep_rope=False, to replace that of {stock.__name__}."
+            f"rope + {e.name}: two rotary encodings would rotate the same channels. Omit 'rope' (keep_rope=False) to "
+            f"replace the rotary embedding of {stock.__name__}."
         )
 
 
 def refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
-    """Raise when an instance carries methods of its own, which would hide those of the class it gets."""
+    """Raise `UnsupportedHost` when methods are patched on an instance, which would hide those of its new class."""
     patched = [name for name in names if name in vars(module)]
     if patched:
         raise UnsupportedHost(
-            f"{where} has {', '.join(patched)} replaced on the instance, which would hide the encoding; convert the "
-            "model first and patch it then."
+            f"{where}: {', '.join(patched)} is patched on the instance, which would hide the encoding. Convert the "
+            "model before patching it."
         )
 
 
 def constructor_of(stock: type[nn.Module]) -> Callable[..., None]:
-    """Return the constructor of a converted class: it builds the stock class, which only `convert` can change.
+    """Return the constructor of a converted class, which builds an instance of the stock class.
 
     Args:
-        stock: the class that was converted; its own constructor may convert what it builds.
+        stock: the original class; its constructor may itself be patched to convert the instance.
     """
 
     @functools.wraps(stock.__init__, updated=())
     def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         if vars(type(self)).get("__init__") is not __init__:
             raise UnsupportedHost(
-                f"{type(self).__name__} derives from the class of a converted {stock.__name__}, which only "
-                f"vispe.convert can complete; derive it from {stock.__name__} and convert the model."
+                f"{type(self).__name__} must not derive from the class of a converted {stock.__name__}. Derive it from "
+                f"{stock.__name__} and call vispe.convert on the model."
             )
         self.__class__ = stock
         self.__init__(*args, **kwargs)
@@ -119,7 +120,7 @@ def constructor_of(stock: type[nn.Module]) -> Callable[..., None]:
     return __init__
 
 
-def counterpart(
+def make_converted_class(
     mixin: type[Any],
     stock: type[nn.Module],
     family: type[nn.Module],
@@ -127,62 +128,66 @@ def counterpart(
     host: str,
     plain: str,
 ) -> type[Any]:
-    """Return the converted counterpart of a model class: `mixin` in front of `stock`.
+    """Return the converted class of a model class: a subclass of `mixin` and `stock`, in this order.
 
     Args:
-        mixin: what changes in it.
-        stock: the class.
-        family: the class of the host that it is, or derives from.
-        overridden: methods that `mixin` replaces.
+        mixin: the overridden methods.
+        stock: the original class.
+        family: the class of the library that `stock` is or derives from.
+        overridden: names of the methods that `mixin` replaces.
         host: name of the library.
-        plain: what could be converted instead, in words.
+        plain: what could be converted instead, for the message.
 
     Raises:
-        UnsupportedHost: the class is a subclass of the host's that changes what vispe replaces.
+        UnsupportedHost: `stock` is a subclass of `family` that overrides one of these methods itself.
     """
     changed = [n for n in overridden if getattr(stock, n) is not getattr(family, n)]
     if changed:
         raise UnsupportedHost(
-            f"{stock.__name__} is a subclass of {host}'s {family.__name__} with its own {', '.join(changed)}, which "
-            f"vispe would replace; convert a plain {plain}, or use vispe.Attention in your own blocks."
+            f"{stock.__name__} overrides {', '.join(changed)} of {host}'s {family.__name__}, which vispe would "
+            f"replace. Convert a plain {plain}, or use vispe.Attention in your own blocks."
         )
-    inside = {"__module__": mixin.__module__, "__doc__": stock.__doc__, "__init__": constructor_of(stock)}
-    return type(f"Vispe{stock.__name__}", (mixin, stock), inside)
+    namespace = {"__module__": mixin.__module__, "__doc__": stock.__doc__, "__init__": constructor_of(stock)}
+    return type(f"Vispe{stock.__name__}", (mixin, stock), namespace)
 
 
-def take_over(encoding: Encoding, source: Encoding, host: str) -> None:
-    """Copy the weights of a finished encoding, or raise when they are for another host.
+def copy_weights(encoding: Encoding, source: Encoding, host: str) -> None:
+    """Copy the weights of an `Encoding` instance that the user passed.
 
     Args:
-        encoding: what was made for the host.
-        source: what was given.
-        host: what the host is called in errors: 'model' or 'tower'.
+        encoding: destination, built for the host.
+        source: the instance passed by the user.
+        host: noun for the host in messages: 'model' or 'tower'.
+
+    Raises:
+        UnsupportedCombination: names or shapes of the weights differ.
     """
     theirs, ours = source.state_dict(), encoding.state_dict()
     if differing := sorted(set(theirs) ^ set(ours)):
         raise UnsupportedCombination(
-            f"The given {source.name} has {len(theirs)} weights, but this {host} needs {len(ours)} ({differing[0]} is "
-            f"in one of them only); make it for this {host}, or give its spec to start anew."
+            f"{source.name}: this {host} needs {len(ours)} weights, got {len(theirs)} ({differing[0]} exists in only "
+            f"one of them). Create the encoding for this {host}, or pass its spec to initialise new weights."
         )
     for name, value in ours.items():
         if theirs[name].shape != value.shape:
             raise UnsupportedCombination(
-                f"The given {source.name} has {name} of shape {tuple(theirs[name].shape)}, but this {host} needs "
-                f"{tuple(value.shape)}; make it for this {host}, or give its spec to start anew."
+                f"{source.name}: this {host} needs {name} of shape {tuple(value.shape)}, got "
+                f"{tuple(theirs[name].shape)}. Create the encoding for this {host}, or pass its spec to initialise new "
+                "weights."
             )
         value.copy_(theirs[name])
 
 
-def taken_blocks(depth: int, indices: int | list[int] | None, host: str = "model") -> tuple[set[int], int]:
-    """Return which blocks to take features from, and the last of them.
+def feature_blocks(depth: int, indices: int | list[int] | None, host: str = "model") -> tuple[set[int], int]:
+    """Return the indices of the blocks whose features are returned, and the last of them.
 
     Args:
-        depth: blocks of the model.
-        indices: block numbers, negative ones from the end; a number for the last so many; None for all.
-        host: what the host is called in errors: 'model' or 'tower'.
+        depth: number of blocks of the model.
+        indices: block indices, negative ones from the end; an integer for the last blocks; None for all.
+        host: noun for the host in messages: 'model' or 'tower'.
 
     Raises:
-        OptionError: there is no such block, or none was asked for.
+        OptionError: there is no such block, or `indices` is empty.
     """
     if indices is None or isinstance(indices, int):
         count = depth if indices is None else indices
@@ -190,14 +195,14 @@ def taken_blocks(depth: int, indices: int | list[int] | None, host: str = "model
     else:
         take = [i + depth if i < 0 else i for i in indices]
     if not take or min(take) < 0 or max(take) >= depth:
-        raise OptionError(f"Features of blocks {indices} were asked, but the {host} has {depth} blocks.")
+        raise OptionError(f"indices must select some of the {depth} blocks of the {host}, got {indices}.")
     return set(take), max(take)
 
 
 def attach(module: nn.Module, encoding: Encoding | None) -> None:
-    """Give a module its encoding, or None for none.
+    """Set `pos_enc` of a module to an encoding, or to None for none.
 
-    None stays out of the registered modules: torch takes whatever a checkpoint has below a registered None for known.
+    None is not registered as a module: torch would accept every checkpoint entry below a registered None.
     """
     if encoding is None:
         module.__dict__["pos_enc"] = None
@@ -205,15 +210,15 @@ def attach(module: nn.Module, encoding: Encoding | None) -> None:
         module.register_module("pos_enc", encoding)
 
 
-def joined(encodings: list[Encoding]) -> Encoding | None:
-    """Return one encoding for several, itself for one, None for none."""
+def composed(encodings: list[Encoding]) -> Encoding | None:
+    """Return the composition of several encodings, the encoding itself for one, None for none."""
     return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
 
 
-def moved(
+def table_like(
     table: nn.Parameter, like: Tensor, resample: Callable[[Tensor], Tensor] | None = None
 ) -> nn.Parameter:
-    """Return a table on the device and in the dtype of `like`, resampled if need be; itself if nothing changes."""
+    """Return a table in the device and dtype of `like`, optionally resampled; `table` itself if nothing changes."""
     if resample is None and (table.device, table.dtype) == (like.device, like.dtype):
         return table
     values = table.detach() if resample is None else resample(table.detach())
@@ -223,9 +228,9 @@ def moved(
 def with_training_grid(
     spec: Sequence[dict[str, Any]], parts: Sequence[Encoding], grid: tuple[int, ...]
 ) -> list[dict[str, Any]]:
-    """Return a spec that says the training grid wherever an encoding asks for it and it has an effect.
+    """Return a spec with the training grid as `reference` of each encoding that uses it.
 
-    A model that is built again from it, for another size of images, then computes the same as before.
+    A model built from it for another image size then computes the same function.
 
     Args:
         spec: parsed terms.
@@ -239,7 +244,7 @@ def with_training_grid(
 
 
 def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
-    """Return whether the training grid is left to the host; encodings refuse one that has no effect."""
+    """Return whether an encoding takes the training grid from the host; encodings reject one without effect."""
     accepted = inspect.signature(type(encoding)).parameters
     if "reference" not in accepted or getattr(encoding, "reference", None) is not None:
         return False
@@ -255,9 +260,9 @@ def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
 def too_small(
     parts: Sequence[Encoding], shape: tuple[int, ...] | None, reference: tuple[int, ...] | None
 ) -> list[TooSmall]:
-    """Return rotations whose base is too small for a grid, where the host has one."""
+    """Return the rotary encodings whose base is too small for a grid; none where the host has no fixed grid."""
     if shape is None:
         return []
     grid = Grid(shape, reference=reference)
-    found = [e.too_small(grid) for e in parts if isinstance(e, RopeBase)]
-    return [one for one in found if one is not None]
+    reports = [e.too_small(grid) for e in parts if isinstance(e, RopeBase)]
+    return [report for report in reports if report is not None]

@@ -1,4 +1,4 @@
-"""What travels through the blocks of a converted model, and what a converted model remembers."""
+"""Context passed through the blocks of a converted model, and the state stored on the model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,23 @@ from vispe.hosts.common.position_cache import PositionCache
 
 
 class Context:
-    """One forward pass, as its layers see it: positions, shared encodings, the user's mask, the model's own rope.
+    """State of one forward pass: positions, shared encodings, the user's mask, the model's own rotary embedding.
 
-    It is handed through the blocks as their `attn_mask`, the only explicit channel that every block has; so
-    recomputation under checkpointing sees what the first pass saw. It is a plain object, because sharded
-    training casts the tensors that it finds in tuples and dataclasses, and it is never changed. The backend that
-    `vispe.use_backend` named when it was made stays that of its layers.
+    It is passed through the blocks as their `attn_mask`, the only explicit argument that every block has, so that
+    recomputation under activation checkpointing uses the same positions as the first pass. It is a plain object,
+    because sharded training casts tensors inside tuples and dataclasses, and it is immutable by convention. The backend
+    selected by `vispe.use_backend` at construction applies to all layers.
 
-    While torch.fx traces a model, positions, mask and tokens are proxies; what is computed with them is in
-    `vispe.hosts.common.fx_leaves`, and a backend is chosen when the graph runs.
+    While torch.fx traces a model, positions, mask and tokens are proxies; operations on them are in
+    `vispe.hosts.common.fx_leaves`, and the backend is selected when the graph runs.
+
+    Args:
+        positions: prepared positions of the tokens.
+        encodings: encodings shared by all blocks.
+        mask: the user's attention mask; None for none.
+        is_causal: whether the attention is causal.
+        rope: the model's own rotary embedding, where it is in use.
+        mixed: whether the samples of the batch have different grids.
     """
 
     __slots__ = ("encodings", "is_causal", "mask", "mixed", "patches", "positions", "rope", "selected")
@@ -48,41 +56,41 @@ class Context:
         self.positions, self.encodings, self.mask = positions, tuple(encodings), mask
         self.is_causal, self.rope, self.mixed = is_causal, rope, mixed
         self.selected = selected()
-        self.patches: Context | None = None  # for blocks that prefix tokens do not enter
+        self.patches: Context | None = None  # for blocks that exclude prefix tokens
 
     def with_patches(self, prefix: int) -> Context:
-        """Return the same context with one for the patches alone in `patches`."""
-        mask = fx_leaves.patches_mask(self._added(), prefix)
+        """Return the same context with one for the tokens after the first `prefix` in `patches`."""
+        mask = fx_leaves.patches_mask(self._dense_mask(), prefix)
         pos = fx_leaves.patches(self.positions, prefix)
-        whole = Context(self.positions, self.encodings, self.mask, self.is_causal, self.rope, self.mixed)
-        whole.patches = Context(pos, self.encodings, mask, self.is_causal, self.rope, self.mixed)
-        whole.selected = whole.patches.selected = self.selected
-        return whole
+        context = Context(self.positions, self.encodings, self.mask, self.is_causal, self.rope, self.mixed)
+        context.patches = Context(pos, self.encodings, mask, self.is_causal, self.rope, self.mixed)
+        context.selected = context.patches.selected = self.selected
+        return context
 
     def masked(self, mask: Tensor | None, is_causal: bool = False) -> Context:
-        """Return the same context with another mask of the user, for one layer."""
+        """Return the same context with another user mask, for one layer."""
         other = Context(self.positions, self.encodings, mask, is_causal, self.rope, self.mixed)
         other.selected = self.selected
         return other
 
     def mix(self, x: Tensor, layer: int) -> Tensor:
-        """Return the tokens (b, n, d) that left block `layer` after the encodings that mix there."""
+        """Return the output (b, n, d) of block `layer` after the mixing encodings that are active there."""
         for encoding in self.encodings:
             if isinstance(encoding, Mixing) and encoding.active(layer):
                 x = fx_leaves.mix(encoding, x, self.positions, layer)
         return x
 
     def idle(self, module: nn.Module) -> bool:
-        """Return whether nothing acts inside the attention layer `module`, so that stock attention serves."""
+        """Return whether no encoding acts inside the attention layer `module`, so that stock attention can run."""
         if module.pos_enc is not None:
             return False
         return not any(isinstance(e, Biased | Rotary) for e in self.encodings)
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
-        """Return one mask that says all of this layer's encodings, so that stock attention can run, or None.
+        """Return a dense mask equivalent to all encodings of a layer, so that stock attention can run; else None.
 
-        That is a fixed bias on a grid so small that nothing beats its mask. What it saves is Python: 0.4 ms a
-        layer, seven hundredths of a ViT-S forward of one image.
+        Only a fixed bias on a grid of fewer than `LONG` tokens has one, where a dense mask is the fastest backend
+        anyway. This skips backend dispatch in Python: 0.4 ms per layer, 7 % of a ViT-S forward pass of one image.
 
         Args:
             module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
@@ -90,9 +98,10 @@ class Context:
         """
         if isinstance(x, torch.fx.Proxy):
             return None
-        alone = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
-        if not alone or self.positions.tokens >= LONG or torch.compiler.is_compiling():
+        bias_only = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
+        if not bias_only or self.positions.tokens >= LONG or torch.compiler.is_compiling():
             return None
+        # rotations and several softmaxes cannot be written as one mask
         if any(isinstance(e, Rotary) or e.branched for e in self.encodings) or self.selected.backend not in (
             "auto",
             "sdpa",
@@ -100,6 +109,7 @@ class Context:
             return None
         layer = module.vispe_layer
         bias = bias_of(self.encodings, self.positions, layer, x)
+        # a bias without a cache key would be computed in every call
         if bias is None or bias.key is None or bias.whole or not bias.finite or bias.per_sample:
             return None
         if value_term_of(self.encodings, self.positions, layer) is not None:
@@ -109,23 +119,23 @@ class Context:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
     ) -> Tensor:
-        """Return attention as the swapped attention layer `module` computes it.
+        """Return the attention output (b, h, n, d_h) of the converted attention layer `module`.
 
-        Where it is not fused, its weights pass through the layer's `attn_drop`, if it has one.
+        Without fused attention, the weights pass through the layer's `attn_drop`, if it has one.
 
         Args:
             module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
             q: queries (b, h, n, d_h) after qk-norm.
-            k: keys of the same shape.
-            v: values.
+            k: keys (b, h, n, d_h).
+            v: values (b, h, n, d_v).
             x: input of the layer (b, n, d).
-            dropout_p: dropout of the attention weights.
+            dropout_p: dropout probability of the attention weights.
 
         Raises:
             ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
         drop = getattr(module, "attn_drop", None)
-        # without fused attention the weights are there to be seen and changed by hooks
+        # without fused attention, hooks on the dropout can read and change the weights
         if not module.fused_attn and drop is not None:
             scores = self.scores(module, (q,), (k,), v, x)
             (out,) = scores.weigh(drop(scores.softmax()))
@@ -141,11 +151,11 @@ class Context:
     def scores(
         self, module: nn.Module, queries: Sequence[Tensor], keys: Sequence[Tensor], v: Tensor, x: Tensor
     ) -> Scores:
-        """Return attention in two steps, for layers whose weights pass through a module of their own.
+        """Return the attention of a layer in two steps, for layers that apply a module to the weights.
 
         Args:
             module: the layer; its `vispe_layer` and `pos_enc` are read.
-            queries: one tensor (b, h, n, d_h), or one for each map that a head has.
+            queries: one tensor (b, h, n, d_h), or one for each attention map of a head (differential attention).
             keys: as many, of the same shape.
             v: values (b, h, n, d_v).
             x: input of the layer (b, n, d).
@@ -154,47 +164,49 @@ class Context:
             ShapeError: samples of different grids are mixed, and the bias is a table that belongs to one grid.
         """
         where = (self._encodings(module), self.positions, module.vispe_layer, x, self.mixed)
-        return fx_leaves.scores(queries, keys, v, *where, attn_mask=self._added(), is_causal=self.is_causal)
+        return fx_leaves.scores(
+            queries, keys, v, *where, attn_mask=self._dense_mask(), is_causal=self.is_causal
+        )
 
-    def _added(self) -> Tensor | None:
+    def _dense_mask(self) -> Tensor | None:
         return self.mask.added() if isinstance(self.mask, WindowMask) else self.mask
 
     def _encodings(self, module: nn.Module) -> tuple[Encoding, ...]:
-        own = module.pos_enc
-        return self.encodings if own is None else (*self.encodings, *own.parts())
+        of_layer = module.pos_enc
+        return self.encodings if of_layer is None else (*self.encodings, *of_layer.parts())
 
 
-def backend_in_words(fused: bool, off: str) -> str:
-    """Return which backend swapped layers take, for `describe`.
+def backend_text(fused: bool, unfused_reason: str) -> str:
+    """Return the backend of converted layers, human-readable, for `describe`.
 
     Args:
         fused: whether fused attention is on in all of them.
-        off: why it is not, in words.
+        unfused_reason: why it is off.
     """
     if not fused:
-        return f"reference ({off})"
+        return f"reference ({unfused_reason})"
     backend, by = selected()
     return f"{backend} (chosen by {by})" if by else backend
 
 
 @dataclass(eq=False)
 class HostState:
-    """What a converted model remembers beside its modules; it is copied and pickled with the model.
+    """State of a converted model in addition to its modules; copied and pickled with the model.
 
     Attributes:
-        spec: the encoding, JSON-able.
-        stock: the class that the model had.
+        spec: terms of the encoding, JSON-able.
+        stock: the original class of the model.
         reference: grid of the training resolution.
-        table: the absolute table that was taken out, as its family keeps it; None when there was none.
-        lost: what the model was built without, because it was built with the encoding, and cannot bring back.
-        keep_abs: whether the absolute table stays in use.
-        keep_rope: whether the model's own rotary embedding stays in use.
-        rope: the rotary embedding that was taken out, with the dtype that the model had; None when there was none.
-        inside: whether the encoding works inside attention, so that attention layers are swapped.
+        table: the detached absolute table, in the form of the model's family; None when there was none.
+        lost: names of position information that was never built, as the model was built with the encoding.
+        keep_abs: whether the absolute table is in use.
+        keep_rope: whether the model's own rotary embedding is in use.
+        rope: the detached rotary embedding, with the dtype of the model at that time; None when there was none.
+        inside: whether the encoding acts inside attention, so that attention layers are swapped.
         layered: whether layers have encodings with parameters of their own.
-        args: what timm remembered as `pos_embed` before, if anything.
-        resolved: the spec with the training grid where that counts, for a model that is built again.
-        cache: positions of the last grids.
+        args: the original `pos_embed` in timm's record of constructor arguments, if any.
+        resolved: the spec with the training grid where it has an effect, for building an equal model.
+        cache: positions of recent grids.
         fixed: paths of parameters of the encodings that are saved but never trained, for hosts that freeze groups.
     """
 
@@ -215,6 +227,6 @@ class HostState:
 
     @property
     def saved(self) -> list[dict[str, Any]]:
-        """What `pos_embed` must be to build such a model again, JSON-able."""
-        kept = (("learn", self.keep_abs), ("rope", self.keep_rope))
-        return [*({"name": word} for word, stays in kept if stays), *(self.resolved or self.spec)]
+        """The `pos_embed` from which an equal model is built, JSON-able."""
+        keywords = (("learn", self.keep_abs), ("rope", self.keep_rope))
+        return [*({"name": keyword} for keyword, in_use in keywords if in_use), *(self.resolved or self.spec)]

@@ -1,4 +1,4 @@
-"""Models of other libraries that vispe does not convert, and which model of timm takes their place."""
+"""Equivalent timm models for architectures of other libraries that vispe does not convert."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
 
-# start of the class name: timm's name, with the size where timm has several, and what it is when there is none
+# prefix of the class name: name pattern of the timm model, and the default where the pattern does not exist
 TRANSFORMERS: dict[str, tuple[str, str]] = {
     "Aimv2": ("aimv2_{size}_patch14_224", "aimv2_large_patch14_224"),
     "Blip": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
@@ -19,7 +19,7 @@ TRANSFORMERS: dict[str, tuple[str, str]] = {
     "EdgeTam": ("samvit_{size}_patch16", "samvit_base_patch16"),
     "Hiera": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Owl": ("vit_{size}_patch16_clip_224", "vit_base_patch32_clip_224"),
-    "Sam2": ("samvit_{size}_patch16", "samvit_base_patch16"),  # whose encoder is Hiera
+    "Sam2": ("samvit_{size}_patch16", "samvit_base_patch16"),  # its encoder is Hiera
     "VitPose": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
     "Yolos": ("deit_{size}_patch16_224", "deit_small_patch16_224"),
 }
@@ -30,31 +30,31 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 }
 
 
-def twin_of(model: nn.Module) -> str | None:
-    """Return the name of timm's model with the architecture of `model`, or None where none is known."""
+def equivalent_model(model: nn.Module) -> str | None:
+    """Return the name of the timm model with the architecture of `model`; None where there is none."""
     cls = type(model)
     library = cls.__module__.partition(".")[0]
     if library == "transformers":
-        starts = [start for start in TRANSFORMERS if cls.__name__.startswith(start)]
-        return _sized(TRANSFORMERS[max(starts, key=len)], _width(model)) if starts else None
+        prefixes = [prefix for prefix in TRANSFORMERS if cls.__name__.startswith(prefix)]
+        return _sized(TRANSFORMERS[max(prefixes, key=len)], _width(model)) if prefixes else None
     if library != "timm" and cls.__name__ in ELSEWHERE:
         return _sized(ELSEWHERE[cls.__name__], _width(model))
     return None
 
 
 def advice(model: nn.Module) -> str | None:
-    """Return the sentence that names the twin of a model, or None."""
-    twin = twin_of(model)
-    if twin is None:
+    """Return a sentence that names the equivalent timm model; None where there is none."""
+    name = equivalent_model(model)
+    if name is None:
         return None
     return (
-        f"timm has this architecture, or the nearest one, in a form that takes an encoding: "
-        f"timm.create_model({twin!r}, pos_embed='alibi2d')."
+        f"timm has this architecture, or the nearest one, with support for encodings: "
+        f"timm.create_model({name!r}, pos_embed='alibi2d')."
     )
 
 
 def _width(model: nn.Module) -> int | None:
-    """Return the width of the tokens, where the model or its configuration says it."""
+    """Return the width of the tokens from the model or its configuration; None where neither names it."""
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     for holder, name in ((config, "hidden_size"), (model, "embed_dim")):

@@ -1,8 +1,8 @@
-"""What torch.fx keeps whole: each function here is one node of a traced graph of a converted model.
+"""torch.fx leaf functions: each is one node in the traced graph of a converted model.
 
-torch.fx records tensors and plain numbers, and cannot follow code that asks for their values; positions are neither,
-and encodings ask. So a traced graph calls these functions when it runs, with the sizes of its input, and gets their
-encodings as submodules. They are called through this module (``traced.attend``), where torch.fx looks for them.
+torch.fx records tensors and plain numbers and cannot trace control flow that depends on values, which encodings have,
+nor `Positions`. So a traced graph calls these functions at run time, with the sizes of its input and the encodings as
+submodules. They must be called through this module (``traced.attend``), where torch.fx looks them up.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from vispe.hosts.common.position_cache import PositionCache
 
 
 class Scores:
-    """Attention in two steps: `softmax` gives its weights, and `weigh` what weights make of the values.
+    """Attention in two steps: `softmax` returns the weights, and `weigh` the weighted sum of the values.
 
     Args:
-        calls: the softmaxes of each map of a head, with their gates (see `calls_of`).
+        calls: the softmaxes of each attention map of a head, with their gates (see `calls_of`).
     """
 
     def __init__(self, calls: Sequence[Sequence[tuple[Tensor | None, Call]]]) -> None:
         self.calls = tuple(calls)
 
     def softmax(self) -> Tensor:
-        """Return the weights (b, h, n, n), float32 or better; the maps of a head lie side by side."""
+        """Return the weights (b, h, n, n) in float32 or float64; the maps of a head are adjacent in axis 1."""
         maps = [weights_of(softmaxes) for softmaxes in self.calls]
         return maps[0] if len(maps) == 1 else torch.stack(maps, 2).flatten(1, 2)
 
     def weigh(self, weights: Tensor) -> list[Tensor]:
         """Return the output (b, h, n, d_v) of each map of a head."""
         maps = weights.unflatten(1, (-1, len(self.calls))).unbind(2)
-        # branches share their values, so that the first one weighs them for all
+        # the softmaxes of a map share their values, so the first call serves for all
         return [reference.weighted(calls[0][1], one) for calls, one in zip(self.calls, maps, strict=True)]
 
 
 def one_size(image: Tensor) -> Tensor:
-    """Return images (b, c, height, width) as they are, in a `torch.jit.trace` with a step that refuses other sizes.
+    """Return images (b, c, height, width) unchanged; in a `torch.jit.trace`, add a step that rejects other sizes.
 
-    Such a trace holds the positions of the grid that it saw, which would be wrong for another of as many patches.
+    Such a trace contains the positions of one grid, which would be wrong for another grid with as many patches.
     """
     if not torch.jit.is_tracing():
         return image
@@ -76,47 +76,48 @@ def positions(
 
     Args:
         image: images (b, c, height, width).
-        tokens: how many the patch embedding gave.
+        tokens: number of patch tokens.
         shape: their grid.
-        prefix: tokens without a place.
+        prefix: number of tokens without a position.
         reference: grid of the training resolution.
-        encodings: all that prepare positions.
-        cache: where positions are kept; None for a graph, which keeps none.
-        embed: the patch embedding where it takes images whose patches may have another grid than the model's.
-        spacing: distance of tokens in patches, where patches overlap.
+        encodings: all encodings that prepare positions.
+        cache: cache of positions; None in a traced graph, which does not cache.
+        embed: the patch embedding, where it accepts images with another grid than the model's.
+        spacing: distance of tokens in patch sizes, where patches overlap.
 
     Raises:
-        ShapeError: the grid is not that of the image.
+        ShapeError: the grid does not match the image.
     """
     grid = Grid(shape, prefix=prefix, reference=reference, spacing=spacing)
     size = tuple(image.shape[-2:])
-    advice = "build the model with dynamic_img_size=True or call set_input_size."
+    advice = "Build the model with dynamic_img_size=True or call set_input_size."
     if tokens != grid.patches:
         raise ShapeError(
-            f"The patch embedding gave {tokens} tokens for an image of {size} pixels but its grid is {grid.shape}; "
-            f"{advice}"
+            f"The patch embedding must return tokens of the grid {grid.shape}, got {tokens} tokens for an image of "
+            f"{size} pixels. {advice}"
         )
     patches = grid.shape if embed is None else tuple(embed.dynamic_feat_size(size))
     if patches != grid.shape:
         raise ShapeError(
-            f"The image of {size} pixels has {patches} patches but its grid is {grid.shape}; {advice}"
+            f"The image must have the patches of the grid {grid.shape}, got {patches} patches for {size} pixels. "
+            f"{advice}"
         )
     pos = (cache or PositionCache())(grid, image)
     return prepare(encodings, pos, batch=image.shape[0])
 
 
 @torch.fx.wrap
-def sited(
+def layer_positions(
     x: Tensor, shape: tuple[int, ...], prefix: int, reference: tuple[int, ...], encodings: Sequence[Encoding]
 ) -> Positions:
-    """Return the prepared positions of tokens (b, n, d) on a grid of `shape`, for a layer that knows its grid."""
+    """Return the prepared positions of tokens (b, n, d) on a grid of `shape`, for a layer with its own grid."""
     grid = Grid(tuple(int(n) for n in shape), prefix=prefix, reference=reference)
     return prepare(encodings, PositionCache()(grid, x), batch=x.shape[0])
 
 
 @torch.fx.wrap
 def gather(pos: Positions, keep: Tensor) -> Positions:
-    """Return the positions of what patch dropout kept, (b, m) patch numbers; prefix tokens always remain."""
+    """Return the positions of the patches with indices `keep` (b, m), behind all prefix tokens."""
     prefix = pos.grid.prefix if pos.grid else pos.tokens - int(pos.spatial[0].sum())
     first = torch.arange(prefix, device=keep.device).expand(keep.shape[0], -1)
     return pos.gather(torch.cat([first, keep + prefix], 1))
@@ -124,18 +125,18 @@ def gather(pos: Positions, keep: Tensor) -> Positions:
 
 @torch.fx.wrap
 def patches(pos: Positions, prefix: int) -> Positions:
-    """Return the positions of the tokens behind the prefix ones."""
+    """Return the positions without the first `prefix` tokens."""
     if pos.grid is None:
-        raise ShapeError(f"Prefix tokens are held back on the tokens of a grid, got {pos}.")
-    behind = torch.arange(prefix, pos.tokens, device=pos.coords.device)
-    kept = pos.gather(behind.expand(pos.coords.shape[0], -1)).replace(grid=replace(pos.grid, prefix=0))
-    kept.in_place = pos.in_place
-    return kept
+        raise ShapeError(f"Late prefix tokens need positions on a grid, got {pos}.")
+    indices = torch.arange(prefix, pos.tokens, device=pos.coords.device)
+    remaining = pos.gather(indices.expand(pos.coords.shape[0], -1)).replace(grid=replace(pos.grid, prefix=0))
+    remaining.in_place = pos.in_place
+    return remaining
 
 
 @torch.fx.wrap
 def patches_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
-    """Return a mask (..., n or 1, n) of the tokens behind the prefix ones."""
+    """Return a mask (..., n or 1, n) without the rows and columns of the first `prefix` tokens."""
     if mask is None:
         return None
     rows = mask if mask.shape[-2] == 1 else mask[..., prefix:, :]
@@ -144,13 +145,13 @@ def patches_mask(mask: Tensor | None, prefix: int) -> Tensor | None:
 
 @torch.fx.wrap
 def add(encoding: Additive, x: Tensor, pos: Positions, image: Tensor | None) -> Tensor:
-    """Return the tokens (b, n, d) with what an encoding adds to them."""
+    """Return the tokens (b, n, d) with an additive encoding."""
     return encoding.embed(x, pos, image)
 
 
 @torch.fx.wrap
 def mix(encoding: Mixing, x: Tensor, pos: Positions, layer: int) -> Tensor:
-    """Return the tokens (b, n, d) after an encoding has mixed them."""
+    """Return the tokens (b, n, d) after a mixing encoding of block `layer`."""
     return encoding.mix(x, pos, layer)
 
 
@@ -166,7 +167,7 @@ def attend(
     mixed: bool,
     **arguments: Any,
 ) -> Tensor:
-    """Return attention (b, h, n, d_v) with everything that `encodings` do in block `layer`.
+    """Return attention (b, h, n, d_v) with all `encodings` of block `layer`.
 
     Raises:
         ShapeError: samples of different grids are `mixed`, and the bias is a table that belongs to one grid.
@@ -188,7 +189,7 @@ def scores(
     mixed: bool,
     **masks: Any,
 ) -> Scores:
-    """Return attention in two steps, for layers whose weights pass through a module of their own."""
+    """Return attention in two steps, for layers that apply a module to the weights; see `Context.scores`."""
     if mixed:
         _check_mixed(encodings, pos, layer, x)
     where = (encodings, pos, layer, x)
@@ -199,14 +200,14 @@ def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: T
     if branched_of(encodings) is not None or has_grid_table(bias_of(encodings, pos, layer, x)):
         names = " + ".join(e.name for e in encodings)
         raise ShapeError(
-            f"The batch packs samples of different grids, but {names} makes its table for one grid at a time; pack "
-            "samples of equal grids, or choose another encoding."
+            f"The batch packs samples of different grids, but the table of {names} is computed for one grid at a time; "
+            "pack samples of equal grids, or use another encoding."
         )
 
 
 NODES: tuple[Callable[..., Any], ...] = (
     positions,
-    sited,
+    layer_positions,
     gather,
     patches,
     patches_mask,

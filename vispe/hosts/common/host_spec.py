@@ -1,4 +1,4 @@
-"""What a spec asks of a host: encodings, and what stays of the host's own (the words `learn` and `rope`)."""
+"""Specs of hosts: encodings, and the keywords `learn` and `rope` for the host's own position information."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from vispe.encodings.registry import Spec, parse_spec
 from vispe.encodings.spec import parse_text
 from vispe.errors import OptionError
 
-WORDS = ("learn", "rope")
+KEYWORDS = ("learn", "rope")
 
 
-class Wanted(NamedTuple):
-    """A spec as hosts take it.
+class HostSpec(NamedTuple):
+    """A parsed spec of a host.
 
     Attributes:
         terms: the parsed terms of the encodings.
-        keep_abs: whether the host's own absolute table stays in use; None for what there is.
-        keep_rope: likewise, of its own rotary embedding.
-        sources: for each term the finished encoding whose weights are taken over, or None; empty for none at all.
+        keep_abs: whether the host's own absolute table stays in use; None to keep one if it exists.
+        keep_rope: the same for its own rotary embedding.
+        sources: for each term the `Encoding` instance whose weights are copied, or None; empty for none at all.
     """
 
     terms: list[dict[str, Any]]
@@ -29,45 +29,45 @@ class Wanted(NamedTuple):
     sources: tuple[Encoding | None, ...] = ()
 
 
-def read(
+def parse_host_spec(
     spec: Spec,
     options: dict[str, Any] | None = None,
     keep_abs: bool | None = False,
     keep_rope: bool | None = False,
-) -> Wanted:
-    """Return what a spec asks, with options beside it; what it keeps is kept whatever the flags say.
+) -> HostSpec:
+    """Parse a spec with separate options; the keywords `learn` and `rope` take precedence over the flags.
 
-    >>> read("learn+alibi2d", {"wrap": True})
-    Wanted(terms=[{'name': 'alibi2d', 'wrap': True}], keep_abs=True, keep_rope=False, sources=(None,))
+    >>> parse_host_spec("learn+alibi2d", {"wrap": True})
+    HostSpec(terms=[{'name': 'alibi2d', 'wrap': True}], keep_abs=True, keep_rope=False, sources=(None,))
 
     Raises:
-        UnknownEncoding, OptionError: the spec is not right, or options stand beside a sum.
+        UnknownEncoding, OptionError: the spec is not valid, or options are passed with a sum.
     """
-    words: set[str] = set()
+    keywords: set[str] = set()
     terms: list[dict[str, Any]] = []
     sources: list[Encoding | None] = []
     for member in _members(spec):
-        word = member.get("name") if isinstance(member, dict) and len(member) == 1 else None
-        if word in WORDS:
-            words.add(word)
+        keyword = member.get("name") if isinstance(member, dict) and len(member) == 1 else None
+        if keyword in KEYWORDS:
+            keywords.add(keyword)
             continue
         parsed = parse_spec(member)
         terms += parsed
         sources += member.parts() if isinstance(member, Encoding) else [None] * len(parsed)
     if not terms:
-        terms, sources = parse_spec("none" if words else spec), [None]
+        terms, sources = parse_spec("none" if keywords else spec), [None]
     if options:
         if len(terms) != 1:
             raise OptionError(
-                f"Options {sorted(options)} beside a sum are ambiguous; write them into the spec."
+                f"Options of a sum of encodings are ambiguous, got {sorted(options)}. Write them into the spec."
             )
         terms = parse_spec({**terms[0], **options})
-    return Wanted(terms, "learn" in words or keep_abs, "rope" in words or keep_rope, tuple(sources))
+    return HostSpec(terms, "learn" in keywords or keep_abs, "rope" in keywords or keep_rope, tuple(sources))
 
 
 def _members(spec: Spec) -> Iterator[Any]:
-    """Yield the terms of a spec; texts without a word of the host stay whole."""
-    if isinstance(spec, str) and any(name in WORDS for name, _ in parse_text(spec)):
+    """Yield the terms of a spec; text without a keyword of the host is yielded unparsed."""
+    if isinstance(spec, str) and any(name in KEYWORDS for name, _ in parse_text(spec)):
         yield from ({**options, "name": name} for name, options in parse_text(spec))
     elif isinstance(spec, list | tuple):
         for member in spec:

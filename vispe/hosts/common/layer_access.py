@@ -1,4 +1,4 @@
-"""Attention layers behind wrappers (LoRA, checkpointing, FSDP, compiled blocks), and layers with a foreign class."""
+"""Attention layers inside wrappers (LoRA, checkpointing, FSDP, compiled blocks), and layers with a foreign class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from vispe.errors import UnsupportedHost
 
-# name under which a wrapper registers the module that it wraps; those of the second group are absent from state dicts
+# names under which wrappers register the wrapped module; those of the second group are absent from state dicts
 _NAMED = ("base_layer", "_orig_mod", "module")
 _UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
@@ -16,8 +16,8 @@ _UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 def layer_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
     """Return path and module of the layer inside wrappers; the module itself where there are none.
 
-    The path is the one in state dicts. Submodules are read from `_modules`, since iterating over those of a LoRA layer
-    has side effects.
+    The path is the one in state dicts. Submodules are read from `_modules`, as iterating over the children of a LoRA
+    layer has side effects.
     """
     if "vispe_layer" in vars(module):
         return path, module
@@ -49,7 +49,7 @@ def converted_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
 
 
 def plain_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """Return a class without the subclasses that torch puts in its place: parametrized weights, sharded modules."""
+    """Return the original class of a dynamic subclass created by torch for parametrized or sharded modules."""
     while cls.__module__ == "torch.nn.utils.parametrize" or "FSDPModule" in {
         c.__name__ for c in cls.__bases__
     }:
@@ -58,7 +58,7 @@ def plain_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def state_path(path: str) -> str:
-    """Return the path of a module as state dicts have it."""
+    """Return the path of a module in state dicts."""
     return ".".join(part for part in path.split(".") if part not in _UNNAMED)
 
 
@@ -66,23 +66,23 @@ def refuse_parametrized(path: str, module: nn.Module) -> None:
     """Raise `UnsupportedHost` where a change of class would drop the parametrization of a weight."""
     if type(module) is not plain_class(type(module)):
         raise UnsupportedHost(
-            f"{path}: its class cannot be changed, got {type(module).__name__} with {', '.join(_parametrized(module))} "
-            "parametrized. Call torch.nn.utils.parametrize.remove_parametrizations first, and parametrize it again "
-            "afterwards."
+            f"{path}: its class cannot be changed, got {type(module).__name__} with parametrized "
+            f"{', '.join(_parametrized(module))}. Call torch.nn.utils.parametrize.remove_parametrizations first, and "
+            "parametrize it again afterwards."
         )
 
 
 def _parametrized(module: nn.Module) -> list[str]:
-    return list(getattr(module, "parametrizations", {})) or ["its weights"]
+    return list(getattr(module, "parametrizations", {})) or ["weights"]
 
 
 def check_layers(
     layers: Iterable[tuple[int, str, nn.Module]], swapped: type[nn.Module] | tuple[type[nn.Module], ...]
 ) -> None:
-    """Raise `UnsupportedHost` where a layer of a converted model is no longer of a class of vispe."""
+    """Raise `UnsupportedHost` where a layer of a converted model no longer has a class of vispe."""
     for _, path, layer in layers:
         if not isinstance(layer, swapped):
             raise UnsupportedHost(
-                f"{path}: its class was exchanged after vispe.convert, which drops the encoding, got "
-                f"{type(layer).__name__}. Use an additive encoding such as sincos2d with the patch, or no patch."
+                f"{path}: its class was replaced after vispe.convert, which drops the encoding, got "
+                f"{type(layer).__name__}. Use an additive encoding such as sincos2d, or do not patch the layer."
             )

@@ -1,4 +1,4 @@
-"""Positions of samples that are packed into one batch, each with a grid of its own."""
+"""Positions of samples with different grids in one packed batch."""
 
 from __future__ import annotations
 
@@ -21,30 +21,39 @@ def packed(
     encodings: Sequence[Encoding],
     positions: Callable[[tuple[int, int]], Positions],
 ) -> Positions:
-    """Return the positions of packed patches (b, n, 2): cells of the smallest grid that holds every sample.
+    """Return the positions of packed patches as cells of the smallest grid that contains every sample.
 
-    Each sample has the extent of its own grid, so nothing that wraps or normalises sees the others.
+    The extent of each sample is that of its own grid, so wrapping and normalisation do not depend on other samples.
+
+    Args:
+        coord: row and column of each patch (b, n, 2).
+        valid: which patches exist (b, n) bool; the others are padding.
+        sizes: grid (rows, columns) of each sample.
+        encodings: all encodings of the model.
+        positions: function from a grid shape to its positions.
 
     Raises:
         ShapeError: the samples have different grids, and an encoding inside attention resamples per grid.
     """
     shape = (max(h for h, _ in sizes), max(w for _, w in sizes))
-    whole = positions(shape)
-    grid = whole.grid
+    full = positions(shape)
+    grid = full.grid
     prefix = grid.prefix
     if len(set(sizes)) == 1:
-        if coord.shape[1] == grid.patches and bool((coord == whole.coords[:, prefix:]).all() & valid.all()):
-            return whole
+        # complete grids in order keep the cached positions, and with them the masks computed from these
+        if coord.shape[1] == grid.patches and bool((coord == full.coords[:, prefix:]).all() & valid.all()):
+            return full
     else:
         inside = [e for e in encodings if isinstance(e, Biased | Rotary)]
-        fixed = dict.fromkeys(e.name for e in inside if not e.extrapolates)
-        drawn = dict.fromkeys(e.name for e in encodings if isinstance(e, Sampler))
-        if fixed or drawn:
-            does = "is resampled" if fixed else "is drawn"
+        resampled = dict.fromkeys(e.name for e in inside if not e.extrapolates)
+        samplers = dict.fromkeys(e.name for e in encodings if isinstance(e, Sampler))
+        if resampled or samplers:
+            verb = "is resampled" if resampled else "is sampled"
             raise ShapeError(
-                f"The batch packs samples of the grids {sorted(set(sizes))}, but {' + '.join(fixed or drawn)} {does} "
-                "for one grid at a time; pack samples of equal grids, or choose another encoding."
+                f"{' + '.join(resampled or samplers)} {verb} for one grid at a time, but the batch packs samples of "
+                f"several grids, got {sorted(set(sizes))}; pack samples of equal grids, or use another encoding."
             )
+    # padding is moved to the origin; (b, n, 2) -> row-major index (b, n)
     coords = coord.to(torch.float32) * valid[..., None]
     index = (coord[..., 0] * shape[1] + coord[..., 1]).long() * valid
     padded, spatial = F.pad(coords, (0, 0, prefix, 0)), F.pad(valid, (prefix, 0), value=False)

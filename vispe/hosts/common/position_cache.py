@@ -1,4 +1,4 @@
-"""The positions of the grids that a converted model has seen last, with the masks that were made from them."""
+"""Cache of the positions of recent grids, with the masks computed from them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from vispe.grid import Grid, Positions
 
 
 class PositionCache:
-    """Keeps the `Positions` of the last few grids, with what was computed from them.
+    """Least-recently-used cache of `Positions`, keyed by grid and device, with what was computed from them.
 
-    Everything in it is free of parameters and keyed by grid and device. It is left out of copies, pickles
-    and state dicts, and is not used while a model is compiled, exported, traced or captured.
+    Cached values do not depend on parameters. The cache is excluded from copies, pickles and state dicts, and is not
+    used while a model is compiled, exported, traced or captured in a CUDA graph.
+
+    Args:
+        size: number of grids.
     """
 
     def __init__(self, size: int = 4) -> None:
         self.size = size
-        self._kept: dict[tuple[Grid, torch.device], Positions] = {}
+        self._cached: dict[tuple[Grid, torch.device], Positions] = {}
 
     def __call__(self, grid: Grid, like: Tensor) -> Positions:
-        """Return `grid.positions()` on the device of `like`, kept when that is safe."""
+        """Return `grid.positions()` on the device of `like`, cached when that is safe."""
         if not _cacheable(like):
             return grid.positions(like.device)
         key = (grid, like.device)
-        pos = self._kept.pop(key, None)
+        pos = self._cached.pop(key, None)
         if pos is None:
+            # inference tensors could not be used in later training
             with torch.inference_mode(False):
                 pos = grid.positions(like.device)
-        self._kept[key] = pos  # the newest is last
-        for old in list(self._kept)[: -self.size]:  # a copy: replicas may share this cache between threads
-            self._kept.pop(old, None)
+        self._cached[key] = pos  # the newest is last
+        for old in list(self._cached)[: -self.size]:  # a copy: replicas may share this cache between threads
+            self._cached.pop(old, None)
         return pos
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PositionCache:

@@ -1,4 +1,4 @@
-"""What a host says of samplers: what could not follow them, and what they do to the encodings beside them."""
+"""Checks of position samplers in a host: incompatible position information, samplers without effect, aliasing."""
 
 from __future__ import annotations
 
@@ -17,49 +17,51 @@ from vispe.errors import UnsupportedCombination
 from vispe.grid import Grid
 
 
-def check_moved(parts: Sequence[Encoding], stock: type[Any], keep_abs: bool, keep_rope: bool) -> None:
-    """Raise when tokens are moved by a sampler and something of the model could not follow."""
+def check_sampled(parts: Sequence[Encoding], stock: type[Any], keep_abs: bool, keep_rope: bool) -> None:
+    """Raise `UnsupportedCombination` when a sampler moves tokens and the model's own embedding would not follow."""
     check_samplers(parts)
     sampler = next((e.name for e in parts if isinstance(e, Sampler)), None)
-    kept = "rotary embedding" if keep_rope else "absolute table" if keep_abs else None
-    if sampler and kept:
-        word = "keep_rope" if keep_rope else "keep_abs"
+    embedding = "rotary embedding" if keep_rope else "absolute table" if keep_abs else None
+    if sampler and embedding:
+        flag = "keep_rope" if keep_rope else "keep_abs"
         raise UnsupportedCombination(
-            f"{sampler} moves tokens, and the {kept} of {stock.__name__}, which stays, would not follow; say "
-            f"{word}=False, and add an encoding of coordinates instead."
+            f"{sampler} moves tokens, but the {embedding} of {stock.__name__} does not follow their coordinates, got "
+            f"{flag}=True. Set {flag}=False, and add an encoding of coordinates instead."
         )
 
 
-def without_effect(parts: Sequence[Encoding]) -> list[str]:
-    """Return sentences on samplers that nothing in a model can notice: shifts, where distances alone count."""
+def ineffective_samplers(parts: Sequence[Encoding]) -> list[str]:
+    """Return a sentence for each sampler without effect: shifts, where all encodings depend on distances alone."""
     readers = [e for e in parts if isinstance(e, Additive | Rotary | Biased | Mixing)]
     if not readers or any("translation" not in e.invariant for e in readers):
         return []
     names = " + ".join(e.name for e in readers)
     return [
-        f"shift has no effect between patches: {names} tells distances, which stay the same; take another sampler"
+        f"shift has no effect between patches: {names} depends on distances only, which do not change; use another "
+        "sampler"
         for e in parts
         if e.name == "shift"
     ]
 
 
-def aliased(parts: Sequence[Encoding], shape: tuple[int, ...] | None) -> list[str]:
-    """Return sentences on rotations that turn by more than half a circle from one token to the next."""
+def aliased_rotations(parts: Sequence[Encoding], shape: tuple[int, ...] | None) -> list[str]:
+    """Return a sentence for each rotary encoding with channel pairs rotated by more than pi between neighbours."""
     samplers = [e for e in parts if isinstance(e, Sampler)]
-    found = []
+    sentences = []
     for e in parts if samplers and shape is not None else ():
         if isinstance(e, RopeBase):
-            share = _aliased_share(e, samplers, Grid(shape or ()))
-            if share:
-                found.append(
-                    f"{samplers[0].name} turns {share:.0%} of the pairs of {e.name} by more than half a circle from "
-                    "token to token, in evaluation, so that they tell no order; take a shorter reach, or spacing=kept"
+            fraction = _aliased_fraction(e, samplers, Grid(shape or ()))
+            if fraction:
+                sentences.append(
+                    f"{samplers[0].name} rotates {fraction:.0%} of the channel pairs of {e.name} by more than half a "
+                    "turn between neighbouring tokens in evaluation, so their order becomes ambiguous; reduce reach, "
+                    "or use spacing=kept"
                 )
-    return found
+    return sentences
 
 
-def _aliased_share(encoding: RopeBase, samplers: Sequence[Sampler], grid: Grid) -> float:
-    """Return the share of pairs that turn by more than pi between neighbours, at the places of evaluation."""
+def _aliased_fraction(encoding: RopeBase, samplers: Sequence[Sampler], grid: Grid) -> float:
+    """Return the fraction of channel pairs rotated by more than pi between neighbours, at positions of evaluation."""
     with torch.no_grad():
         pos = prepare([copy.deepcopy(s).eval() for s in samplers], grid.positions())
         angles = encoding.angles(pos)[0, 0].reshape(*grid.shape, -1)

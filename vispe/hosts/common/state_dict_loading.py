@@ -1,7 +1,7 @@
-"""How weights come into a converted model, and what its state dicts say about the encoding.
+"""Loading of weights into converted models, and metadata of the encoding in their state dicts.
 
-A checkpoint of the stock model loads strictly: the encoding keeps its values. One that names weights of an encoding, or
-keeps the spec of one (`vispe.encodings.saved_spec`), is taken as it is, and refused where it is of another encoding.
+A checkpoint of the stock model loads strictly: the encoding keeps its values. A checkpoint with weights or the spec of
+an encoding (`vispe.encodings.saved_spec`) is loaded unchanged, and rejected if it belongs to another encoding.
 """
 
 from __future__ import annotations
@@ -26,48 +26,46 @@ from vispe.hosts.common.layer_access import check_layers
 from vispe.hosts.common.position_cache import PositionCache
 
 _logger = logging.getLogger("vispe.hosts")
-_HOME = "pos_enc"  # the name of every module that holds an encoding
+_ENCODING = "pos_enc"  # the name of every module that is an encoding
 
 
 class LoadsWeights(nn.Module):
-    """What loading and saving changes in every model or tower when it is converted."""
+    """Mixin of all converted models and towers: loading, saving and access to the encodings."""
 
     vispe: HostState
-    pos_enc: Encoding | None  # the encodings that all blocks share
+    pos_enc: Encoding | None  # the encodings shared by all blocks
     vispe_attentions: ClassVar[
         Callable[[Any], Iterator[tuple[int, str, Any]]]
     ]  # block, path, module of each layer
-    vispe_layers: ClassVar[tuple[type[nn.Module], ...]] = (
-        nn.Module,
-    )  # the classes that they have when swapped
+    vispe_layers: ClassVar[tuple[type[nn.Module], ...]] = (nn.Module,)  # their classes when converted
 
     def _vispe_paths(self) -> Iterator[tuple[str, Encoding]]:
         """Yield path and encoding of every encoding of the model."""
         if self.pos_enc is not None:
-            yield _HOME, self.pos_enc
+            yield _ENCODING, self.pos_enc
         for _, path, module in self.vispe_attentions() if self.vispe.layered else ():
             if module.pos_enc is not None:
-                yield f"{path}.{_HOME}", module.pos_enc
+                yield f"{path}.{_ENCODING}", module.pos_enc
 
     def _vispe_shared(self) -> tuple[Encoding, ...]:
-        """Return the encodings that all blocks share."""
+        """Return the encodings shared by all blocks."""
         return () if self.pos_enc is None else self.pos_enc.parts()
 
     def _vispe_all(self) -> tuple[Encoding, ...]:
-        """Return the encodings that prepare positions: those of layers too, of which one of each kind counts."""
+        """Return all encodings, those of layers included; each of them prepares positions."""
         return tuple(e for _, encoding in self._vispe_paths() for e in encoding.parts())
 
-    def _vispe_intact(self) -> None:
-        """Raise `UnsupportedHost` where another library has exchanged the class of an attention layer."""
+    def _vispe_check_layers(self) -> None:
+        """Raise `UnsupportedHost` where another library has replaced the class of an attention layer."""
         if self.vispe.inside:
             check_layers(self.vispe_attentions(), self.vispe_layers)
 
     def _vispe_refuse_draws(self, call: str) -> None:
-        """Raise `UnsupportedCombination` where tokens would be assembled at positions that attention does not share."""
+        """Raise `UnsupportedCombination` where tokens would be assembled at positions that differ from attention's."""
         for e in self._vispe_all() if self.training else ():
             if isinstance(e, Sampler):
                 raise UnsupportedCombination(
-                    f"{call}: {e.name} draws positions in training, which the blocks would not share. Call the model "
+                    f"{call}: {e.name} samples positions in training, which the blocks would not share. Call the model "
                     "or its forward_intermediates."
                 )
 
@@ -76,34 +74,33 @@ class LoadsWeights(nn.Module):
 
         Args:
             shape: rows and columns of the patches.
-            prefix: tokens without a position; None for those of the model.
+            prefix: number of tokens without a position; None for that of the model.
 
         Raises:
-            UnsupportedHost: positions do not reach the blocks from outside.
+            UnsupportedHost: the blocks do not accept positions from the caller.
         """
         raise UnsupportedHost(
-            f"vispe.positions_for: the attention layers of {self.vispe.stock.__name__} take no positions from a loop. "
-            "Call the model; in models with windows, and in those of torchvision and MONAI, layers know their grid."
+            f"vispe.positions_for: the attention layers of {self.vispe.stock.__name__} do not accept positions. Call "
+            "the model; in windowed models, and in those of torchvision and MONAI, layers store their own grid."
         )
 
     def _vispe_cache(self, image: Any) -> PositionCache | None:
-        """Return where positions of a forward pass are kept; None while a graph is traced."""
+        """Return the cache of positions for a forward pass; None while a graph is traced."""
         return None if isinstance(image, torch.fx.Proxy) else self.vispe.cache
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that must not decay."""
+        """Return the names of parameters without weight decay: those of the stock model and of the encodings."""
         theirs = getattr(super(), "no_weight_decay", set)()
+        # compared by identity, as wrappers change the names
         ours = {id(e.get_parameter(name)) for _, e in self._vispe_paths() for name in e.no_weight_decay()}
-        return theirs | {
-            name for name, p in self.named_parameters() if id(p) in ours
-        }  # wrappers are in these names
+        return theirs | {name for name, p in self.named_parameters() if id(p) in ours}
 
     def _vispe_table_names(self) -> tuple[str, ...]:
-        """Return the names of the state of the absolute table that the stock model has."""
+        """Return the state dict names of the stock model's absolute table."""
         raise NotImplementedError
 
     def _vispe_unused(self, state_dict: Mapping[str, Any], prefix: str) -> list[str]:
-        """Return the entries that belong to position information which was taken out."""
+        """Return the entries of detached position information."""
         names = () if self.vispe.keep_abs else self._vispe_table_names()
         return [prefix + name for name in names if prefix + name in state_dict]
 
@@ -114,7 +111,11 @@ class LoadsWeights(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load weights, see torch; with `strict`, weights of another encoding are refused before the first change."""
+        """Load weights as in torch; with `strict`, weights of another encoding are rejected before the first change.
+
+        Raises:
+            EncodingMismatch: the checkpoint has weights of another encoding.
+        """
         metadata = getattr(state_dict, "_metadata", {})
         theirs = {name for name in state_dict if _of_encoding(name)} if strict else set()
         if (
@@ -125,8 +126,8 @@ class LoadsWeights(nn.Module):
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
             raise EncodingMismatch(
                 f"The checkpoint has weights of another encoding, {foreign[0]}{more}, but the "
-                f"{self.vispe.stock.__name__} has {named(_terms(self))}; load it into a model with the encoding "
-                "that it was saved with, and exchange that afterwards with vispe.convert."
+                f"{self.vispe.stock.__name__} has {named(_terms(self))}. Load it into a model with the encoding of the "
+                "checkpoint, and replace that afterwards with vispe.convert."
             )
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
@@ -144,7 +145,7 @@ class LoadsWeights(nn.Module):
             _compare_grids(self, saved_grid(local_metadata))
         paths = list(self._vispe_paths())
         for path, encoding in paths:
-            encoding.adopt(state_dict, prefix + path.removesuffix(_HOME), f"{prefix}{path}.")
+            encoding.adopt(state_dict, prefix + path.removesuffix(_ENCODING), f"{prefix}{path}.")
         theirs = any(
             name.startswith(prefix) and _of_encoding(name.removeprefix(prefix)) for name in state_dict
         )
@@ -153,38 +154,41 @@ class LoadsWeights(nn.Module):
             for name in self._vispe_unused(state_dict, prefix):
                 del state_dict[name]
                 entry = "own rotary embedding" if ".rope." in f".{name}" else "absolute table"
-                _logger.info("The checkpoint's %s is not used: this model has %s.", entry, self.vispe.spec)
+                _logger.info("The checkpoint's %s is ignored: this model has %s.", entry, self.vispe.spec)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
-        # what was taken out is a registered None, below which torch takes every entry for known
-        gone = tuple(f"{prefix}{name}." for name, child in self._modules.items() if child is None)
-        unexpected += [name for name in state_dict if name.startswith(gone)] if strict and gone else []
+        # detached modules are registered as None, and torch accepts every entry below a registered None
+        detached = tuple(f"{prefix}{name}." for name, child in self._modules.items() if child is None)
+        unexpected += (
+            [name for name in state_dict if name.startswith(detached)] if strict and detached else []
+        )
 
     def _vispe_fill(
         self, state_dict: dict[str, Any], prefix: str, paths: Iterable[tuple[str, Encoding]]
     ) -> None:
-        """Let the encodings keep their values, except on the meta device, where they have none."""
+        """Add the current values of the encodings to a state dict, except on the meta device, where there are none."""
         ours = {f"{prefix}{path}.{name}": p for path, e in paths for name, p in e.state_dict().items()}
         ours = {name: value for name, value in ours.items() if not value.is_meta}
         if not ours:
             return
-        own = [name for name, _ in self.named_parameters() if not _of_encoding(name)]
-        if 2 * sum(prefix + name in state_dict for name in own) >= len(own):  # a whole checkpoint, not a part
-            self._vispe_tell(state_dict, prefix)
+        stock = [name for name, _ in self.named_parameters() if not _of_encoding(name)]
+        # partial checkpoints (LoRA, a single layer) are not reported
+        if 2 * sum(prefix + name in state_dict for name in stock) >= len(stock):
+            self._vispe_log_missing(state_dict, prefix)
         state_dict.update(ours)
 
-    def _vispe_tell(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Log that the checkpoint has nothing for the encoding; a warning where it is not of the stock model."""
+    def _vispe_log_missing(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """Log that the checkpoint has no weights of the encoding; a warning where it is not of the stock model."""
         state, tables = self.vispe, self._vispe_table_names()
-        had = state.keep_abs or state.table is not None or "absolute table" in state.lost
-        if had and tables and not any(prefix + name in state_dict for name in tables):
+        stock_has_table = state.keep_abs or state.table is not None or "absolute table" in state.lost
+        if stock_has_table and tables and not any(prefix + name in state_dict for name in tables):
             _logger.warning(
                 "The checkpoint has neither the absolute table of %s nor weights of an encoding: it is of a model with "
-                "another encoding, or none. The weights of %s stay as they are, which were not trained with it.",
+                "another encoding, or none. The weights of %s, which were not trained with it, are unchanged.",
                 state.stock.__name__,
                 named(_terms(self)),
             )
         else:
-            _logger.info("The checkpoint has no weights for %s, which stay as they are.", named(_terms(self)))
+            _logger.info("The checkpoint has no weights for %s, which are unchanged.", named(_terms(self)))
 
 
 def encodings_of(model: LoadsWeights) -> Iterator[tuple[str, Encoding]]:
@@ -193,33 +197,33 @@ def encodings_of(model: LoadsWeights) -> Iterator[tuple[str, Encoding]]:
 
 
 def _terms(model: LoadsWeights) -> list[dict[str, Any]]:
-    """Return the whole spec of a model, with the words for what it keeps of its own.
+    """Return the complete spec of a model, with the terms `learn` and `rope` for position information of its own.
 
-    Options are those of its encodings, which know what an option that was left out stands for.
+    Options are those of its encodings, which resolve omitted options to their defaults.
     """
     by_name: dict[str, list[dict[str, Any]]] = {}
     layers: set[str] = set()
     for path, encoding in model._vispe_paths():
-        if not (path == _HOME or not layers):
-            continue  # each layer has the same
-        layers |= {path} - {_HOME}
+        if not (path == _ENCODING or not layers):
+            continue  # all layers have the same encodings
+        layers |= {path} - {_ENCODING}
         for part in encoding.parts():
             by_name.setdefault(part.name, []).append(part.spec)
     state = model.vispe
-    kept = (("learn", state.keep_abs), ("rope", state.keep_rope))
-    terms = [{"name": word} for word, stays in kept if stays]
+    keywords = (("learn", state.keep_abs), ("rope", state.keep_rope))
+    terms = [{"name": keyword} for keyword, in_use in keywords if in_use]
     for term in plain_terms(state.spec):
         specs = by_name.get(term["name"])
-        terms.append(specs.pop(0) if specs else term)  # those without effect in the first layer have none
+        terms.append(specs.pop(0) if specs else term)  # encodings inactive in the first layer have no spec
     return terms
 
 
 def _of_encoding(name: str) -> bool:
-    return f".{_HOME}." in f".{name}"
+    return f".{_ENCODING}." in f".{name}"
 
 
 def _compare_grids(model: LoadsWeights, trained: tuple[int, ...] | None) -> None:
-    """Warn when the weights were trained on another grid than the one that the encoding takes as its training grid."""
+    """Warn when the weights were trained on another grid than the training grid of the encoding."""
     ours = model.vispe.reference
     if trained is None or ours is None or trained == tuple(ours):
         return
@@ -227,8 +231,8 @@ def _compare_grids(model: LoadsWeights, trained: tuple[int, ...] | None) -> None
     names = dict.fromkeys(part.name for part in parts if uses_reference(part, trained))
     if names:
         _logger.warning(
-            "The weights were trained on the grid %s, and %s takes that of this model, %s, as its training grid, which "
-            "changes what it computes; give it reference=%s to keep the former.",
+            "The weights were trained on the grid %s, but %s uses the grid %s of this model as its training grid, "
+            "which changes its output. Set reference=%s to keep the former.",
             trained,
             " + ".join(names),
             tuple(ours),

@@ -1,6 +1,6 @@
-"""open_clip's attention layers and default block, made to take a `Context`.
+"""open_clip's attention layers and default block, with a `Context` as their mask argument.
 
-Each class differs from its parent in one thing: its mask argument is a `Context`, and attention is computed with the
+Each class differs from its parent only in that its mask argument may be a `Context`, and attention is computed with the
 encodings in it. Parameters keep their names. Without a context, the positions of `vispe.positions_for` are used, or
 an error is raised.
 """
@@ -19,11 +19,11 @@ from vispe.hosts.common.block_loops import context_for, mask_of_torch
 from vispe.hosts.common.context import Context
 from vispe.hosts.common.layer_access import converted_in, layer_in, plain_class
 
-CALLS = "the tower, encode_image or forward_intermediates"  # what supplies positions to the blocks
+CALLS = "the tower, encode_image or forward_intermediates"  # the calls that supply positions, for messages
 
 
 class VispeMultiheadAttention(nn.MultiheadAttention):
-    """torch's multi-head attention, as open_clip's default block uses it, with positional encodings."""
+    """torch's multi-head attention in open_clip's default block, with positional encodings."""
 
     fused_attn = True
 
@@ -38,7 +38,11 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
+        """Return the tokens (b, n, d) after attention, and its weights if `need_weights`, as in torch.
+
+        Raises:
+            InputError: there are no positions, or the call is not self-attention.
+        """
         if not isinstance(attn_mask, Context):
             if key_padding_mask is not None or key is not query or value is not query:
                 raise InputError(
@@ -47,7 +51,7 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
                 )
             attn_mask = mask_of_torch(attn_mask, self.num_heads)
         context = context_for(self, query, attn_mask, CALLS, is_causal and attn_mask is None)
-        # torch.fx cannot follow torch's own forward pass, and torch's masks mean the opposite
+        # torch.fx cannot trace torch's own forward pass, and boolean masks are inverted there
         masked = context.mask is not None or context.is_causal
         if context.idle(self) and not masked and not isinstance(query, torch.fx.Proxy):
             return super().forward(query, key, value, None, need_weights, None, average_attn_weights)
@@ -82,7 +86,7 @@ class VispeClipAttention(Attention):
 
 
 class VispeResidualAttentionBlock(ResidualAttentionBlock):
-    """open_clip's default block, which would cast its mask; a `Context` goes on as it is."""
+    """open_clip's default block, which would cast its mask; a `Context` is passed on unchanged."""
 
     def attention(
         self,
@@ -115,13 +119,13 @@ LAYERS = (VispeMultiheadAttention, VispeClipAttention)
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
-    """Return the class that an attention layer or block has in open_clip, whether it is swapped or not."""
+    """Return open_clip's class of an attention layer or block, converted or not."""
     cls = plain_class(type(module))
     return STOCK.get(cls, cls)
 
 
 def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield (block, path, module) of every attention layer of an image tower, or of the block without one."""
+    """Yield (block, path, module) of every attention layer of an image tower; the block itself where it has none."""
     for i, block in enumerate(tower.transformer.resblocks):
         path, block = layer_in(f"transformer.resblocks.{i}", block)
         inside = (f"{path}.attn", block.attn) if hasattr(block, "attn") else (path, block)

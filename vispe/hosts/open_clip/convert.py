@@ -1,10 +1,10 @@
-"""Putting an encoding into the image tower of an open_clip model, and taking it out again.
+"""Conversion of the image tower of open_clip models.
 
-Two kinds of towers: those that timm builds, where the trunk is converted as any timm model, and open_clip's own
-`VisionTransformer`, whose conversion is that of `vispe.hosts.common.convert`. The text tower is never touched.
+There are two kinds of towers: those built by timm, where the trunk is converted as any timm model, and open_clip's own
+`VisionTransformer`, converted by `vispe.hosts.common.convert`. The text tower is never changed.
 
-The words are `vispe.convert`, `vispe.restore` and `vispe.describe`; they call what is here, so that `import vispe`
-need not import open_clip. For models that are built by name see `vispe.hosts.open_clip.patch_constructors`.
+Users call `vispe.convert`, `vispe.restore` and `vispe.describe`, which import this module on demand, so that ``import
+vispe`` does not import open_clip. For models that are built by name see `vispe.hosts.open_clip.patch_constructors`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import nn
 from vispe.encodings.registry import Spec
 from vispe.errors import UnsupportedHost
 from vispe.hosts.common import convert
-from vispe.hosts.common.checks import moved
+from vispe.hosts.common.checks import table_like
 from vispe.hosts.common.context import HostState
-from vispe.hosts.common.host_spec import Wanted, read
+from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.common.layer_access import block_in
 from vispe.hosts.common.state_dict_loading import encodings_of
 from vispe.hosts.open_clip.attention import SWAPS, attentions, stock_type
-from vispe.hosts.open_clip.tower import OVERRIDDEN, hosted, resampled
+from vispe.hosts.open_clip.tower import OVERRIDDEN, converted_class, resampled
 from vispe.hosts.timm.convert import convert_timm, restore_timm
 
 
@@ -40,7 +40,7 @@ class _Tower(convert.Family):
     overridden = OVERRIDDEN
     patchable = ("forward", "attention")
 
-    hosted = staticmethod(hosted)
+    converted_class = staticmethod(converted_class)
     stock_type = staticmethod(stock_type)
     attentions = staticmethod(attentions)
 
@@ -58,52 +58,52 @@ class _Tower(convert.Family):
             "grid": tuple(model.grid_size),
         }
 
-    def where(self, model: Any) -> str:
+    def grid_text(self, model: Any) -> str:
         return f"{tuple(model.grid_size)}, trained at {model.vispe.reference}, 1 prefix token"
 
     def has_table(self, model: Any) -> bool:
         return model.positional_embedding is not None
 
-    def take_table(self, model: Any) -> tuple[nn.Parameter, tuple[int, ...]]:
-        kept = (model.positional_embedding, tuple(model.grid_size))
+    def detach_table(self, model: Any) -> tuple[nn.Parameter, tuple[int, ...]]:
+        detached = (model.positional_embedding, tuple(model.grid_size))
         model.register_parameter("positional_embedding", None)
-        return kept
+        return detached
 
-    def put_table(self, model: Any, kept: tuple[nn.Parameter, tuple[int, ...]]) -> None:
-        table, old = kept
+    def attach_table(self, model: Any, detached: tuple[nn.Parameter, tuple[int, ...]]) -> None:
+        table, old = detached
         grid = tuple(model.grid_size)
         resample = None if grid == tuple(old) else lambda values: resampled(values, tuple(old), grid)
-        model.positional_embedding = moved(table, model.class_embedding, resample)
+        model.positional_embedding = table_like(table, model.class_embedding, resample)
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
         if not getattr(model.patch_dropout, "exclude_first_token", True):
             raise UnsupportedHost(
-                "The patch dropout of this tower may drop the class token (exclude_first_token=False), so the place of "
-                "the tokens that remain is not known; use exclude_first_token=True."
+                "The patch dropout of this tower must not drop the class token, as the positions of the remaining "
+                "tokens would be unknown, got exclude_first_token=False. Use exclude_first_token=True."
             )
 
     def check_inside(self, model: Any) -> None:
         if not getattr(model.transformer, "batch_first", True):
             raise UnsupportedHost(
-                "This tower runs its blocks with the sequence first (batch_first=False); build it with "
-                "batch_first=True, or use an additive encoding."
+                "The blocks of this tower must be batch-first, got batch_first=False. Build it with batch_first=True, "
+                "or use an additive encoding."
             )
         for _, path, module in attentions(model):
             if isinstance(module, Attention) and module.logit_scale is not None:
                 raise UnsupportedHost(
-                    f"{path} is scaled cosine attention, which open_clip itself cannot run; build the tower without "
-                    "scaled_cosine_attn."
+                    f"{path}: scaled cosine attention is not supported (open_clip itself cannot run it). Build the "
+                    "tower without scaled_cosine_attn."
                 )
             if isinstance(module, nn.MultiheadAttention) and (
                 module.in_proj_weight is None or module.bias_k is not None
             ):
                 raise UnsupportedHost(
-                    f"{path} has separate projections or a bias token (bias_k), which open_clip's towers do not; use "
-                    "an additive encoding, or vispe.Attention in your own blocks."
+                    f"{path}: separate projections and bias tokens (bias_k) are not supported. Use an additive "
+                    "encoding, or vispe.Attention in your own blocks."
                 )
 
-    def finish(self, model: Any, old: HostState | None) -> None:
-        """Note what `lock`, which lets the stem train, must leave alone."""
+    def after_convert(self, model: Any, old: HostState | None) -> None:
+        """Record the frozen parameters, so that `lock` does not unfreeze them with the stem."""
         model.vispe.fixed = tuple(
             f"{path}.{name}"
             for path, e in encodings_of(model)
@@ -111,7 +111,7 @@ class _Tower(convert.Family):
             if not p.requires_grad
         )
 
-    def leave(self, model: Any) -> None:
+    def before_strip(self, model: Any) -> None:
         for _, _, module in attentions(model):
             vars(module).pop("fused_attn", None)
 
@@ -120,7 +120,7 @@ TOWER = _Tower()
 
 
 def image_tower(model: nn.Module) -> nn.Module:
-    """Return what is converted in an object of open_clip: its own tower, or the trunk that timm made.
+    """Return the module of an open_clip model that is converted: open_clip's own tower, or a timm trunk.
 
     Raises:
         UnsupportedHost: there is no vision transformer in it.
@@ -131,14 +131,14 @@ def image_tower(model: nn.Module) -> nn.Module:
         return model.trunk
     if isinstance(model, ModifiedResNet):
         raise UnsupportedHost(
-            "The image tower is open_clip's ModifiedResNet, which has no positional encoding between its convolutions; "
-            "choose a ViT tower, 'ViT-B-32' for one."
+            "The image tower must be a vision transformer, got open_clip's ModifiedResNet, a convolutional network. "
+            "Use a ViT tower such as 'ViT-B-32'."
         )
     visual = getattr(model, "visual", None)
     if isinstance(visual, nn.Module):
         return image_tower(visual)
     raise UnsupportedHost(
-        f"open_clip's {type(model).__name__} is no image tower, and text stays as it is; give vispe.convert the whole "
+        f"vispe.convert: only image towers of open_clip are converted, got {type(model).__name__}. Pass the complete "
         "model or its `visual`."
     )
 
@@ -146,16 +146,16 @@ def image_tower(model: nn.Module) -> nn.Module:
 def convert_image_tower(
     model: nn.Module, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any
 ) -> None:
-    """Convert the image tower in an object of open_clip; arguments and errors as of `vispe.convert`."""
-    tower, wanted = image_tower(model), read(spec, options, keep_abs, keep_rope)
+    """Convert the image tower of an open_clip model; arguments and errors as in `vispe.convert`."""
+    tower, host_spec = image_tower(model), parse_host_spec(spec, options, keep_abs, keep_rope)
     if isinstance(tower, VisionTransformer):
-        convert_tower(tower, wanted)
+        convert_tower(tower, host_spec)
     else:
-        convert_timm(tower, wanted)
+        convert_timm(tower, host_spec)
 
 
 def restore_image_tower(model: nn.Module) -> None:
-    """Take the encoding out of the image tower in an object of open_clip; errors as of `vispe.restore`."""
+    """Restore the image tower of an open_clip model; errors as in `vispe.restore`."""
     tower = image_tower(model)
     if isinstance(tower, VisionTransformer):
         restore_tower(tower)
@@ -163,22 +163,25 @@ def restore_image_tower(model: nn.Module) -> None:
         restore_timm(tower)
 
 
-def convert_tower(tower: VisionTransformer, wanted: Wanted, built: bool = False) -> None:
-    """Convert open_clip's own image tower in place, or exchange the encoding of a converted one.
+def convert_tower(tower: VisionTransformer, spec: HostSpec, built: bool = False) -> None:
+    """Convert open_clip's own image tower in place, or replace the encoding of a converted one.
 
     Args:
         tower: an image tower.
-        wanted: what the spec asks.
-        built: whether the tower is being built with the encoding, so that its table never counted.
+        spec: the requested encodings.
+        built: whether the constructor of the tower is running, so that its own table was never used.
+
+    Raises:
+        UnsupportedHost, UnsupportedCombination: the tower does not support the encoding.
     """
-    convert.put_in(tower, TOWER, wanted, built)
+    convert.convert_model(tower, TOWER, spec, built)
 
 
 def restore_tower(tower: VisionTransformer) -> None:
-    """Give a converted tower its own classes and absolute table back; errors as of `vispe.restore`."""
-    convert.take_out(tower, TOWER)
+    """Restore the classes and absolute table of a converted tower; errors as in `vispe.restore`."""
+    convert.restore_model(tower, TOWER)
 
 
 def describe_tower(tower: nn.Module) -> str:
-    """Return what is attached where in a converted tower, in a few lines."""
-    return convert.in_words(tower, TOWER)
+    """Return a summary of a converted tower."""
+    return convert.describe_model(tower, TOWER)

@@ -1,10 +1,10 @@
-"""Names for open_clip: `open_clip.create_model(name)` builds a model whose image tower has an encoding.
+"""Model names for open_clip: `open_clip.create_model(name)` builds a model whose image tower has an encoding.
 
-open_clip builds models from configurations by name, and a name is all that many scripts pass on.
-`register_alias` makes such a name out of that of a stock model and the spec of an encoding; what it makes is a plain
-configuration, so `force_image_size`, `force_patch_dropout`, `precision` and checkpoints work as before.
+open_clip builds models from named configurations, and many scripts accept only a name. `register_alias` registers a
+configuration for a stock model with an encoding, so `force_image_size`, `force_patch_dropout`, `precision` and
+checkpoints work as usual.
 
-A configuration of one's own may say the same: ``"pos_embed_type": "alibi2d"`` in its `vision_cfg`, after `install`.
+After `install`, a configuration may also contain the spec itself: ``"pos_embed_type": "alibi2d"`` in its `vision_cfg`.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from timm.models import register_model
 
 from vispe.encodings.registry import Spec
 from vispe.errors import OptionError, UnknownName, UnsupportedHost, did_you_mean
-from vispe.hosts.common.host_spec import read
-from vispe.hosts.monkeypatch import Door
+from vispe.hosts.common.host_spec import parse_host_spec
+from vispe.hosts.monkeypatch import Patch
 from vispe.hosts.open_clip.convert import convert_tower
 from vispe.hosts.timm.convert import convert_timm
 
-_OPEN_CLIP_WORDS = ("learnable", "sin_cos_2d")
-_WORD = "pos_embed_type"
-_POSITION = list(inspect.signature(VisionTransformer.__init__).parameters).index(_WORD) - 1  # without self
-_known: dict[str, tuple[str, str]] = {}  # alias -> (base, spec as JSON)
+_OPEN_CLIP_VALUES = ("learnable", "sin_cos_2d")
+_OPTION = "pos_embed_type"
+_POSITION = list(inspect.signature(VisionTransformer.__init__).parameters).index(_OPTION) - 1  # without self
+_aliases: dict[str, tuple[str, str]] = {}  # alias -> (base, spec as JSON)
 
 
 def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
-    """Make a name under which open_clip builds model `base` with an encoding in its image tower.
+    """Register a name under which open_clip builds model `base` with an encoding in its image tower.
 
-    Call it in every process that uses the name. Pretrained tags of `base` are those of the alias too; its
-    checkpoints load, without their absolute table unless the spec keeps it by a term ``learn``.
+    Call it in every process that uses the name. The alias has the pretrained tags of `base`; its checkpoints load
+    without their absolute table, unless the spec keeps it by the term ``learn``.
 
     Example:
         >>> register_alias('ViT-B-32', 'alibi2d')
         'vispe-ViT-B-32-alibi2d'
 
     Args:
-        base: name of a model of open_clip, ``ViT-B-32`` for one; `open_clip.list_models` lists them.
+        base: name of a model of open_clip, such as ``ViT-B-32``; see `open_clip.list_models`.
         spec: the encoding, JSON-able.
-        name: the new name; ``vispe-<base>-<spec>`` by default.
+        name: the new name; default ``vispe-<base>-<spec>``.
 
     Returns:
         the new name.
 
     Raises:
         UnknownName: open_clip has no model `base`.
-        OptionError: the name stands for something else already, or the spec is not JSON-able.
+        OptionError: the name is already in use, or the spec is not JSON-able.
         UnsupportedHost: the image tower is not one that can be converted.
         UnsupportedCombination, UnknownEncoding: as `vispe.convert`.
     """
@@ -69,89 +69,95 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
         )
     text = _json(spec)
     name = name or f"vispe-{base}-{_plain(spec if isinstance(spec, str) else text)}"
-    if _known.get(name) == (base, text):
+    if _aliases.get(name) == (base, text):
         return name
     if name in open_clip.list_models():
-        raise OptionError(f"open_clip has a model {name!r} already; give another name.")
+        raise OptionError(
+            f"register_alias: name must be new, got {name!r}, a model of open_clip. Use another name."
+        )
     vision = config["vision_cfg"]
     if "timm_model_name" in vision:
         vision["timm_model_name"] = _timm_alias(vision["timm_model_name"], spec, text)
     else:
         _check(base, vision, spec)
         install()
-        vision[_WORD] = spec
+        vision[_OPTION] = spec
     _add(name, config)
-    if base in tags._PRETRAINED:  # open_clip has no other way to give a model tags
+    if base in tags._PRETRAINED:  # open_clip has no public function for this
         tags._PRETRAINED[name] = tags._PRETRAINED[base]
-    _known[name] = (base, text)
+    _aliases[name] = (base, text)
     return name
 
 
 def install() -> None:
-    """Let open_clip's image tower take the spec of an encoding as `pos_embed_type`; once is enough."""
-    _DOOR.install()
+    """Patch open_clip's image tower to accept the spec of an encoding as `pos_embed_type`; idempotent."""
+    _PATCH.install()
 
 
 def uninstall() -> None:
-    """Take that away again; models that exist keep working, aliases of such towers can no longer be built."""
-    _DOOR.uninstall()
+    """Remove the patch; existing models keep working, but aliases of such towers can no longer be built."""
+    _PATCH.uninstall()
 
 
 def _wrapped(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: VisionTransformer, *args: Any, **kwargs: Any) -> None:
-        given = len(args) > _POSITION
-        spec = args[_POSITION] if given else kwargs.get(_WORD, _OPEN_CLIP_WORDS[0])
-        if isinstance(spec, str) and spec in _OPEN_CLIP_WORDS:
+        positional = len(args) > _POSITION
+        spec = args[_POSITION] if positional else kwargs.get(_OPTION, _OPEN_CLIP_VALUES[0])
+        if isinstance(spec, str) and spec in _OPEN_CLIP_VALUES:
             original(self, *args, **kwargs)
             return
-        wanted = read(spec)
+        host_spec = parse_host_spec(spec)
+        # the constructor of a subclass may not be complete when that of open_clip's class returns
         if type(self) is not VisionTransformer:
             raise UnsupportedHost(
-                f"{type(self).__name__}, a subclass of open_clip's VisionTransformer, was built with {_WORD}={spec!r}, "
-                "but only its own constructor knows when it is complete; build it without and then call "
-                "vispe.convert(tower, ...)."
+                f"{type(self).__name__}: subclasses of open_clip's VisionTransformer do not support encodings in the "
+                f"constructor, got {_OPTION}={spec!r}. Build it without and then call vispe.convert(tower, ...)."
             )
-        if given:
-            args = (*args[:_POSITION], _OPEN_CLIP_WORDS[0], *args[_POSITION + 1 :])
+        if positional:
+            args = (*args[:_POSITION], _OPEN_CLIP_VALUES[0], *args[_POSITION + 1 :])
         else:
-            kwargs[_WORD] = _OPEN_CLIP_WORDS[0]
+            kwargs[_OPTION] = _OPEN_CLIP_VALUES[0]
         original(self, *args, **kwargs)
-        convert_tower(self, wanted, built=True)
+        convert_tower(self, host_spec, built=True)
 
     return __init__
 
 
-_DOOR = Door(VisionTransformer, "__init__", _wrapped)
+_PATCH = Patch(VisionTransformer, "__init__", _wrapped)
 
 
 def _check(base: str, vision: dict[str, Any], spec: Spec) -> None:
-    """Raise what `vispe.convert` would raise for open_clip's own tower of this configuration."""
+    """Raise the errors of `vispe.convert` for open_clip's own tower of this configuration."""
     vision = vars(open_clip.CLIPVisionCfg(**vision))
     if not isinstance(vision["layers"], int):
         raise UnsupportedHost(
-            f"The image tower of {base} is a ResNet, which has no positional encoding between its convolutions; choose "
-            "a model with a ViT tower, 'ViT-B-32' for one."
+            f"The image tower must be a vision transformer, got {base}, whose tower is a ResNet. Use a model with a "
+            "ViT tower such as 'ViT-B-32'."
         )
-    if vision[_WORD] not in _OPEN_CLIP_WORDS:
+    if vision[_OPTION] not in _OPEN_CLIP_VALUES:
         raise OptionError(
-            f"{base} has the encoding {vision[_WORD]!r} already; make an alias of the stock model instead."
+            f"register_alias: base must be a stock model, got {base} with the encoding {vision[_OPTION]!r}. Use the "
+            "stock model."
         )
     names = ("image_size", "patch_size", "width", "layers", "patch_dropout", "block_type")
     options = {name: vision[name] for name in (*names, "scaled_cosine_attn")}
     heads = vision["width"] // vision["head_width"]
+    # without memory for weights
     with torch.device("meta"):
-        convert_tower(VisionTransformer(**options, heads=heads, mlp_ratio=1), read(spec))
+        convert_tower(VisionTransformer(**options, heads=heads, mlp_ratio=1), parse_host_spec(spec))
 
 
 def _timm_alias(base: str, spec: Spec, text: str) -> str:
-    """Register an architecture in timm that is `base` with the encoding, and return its name."""
+    """Register a timm architecture, `base` with the encoding, and return its name."""
     name = "vispe_" + _plain(f"{base}_{spec if isinstance(spec, str) else text}", r"\W+")
-    if _known.get(name) == (base, text):
+    if _aliases.get(name) == (base, text):
         return name
     if timm.is_model(name):
-        raise OptionError(f"timm has a model {name!r} already, which is not {base} with {spec}.")
+        raise OptionError(
+            f"register_alias: timm already has a model {name!r}, which is not {base} with {spec}."
+        )
     with torch.device("meta"):
-        convert_timm(timm.create_model(base, num_classes=0), read(spec))
+        convert_timm(timm.create_model(base, num_classes=0), parse_host_spec(spec))
 
     def build(**arguments: Any) -> torch.nn.Module:
         return timm.create_model(base, **arguments, pos_embed=spec)
@@ -159,12 +165,12 @@ def _timm_alias(base: str, spec: Spec, text: str) -> str:
     build.__name__ = build.__qualname__ = name
     build.__module__ = __name__
     register_model(build)
-    _known[name] = (base, text)
+    _aliases[name] = (base, text)
     return name
 
 
 def _add(name: str, config: dict[str, Any]) -> None:
-    """Add a configuration to open_clip, which reads them from files and keeps what it has read."""
+    """Add a configuration to open_clip, which reads configurations from files, once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.json"
         path.write_text(json.dumps(config), encoding="utf-8")
@@ -176,11 +182,11 @@ def _json(spec: Spec) -> str:
         return json.dumps(spec, sort_keys=True)
     except TypeError:
         raise OptionError(
-            f"An alias needs a spec that can be written as JSON, got {type(spec).__name__}; give a name or a dict, "
-            "'alibi2d' for one."
+            f"register_alias: spec must be serialisable as JSON, got {type(spec).__name__}. Pass a name or a dict, "
+            "such as 'alibi2d'."
         ) from None
 
 
 def _plain(text: str, other: str = r"[^\w.+=,()-]+") -> str:
-    """Return `text` with everything that a file name or identifier cannot hold replaced."""
+    """Return `text` with all characters replaced that are not allowed in a file name or identifier."""
     return re.sub(other, "_", text).strip("_")

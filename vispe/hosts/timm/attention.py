@@ -1,6 +1,6 @@
-"""timm's attention layers and inlined-attention blocks, made to take a `Context`.
+"""timm's attention layers, and blocks with inlined attention, with a `Context` as their mask argument.
 
-Each class differs from its parent in one thing: its mask argument is a `Context`, and attention is computed with the
+Each class differs from its parent only in that its mask argument may be a `Context`, and attention is computed with the
 encodings in it. Without one, the positions of `vispe.positions_for` are used, or an error is raised.
 """
 
@@ -19,13 +19,15 @@ from vispe.hosts.common.block_loops import context_for
 from vispe.hosts.common.context import Context
 from vispe.hosts.common.layer_access import converted_in, layer_in, plain_class
 
-CALLS = "the model, forward_features or forward_intermediates"  # what supplies positions to the blocks
+CALLS = (
+    "the model, forward_features or forward_intermediates"  # the calls that supply positions, for messages
+)
 
 
 class _Contextual(nn.Module):
-    """Attention whose mask may be a `Context`; then `vispe_attend` computes it."""
+    """Attention whose mask may be a `Context`, computed by `vispe_attend`."""
 
-    vispe_stock_takes_masks = False  # whether timm's own attention may serve where one mask says all
+    vispe_stock_takes_masks = False  # whether timm's own attention is used where a dense mask is sufficient
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | Context | None = None, is_causal: bool = False
@@ -49,7 +51,8 @@ class VispeAttention(_Contextual, Attention):
     vispe_stock_takes_masks = True
 
     def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
-        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
+        """Return the tokens (b, n, d) after attention with the encodings of `context`."""
+        # (b, n, 3 h d_h) -> 3 x (b, h, n, d_h)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return _projected(self, self.norm(_attended(self, context, self.q_norm(q), self.k_norm(k), v, x)), x)
 
@@ -58,13 +61,13 @@ class VispeDiffAttention(_Contextual, DiffAttention):
     """timm's differential attention with positional encodings; both maps of a head share its encoding."""
 
     def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
-        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
+        """Return the tokens (b, n, d) after attention with the encodings of `context`."""
         q, k, v = self.qkv(x).chunk(3, dim=2)
         return self.proj_drop(self.proj(self.norm(_differential(self, context, q, k, v, x))))
 
 
 class _Rotated(nn.Module):
-    """What both attention layers of Eva do with positional encodings, beside or instead of their own rotation."""
+    """Eva's attention with positional encodings, in addition to or instead of its own rotary embedding."""
 
     def forward(
         self,
@@ -73,14 +76,14 @@ class _Rotated(nn.Module):
         attn_mask: Tensor | Context | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Return the tokens (b, n, d) after attention; `rope` turns queries and keys before the encodings."""
+        """Return the tokens (b, n, d) after attention; `rope` rotates queries and keys before the encodings."""
         context = context_for(self, x, attn_mask, CALLS, is_causal)
         if context.idle(self):
             return super().forward(x, rope=rope, attn_mask=context.mask, is_causal=context.is_causal)
         plain = context.plain_mask(self, x)
         if plain is not None:
             return super().forward(x, rope=rope, attn_mask=plain)
-        # EVA-02 keeps the biases outside of its projection, for that of keys is never trained
+        # EVA-02 stores the biases outside its projection, since that of the keys is a buffer of zeros
         bias = getattr(self, "q_bias", None)
         if self.qkv is None:
             q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -91,14 +94,14 @@ class _Rotated(nn.Module):
             q, k, v = F.linear(x, self.qkv.weight, bias).chunk(3, dim=-1)
         q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in (q, k, v))
         q, k = self.q_norm(q), self.k_norm(k)
-        # the model's own rotation leaves prefix tokens alone
+        # the model's own RoPE does not rotate prefix tokens
         if rope is not None:
             n, half = self.num_prefix_tokens, self.rotate_half
             q, k = (
                 torch.cat([t[:, :, :n], apply_rot_embed_cat(t[:, :, n:], rope, half=half)], 2).type_as(v)
                 for t in (q, k)
             )
-        # each key head serves a run of query heads
+        # grouped-query attention: each key head serves consecutive query heads
         groups = getattr(self, "num_kv_groups", 1)
         if groups > 1:
             k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
@@ -114,31 +117,31 @@ class VispeAttentionRope(_Rotated, AttentionRope):
 
 
 class VispeParallelScalingBlock(_Contextual, ParallelScalingBlock):
-    """timm's block with attention and MLP side by side, with positional encodings."""
+    """timm's block with parallel attention and MLP, with positional encodings."""
 
     def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
-        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
+        """Return the tokens (b, n, d) after the block with the encodings of `context`."""
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
         q, k, v = (_split(t, self.num_heads) for t in (q, k, v))
-        return _side_by_side(self, x, _attended(self, context, self.q_norm(q), self.k_norm(k), v, y), mlp)
+        return _parallel(self, x, _attended(self, context, self.q_norm(q), self.k_norm(k), v, y), mlp)
 
 
 class VispeDiffParallelScalingBlock(_Contextual, DiffParallelScalingBlock):
-    """timm's side-by-side block with differential attention, with positional encodings."""
+    """timm's parallel block with differential attention, with positional encodings."""
 
     def vispe_attend(self, x: Tensor, context: Context) -> Tensor:
-        """Return the tokens (b, n, d) after it, with the encodings of `context`."""
+        """Return the tokens (b, n, d) after the block with the encodings of `context`."""
         y = self.in_norm(x)
         mlp, q, k, v = self.in_proj(y).split(self.in_split, dim=-1)
-        return _side_by_side(self, x, _differential(self, context, q, k, v, y), mlp)
+        return _parallel(self, x, _differential(self, context, q, k, v, y), mlp)
 
 
-def _projected(module: nn.Module, x: Tensor, given: Tensor) -> Tensor:
-    """Return what attention gave after the projection, and after the gate by its input in newer timm."""
+def _projected(module: nn.Module, x: Tensor, inputs: Tensor) -> Tensor:
+    """Return attention output (b, n, d) after the output projection, gated by the layer's `inputs` in newer timm."""
     gate = getattr(module, "gate", None)
     if gate is not None:
-        x = x * gate(given).sigmoid()
+        x = x * gate(inputs).sigmoid()
     return module.proj_drop(module.proj(x))
 
 
@@ -147,7 +150,7 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _joined(x: Tensor) -> Tensor:
+def _merged(x: Tensor) -> Tensor:
     """Return heads (b, h, n, d_h) as tokens (b, n, h * d_h)."""
     return x.transpose(1, 2).flatten(2)
 
@@ -155,11 +158,12 @@ def _joined(x: Tensor) -> Tensor:
 def _attended(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
     """Return attention on heads (b, h, n, d_h) as tokens (b, n, h * d_h)."""
     dropout = module.attn_drop.p if module.training else 0.0
-    return _joined(context.attend(module, q, k, v, x, dropout))
+    return _merged(context.attend(module, q, k, v, x, dropout))
 
 
 def _differential(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-    """Return the difference of two attention maps per head on the values, normed and joined (b, n, d)."""
+    """Return the difference of the two attention outputs of each head, normalised and merged to (b, n, d)."""
+    # (b, n, h 2 d_h) -> (2, b, h, n, d_h)
     q, k = (t.unflatten(-1, (module.num_heads, 2, -1)).permute(3, 0, 2, 1, 4) for t in (q, k))
     v = _split(v, module.num_heads)
     queries, keys = module.q_norm(q).unbind(0), module.k_norm(k).unbind(0)
@@ -170,10 +174,10 @@ def _differential(module: nn.Module, context: Context, q: Tensor, k: Tensor, v: 
         scores = context.scores(module, queries, keys, v, x)
         first, second = scores.weigh(module.attn_drop(scores.softmax()))
     out = module.sub_norm(first - module._compute_lambda().type_as(q) * second)
-    return _joined(out * (1 - module.lambda_init))
+    return _merged(out * (1 - module.lambda_init))
 
 
-def _side_by_side(block: nn.Module, x: Tensor, attn: Tensor, mlp: Tensor) -> Tensor:
+def _parallel(block: nn.Module, x: Tensor, attn: Tensor, mlp: Tensor) -> Tensor:
     """Return the block's output from its attention (b, n, d) and the input of its MLP (b, n, hidden)."""
     if block.mlp_bias is not None:
         mlp = mlp + block.mlp_bias
@@ -198,7 +202,7 @@ LAYERS = (_Contextual, _Rotated)
 
 
 def stock_type(module: nn.Module) -> type[nn.Module]:
-    """Return timm's class of an attention layer or block, whether it is swapped or not."""
+    """Return timm's class of an attention layer or block, converted or not."""
     cls = plain_class(type(module))
     return STOCK.get(cls, cls)
 
@@ -206,7 +210,7 @@ def stock_type(module: nn.Module) -> type[nn.Module]:
 def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
     """Yield (block, path, module) of every attention layer, or of the block where attention is inlined.
 
-    The module need not be one that can be swapped.
+    Modules of unsupported classes are included.
     """
     for i, block in enumerate(model.blocks):
         path, block = layer_in(f"blocks.{i}", block)

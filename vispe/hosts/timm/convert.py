@@ -1,40 +1,40 @@
-"""Putting an encoding into a timm model, and taking it out again; the steps are in `vispe.hosts.common.convert`."""
+"""Conversion of timm models; the steps are in `vispe.hosts.common.convert`."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from vispe.errors import UnsupportedHost
-from vispe.hosts.common.convert import in_words, put_in, take_out
-from vispe.hosts.common.host_spec import Wanted
+from vispe.hosts.common.convert import convert_model, describe_model, restore_model
+from vispe.hosts.common.host_spec import HostSpec
 from vispe.hosts.timm.families import family_of
-from vispe.hosts.unwrap import unknown, unwrapped
+from vispe.hosts.unwrap import unsupported_message, unwrap
 
 
-def convert_timm(model: nn.Module, wanted: Wanted, built: bool = False) -> None:
-    """Convert a timm model in place, or exchange the encoding of a converted one.
+def convert_timm(model: nn.Module, spec: HostSpec, built: bool = False) -> None:
+    """Convert a timm model in place, or replace the encoding of a converted one.
 
     Args:
         model: a timm model of one of `vispe.hosts.timm.families.FAMILIES`.
-        wanted: what the spec asks.
-        built: whether the model is being built with the encoding, so that its own table and rope never counted.
+        spec: the requested encodings.
+        built: whether the constructor of the model is running, so that its own table and rope were never used.
 
     Raises:
-        UnsupportedHost, UnsupportedCombination: the encoding has no place in it.
+        UnsupportedHost, UnsupportedCombination: the model does not support the encoding.
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     family = family_of(model)
     if family is None:
-        raise UnsupportedHost(unknown(model))
-    put_in(model, family, wanted, built)
+        raise UnsupportedHost(unsupported_message(model))
+    convert_model(model, family, spec, built)
 
 
 def restore_timm(model: nn.Module) -> None:
-    """Give a timm model its own classes, absolute table and rotary embedding back; errors as of `vispe.restore`."""
-    model = unwrapped(model)
-    take_out(model, family_of(model))
+    """Restore the classes, absolute table and rotary embedding of a timm model; errors as in `vispe.restore`."""
+    model = unwrap(model)
+    restore_model(model, family_of(model))
 
 
 def describe_timm(model: nn.Module) -> str:
-    """Return what is attached where in a converted timm model, in a few lines."""
-    return in_words(model, family_of(model))
+    """Return a summary of a converted timm model."""
+    return describe_model(model, family_of(model))

@@ -1,4 +1,4 @@
-"""What all timm models that run with a positional encoding of vispe have in common.
+"""Base classes of converted timm models.
 
 The families are in `vispe.hosts.timm.vit`, `eva` and `naflex`; conversion is in `vispe.hosts.timm.convert`.
 """
@@ -18,27 +18,27 @@ from vispe.encodings.base import Additive
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.hosts.common import fx_leaves, overlapping_patches
-from vispe.hosts.common.checks import counterpart, taken_blocks
+from vispe.hosts.common.checks import feature_blocks, make_converted_class
 from vispe.hosts.common.context import Context
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.timm.attention import LAYERS, attentions
 
-torch.fx.wrap("resample_abs_pos_embed")  # timm says the same of its own calls
+torch.fx.wrap("resample_abs_pos_embed")  # a leaf function in timm as well
 for _node in fx_leaves.NODES:
     register_notrace_function(_node)
 
 
-class HostedTimm(LoadsWeights):
-    """What changes in every timm model when it is converted."""
+class ConvertedTimm(LoadsWeights):
+    """Mixin of all converted timm models."""
 
     vispe_attentions = attentions
     vispe_layers = LAYERS
-    vispe_make: ClassVar[Callable[[type[nn.Module]], type[nn.Module]]]  # the `hosted` of its family
-    vispe_tables: ClassVar[tuple[str, ...]] = ("pos_embed",)  # state of the absolute table
+    vispe_make: ClassVar[Callable[[type[nn.Module]], type[nn.Module]]]  # `converted_class` of its family
+    vispe_tables: ClassVar[tuple[str, ...]] = ("pos_embed",)  # state dict names of the absolute table
 
     @property
     def _model_args(self) -> dict[str, Any]:
-        """What timm's hub configuration saves; the encoding in it is always the one that the model has."""
+        """Constructor arguments saved in timm's hub configuration; `pos_embed` is always the current encoding."""
         return self.__dict__.get("_model_args", {})
 
     @_model_args.setter
@@ -46,11 +46,11 @@ class HostedTimm(LoadsWeights):
         self.__dict__["_model_args"] = {**args, "pos_embed": self.vispe.saved}
 
     def prune_intermediate_layers(self, *args: Any, **options: Any) -> list[int]:
-        """Drop the blocks that the given features do not need, see timm, and what encodings have for them."""
-        taken = super().prune_intermediate_layers(*args, **options)
+        """Remove the blocks after the last requested feature, as timm does, and their parameters in encodings."""
+        indices = super().prune_intermediate_layers(*args, **options)
         for encoding in self._vispe_shared():
             encoding.truncate(len(self.blocks))
-        return taken
+        return indices
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's parameter groups, with the shared encodings in the stem."""
@@ -62,7 +62,7 @@ class HostedTimm(LoadsWeights):
 
     @property
     def _vispe_spacing(self) -> tuple[float, float] | None:
-        """Distance of tokens in patches, where patches overlap."""
+        """Distance of tokens in patch sizes, where patches overlap."""
         return None
 
     def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
@@ -76,14 +76,14 @@ class HostedTimm(LoadsWeights):
         return unused
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _new_hosted, (self.vispe_make, self.vispe.stock), self.__getstate__()
+        return _new_converted, (self.vispe_make, self.vispe.stock), self.__getstate__()
 
 
-class HostedTokens(HostedTimm):
-    """The forward pass of the families that embed an image, run blocks and norm; every block gets a `Context`."""
+class ConvertedTokens(ConvertedTimm):
+    """Forward pass of families that embed an image, run blocks and normalise; every block gets a `Context`."""
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Return the normed tokens (b, n, d) of images (b, c, height, width)."""
+        """Return the normalised tokens (b, n, d) of images (b, c, height, width)."""
         x, context, _ = self._vispe_embed(x, attn_mask, is_causal)
         for i, block in enumerate(self.blocks):
             x = self._vispe_block(block, x, context, i)
@@ -102,18 +102,22 @@ class HostedTokens(HostedTimm):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Any:
-        """Return features of several blocks; arguments and results as in timm."""
+        """Return features of several blocks; arguments and results as in timm.
+
+        Raises:
+            OptionError: there is no such block or output format.
+        """
         if output_fmt not in ("NCHW", "NLC"):
             raise OptionError(f"output_fmt must be NCHW or NLC, got {output_fmt!r}.")
-        take, last = taken_blocks(len(self.blocks), indices)
+        selected, last = feature_blocks(len(self.blocks), indices)
         x, context, shape = self._vispe_embed(x, attn_mask, is_causal)
-        taken: list[Tensor] = []
+        outputs: list[Tensor] = []
         for i, block in enumerate(self.blocks[: last + 1] if stop_early else self.blocks):
             x = self._vispe_block(block, x, context, i)
-            if i in take:
-                taken.append(self.norm(x) if norm else x)
+            if i in selected:
+                outputs.append(self.norm(x) if norm else x)
         p = self.num_prefix_tokens
-        prefix, patches = [t[:, :p] for t in taken], [t[:, p:] for t in taken]
+        prefix, patches = [t[:, :p] for t in outputs], [t[:, p:] for t in outputs]
         if output_fmt == "NCHW":
             patches = [t.unflatten(1, shape).permute(0, 3, 1, 2).contiguous() for t in patches]
         with_prefix = return_prefix_tokens and p > 0
@@ -128,11 +132,11 @@ class HostedTokens(HostedTimm):
     def _vispe_embed(
         self, image: Tensor, mask: Tensor | None, is_causal: bool
     ) -> tuple[Tensor, Context, tuple[int, int]]:
-        """Return tokens with their additive encodings, the context for the blocks, and the grid's shape."""
-        self._vispe_intact()
+        """Return tokens with additive encodings (b, n, d), the context for the blocks, and the shape of the grid."""
+        self._vispe_check_layers()
         image = fx_leaves.one_size(image)
         if not isinstance(is_causal, torch.fx.Proxy):
-            is_causal = bool(is_causal)  # a legacy ONNX export makes a tensor of it
+            is_causal = bool(is_causal)  # a tensor in legacy ONNX export
         x = self.patch_embed(image)
         if self.dynamic_img_size:
             shape = (x.shape[1], x.shape[2])
@@ -142,42 +146,42 @@ class HostedTokens(HostedTimm):
         encodings = self._vispe_shared()
         any_size = not (self.dynamic_img_size or getattr(self.patch_embed, "strict_img_size", True))
         embed = self.patch_embed if any_size else None
-        known = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
+        prepared_by = (self.vispe.reference, self._vispe_all(), self._vispe_cache(image))
         pos = fx_leaves.positions(
-            image, x.shape[1], shape, self.num_prefix_tokens, *known, embed, self._vispe_spacing
+            image, x.shape[1], shape, self.num_prefix_tokens, *prepared_by, embed, self._vispe_spacing
         )
         x = self._vispe_tokens(x, shape, pos, image)
         x, pos, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
         if self.grad_checkpointing and torch.compiler.is_compiling():
-            pos.memo = None  # fresh while compiling, so no other forward pass loses it
+            pos.memo = None  # positions are not cached while compiling, so no other forward pass is affected
         return self.norm_pre(x), Context(pos, encodings, mask, is_causal, rope), shape
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        """Return tokens (b, n, d) of patches, for code that assembles them itself; arguments as in timm.
-
-        Encodings that are added to tokens are among them.
+        """Return tokens (b, n, d) of patches with additive encodings; arguments as in timm.
 
         Raises:
-            ShapeError: the patches do not fit the grid, or an encoding reads the image.
-            UnsupportedCombination: a sampler in training draws positions that attention would not share.
+            ShapeError: the patches do not match the grid, or an encoding reads the image.
+            UnsupportedCombination: a sampler in training samples positions that differ from attention's.
         """
-        return self._vispe_by_hand(x)[0]
+        return self._vispe_assemble(x)[0]
 
-    def _vispe_by_hand(self, x: Tensor) -> tuple[Tensor, Positions, tuple[int, int]]:
-        """Return tokens, positions and grid of patches that did not come through the forward pass."""
+    def _vispe_assemble(self, x: Tensor) -> tuple[Tensor, Positions, tuple[int, int]]:
+        """Return tokens, positions and grid of patches, for callers that run the blocks themselves."""
         self._vispe_refuse_draws("_pos_embed")
         shape = tuple(self.patch_embed.grid_size)
         if self.dynamic_img_size:
             shape = (x.shape[1], x.shape[2])
             x = x.flatten(1, 2)
-        known = (self.num_prefix_tokens, self.vispe.reference, self._vispe_all(), self._vispe_cache(x))
-        pos = fx_leaves.positions(x, x.shape[1], shape, *known, None, self._vispe_spacing)
+        prepared_by = (self.vispe.reference, self._vispe_all(), self._vispe_cache(x))
+        pos = fx_leaves.positions(
+            x, x.shape[1], shape, self.num_prefix_tokens, *prepared_by, None, self._vispe_spacing
+        )
         return self._vispe_tokens(x, shape, pos, None), pos, shape
 
     def _vispe_tokens(
         self, x: Tensor, shape: tuple[int, int], pos: Positions, image: Tensor | None
     ) -> Tensor:
-        """Return patches (b, n, d) behind the prefix tokens, with all that is added to them."""
+        """Return prefix tokens and patches (b, n, d) with the absolute table and all additive encodings."""
         prefix = [t for t in (self.cls_token, self._vispe_second_token()) if t is not None]
         if prefix:
             x = torch.cat([*(t.expand(x.shape[0], -1, -1) for t in prefix), x], dim=1)
@@ -189,15 +193,15 @@ class HostedTokens(HostedTimm):
         return self.pos_drop(x)
 
     def _vispe_second_token(self) -> Tensor | None:
-        """Return the tokens (1, m, d) that follow the class token, if any."""
+        """Return the tokens (1, m, d) after the class token, if any."""
         return self.reg_token
 
     def _vispe_rope(self, shape: tuple[int, int]) -> Any:
-        """Return the model's own rotary embedding for a grid, if it has one that is in use."""
+        """Return the model's own rotary embedding for a grid; None where none is in use."""
         del shape
 
     def _vispe_drop(self, x: Tensor, pos: Positions, rope: Any) -> tuple[Tensor, Positions, Any]:
-        """Drop patches as timm does, and their coordinates with them."""
+        """Drop patches as timm does, with their coordinates and rotations."""
         raise NotImplementedError
 
     @property
@@ -205,7 +209,7 @@ class HostedTokens(HostedTimm):
         return overlapping_patches.spacing_of(getattr(self.patch_embed, "proj", None))
 
     def _vispe_abs_table(self, shape: tuple[int, int]) -> Tensor:
-        """Return timm's own absolute table for the grid, with zeros for prefix tokens that have no entry."""
+        """Return timm's own absolute table for the grid (1, n, d), with zeros for prefix tokens without an entry."""
         entries = 0 if self.no_embed_class else self.num_prefix_tokens
         old = self.patch_embed.grid_size
         if self._vispe_spacing is None:
@@ -216,33 +220,33 @@ class HostedTokens(HostedTimm):
         return torch.cat([table.new_zeros(1, missing, table.shape[-1]), table], 1) if missing else table
 
     def _vispe_block(self, block: nn.Module, x: Tensor, context: Context, layer: int) -> Tensor:
-        """Return the tokens (b, n, d) after a block, with what mixes there."""
+        """Return the tokens (b, n, d) after a block and the mixing encodings behind it."""
         arguments = self._vispe_arguments(context, layer)
-        if self.grad_checkpointing:  # positional, as reentrant checkpointing demands
+        if self.grad_checkpointing:  # positional, as reentrant checkpointing requires
             return context.mix(checkpoint(block, x, *arguments), layer)
         return context.mix(block(x, *arguments), layer)
 
     def _vispe_arguments(self, context: Context, layer: int) -> tuple[Any, ...]:
-        """Return what a block takes after the tokens, in its order."""
+        """Return the positional arguments of a block after the tokens."""
         del layer
         if self.vispe.inside:
             return (context,)
         if context.mask is None and not context.is_causal:
             return ()
-        return (context.mask, context.is_causal)  # stock attention takes plain masks only
+        return (context.mask, context.is_causal)  # stock attention accepts tensor masks only
 
 
-def _new_hosted(make: Callable[[type[nn.Module]], type[nn.Module]], stock: type[nn.Module]) -> nn.Module:
+def _new_converted(make: Callable[[type[nn.Module]], type[nn.Module]], stock: type[nn.Module]) -> nn.Module:
     cls = make(stock)
     return cls.__new__(cls)
 
 
-def hosted_class(
-    mixin: type[HostedTimm], stock: type[nn.Module], family: type[nn.Module], overridden: tuple[str, ...]
+def converted_timm_class(
+    mixin: type[ConvertedTimm], stock: type[nn.Module], family: type[nn.Module], overridden: tuple[str, ...]
 ) -> type[Any]:
-    """Return the converted counterpart of a model class: `mixin` in front of `stock`.
+    """Return the converted class of a model class: a subclass of `mixin` and `stock`, in this order.
 
     Raises:
-        UnsupportedHost: the class is a subclass of timm's that changes what vispe replaces.
+        UnsupportedHost: the class is a subclass of timm's that overrides methods replaced by vispe.
     """
-    return counterpart(mixin, stock, family, overridden, "timm", f"timm {family.__name__}")
+    return make_converted_class(mixin, stock, family, overridden, "timm", f"timm {family.__name__}")

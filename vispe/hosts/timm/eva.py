@@ -1,7 +1,7 @@
-"""timm's `Eva` (EVA-02, DINOv3, PE, RoPE-ViT) as it runs with a positional encoding of vispe.
+"""Converted timm `Eva` models (EVA-02, DINOv3, PE, RoPE-ViT).
 
-Its own rotary embedding is taken out with the absolute table, unless it is kept (`keep_rope`, the term ``rope``);
-kept, it turns queries and keys before the encodings see them.
+Their own rotary embedding is detached with the absolute table, unless it stays in use (`keep_rope`, the term ``rope``);
+then it rotates queries and keys before the encodings.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from torch import Tensor
 from vispe.grid import Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
-from vispe.hosts.timm.converted import HostedTokens, hosted_class
+from vispe.hosts.timm.converted import ConvertedTokens, converted_timm_class
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
 
 @cache
-def hosted(stock: type[Eva]) -> type[Eva]:
-    """Return the converted counterpart of an Eva class, or raise `UnsupportedHost` as `hosted_class` does."""
-    return hosted_class(HostedEva, stock, Eva, OVERRIDDEN)
+def converted_class(stock: type[Eva]) -> type[Eva]:
+    """Return the converted class of an Eva class; raise `UnsupportedHost` as `converted_timm_class` does."""
+    return converted_timm_class(ConvertedEva, stock, Eva, OVERRIDDEN)
 
 
-class HostedEva(HostedTokens, Eva):
-    """The parts of a timm Eva that change when it is converted."""
+class ConvertedEva(ConvertedTokens, Eva):
+    """Mixin of converted timm Eva models."""
 
-    vispe_make = staticmethod(hosted)
+    vispe_make = staticmethod(converted_class)
 
     def _pos_embed(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return tokens (b, n, d) of patches and the rotary embedding that is kept, as timm does."""
-        x, pos, shape = self._vispe_by_hand(x)
+        """Return tokens (b, n, d) of patches and the rotary embedding in use, as timm does."""
+        x, pos, shape = self._vispe_assemble(x)
         x, _, rope = self._vispe_drop(x, pos, self._vispe_rope(shape))
         return x, rope
 
@@ -51,7 +51,7 @@ class HostedEva(HostedTokens, Eva):
         x, keep = self.patch_drop(x)
         if keep is None:
             return x, pos, rope
-        if rope is not None:  # a batch axis comes in front of the tokens; depth stays first
+        if rope is not None:  # selected per sample, so a batch axis precedes the tokens; depth stays first
             rope = apply_keep_indices_nlc(x, rope, keep)
             rope = rope.transpose(0, 1) if self.rope_mixed else rope.unsqueeze(1)
         return x, fx_leaves.gather(pos, keep), rope
@@ -65,4 +65,4 @@ class HostedEva(HostedTokens, Eva):
         return (rope, context.mask, context.is_causal)
 
 
-VispeEva = hosted(Eva)
+VispeEva = converted_class(Eva)

@@ -1,8 +1,8 @@
-"""timm's `NaFlexVit` as it runs with a positional encoding of vispe: images, or packed patches of several grids.
+"""Converted timm `NaFlexVit` models: images, or packed patches of several grids.
 
-Packed patches come with their coordinates. Attention sees each sample with the extent of its own grid, and the
-padding mask together with the bias; what is added to the tokens is made for each grid as if it came alone.
-Coordinates follow dropped patches. The model's own rotary embedding is treated as in `vispe.hosts.timm.eva`.
+Packed patches have coordinates. In attention, the extent of each sample is that of its own grid, and the padding mask
+is combined with the bias; additive encodings are computed for each grid separately. Coordinates follow patch dropout.
+The model's own rotary embedding is treated as in `vispe.hosts.timm.eva`.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
 from vispe.hosts.common.packed_positions import packed
 from vispe.hosts.common.position_cache import PositionCache
-from vispe.hosts.timm.converted import HostedTimm, hosted_class
+from vispe.hosts.timm.converted import ConvertedTimm, converted_timm_class
 
 OVERRIDDEN = ("_forward_embeds", "_load_from_state_dict")
 
 
 class LaterDropout(nn.Dropout):
-    """The dropout of the embedding, which the host applies itself, after the encodings were added."""
+    """Disabled dropout of the embedding; the converted model applies it after adding the encodings."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the tokens as they are."""
+        """Return the tokens unchanged."""
         return x
 
 
 @register_notrace_module
-class HostedEmbeds(NaFlexEmbeds):
-    """The embedding of a NaFlexVit whose encodings are added to tokens, which only the model can do."""
+class ConvertedEmbeds(NaFlexEmbeds):
+    """The embedding of a NaFlexVit with additive encodings, which are added by the model."""
 
     def forward(self, *args: Any, vispe_added: bool = False, **kwargs: Any) -> Any:
-        """Return the embedding of timm; raise `InputError` where the model does not add its encodings behind it."""
+        """Return the output of timm's embedding; raise `InputError` where it is called outside the model."""
         if not vispe_added:
             raise InputError(
-                "NaFlexEmbeds: its encoding is added to the tokens by the model, got a call of the embedding alone. "
+                "NaFlexEmbeds: the encoding is added to the tokens by the model, got a call of the embedding alone. "
                 "Call the model, forward_features or forward_intermediates."
             )
         return super().forward(*args, **kwargs)
 
 
 @cache
-def hosted(stock: type[NaFlexVit]) -> type[NaFlexVit]:
-    """Return the converted counterpart of a NaFlexVit class, or raise `UnsupportedHost` as `hosted_class` does."""
-    return hosted_class(HostedNaFlex, stock, NaFlexVit, OVERRIDDEN)
+def converted_class(stock: type[NaFlexVit]) -> type[NaFlexVit]:
+    """Return the converted class of a NaFlexVit class; raise `UnsupportedHost` as `converted_timm_class` does."""
+    return converted_timm_class(ConvertedNaFlex, stock, NaFlexVit, OVERRIDDEN)
 
 
-class HostedNaFlex(HostedTimm, NaFlexVit):
-    """The parts of a timm NaFlexVit that change when it is converted."""
+class ConvertedNaFlex(ConvertedTimm, NaFlexVit):
+    """Mixin of converted timm NaFlexVit models."""
 
-    vispe_make = staticmethod(hosted)
+    vispe_make = staticmethod(converted_class)
     vispe_tables = ("embeds.pos_embed", "embeds.pos_embed_y", "embeds.pos_embed_x")
 
     def _forward_embeds(
         self, x: Tensor, patch_coord: Tensor | None, patch_valid: Tensor | None, attn_mask: Tensor | None
     ) -> dict[str, Any]:
-        self._vispe_intact()
-        x = given = x if patch_coord is not None else fx_leaves.one_size(x)
-        added = {"vispe_added": True} if isinstance(self.embeds, HostedEmbeds) else {}
+        self._vispe_check_layers()
+        x = inputs = x if patch_coord is not None else fx_leaves.one_size(x)
+        added = {"vispe_added": True} if isinstance(self.embeds, ConvertedEmbeds) else {}
         x, shape = self.embeds(x, patch_coord=patch_coord, patch_valid=patch_valid, **added)
         prefix, shared = self.num_prefix_tokens, self._vispe_shared()
-        where = (prefix, self.vispe.reference, shared, self._vispe_all(), self._vispe_cache(x))
-        x, pos, mixed = located(x, given, shape, patch_coord, patch_valid, *where)
+        prepared_by = (prefix, self.vispe.reference, shared, self._vispe_all(), self._vispe_cache(x))
+        x, pos, mixed = encoded(x, inputs, shape, patch_coord, patch_valid, *prepared_by)
         rope = None
         if self.rope is not None:
             if patch_coord is None:
@@ -98,7 +98,9 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
         mask = masked(attn_mask, patch_valid, x, prefix, self.vispe.inside, key_only)
         if self.vispe.inside:
             if torch.compiler.is_compiling() and self.grad_checkpointing:
-                pos.memo = None  # fresh while compiling, so no other forward pass loses it
+                pos.memo = (
+                    None  # positions are not cached while compiling, so no other forward pass is affected
+                )
             mask = Context(pos, shared, mask, False, mixed=mixed)
         return {
             "patches": self.norm_pre(x),
@@ -112,15 +114,15 @@ class HostedNaFlex(HostedTimm, NaFlexVit):
 @torch.fx.wrap
 @register_notrace_function
 def masked(
-    given: Tensor | None, patch_valid: Tensor | None, x: Tensor, prefix: int, inside: bool, key_only: bool
+    user_mask: Tensor | None, patch_valid: Tensor | None, x: Tensor, prefix: int, inside: bool, key_only: bool
 ) -> Tensor | None:
-    """Return the user's mask, or that of padding: which keys exist (b, 1, 1, n), or timm's own for stock attention.
+    """Return the user's mask, or the padding mask: valid keys (b, 1, 1, n), or timm's own for stock attention.
 
-    timm also masks the rows of padded queries, by the lowest number of the dtype, which a bias would push over its
-    edge; nothing reads those rows.
+    timm also masks the rows of padded queries with the lowest number of the dtype, which would overflow with a bias;
+    these rows are never used.
     """
-    if given is not None:
-        return given
+    if user_mask is not None:
+        return user_mask
     if patch_valid is None or not inside:
         queries = {"symmetric": not key_only, "q_len": 1 if key_only else None}
         return create_attention_mask(patch_valid, num_prefix_tokens=prefix, dtype=x.dtype, **queries)
@@ -129,9 +131,9 @@ def masked(
 
 @torch.fx.wrap
 @register_notrace_function
-def located(
+def encoded(
     x: Tensor,
-    given: Tensor,
+    inputs: Tensor,
     shape: tuple[int, int] | None,
     coord: Tensor | None,
     valid: Tensor | None,
@@ -141,19 +143,19 @@ def located(
     preparing: Sequence[Encoding],
     cache: PositionCache | None,
 ) -> tuple[Tensor, Positions, bool]:
-    """Return the tokens with what encodings add, their prepared positions, and whether samples have several grids.
+    """Return the tokens with additive encodings, their prepared positions, and whether samples have several grids.
 
     Args:
         x: embedded tokens (b, n, d).
-        given: the images, or the packed patches.
+        inputs: the images, or the packed patches.
         shape: the grid of images.
         coord: row and column (b, n, 2) of packed patches; None for images.
         valid: which packed patches exist (b, n); None for all.
-        prefix: tokens without a place.
+        prefix: number of tokens without a position.
         reference: grid of the training resolution.
         shared: encodings of the model.
-        preparing: these and those of its layers, all of which prepare positions.
-        cache: where positions are kept; None for a traced graph.
+        preparing: encodings of the model and of its layers, all of which prepare positions.
+        cache: cache of positions; None in a traced graph.
     """
     cache = cache or PositionCache()
 
@@ -163,28 +165,27 @@ def located(
     sizes: list[tuple[int, int]] = []
     if coord is None:
         pos = prepare(preparing, positions(tuple(shape)), batch=x.shape[0])
-        x = _with_shared(x, pos, given, shared)
+        x = _add_encodings(x, pos, inputs, shared)
     else:
         valid = coord.new_ones(coord.shape[:2], dtype=torch.bool) if valid is None else valid.bool()
         sizes = _sizes(coord, valid)
         pos = prepare(preparing, packed(coord, valid, sizes, preparing, positions), batch=x.shape[0])
-        if any(
-            isinstance(e, Sampler) for e in preparing
-        ):  # all that is added reads the places that were drawn
-            x = _with_shared(x, pos, given, shared)
+        # with a sampler, additive encodings are evaluated at the sampled positions
+        if any(isinstance(e, Sampler) for e in preparing):
+            x = _add_encodings(x, pos, inputs, shared)
         else:
-            x = _with_tables(x, coord, valid, sizes, prefix, shared, positions)
+            x = _add_tables(x, coord, valid, sizes, prefix, shared, positions)
     return x, pos, len(set(sizes)) > 1
 
 
-def _with_shared(x: Tensor, pos: Positions, given: Tensor, shared: Sequence[Encoding]) -> Tensor:
+def _add_encodings(x: Tensor, pos: Positions, inputs: Tensor, shared: Sequence[Encoding]) -> Tensor:
     for encoding in shared:
         if isinstance(encoding, Additive):
-            x = fx_leaves.add(encoding, x, pos, given)
+            x = fx_leaves.add(encoding, x, pos, inputs)
     return x
 
 
-def _with_tables(
+def _add_tables(
     x: Tensor,
     coord: Tensor,
     valid: Tensor,
@@ -193,20 +194,21 @@ def _with_tables(
     shared: Sequence[Encoding],
     positions: Callable[[tuple[int, int]], Positions],
 ) -> Tensor:
-    """Return packed tokens with the encodings that are added to them; padding gets nothing."""
+    """Return packed tokens (b, n, d) with additive encodings, one table per grid; nothing is added to padding."""
     encodings = [e for e in shared if isinstance(e, Additive)]
     for encoding in encodings:
         if encoding.reads_tokens:
             x = encoding.embed(x, encoding.prepare(packed(coord, valid, sizes, (), positions)))
             continue
         for size in dict.fromkeys(sizes):
-            rows = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
-            cell = (coord[rows, :, 0] * size[1] + coord[rows, :, 1]).long() * valid[rows]
+            samples = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
+            # row-major index of each patch in the table of its grid (m, n)
+            cell = (coord[samples, :, 0] * size[1] + coord[samples, :, 1]).long() * valid[samples]
             table = encoding.table(encoding.prepare(positions(size)))[0]
             added = table[prefix:].index_select(0, cell.flatten()).unflatten(0, cell.shape)
-            added = added * valid[rows, :, None]
-            head = table[:prefix].expand(len(rows), -1, -1)
-            x = x.index_add(0, rows, torch.cat([head, added], 1).to(x.dtype))
+            added = added * valid[samples, :, None]
+            head = table[:prefix].expand(len(samples), -1, -1)
+            x = x.index_add(0, samples, torch.cat([head, added], 1).to(x.dtype))
     return x
 
 
@@ -214,11 +216,11 @@ def _sizes(coord: Tensor, valid: Tensor) -> list[tuple[int, int]]:
     """Return the grid (rows, columns) of each sample from the coordinates (b, n, 2) of its patches."""
     if coord.ndim != 3 or coord.shape[-1] != 2 or coord.shape[:2] != valid.shape:
         raise ShapeError(
-            f"NaFlexVit needs patch_coord (b, n, 2) and patch_valid (b, n), got {tuple(coord.shape)} and "
-            f"{tuple(valid.shape)}."
+            f"NaFlexVit: patch_coord must have the shape (b, n, 2) and patch_valid (b, n), got {tuple(coord.shape)} "
+            f"and {tuple(valid.shape)}."
         )
-    far = coord.masked_fill(~valid[..., None], 0).amax(1) + 1
-    return [(int(h), int(w)) for h, w in far.tolist()]
+    extent = coord.masked_fill(~valid[..., None], 0).amax(1) + 1
+    return [(int(h), int(w)) for h, w in extent.tolist()]
 
 
-VispeNaFlexVit = hosted(NaFlexVit)
+VispeNaFlexVit = converted_class(NaFlexVit)

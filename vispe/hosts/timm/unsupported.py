@@ -1,4 +1,4 @@
-"""Why a timm model that is none of the families of vispe cannot take an encoding, and what comes nearest."""
+"""Reasons why other timm models do not support encodings, and the nearest supported model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ _CONVOLUTIONS = (
 )
 _LINEAR = "has linear attention, which never forms the logits that an encoding changes"
 _ENCODER = "is the encoder of a language model, with blocks and a rotary embedding of its own"
-_HYBRID = (
-    "is made of stages of convolutions and attention, or its like, and not of transformer blocks on one grid"
-)
+_HYBRID = "consists of stages of convolutions and attention or similar layers, not of transformer blocks on one grid"
 
-# class name: what keeps it from being converted
+# class name: why it cannot be converted
 REASONS: dict[str, str] = {
     "Beit": _RELATIVE,
     "VisionTransformerRelPos": _RELATIVE,
@@ -40,19 +38,19 @@ REASONS: dict[str, str] = {
     "PyramidVisionTransformerV2": _POOLED,
     "Twins": "alternates windowed attention with attention to pooled tokens",
     "MultiScaleVit": "pools queries and keys to different grids in one attention",
-    "Cait": "keeps its class token out of the first blocks and mixes heads inside attention",
+    "Cait": "excludes its class token from the first blocks and mixes heads inside attention",
     "Xcit": _CHANNELS,
     "EdgeNeXt": _CHANNELS,
     "DaVit": "alternates windowed attention with attention between channels",
     "VOLO": "mixes outlook attention with two grids of tokens",
     "CrossVit": "runs two branches with grids of their own",
-    "ConVit": "mixes attention by content with attention by position of its own (`vispe convert-weights` makes its "
-    "weights those of a plain ViT with gpsa)",
+    "ConVit": "mixes attention by content with attention by position of its own (`vispe convert-weights` converts its "
+    "weights to those of a plain ViT with gpsa)",
     "TNT": "runs a second transformer inside every patch",
     "EfficientVit": _LINEAR,
     "EfficientVitLarge": _LINEAR,
     "SwiftFormer": _LINEAR,
-    "MlpMixer": "mixes tokens by matrices with an entry for every pair of places, so it knows position already",
+    "MlpMixer": "mixes tokens by matrices with an entry for every pair of positions, which encode position already",
     "Sequencer2d": "reads tokens in order, row by row and column by column, and has no attention",
     "Gemma4VitClassifier": _ENCODER,
     "Gemma4VitEncoder": _ENCODER,
@@ -85,14 +83,14 @@ REASONS: dict[str, str] = {
 
 
 def refusal(cls: type[nn.Module]) -> str:
-    """Return the sentence that says why models of class `cls` are not converted, and what works instead."""
+    """Return a message with the reason why models of class `cls` cannot be converted, and an alternative."""
     names = [c.__name__ for c in cls.__mro__]
     reason = next(
         (REASONS[n] for n in names if n in REASONS),
-        "is not a plain stack of transformer blocks that hand a mask to their attention",
+        "is not a plain stack of transformer blocks that pass a mask to their attention",
     )
     return (
-        f"{cls.__name__} cannot take an encoding of vispe: it {reason}. Nearest: 'vit_base_patch16_224', "
-        "'vit_base_patch16_rope_224' or 'naflexvit_base_patch16_gap' with pos_embed=...; or vispe.Attention in blocks "
-        "of your own."
+        f"{cls.__name__} does not support encodings of vispe: it {reason}. Use 'vit_base_patch16_224', "
+        "'vit_base_patch16_rope_224' or 'naflexvit_base_patch16_gap' with pos_embed=..., or vispe.Attention in your "
+        "own blocks."
     )

@@ -1,4 +1,4 @@
-"""timm's `VisionTransformer` and `VisionTransformerDistilled` as they run with a positional encoding of vispe.
+"""Converted timm `VisionTransformer` and `VisionTransformerDistilled` models.
 
 Conversion itself is in `vispe.hosts.timm.convert`.
 """
@@ -17,27 +17,27 @@ from torch import Tensor, nn
 from vispe.grid import Positions
 from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
-from vispe.hosts.timm.converted import HostedTokens, hosted_class
+from vispe.hosts.timm.converted import ConvertedTokens, converted_timm_class
 
 OVERRIDDEN = ("forward_features", "forward_intermediates", "_pos_embed", "_load_from_state_dict")
 
 
 @cache
-def hosted(stock: type[VisionTransformer]) -> type[VisionTransformer]:
-    """Return the converted counterpart of a ViT class.
+def converted_class(stock: type[VisionTransformer]) -> type[VisionTransformer]:
+    """Return the converted class of a ViT class.
 
     Raises:
-        UnsupportedHost: the class is a subclass of timm's that changes what vispe replaces.
+        UnsupportedHost: the class is a subclass of timm's that overrides methods replaced by vispe.
     """
     distilled = issubclass(stock, VisionTransformerDistilled)
     family = VisionTransformerDistilled if distilled else VisionTransformer
-    return hosted_class(HostedViT, stock, family, OVERRIDDEN)
+    return converted_timm_class(ConvertedViT, stock, family, OVERRIDDEN)
 
 
-class HostedViT(HostedTokens, VisionTransformer):
-    """The parts of a timm ViT that change when it is converted."""
+class ConvertedViT(ConvertedTokens, VisionTransformer):
+    """Mixin of converted timm ViT models."""
 
-    vispe_make = staticmethod(hosted)
+    vispe_make = staticmethod(converted_class)
 
     def _vispe_embed(
         self, image: Tensor, mask: Tensor | None, is_causal: bool
@@ -49,14 +49,13 @@ class HostedViT(HostedTokens, VisionTransformer):
     def _vispe_block(self, block: nn.Module, x: Tensor, context: Context, layer: int) -> Tensor:
         if context.patches is None or layer >= self._vispe_prefix_from():
             return super()._vispe_block(block, x, context, layer)
-        # prefix tokens that enter later pass by
+        # prefix tokens that enter at a later block bypass this one
         p = self.num_prefix_tokens
         return torch.cat([x[:, :p], super()._vispe_block(block, x[:, p:], context.patches, layer)], 1)
 
     def _vispe_prefix_from(self) -> int:
-        return max(
-            [0, *(e.prefix_from for e in self._vispe_all())]
-        )  # a default stops compilers of torch 2.11
+        # max(..., default=0) breaks the graph in torch.compile of torch 2.11
+        return max([0, *(e.prefix_from for e in self._vispe_all())])
 
     def _vispe_second_token(self) -> Tensor | None:
         return self.dist_token if isinstance(self, VisionTransformerDistilled) else self.reg_token
@@ -69,5 +68,5 @@ class HostedViT(HostedTokens, VisionTransformer):
         return x, pos if keep is None else fx_leaves.gather(pos, keep), rope
 
 
-VispeVisionTransformer = hosted(VisionTransformer)
-VispeVisionTransformerDistilled = hosted(VisionTransformerDistilled)
+VispeVisionTransformer = converted_class(VisionTransformer)
+VispeVisionTransformerDistilled = converted_class(VisionTransformerDistilled)

@@ -1,1 +1,1 @@
-"""Models of Hugging Face transformers: vision towers, language models with pictures, saving."""
+"""Models of Hugging Face transformers: vision towers, vision-language models, saving."""

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers: which spec goes into which part of them."""
+"""Conversion of models of Hugging Face transformers: position schemes and encodings of vision towers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
 from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, is_vlm, restore_vlm
 from vispe.hosts.transformers.language.families import inner_of
 from vispe.hosts.transformers.saving import config_record
-from vispe.hosts.transformers.subclasses import Named, positioned, stock_of
+from vispe.hosts.transformers.subclasses import Named, converted_subclass, stock_of
 from vispe.multimodal import list_schemes
 
-KEPT = ("learn", "rope")  # words of a sum that keep what a tower has of its own
+KEYWORDS = ("learn", "rope")  # terms of a sum that keep a tower's own position information
 
 
 class Around:
-    """Mixed into the class of a model that has a converted tower inside, so that the class builds such models."""
+    """Mixin of the class of a model with a converted part, so that calling the class builds such a model."""
 
 
 def convert_transformers(
     model: nn.Module, spec: Spec, *, keep_abs: bool = False, keep_rope: bool = False, **options: Any
 ) -> None:
-    """Put a position scheme into a language model, or an encoding into a vision tower, whichever the spec names.
+    """Convert the language model to a position scheme, or the vision tower to an encoding, depending on the spec.
 
     Raises:
-        OptionError: what is to be kept of a tower was given with a position scheme.
-        UnsupportedHost: a position scheme was given for a model without a language model.
+        OptionError: `keep_abs` or `keep_rope` is set with a position scheme.
+        UnsupportedHost: the spec is a position scheme, and the model has no language model that supports it.
     """
     if not names_scheme(spec):
         if is_vlm(model):
@@ -41,7 +41,8 @@ def convert_transformers(
         return
     if keep_abs or keep_rope:
         raise OptionError(
-            "keep_abs and keep_rope belong to vision towers; a position scheme replaces the one before."
+            "keep_abs and keep_rope are options of vision towers, got a position scheme. Omit them; a scheme replaces "
+            "the model's own."
         )
     if not is_vlm(model):
         raise UnsupportedHost(refusal(model, spec))
@@ -50,80 +51,80 @@ def convert_transformers(
 
 
 def _convert_language(model: nn.Module, spec: Any, **options: Any) -> None:
-    """Put a position scheme into a model, whose class says so from then on."""
-    around = _bare(model)
+    """Convert a language model to a position scheme; its class is unchanged on errors."""
+    cls = _remove_around(model)
     try:
         convert_vlm(model, spec, **options)
     except BaseException:
-        model.__class__ = around
+        model.__class__ = cls
         raise
 
 
 def _finish(model: nn.Module) -> None:
-    """Let configuration and class of a converted model say what it has."""
+    """Record the conversion in the configuration and the class of a model."""
     config_record.write(model)
     if stock_of(type(model)) is None and config_record.names(model):
-        model.__class__ = positioned(type(model), Around)
+        model.__class__ = converted_subclass(type(model), Around)
 
 
-def _bare(model: nn.Module) -> type:
-    """Take `Around` off a model and return the class that it had."""
-    had = type(model)
-    if Around in had.__bases__:
-        model.__class__ = stock_of(had)
-    return had
+def _remove_around(model: nn.Module) -> type:
+    """Remove the mixin `Around` from the class of a model, and return the previous class."""
+    previous = type(model)
+    if Around in previous.__bases__:
+        model.__class__ = stock_of(previous)
+    return previous
 
 
 def convert_named(model: nn.Module) -> None:
-    """Put into a model what its configuration names and it does not have yet.
+    """Convert a model to the encodings and position scheme that its configuration names.
 
     Raises:
-        InputError: the configuration names nothing.
+        InputError: the configuration names none.
     """
     if not config_record.names(model):
         raise InputError(
-            f"vispe.convert was given no encoding or position scheme, and the configuration of this "
-            f"{type(model).__name__} names none; say which, as in vispe.convert(model, 'mrope_i')."
+            "vispe.convert: without a spec, the configuration of the model must name an encoding or position scheme, "
+            f"got that of a {type(model).__name__} without one. Pass a spec, as in vispe.convert(model, 'mrope_i')."
         )
-    new = _put_named(model)
+    new = _convert_missing(model)
     if new:
         warnings.warn(
-            f"{new} weights of the encoding were made anew, not loaded; vispe.from_pretrained loads those that were "
-            "saved.",
+            f"{new} weights of the encoding were initialised, not loaded. Load saved ones with vispe.from_pretrained.",
             UserWarning,
             stacklevel=3,
         )
 
 
-def complete(model: nn.Module, asked: type) -> None:
-    """Convert a model that was built by calling the class of a converted one, where its configuration says how.
+def complete(model: nn.Module, requested: type) -> None:
+    """Convert a model that was built by calling the class of a converted one, as its configuration names.
 
     Raises:
-        InputError: it was to be loaded converted, and its configuration names nothing.
+        InputError: it was loaded by `vispe.from_pretrained`, and its configuration names nothing.
     """
     if config_record.names(model):
-        _put_named(model)
-    elif Named in asked.__bases__:
+        _convert_missing(model)
+    elif Named in requested.__bases__:
         raise InputError(
-            f"The configuration of {model.config.name_or_path or type(model).__name__} names no encoding or position "
-            f"scheme of vispe; load it with {type(model).__name__}.from_pretrained, and convert it then."
+            "vispe.from_pretrained: the configuration must name an encoding or position scheme of vispe, got that of "
+            f"{model.config.name_or_path or type(model).__name__} without one. Load it with "
+            f"{type(model).__name__}.from_pretrained, and call vispe.convert."
         )
 
 
-def _put_named(model: nn.Module) -> int:
-    """Convert the parts of a model that are not as its configuration names them; return the weights that are new."""
+def _convert_missing(model: nn.Module) -> int:
+    """Convert the parts that differ from the configuration; return the number of new weights."""
     new = 0
     dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # not that of the model which is being built
+    torch.set_default_dtype(torch.float32)  # transformers sets that of the model being built
     try:
         with torch.device("cpu"), warnings.catch_warnings():
-            # text is as the model was trained to read it, whatever other models of the class were trained to
+            # the model was trained with this scheme, so the warning about text of the stock model does not apply
             warnings.filterwarnings("ignore", ".*does not encode text as", UserWarning)
             for part, entry in list(config_record.missing(model)):
                 if "scheme" in entry:
-                    whole = model if is_vlm(model) and inner_of(model) is part else part
-                    more = {name: entry.get(name) for name in ("parallel", "self_extend")}
-                    _convert_language(whole, entry["scheme"], late_rotation=entry["late_rotation"], **more)
+                    outer = model if is_vlm(model) and inner_of(model) is part else part
+                    options = {name: entry.get(name) for name in ("parallel", "self_extend")}
+                    _convert_language(outer, entry["scheme"], late_rotation=entry["late_rotation"], **options)
                 else:
                     new += _vision().convert_as_named(part, entry)
     finally:
@@ -136,16 +137,16 @@ def _check_names(spec: Spec) -> None:
     """Raise `UnknownEncoding` for a name that is neither that of an encoding nor that of a scheme."""
     known = [*list_encodings(), *list_schemes()]
     for name in (name.partition(".")[0] for name in names_of(spec)):
-        if name not in (*known, *KEPT):
+        if name not in (*known, *KEYWORDS):
             raise UnknownEncoding(
-                f"There is no encoding for the vision tower and no position scheme for the language model called "
-                f"{name!r}.{did_you_mean(name, known)} Schemes: {', '.join(list_schemes())}; encodings: see "
+                f"spec must name an encoding of the vision tower or a position scheme of the language model, got "
+                f"{name!r}.{did_you_mean(name, known)} Position schemes: {', '.join(list_schemes())}; encodings: see "
                 "vispe.list_encodings()."
             )
 
 
 def restore_transformers(model: nn.Module) -> None:
-    """Give a model its own position scheme, and its vision tower its own encoding, back.
+    """Restore the model's own position scheme, and the own position information of its vision tower.
 
     Raises:
         UnsupportedHost: neither is converted.
@@ -158,22 +159,22 @@ def restore_transformers(model: nn.Module) -> None:
     except UnsupportedHost:
         if not scheme:
             raise
-    _bare(model)
+    _remove_around(model)
     config_record.erase(model)
 
 
 def describe_transformers(model: nn.Module) -> str:
-    """Return what is attached where, in the language model and in the vision tower."""
+    """Return a summary of the conversion of the language model and the vision tower."""
     lines = [describe_vlm(model)] if is_vlm(model) else []
     try:
         _vision().vision_tower_of(model)
     except UnsupportedHost:
-        return "\n".join(lines) or f"{type(model).__name__} without a part that vispe knows."
+        return "\n".join(lines) or f"{type(model).__name__} without a part that vispe supports."
     return "\n".join([*lines, _vision().describe_vision(model)])
 
 
 def _vision() -> Any:
-    """Return `vispe.hosts.transformers.vision.convert`, which a language model alone does not need."""
+    """Return `vispe.hosts.transformers.vision.convert`, imported on demand, as language models do not need it."""
     from vispe.hosts.transformers.vision import convert
 
     return convert

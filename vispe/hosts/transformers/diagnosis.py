@@ -1,6 +1,6 @@
-"""Why a model of transformers cannot take a position scheme, and what to do instead.
+"""Error messages for models of transformers that do not support position schemes.
 
-`refusal` is the only place that phrases this; it inspects the model that was given and says what holds for it.
+`refusal` inspects the model and returns the reason that applies, and what to do instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from vispe.hosts.transformers.subclasses import stock_of
 from vispe.multimodal import LayerSchemes, Scheme, list_schemes
 from vispe.multimodal.layered import Layered
 
-# attributes of models that hold the language model, in the order in which they are tried
+# attribute names of the language model, in order of precedence
 TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")
 
 
 def names_of(spec: Any) -> list[str]:
-    """Return the names in a spec of encodings or of a position scheme; finished ones have none to look up."""
+    """Return the names in a spec of encodings or of a position scheme; none for `Encoding` and `Scheme` instances."""
     if isinstance(spec, str):
         return [name for name, _ in parse_text(spec)]
     if isinstance(spec, Mapping):
@@ -32,38 +32,38 @@ def names_of(spec: Any) -> list[str]:
 
 
 def names_scheme(spec: Any) -> bool:
-    """Whether a spec is a position scheme of multimodal sequences, or names one."""
+    """Return whether a spec is or names a position scheme."""
     if isinstance(spec, Scheme | LayerSchemes):
         return True
     return any(name in (*list_schemes(), Layered.name) for name in names_of(spec))
 
 
 def check_no_scheme(model: nn.Module, spec: Any) -> None:
-    """Raise `UnsupportedHost` where a vision model of another library than transformers is given a position scheme."""
+    """Raise `UnsupportedHost` for a position scheme of a vision model of another library than transformers."""
     if names_scheme(spec):
         raise UnsupportedHost(
-            f"vispe.convert: {type(model).__name__} cannot take the position scheme {spec}: it is a vision model "
+            f"vispe.convert: {type(model).__name__} does not support the position scheme {spec}: it is a vision model "
             "without a language model. Use an encoding, such as vispe.convert(model, 'alibi2d'); see "
             "vispe.list_encodings()."
         )
 
 
 def refusal(model: nn.Module, scheme: Any) -> str:
-    """Return why a model of transformers cannot take a position scheme, and what to do.
+    """Return the message for a model of transformers that does not support position schemes.
 
     Args:
-        model: of a class of transformers, and not of a family that takes a scheme.
-        scheme: the scheme, or its spec, for the message.
+        model: a model of transformers, not of a family that supports schemes.
+        scheme: the scheme or its spec, for the message.
     """
     inner = inner_of(model)
     kind = getattr(getattr(inner, "config", None), "model_type", "")
     cls = (stock_of(type(model)) or type(model)).__name__
     reason, advice = _reason(model, inner)
-    return f"vispe.convert: {cls} ({kind}) cannot take the position scheme {scheme}: {reason}. {advice}"
+    return f"vispe.convert: {cls} ({kind}) does not support the position scheme {scheme}: {reason}. {advice}"
 
 
 def supported_part(model: nn.Module) -> str | None:
-    """Return the path of the first part, such as ``'thinker'``, that takes a position scheme; None without one."""
+    """Return the path of the first submodule that supports position schemes, such as ``'thinker'``; None for none."""
     for path, part in model.named_modules():
         config = getattr(part, "config", None)
         if path and getattr(config, "model_type", None) in FAMILIES and text_of(inner_of(part)) is not None:
@@ -72,19 +72,25 @@ def supported_part(model: nn.Module) -> str | None:
 
 
 def _reason(model: Any, inner: Any) -> tuple[str, str]:
-    """Return what is wrong, without a full stop, and what to do."""
-    families = f"Use a model of another family. Families that take one: {', '.join(FAMILIES)}."
+    """Return the reason, without a full stop, and the advice."""
+    families = f"Use a model of another family. Supported families: {', '.join(FAMILIES)}."
     if path := supported_part(model):
-        return f"the vision-language model is its part `{path}`", f"Call vispe.convert(model.{path}, ...)."
+        return (
+            f"the vision-language model is its submodule `{path}`",
+            f"Call vispe.convert(model.{path}, ...).",
+        )
     tower, path = _text_tower(model, inner)
     inputs = _modalities(model)
     if inputs and not inputs & {"image", "video"}:
         if "audio" in inputs:
-            return "it takes audio and no images, and position schemes place the tokens of images", families
+            return (
+                "its inputs are audio and no images, and position schemes assign positions to images",
+                families,
+            )
         return (
-            "it takes no images, and position schemes place the tokens of images",
-            "If it is part of a vision-language model, call vispe.convert with the whole model, head included. "
-            f"Families that take one: {', '.join(FAMILIES)}.",
+            "its inputs contain no images, and position schemes assign positions to images",
+            "If it is part of a vision-language model, call vispe.convert with the complete model, head included. "
+            f"Supported families: {', '.join(FAMILIES)}.",
         )
     if _is_encoder_decoder(model, inner, tower):
         return "it has an encoder and a decoder, whose positions are not those of one sequence", families
@@ -94,11 +100,10 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
             "Use an encoding, such as vispe.convert(model, 'alibi2d'); see vispe.list_encodings().",
         )
     if _has_cross_attention(tower):
-        return "its images are not tokens of the sequence: layers of their own attend to them", families
+        return "its images are not tokens of the sequence, but the input of cross-attention layers", families
     sections = getattr(getattr(tower, "rotary_emb", None), "mrope_section", ())
-    if (
-        sections is None or len(sections) > 3
-    ):  # Hunyuan's XD-RoPE, whose configuration may leave the sections open
+    # Hunyuan's XD-RoPE has four sections, which are optional in its configuration
+    if sections is None or len(sections) > 3:
         count = "four" if sections is None else str(len(sections)).replace("4", "four")
         return f"its rotary embedding has {count} axes, and position schemes have up to three", families
     try:
@@ -107,33 +112,32 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
         return f"{str(error)[0].lower()}{str(error)[1:]}".rstrip("."), families
     named = f", whose language model is `{path}`" if path else ""
     return (
-        "nothing that vispe knows says where its pictures are among the tokens, and how large they are: there is no "
-        f"rule for this model type{named}",
+        f"the image placeholders and image sizes of this model type are unknown to vispe{named}",
         families,
     )
 
 
 def _modalities(model: Any) -> set[str]:
-    """Return what a model takes: image, video, audio, text; empty where its class does not say."""
+    """Return the input modalities of a model: image, video, audio, text; empty where its class does not name them."""
     named = getattr(model, "input_modalities", None) or ()
     return {named} if isinstance(named, str) else set(named)
 
 
 def _text_tower(model: Any, inner: Any) -> tuple[Any, str]:
-    """Return the language model of a vision-language model, and the path of its attribute; '' where it has none.
+    """Return the language model of a vision-language model, and the path of its attribute; '' for the model itself.
 
-    Where that has no rotary embedding, the first part below it with one and with layers is returned.
+    If it has no rotary embedding, the first submodule with a rotary embedding and layers is returned.
     """
     below = getattr(model, "model", None)
     starts = [(below, "model.")] if isinstance(below, nn.Module) else []
     starts.append((model, ""))
-    found = (
+    towers = (
         (getattr(part, name), path + name)
         for part, path in starts
         for name in TEXT_TOWERS
         if isinstance(getattr(part, name, None), nn.Module)
     )
-    tower, path = next(found, (inner if inner is not model else starts[0][0], ""))
+    tower, path = next(towers, (inner if inner is not model else starts[0][0], ""))
     if hasattr(tower, "rotary_emb"):
         return tower, path
     parts = (part for part in tower.modules() if hasattr(part, "rotary_emb") and hasattr(part, "layers"))
@@ -146,7 +150,7 @@ def _is_encoder_decoder(model: Any, inner: Any, tower: Any) -> bool:
 
 
 def _has_cross_attention(tower: Any) -> bool:
-    """Whether layers of a language model attend to images, which are then not among its tokens."""
+    """Return whether images are the input of cross-attention layers instead of tokens of the sequence."""
     if getattr(getattr(tower, "config", None), "cross_attention_layers", None):
         return True
     names = (name.rpartition(".")[2].lower() for name, _ in tower.named_modules())

@@ -1,8 +1,8 @@
-"""Isolation of the samples that are packed into one row: their masks, and the layers that cannot isolate them.
+"""Isolation of samples packed into one row: attention masks, and errors for layers that cannot isolate samples.
 
-Samples are numbered by the ordinary position ids of a call: an id that does not go on by 1 starts another one. The
-masks that a host makes say where text is causal, which image blocks see themselves and how wide windows are; each layer
-adds to them that no token attends to another sample. So isolation does not depend on whether the host opens a cache.
+Samples are separated by the ordinary position ids of a call: an id that is not the previous one plus 1 starts a sample.
+The host's own masks define causality, bidirectional image blocks and sliding windows; each layer additionally masks
+tokens of other samples, so isolation does not depend on whether the host creates a cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.nn.functional import pad
 
 from vispe.errors import InputError, UnsupportedHost
 
-SAMPLES = "vispe_samples"  # keyword that carries `Samples` from the model to its layers
+SAMPLES = "vispe_samples"  # keyword that passes `Samples` from the model to its layers
 ATTENTION = (
     "full_attention",
     "sliding_attention",
     "chunked_attention",
-)  # layer types that read nothing but a mask
+)  # layer types without a recurrent state
 _LIBRARIES = ("torch", "transformers", "accelerate", "peft", "vispe")
 
 
@@ -30,74 +30,77 @@ class Samples(NamedTuple):
     """Packed samples of a call; a tuple, so that hooks move it to the device of a layer.
 
     Attributes:
-        number: which sample of its row each token belongs to (b, s).
-        masks: masks made so far, each as (mask of the host, number of keys, isolated mask), as layers share them.
+        number: index of the sample of each token in its row (b, s).
+        masks: masks computed so far, (mask of the host, number of keys, isolated mask), as layers share them.
     """
 
     number: Tensor
     masks: list[tuple[Any, int, Any]]
 
 
-def sample_numbers(keys: Tensor) -> Tensor:
-    """Return the number (b, s), from 0, of the sample that each token belongs to, for ordinary position ids (b, s)."""
-    return pad((keys[:, 1:] != keys[:, :-1] + 1).long().cumsum(1), (1, 0))
+def sample_numbers(token_index: Tensor) -> Tensor:
+    """Return the index (b, s), from 0, of the sample of each token, for ordinary position ids (b, s)."""
+    return pad((token_index[:, 1:] != token_index[:, :-1] + 1).long().cumsum(1), (1, 0))
 
 
-def samples_of(keys: Tensor) -> Samples | None:
+def samples_of(token_index: Tensor) -> Samples | None:
     """Return the packed samples of a call without a mask; None where every row is one sample.
 
-    Compiled programs cannot branch on values, so their rows are always taken for packed ones.
+    Compiled programs cannot branch on values, so their rows are always treated as packed.
     """
-    if keys.shape[1] == 1:
+    if token_index.shape[1] == 1:
         return None
-    number = sample_numbers(keys)
+    number = sample_numbers(token_index)
     if not torch.compiler.is_compiling() and not bool(number[:, -1].any()):
         return None
     return Samples(number, [])
 
 
 def check_layers(text: Any, owner: str) -> None:
-    """Raise `UnsupportedHost` where layers of a language model carry a state from sample to sample."""
+    """Raise `UnsupportedHost` where layers of a language model have a state that is carried between samples."""
     others = sorted({kind for kind in _layer_types(text) if kind not in ATTENTION})
     if others:
         raise UnsupportedHost(
             f"{owner}: samples cannot be packed into one row of a {type(text).__name__}, got layers of type "
-            f"{', '.join(others)}, which carry a state from each sample into the next. Use one sample for each row, "
+            f"{', '.join(others)}, which carry a state from each sample into the next. Use one sample per row, "
             "padded with an attention_mask."
         )
 
 
 def isolates(text: Any) -> bool:
-    """Whether all layers of a language model can isolate packed samples."""
+    """Return whether all layers of a language model can isolate packed samples."""
     return all(kind in ATTENTION for kind in _layer_types(text))
 
 
-def check_call(model: Any, text: Any, keys: Tensor, mask: Tensor | None, masked: bool, cached: bool) -> bool:
+def check_call(
+    model: Any, text: Any, token_index: Tensor, mask: Tensor | None, masked: bool, cached: bool
+) -> bool:
     """Return whether the rows of a call are packed samples to be isolated; while compiling, whether they may be.
 
     Args:
         model: the converted model inside, for its name.
         text: its language model.
-        keys: ordinary position ids (b, s) of the caller.
+        token_index: ordinary position ids (b, s) of the caller.
         mask: the padding mask (b, all tokens so far), or None.
         masked: whether there is a mask of any kind.
-        cached: whether tokens are in the cache.
+        cached: whether the cache contains tokens.
 
     Raises:
-        UnsupportedHost: the layers cannot isolate them.
-        InputError: they were to follow what is in a cache.
+        UnsupportedHost: the layers cannot isolate samples.
+        InputError: packed samples follow cached tokens.
 
     Warns:
-        UserWarning: a padding mask hides from the host that samples are packed.
+        UserWarning: packed samples are passed with a padding mask, with which transformers does not isolate them.
     """
-    if keys.shape[1] == 1:
+    if token_index.shape[1] == 1:
         return False
     if torch.compiler.is_compiling() and isolates(text):
         return not masked and not cached
-    number = sample_numbers(keys)
+    number = sample_numbers(token_index)
     if mask is not None:
-        seen = mask[:, -keys.shape[1] :].bool()
-        number = (number.diff(dim=1) > 0) & seen[:, 1:] & seen[:, :-1]
+        valid = mask[:, -token_index.shape[1] :].bool()
+        # only starts between two valid tokens count
+        number = (number.diff(dim=1) > 0) & valid[:, 1:] & valid[:, :-1]
         if bool(number.any()):
             _warn_of_mask(model, isolates(text))
         return False
@@ -108,27 +111,27 @@ def check_call(model: Any, text: Any, keys: Tensor, mask: Tensor | None, masked:
         return False
     if cached:
         raise InputError(
-            f"{type(model).__name__}.forward: position_ids restart within a row of tokens that follow a filled cache, "
-            "so which sample the cached tokens belong to is unknown. Pass packed samples without a cache, or a mask "
+            f"{type(model).__name__}.forward: position_ids restart within a row of tokens that follow cached tokens, "
+            "so the sample of the cached tokens is unknown. Pass packed samples without a cache, or a mask "
             "(b, 1, s, all tokens)."
         )
     return True
 
 
 def check_cache(state: Any) -> None:
-    """Raise `InputError` where the samples in a cache would all be seen by the tokens of a call."""
+    """Raise `InputError` where the tokens of a call would attend to all packed samples in a cache."""
     if state is not None and state.packed:
         raise InputError(
-            "The cache holds packed samples, which the tokens of this call would all attend to, got a call that goes "
-            "on from it. Fill a cache with one sample for each row."
+            "The cache must contain one sample per row, got packed samples, all of which the tokens of this call would "
+            "attend to. Fill the cache with one sample per row."
         )
 
 
 def flash_arguments(text: Any, samples: Samples) -> dict[str, Any]:
-    """Return what flash attention needs to isolate samples: their ends among all tokens, and the longest; else none.
+    """Return the arguments of flash attention that isolate samples (cumulative lengths, maximum); none for others.
 
     Raises:
-        UnsupportedHost: the attention of the model is of a kind that takes neither these nor a mask.
+        UnsupportedHost: the attention implementation accepts neither these arguments nor a mask.
     """
     base = _attention(text)
     if base in ("sdpa", "eager", "flex_attention"):
@@ -149,11 +152,11 @@ def isolated(mask: Any, samples: Samples, layer: Any, cache: Any, dtype: torch.d
     """Return the mask of a layer with no token attending to another sample.
 
     Args:
-        mask: that of the host: (b, 1, s, m) bool or additive, a block mask of flex attention, or None: causal.
-        samples: of the call.
+        mask: mask of the host: (b, 1, s, m) bool or additive, a block mask of flex attention, or None for causal.
+        samples: packed samples of the call.
         layer: the decoder layer.
-        cache: of the call, or None; empty.
-        dtype: of the layer's input, for additive masks.
+        cache: the empty cache of the call, or None.
+        dtype: dtype of the layer's input, for additive masks.
     """
     attention = getattr(layer, "self_attn", layer)
     base = _attention(attention)
@@ -162,27 +165,29 @@ def isolated(mask: Any, samples: Samples, layer: Any, cache: Any, dtype: torch.d
     length = samples.number.shape[1]
     if mask is not None:
         keys = int(mask.shape[-1])
-    else:  # a cache of fixed size has room behind its keys; one that grows may hold those of this call already
-        number = getattr(attention, "layer_idx", None)
-        keys = length if cache is None else max(length, int(cache.get_mask_sizes(0, number)[0]))
-    for before, size, after in samples.masks:
-        if before is mask and size == keys:
-            return after
-    after = _isolated(mask, samples.number, keys, base, dtype)
-    samples.masks.append((mask, keys, after))
-    return after
+    else:  # a static cache is longer than its keys; a dynamic one may already contain those of this call
+        index = getattr(attention, "layer_idx", None)
+        keys = length if cache is None else max(length, int(cache.get_mask_sizes(0, index)[0]))
+    for host_mask, size, result in samples.masks:
+        if host_mask is mask and size == keys:
+            return result
+    result = _isolated(mask, samples.number, keys, base, dtype)
+    samples.masks.append((mask, keys, result))
+    return result
 
 
 def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtype) -> Any:
-    """Return a mask, made anew."""
+    """Return the mask of `isolated`, computed."""
     length = number.shape[1]
+    # unused keys of a static cache belong to no sample
     of_key = pad(number, (0, keys - length), value=-1)
     if base == "flex_attention":
-        return _in_blocks(mask, number, of_key)
+        return _block_mask(mask, number, of_key)
+    # same sample: (b, 1, s, keys)
     same = number[:, None, :, None] == of_key[:, None, None]
     if mask is None:
-        at = torch.arange(keys, device=number.device)
-        same = same & (at <= at[:length, None])
+        index = torch.arange(keys, device=number.device)
+        same = same & (index <= index[:length, None])
         if base != "eager":
             return same
         mask = torch.zeros((), dtype=dtype, device=number.device)
@@ -191,7 +196,7 @@ def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtyp
     return mask.masked_fill(~same, torch.finfo(mask.dtype).min)
 
 
-def _in_blocks(mask: Any, number: Tensor, of_key: Tensor) -> Any:
+def _block_mask(mask: Any, number: Tensor, of_key: Tensor) -> Any:
     """Return a block mask of flex attention."""
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
@@ -209,18 +214,18 @@ def _layer_types(text: Any) -> list[str]:
 
 
 def _attention(module: Any) -> str:
-    """Return the name of a module's attention, without the prefix of vispe's own."""
+    """Return the attention implementation of a module, without the prefix of vispe's own."""
     return str(getattr(module.config, "_attn_implementation", "")).removeprefix("vispe_")
 
 
 def _warn_of_mask(model: Any, isolable: bool) -> None:
-    """Warn, at the line that called the model, that a padding mask does not separate packed samples."""
+    """Warn, at the line of the user's call, that a padding mask does not separate packed samples."""
     frame, level = sys._getframe(1), 2  # 1 is this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
         frame, level = frame.f_back, level + 1
     advice = "Pass position_ids without attention_mask, or a mask (b, 1, s, s)."
     if not isolable:
-        advice = "Use one sample for each row: layers of this model carry a state from sample to sample."
+        advice = "Use one sample per row: layers of this model carry a state from sample to sample."
     warnings.warn(
         f"{type(model).__name__}.forward: position_ids restart within a row, but with a padding mask (b, s) the packed "
         f"samples are not separated: they attend to each other. {advice}",

@@ -1,4 +1,4 @@
-"""Position schemes of vision-language models in serving engines: what is written once, and read for every request."""
+"""Position schemes of vision-language models in serving engines: a table per model, positions per request."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ POSITIONS, TABLE = "positions.json", "table.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class ServedPositions:
-    """Where the tokens of a model's prompts are, for an engine.
+    """Positions of the tokens of prompts, for a serving engine.
 
     Attributes:
-        rows: how coordinates are numbered.
-        table: cosines and sines of the numbers.
-        config: of the model, which names the tokens of its pictures.
+        rows: mapping from coordinates to rows of the table.
+        table: cosines and sines of each row.
+        config: configuration of the model, which names its image tokens.
     """
 
     rows: Rows
@@ -48,47 +48,47 @@ class ServedPositions:
         video_grid_thw: Any = None,
         second_per_grid_ts: Any = None,
     ) -> tuple[Tensor, int]:
-        """Return what an engine asks a model for, once for each request.
+        """Return the position ids of a request, and the position delta of its generated tokens.
 
         Args:
-            input_ids: tokens of the prompt (n,), with as many placeholders as a picture has tokens.
+            input_ids: tokens of the prompt (n,), with one placeholder per image token.
             image_grid_thw: grids (m, 3) of frames, rows and columns in patches, in the order of the prompt.
-            video_grid_thw: the same of videos.
-            second_per_grid_ts: seconds from frame to frame of each video.
+            video_grid_thw: grids of videos, likewise.
+            second_per_grid_ts: seconds between frames of each video.
 
         Returns:
-            Rows of the table (3, n) int64, and what is added to the number of a token that is generated to get its row.
+            Rows of the table (3, n) int64, and the offset from the index of a generated token to its row.
 
         Raises:
-            InputError: grids and placeholders do not agree, or a coordinate is outside of the table.
+            InputError: grids and placeholders differ, or a coordinate is outside the table.
         """
         tokens = torch.as_tensor(input_ids, dtype=torch.long).reshape(1, -1)
         grids = {"image_grid_thw": image_grid_thw, "video_grid_thw": video_grid_thw}
-        given = {
+        inputs = {
             name: torch.as_tensor(g, dtype=torch.long).reshape(-1, 3)
             for name, g in grids.items()
             if g is not None
         }
         seconds = {} if second_per_grid_ts is None else {"second_per_grid_ts": second_per_grid_ts}
         types = token_types(self.config, tokens, None, (1, tokens.shape[1]))
-        everything = torch.ones_like(tokens, dtype=torch.bool)
+        valid = torch.ones_like(tokens, dtype=torch.bool)  # a request has no padding
         model = SimpleNamespace(config=self.config)
         stream = stream_of(
-            model, torch.zeros_like(tokens) if types is None else types, everything,
-            torch.zeros_like(tokens), given | seconds,
+            model, torch.zeros_like(tokens) if types is None else types, valid,
+            torch.zeros_like(tokens), inputs | seconds,
         )  # fmt: skip
         (request,) = self.rows.requests(stream)
         return request.ids, request.delta
 
     def install(self, model: nn.Module) -> list[str]:
-        """Give the rotary layers of a model in an engine the table; see `vispe.multimodal.serving.install`."""
+        """Replace the table of the rotary layers of an engine's model; see `vispe.multimodal.serving.install`."""
         return install(model, self.table)
 
     def save(self, folder: str | Path, force: bool = False) -> list[Path]:
         """Write the configuration, the numbering and the table into a folder, and return the files.
 
         Raises:
-            InputError: a file exists and not `force`.
+            InputError: a file exists and `force` is False.
         """
         from safetensors.torch import save_file
 
@@ -103,7 +103,7 @@ class ServedPositions:
         return files
 
     def described(self) -> dict[str, Any]:
-        """Return what an engine needs to know, plain."""
+        """Return the numbering and the layout of the table, JSON-able."""
         rows, table = self.rows, self.table
         return {
             "version": __version__,
@@ -129,21 +129,21 @@ def serve_positions(
     picture: tuple[int, int, int] = (64, 64, 64),
     nearest: bool = False,
 ) -> ServedPositions:
-    """Return what an engine needs to serve a vision-language model with a position scheme.
+    """Return the positions and tables for serving a vision-language model with a position scheme.
 
     Args:
-        model: a converted model, or the folder of one that was saved; weights are not read. A model that was not
-            converted serves its own scheme.
-        scheme: position scheme instead of the one that the model names.
-        positions: whole coordinates from 0 on that the table has; prompt and answer need to stay below.
-        picture: frames, rows and columns of the largest video, in tokens, which decide how many coordinates below 0
-            and between whole numbers the table has.
-        nearest: round coordinates of schemes that have no common fraction.
+        model: a converted model, or the folder of a saved one, of which only the configuration is read. A stock model
+            is served with its own scheme.
+        scheme: position scheme instead of that of the model.
+        positions: number of integer coordinates from 0 in the table, an upper bound of prompt plus answer.
+        picture: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional
+            coordinates in the table.
+        nearest: round coordinates of schemes without a common denominator.
 
     Raises:
-        UnsupportedHost: no grids say how large the pictures of the model are.
-        UnsupportedCombination: engines cannot go on as the scheme does.
-        InputError: the folder holds no configuration.
+        UnsupportedHost: the model is not a vision-language model, or its image sizes are not passed as grids.
+        UnsupportedCombination: the scheme needs an attention of its own.
+        InputError: the folder contains no configuration.
 
     Example:
         >>> import pytest; transformers = pytest.importorskip("transformers")
@@ -159,55 +159,57 @@ def serve_positions(
     built = model if isinstance(model, nn.Module) else _built(Path(model))
     if not is_vlm(built):
         raise UnsupportedHost(
-            f"{type(built).__name__} is no vision-language model of transformers; position schemes are for these."
+            "serve_positions: the model must be a vision-language model of transformers, got "
+            f"{type(built).__name__}."
         )
     inner: Any = inner_of(built)
     config = inner.config
     if config.model_type not in FAMILIES or family_of(config).pictures != "grids":
         names = ", ".join(name for name, family in FAMILIES.items() if family.pictures == "grids")
         raise UnsupportedHost(
-            f"Engines ask {config.model_type} for no positions of several axes: they number its tokens one by one. "
-            f"Models whose prompts come with grids take a scheme there: {names}."
+            f"serve_positions: engines support position schemes only for models with image grids ({names}), got "
+            f"{config.model_type}, whose tokens they number one by one."
         )
     text = text_of(inner)
     entry = config_record.read(config)
-    odd = [name for name in ("parallel", "self_extend") if entry.get(name)]
-    if odd:
+    unsupported = [name for name in ("parallel", "self_extend") if entry.get(name)]
+    if unsupported:
         raise UnsupportedCombination(
-            f"The model was converted with {odd[0]}, for which an engine would need an attention of its own; convert "
-            "it without."
+            f"serve_positions: the option {unsupported[0]} needs an attention that engines do not have. Convert the "
+            "model without it."
         )
-    own = family_of(config).own(config)
-    chosen = scheme_of(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or own)
+    stock = family_of(config).own(config)
+    chosen = scheme_of(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or stock)
     rotaries = rotaries_of(text)
-    (rotary,) = rotaries.values()  # models whose prompts come with grids have layers of one kind
+    (rotary,) = rotaries.values()  # models with image grids have layers of one kind
     chosen = with_host_sections(chosen, inner, rotaries)
+    # the model may be on the meta device, so its rotary embedding is built again
     with torch.device("cpu"):
-        held = SimpleNamespace(rotary_emb=type(text.rotary_emb)(text.config))
-        rates = rotary.rates(held).float()
+        holder = SimpleNamespace(rotary_emb=type(text.rotary_emb)(text.config))
+        rates = rotary.rates(holder).float()
         rows = Rows.reaching(chosen, positions, picture, nearest)
-        return ServedPositions(rows, table_of(rows, rates, rotary.scaling(held)), config)
+        return ServedPositions(rows, table_of(rows, rates, rotary.scaling(holder)), config)
 
 
 def load_positions(folder: str | Path) -> ServedPositions:
-    """Return what `ServedPositions.save` wrote.
+    """Load a folder written by `ServedPositions.save`.
 
     Raises:
-        InputError: the folder holds no positions.
+        InputError: the folder contains no positions.
     """
     from safetensors.torch import load_file
 
     folder = Path(folder)
     if not (folder / POSITIONS).is_file():
-        raise InputError(f"{folder} has no {POSITIONS}; write it with `vispe export-positions`.")
-    found = json.loads((folder / POSITIONS).read_text())
+        raise InputError(f"{folder} contains no {POSITIONS}. Write it with `vispe export-positions`.")
+    entries = json.loads((folder / POSITIONS).read_text())
     tensors = load_file(folder / TABLE)
-    scheme = create_scheme(found["scheme"])
-    rows = Rows(scheme, found["positions"], found["below"], found["parts"], found["nearest"])
-    sections = found["mrope_section"]
+    scheme = create_scheme(entries["scheme"])
+    rows = Rows(scheme, entries["positions"], entries["below"], entries["parts"], entries["nearest"])
+    sections = entries["mrope_section"]
     table = Table(
         tensors["cos_sin_cache"], tensors["axis_of_pair"],
-        None if sections is None else tuple(sections), found["mrope_interleaved"],
+        None if sections is None else tuple(sections), entries["mrope_interleaved"],
     )  # fmt: skip
     return ServedPositions(rows, table, _config(folder))
 
@@ -216,12 +218,14 @@ def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} has no config.json; give the folder of a saved model of transformers.")
+        raise InputError(
+            f"{folder} contains no config.json. Pass the folder of a saved model of transformers."
+        )
     return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
 def _built(folder: Path) -> nn.Module:
-    """Return the model of a folder without weights: its modules say how they turn queries and keys."""
+    """Return the model of a folder on the meta device, whose modules define its rotary embedding."""
     from transformers import AutoModelForImageTextToText
 
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Methods of made classes keep the signatures of the classes that they replace."""
+"""Signatures of overridden methods of dynamic subclasses, equal to those of the stock classes."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from types import FunctionType
 from typing import Any
 
 
-def like_stock(made: type, *names: str, **more: Any) -> None:
-    """Give methods of a made class the signature that they have in the class that it was made from.
+def copy_signatures(cls: type, *names: str, **extra: Any) -> None:
+    """Set the signatures of methods of a dynamic subclass to those of the stock class.
 
-    Callers ask for it: which columns of a data set a model takes, which keywords `generate` may pass on. Arguments
-    given by place go where they go in that class.
+    Callers inspect signatures: trainers, for the columns of a dataset that a model accepts, and `generate`, for the
+    keywords to pass on. Positional arguments are mapped to the names that they have in the stock class.
 
     Args:
-        made: a class with `vispe_stock`, the class that it was made from.
+        cls: a class with `vispe_stock`, the stock class.
         *names: methods.
-        **more: keywords that ours takes besides, and their types.
+        **extra: additional keywords of the overridden methods, and their types.
     """
     for name in names:
-        ours, stock = getattr(made, name), getattr(made.vispe_stock, name)  # type: ignore[attr-defined]
-        setattr(made, name, _dressed(_named(ours, stock), stock, more))
+        ours, stock = getattr(cls, name), getattr(cls.vispe_stock, name)  # type: ignore[attr-defined]
+        setattr(cls, name, _with_signature(_named(ours, stock), stock, extra))
 
 
-def signed_like_stock(made: type, name: str, **more: Any) -> None:
-    """Do as `like_stock` with a method that calls `by_name` itself: no other call comes between."""
-    ours, stock = getattr(made, name), getattr(made.vispe_stock, name)  # type: ignore[attr-defined]
+def copy_signature_only(cls: type, name: str, **extra: Any) -> None:
+    """Set the signature of a method that calls `by_name` itself, without a wrapper around it."""
+    ours, stock = getattr(cls, name), getattr(cls.vispe_stock, name)  # type: ignore[attr-defined]
     copied = FunctionType(ours.__code__, ours.__globals__, name, ours.__defaults__, ours.__closure__)
-    setattr(made, name, _dressed(copied, stock, more))
+    setattr(cls, name, _with_signature(copied, stock, extra))
 
 
-def order_of(stock: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the arguments that a method takes by place."""
+def positional_names(stock: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the positional arguments of a method, without `self`."""
     parameters = inspect.signature(stock).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
 
@@ -41,19 +41,19 @@ def order_of(stock: Callable[..., Any]) -> tuple[str, ...]:
 def by_name(
     owner: str, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments of a call by name.
+    """Return all arguments of a call as keywords.
 
     Raises:
-        TypeError: there are more by place than `owner` takes, or one comes twice.
+        TypeError: there are more positional arguments than `owner` takes, or one is passed twice.
     """
     if len(args) > len(order):
-        raise TypeError(f"{owner} takes {len(order)} arguments by place, got {len(args)}.")
+        raise TypeError(f"{owner} takes {len(order)} positional arguments, got {len(args)}.")
     return dict(**dict(zip(order, args, strict=False)), **kwargs)
 
 
 def _named(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `ours`, taking arguments by place where `stock` does."""
-    order = order_of(stock)
+    """Return `ours` with the positional arguments of `stock`."""
+    order = positional_names(stock)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return ours(self, **by_name(stock.__qualname__, order, args, kwargs))
@@ -61,13 +61,13 @@ def _named(ours: Callable[..., Any], stock: Callable[..., Any]) -> Callable[...,
     return method
 
 
-def _dressed(method: Any, stock: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
-    """Give a method the signature and the words of `stock`, and more keywords before its last ones."""
+def _with_signature(method: Any, stock: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
+    """Set the signature and docstring of `stock` on a method, with extra keywords before ``**kwargs``."""
     signature = inspect.signature(stock)
     parameters = list(signature.parameters.values())
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in more.items()
+        for name, kind in extra.items()
         if name not in signature.parameters
     ]
     last = [p for p in parameters if p.kind is p.VAR_KEYWORD]

@@ -1,7 +1,7 @@
-"""Subclasses of transformers' classes, made when they are needed; they keep the names that checkpoints record.
+"""Dynamic subclasses of transformers' classes, with the names that checkpoints record.
 
-Every class is found again under its name in this module, so converted models can be pickled. Calling such a class
-builds the stock class, and converts it where the configuration that it is built from names an encoding.
+Converted models can be pickled, as `rebuilt` creates the same class again. Calling such a class builds an instance of
+the stock class, and converts it where its configuration names an encoding.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from torch import nn
 
 from vispe.errors import UnsupportedHost
 
-# classes, not results: one for each pair for the life of the process
-_MADE: dict[tuple[type, type], type] = {}
-# called with each model that is built by calling a made class, and with that class
-_COMPLETING: list[Callable[[nn.Module, type], None]] = []
+# one class for each pair, for the lifetime of the process
+_SUBCLASSES: dict[tuple[type, type], type] = {}
+# called with each model that is built by calling a dynamic subclass, and with that class
+_CALLBACKS: list[Callable[[nn.Module, type], None]] = []
 converting = contextvars.ContextVar("converting", default=False)  # whether the next model is loaded converted
 
 
 class Named:
-    """Mixed into the class of a model that is to be built with what its configuration names."""
+    """Mixin of the class of a model that is built with the encoding named in its configuration."""
 
 
-def positioned(stock: type, mixin: type) -> type:
-    """Return the subclass of `stock` with `mixin` in front; the same one every time."""
-    if (stock, mixin) not in _MADE:
-        inside = {
+def converted_subclass(stock: type, mixin: type) -> type:
+    """Return the subclass of `mixin` and `stock`, in this order; the same class for the same arguments."""
+    if (stock, mixin) not in _SUBCLASSES:
+        namespace = {
             "__module__": stock.__module__,
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
@@ -38,46 +38,46 @@ def positioned(stock: type, mixin: type) -> type:
             "vispe_stock": stock,
         }
         if issubclass(stock, nn.Module):
-            inside["__init__"] = _building(stock)
-        _MADE[stock, mixin] = type(stock.__name__, (mixin, stock), inside)
-    return _MADE[stock, mixin]
+            namespace["__init__"] = _building(stock)
+        _SUBCLASSES[stock, mixin] = type(stock.__name__, (mixin, stock), namespace)
+    return _SUBCLASSES[stock, mixin]
 
 
-def stock_of(made: type) -> type | None:
-    """Return the class that a subclass was made from, or None if it was not made here."""
-    return made.__dict__.get("vispe_stock")
+def stock_of(cls: type) -> type | None:
+    """Return the stock class of a dynamic subclass; None for other classes."""
+    return cls.__dict__.get("vispe_stock")
 
 
 def complete_with(complete: Callable[[nn.Module, type], None]) -> None:
-    """Call `complete` with each model that is built by calling a made class, and with that class."""
-    _COMPLETING[:] = [complete]
+    """Register the function that is called with each model built by calling a dynamic subclass, and with that class."""
+    _CALLBACKS[:] = [complete]
 
 
 def _building(stock: type) -> Any:
-    """Return the constructor of a made class: conversion puts the object into its class once it is complete."""
+    """Return the constructor of a dynamic subclass, which builds the stock model and then converts it."""
 
     @functools.wraps(stock.__init__)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if stock_of(type(self)) is not stock:
             raise UnsupportedHost(
-                f"{type(self).__qualname__} derives from the class of a converted {stock.__name__}, which only "
-                f"vispe.convert can complete; derive it from {stock.__module__}.{stock.__name__} and convert the model."
+                f"{type(self).__qualname__} must not derive from the class of a converted {stock.__name__}. Derive it "
+                f"from {stock.__module__}.{stock.__name__} and call vispe.convert on the model."
             )
-        asked = type(self)
+        requested = type(self)
         self.__class__ = stock
         stock.__init__(self, *args, **kwargs)
         if isinstance(self, nn.Module):
-            for complete in _COMPLETING:
-                complete(self, asked)
+            for complete in _CALLBACKS:
+                complete(self, requested)
 
     return __init__
 
 
 def rebuilt(module: str, stock: str, mixin_module: str, mixin: str) -> Any:
-    """Return an empty object of a made class; for pickle."""
-    made, mixed = importlib.import_module(module), importlib.import_module(mixin_module)
-    kind = positioned(getattr(made, stock), getattr(mixed, mixin))
-    return kind.__new__(kind)
+    """Return an uninitialised object of a dynamic subclass; for pickle."""
+    stock_in, mixin_in = importlib.import_module(module), importlib.import_module(mixin_module)
+    cls = converted_subclass(getattr(stock_in, stock), getattr(mixin_in, mixin))
+    return cls.__new__(cls)
 
 
 def _reduce(self: Any, protocol: int) -> tuple[Any, ...]:

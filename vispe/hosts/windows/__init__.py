@@ -1,1 +1,1 @@
-"""An encoding in models whose attention layers have grids of their own: windows, stages, or one grid for good."""
+"""Models whose attention layers have their own grids: windows, stages, or one fixed grid."""

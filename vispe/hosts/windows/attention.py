@@ -1,8 +1,8 @@
-"""Attention layers that know their grid: the window, or the map of tokens that they are handed.
+"""Attention layers with their own grid: a window, or the feature map that they receive.
 
-Each class stands in front of the layer of a library and replaces its forward pass; parameters keep their names. Such a
-layer has encodings of its own, since heads and windows differ from stage to stage. The host's relative table, where it
-is kept, and the mask of shifted windows are added to the logits.
+Each class is a mixin for an attention layer of a library and replaces its forward pass; parameters keep their names.
+Each layer has its own encodings, since heads and windows differ between stages. The library's own relative bias, where
+it stays in use, and the mask of shifted windows are added to the logits.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from vispe.hosts.common.position_cache import PositionCache
 
 @dataclass
 class Site:
-    """What a layer needs to know beside its own weights.
+    """Grid of an attention layer.
 
     Attributes:
-        grid: the grid that it was built for.
-        prefix: tokens without a place.
-        keep: whether the host's own relative table counts.
-        cache: positions of the last grids.
+        grid: the grid that the layer was built for.
+        prefix: number of tokens without a position.
+        keep: whether the library's own relative table is in use.
+        cache: positions of recent grids.
     """
 
     grid: tuple[int, ...]
@@ -41,11 +41,11 @@ class Site:
     cache: PositionCache = field(default_factory=PositionCache)
 
 
-class Sited(nn.Module):
-    """What every attention layer of a converted model has.
+class SiteAttention(nn.Module):
+    """Base class of converted attention layers with their own grid.
 
     Attributes:
-        vispe_layer: number of the layer.
+        vispe_layer: index of the layer.
         vispe_site: its grid.
         pos_enc: its encodings.
     """
@@ -60,35 +60,38 @@ class Sited(nn.Module):
         x: Tensor,
         qkv: tuple[Tensor, Tensor, Tensor],
         shape: tuple[int, ...],
-        own: Tensor | None,
+        host_bias: Tensor | None,
         dropout_p: float,
-        shifted: Tensor | None = None,
+        shift_mask: Tensor | None = None,
     ) -> Tensor:
         """Return the tokens (b, n, d) after attention of queries, keys and values (b, h, n, d_h) on a grid."""
-        out = self.vispe_context(x, shape, own, shifted).attend(self, *qkv, x, dropout_p)
+        out = self.vispe_context(x, shape, host_bias, shift_mask).attend(self, *qkv, x, dropout_p)
         return out.transpose(1, 2).flatten(2)
 
     def vispe_context(
-        self, x: Tensor, shape: tuple[int, ...], own: Tensor | None, shifted: Tensor | None = None
+        self, x: Tensor, shape: tuple[int, ...], host_bias: Tensor | None, shift_mask: Tensor | None = None
     ) -> Context:
         """Return the context of this layer.
 
         Args:
             x: tokens (b, n, d).
             shape: their grid.
-            own: what the host itself adds to the logits, (b or 1, h or 1, n, n).
-            shifted: its mask (windows, n, n) between parts of windows that are no neighbours in the map.
+            host_bias: the library's own bias of the logits, (b or 1, h or 1, n, n).
+            shift_mask: additive mask (windows, n, n) between parts of shifted windows that are not adjacent in the
+                feature map.
         """
         site = self.vispe_site
         parts = () if self.pos_enc is None else self.pos_enc.parts()
-        if isinstance(x, torch.fx.Proxy):  # a graph keeps no positions
-            mask = dense_mask(x, own, shifted)
-            return Context(fx_leaves.sited(x, shape, site.prefix, site.grid, parts), (), mask, False)
+        if isinstance(x, torch.fx.Proxy):  # a traced graph has no cache
+            mask = dense_mask(x, host_bias, shift_mask)
+            return Context(
+                fx_leaves.layer_positions(x, shape, site.prefix, site.grid, parts), (), mask, False
+            )
         pos = site.cache(Grid(shape, prefix=site.prefix, reference=site.grid), x)
-        if shifted is None or own is not None:
-            mask = dense_mask(x, own, shifted)
+        if shift_mask is None or host_bias is not None:
+            mask = dense_mask(x, host_bias, shift_mask)
         else:
-            mask = WindowMask(shifted, pos, x.shape[0])
+            mask = WindowMask(shift_mask, pos, x.shape[0])
         return Context(prepare(parts, pos, batch=x.shape[0]), (), mask, False)
 
 
@@ -99,15 +102,17 @@ def split(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.fx.wrap
-def dense_mask(x: Tensor, own: Tensor | None, shifted: Tensor | None) -> Tensor | None:
-    """Return what is added to the logits of windows x (b, n, d): the host's bias, and its mask for every image."""
-    if shifted is None:
-        return own
-    mask = shifted.repeat(x.shape[0] // shifted.shape[0], 1, 1)[:, None]
-    return mask if own is None else own + mask
+def dense_mask(x: Tensor, host_bias: Tensor | None, shift_mask: Tensor | None) -> Tensor | None:
+    """Return the additive mask of windows x (b, n, d): the library's bias plus its shift mask for every image."""
+    if shift_mask is None:
+        return host_bias
+    # (windows, n, n) -> (images * windows, 1, n, n)
+    mask = shift_mask.repeat(x.shape[0] // shift_mask.shape[0], 1, 1)[:, None]
+    return mask if host_bias is None else host_bias + mask
 
 
 def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys whose product / sqrt(d_h) is their cosine times a learned scale (h, 1, 1)."""
+    """Return queries and keys whose scaled dot product (q k / sqrt(d_h)) is their cosine times a learned scale."""
+    # the scale (h, 1, 1) is stored as a logarithm and limited to 100, as in Swin V2
     scale = logit_scale.clamp(max=math.log(100.0)).exp() * q.shape[-1] ** 0.5
     return F.normalize(q, dim=-1) * scale, F.normalize(k, dim=-1)

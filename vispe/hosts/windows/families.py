@@ -1,7 +1,7 @@
-"""Models whose attention layers have grids of their own: SAM, Swin, MaxViT, torchvision's ViT, MONAI's networks.
+"""Models whose attention layers have their own grids: SAM, Swin, MaxViT, torchvision's ViT, MONAI's networks.
 
-Where things are is said by structure: the classes of models, with their absolute tables, and those of attention
-layers. Every attention layer gets encodings of its own, for its heads and its window. The steps of a conversion are in
+`vispe.hosts.windows.model_table` lists the classes of models, with their absolute tables, and those of attention layers.
+Every attention layer gets its own encodings, for its heads and its window. The steps of a conversion are in
 `vispe.hosts.common.convert`.
 """
 
@@ -20,10 +20,10 @@ from vispe.encodings.registry import encoding_class
 from vispe.errors import UnsupportedHost
 from vispe.grid import Grid
 from vispe.hosts.common import convert
-from vispe.hosts.common.checks import check_outside, moved
+from vispe.hosts.common.checks import check_outside, table_like
 from vispe.hosts.common.context import HostState
 from vispe.hosts.common.state_dict_loading import LoadsWeights
-from vispe.hosts.transformers.subclasses import positioned
+from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.position_embeddings import Untabled
 from vispe.hosts.windows.attention import Site
 from vispe.hosts.windows.model_table import (
@@ -43,7 +43,7 @@ from vispe.hosts.windows.model_table import (
 from vispe.hosts.windows.timm import NoBias
 from vispe.hosts.windows.transformers import NoRotary
 
-# relative tables on an attention layer: parameters, and a small network
+# relative tables of an attention layer: parameters, or an MLP
 RELATIVE = (
     "rel_pos_h",
     "rel_pos_w",
@@ -52,27 +52,27 @@ RELATIVE = (
     "cpb_mlp",
     "rel_pos",
 )
-# models whose table is read again in every call, and may be zeros then
+# models that resample their table in every call, so that a table of zeros is sufficient
 _UNTABLED = ("transformers.models.vitdet.", "transformers.models.sam3.")
 _NETWORK = [f"rel_pos.mlp.fc{n}.{name}" for n in (1, 2) for name in ("weight", "bias")]
 _STATE = (*RELATIVE[:4], "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
 _STATE = (*_STATE, "rel_pos.relative_position_bias_table", *_NETWORK)
 
 
-class HostedWindows(LoadsWeights):
-    """What a converted model has; its own forward pass stays, attention layers know what to do."""
+class ConvertedWindows(LoadsWeights):
+    """Mixin of converted models; the forward pass is unchanged, attention layers apply their encodings."""
 
     vispe_attentions = attentions
 
     def _vispe_table_names(self) -> tuple[str, ...]:
-        own = [f"{path}.{name}" for _, path, _ in attentions(self) for name in _STATE]
-        return (*own, table) if (table := MODELS[known(type(self))]) else tuple(own)
+        relative = [f"{path}.{name}" for _, path, _ in attentions(self) for name in _STATE]
+        return (*relative, table) if (table := MODELS[known(type(self))]) else tuple(relative)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         if not any(".pos_enc." in name for name in state_dict):
-            # where encodings take tables of the stock model over, what they leave has no place
+            # encodings may adopt tables of the stock model; its remaining tables would be unexpected entries
             for path, encoding in self._vispe_paths():
                 encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
             if any(".pos_enc." in name for name in state_dict):
@@ -82,10 +82,10 @@ class HostedWindows(LoadsWeights):
 
 
 class AnySize(nn.Module):
-    """The patches of transformers' SAM, and of its copies, in images of any size, once its absolute table is out."""
+    """Patch embedding of transformers' SAM and its derivatives for images of any size, without the absolute table."""
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return the map (b, h, w, d) of images (b, c, height, width)."""
+        """Return the feature map (b, h, w, d) of images (b, c, height, width)."""
         return self.projection(pixel_values).permute(0, 2, 3, 1)
 
 
@@ -93,28 +93,28 @@ class _Windows(convert.Family):
     """The models of `MODELS`."""
 
     builder = "its own constructor"
-    unfused = "weights are there to be seen"
+    unfused = "attention weights are exposed to hooks"
     always_inside = True
-    apart = True
-    mixes = False
+    per_layer = True
+    has_block_hook = False
 
     stock_type = staticmethod(stock_type)
     attentions = staticmethod(attentions)
 
-    def hosted(self, stock: type[Any]) -> type[Any]:
-        return positioned(stock, HostedWindows)
+    def converted_class(self, stock: type[Any]) -> type[Any]:
+        return converted_subclass(stock, ConvertedWindows)
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
         for _, path, module in attentions(model):
-            yield path, module, positioned(stock_type(module), SITES[name_of(module)])
+            yield path, module, converted_subclass(stock_type(module), SITES[name_of(module)])
         for path, module in model.named_modules():
             if name_of(module) in PARTS:
-                yield path, module, positioned(stock_type(module), PARTS[name_of(module)])
+                yield path, module, converted_subclass(stock_type(module), PARTS[name_of(module)])
 
     def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
-        return self.facts_at(model, layers[0][2], {"depth": len(layers)})
+        return self.layer_facts(model, layers[0][2], {"depth": len(layers)})
 
-    def facts_at(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
+    def layer_facts(self, model: Any, attention: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
         heads, inner = heads_of(attention)
         return {
             "dim": width_of(attention),
@@ -124,46 +124,46 @@ class _Windows(convert.Family):
             "grid": grid_of(model, attention),
         }
 
-    def where(self, model: Any) -> str:
+    def grid_text(self, model: Any) -> str:
         grids = dict.fromkeys(grid_of(model, m) for _, _, m in attentions(model))
         return f"of each window: {', '.join(map(str, grids))}, {prefix_of(model)} prefix tokens"
 
     def has_table(self, model: Any) -> bool:
         return any(_has(holder, name) for _, holder, name in _tables(model))
 
-    def take_table(self, model: Any) -> Any:
-        kept: dict[str, Any] = {}
+    def detach_table(self, model: Any) -> Any:
+        detached: dict[str, Any] = {}
         for path, holder, name in _tables(model):
             if not _has(holder, name):
                 continue
-            kept[path] = (getattr(holder, name), getattr(holder, "window_size", None))
+            detached[path] = (getattr(holder, name), getattr(holder, "window_size", None))
             if name == "rel_pos":
                 holder.rel_pos = NoBias(holder.rel_pos.window_size)
             elif name == "cpb_mlp":
-                # the name keeps its place; no registered None, below which torch takes every entry for known
+                # the name stays registered, but not as None, below which torch accepts every checkpoint entry
                 holder._modules[name] = nn.Sequential()
             elif known(type(model)).startswith(_UNTABLED) and name == "position_embeddings":
                 holder.vispe_size = holder._parameters.pop(name).shape
-                holder.__class__ = positioned(type(holder), Untabled)
+                holder.__class__ = converted_subclass(type(holder), Untabled)
             elif known(type(model)).startswith("monai.") or not (
                 known(type(model)).startswith("timm.") or name == "position_embeddings"
             ):
-                # other libraries add it, or initialise it, whatever it is
+                # these libraries add or initialise the table unconditionally, so it becomes a zero
                 table = holder._parameters.pop(name).detach()
                 holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
             else:
                 holder.register_parameter(name, None)
-        return kept
+        return detached
 
-    def put_table(self, model: Any, kept: Any) -> None:
+    def attach_table(self, model: Any, detached: Any) -> None:
         like = next(model.parameters())
         for path, holder, name in list(_tables(model)):
-            if path not in kept:
+            if path not in detached:
                 continue
-            table, window = kept[path]
+            table, window = detached[path]
             if name == "rel_pos":
-                now, holder.rel_pos = holder.rel_pos.window_size, table.to(like.device, like.dtype)
-                table.set_window_size(now)  # timm resamples it
+                current, holder.rel_pos = holder.rel_pos.window_size, table.to(like.device, like.dtype)
+                table.set_window_size(current)  # timm resamples it
                 continue
             if isinstance(table, nn.Module):
                 holder._modules[name] = table.to(like.device, like.dtype)
@@ -173,24 +173,24 @@ class _Windows(convert.Family):
                 del holder.vispe_size
             if holder._buffers.pop(name, None) is not None:
                 holder._non_persistent_buffers_set.discard(name)
-            setattr(holder, name, moved(table, like))
-            now = getattr(holder, "window_size", None)
-            if name == "relative_position_bias_table" and now != window:  # timm resamples it
+            setattr(holder, name, table_like(table, like))
+            current = getattr(holder, "window_size", None)
+            if name == "relative_position_bias_table" and current != window:  # timm resamples it
                 holder.window_size = window
-                holder.set_window_size(now)
+                holder.set_window_size(current)
 
     def has_rope(self, model: Any) -> bool:
-        return any(not isinstance(m.rotary_emb, NoRotary) for m in _turning(model))
+        return any(not isinstance(m.rotary_emb, NoRotary) for m in _rotary_layers(model))
 
-    def take_rope(self, model: Any) -> tuple[nn.ModuleList, torch.dtype]:
-        taken = nn.ModuleList(layer.rotary_emb for layer in _turning(model))
-        for layer in _turning(model):
+    def detach_rope(self, model: Any) -> tuple[nn.ModuleList, torch.dtype]:
+        detached = nn.ModuleList(layer.rotary_emb for layer in _rotary_layers(model))
+        for layer in _rotary_layers(model):
             layer.rotary_emb = NoRotary()
-        return taken, next(model.parameters()).dtype
+        return detached, next(model.parameters()).dtype
 
-    def put_rope(self, model: Any, kept: tuple[nn.ModuleList, torch.dtype]) -> None:
+    def attach_rope(self, model: Any, detached: tuple[nn.ModuleList, torch.dtype]) -> None:
         like = next(model.parameters())
-        for layer, rotary in zip(_turning(model), kept[0], strict=True):
+        for layer, rotary in zip(_rotary_layers(model), detached[0], strict=True):
             layer.rotary_emb = rotary.to(like.device)
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
@@ -200,20 +200,21 @@ class _Windows(convert.Family):
             check_outside(encoding_class(term["name"]), axes, stock)
         if getattr(model, "rope_global", None) is not None:
             raise UnsupportedHost(
-                f"This {stock.__name__} was built with use_rope=True, a rotation that vispe cannot take out of it; "
-                "build it without."
+                f"{stock.__name__}: its own rotary embedding cannot be removed, got use_rope=True. Build it with "
+                "use_rope=False."
             )
         if not any(True for _ in attentions(model)):
             raise UnsupportedHost(
-                f"This {stock.__name__} is made of convolutions and has no attention that an encoding could enter."
+                f"{stock.__name__}: the model must have attention layers, got one with convolutions only."
             )
         if not isinstance(getattr(model, "patch_drop", nn.Identity()), nn.Identity):
             raise UnsupportedHost(
-                f"This {stock.__name__} drops patches, after which no grid is left; build it without patch_drop_rate."
+                f"{stock.__name__}: patch dropout is not supported, as the remaining patches do not form a grid. Build "
+                "it without patch_drop_rate."
             )
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
-        """Raise what the encodings raise when there is something that the model does not supply, such as poses."""
+        """Run the encodings once, so that those that need inputs the model does not supply raise their errors."""
         heads, inner = heads_of(layers[0][2])
         like = next(model.parameters())
         grid = Grid(grid_of(model, layers[0][2]), prefix=prefix_of(model))
@@ -223,14 +224,14 @@ class _Windows(convert.Family):
             q = like.new_zeros(1, heads, pos.tokens, inner // heads)
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
-    def finish(self, model: Any, old: HostState | None) -> None:
+    def after_convert(self, model: Any, old: HostState | None) -> None:
         for _, _, module in attentions(model):
             module.vispe_site = Site(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
         patches = getattr(model, "patch_embed", None)
         if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
-            patches.__class__ = positioned(stock_type(patches), AnySize)
+            patches.__class__ = converted_subclass(stock_type(patches), AnySize)
 
-    def leave(self, model: Any) -> None:
+    def before_strip(self, model: Any) -> None:
         for _, _, module in attentions(model):
             del module.vispe_site
             module.__dict__.pop("vispe_shape", None)
@@ -242,17 +243,17 @@ WINDOWS = _Windows()
 
 
 def family_of(model: nn.Module) -> convert.Family | None:
-    """Return `WINDOWS` for a model that it knows, else None."""
+    """Return `WINDOWS` for a supported model, None for others."""
     return WINDOWS if known(type(model)) else None
 
 
-def _turning(model: nn.Module) -> list[Any]:
-    """Return the layers that have a rotary embedding of their own."""
+def _rotary_layers(model: nn.Module) -> list[Any]:
+    """Return the layers with a rotary embedding of their own."""
     return [m for m in model.modules() if "rotary_emb" in m._modules]
 
 
 def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Yield (path, module, name in it) of every place of a table."""
+    """Yield (path, module, attribute) of every absolute or relative table, detached ones included."""
     if path := MODELS[known(type(model))]:
         holder, _, name = path.rpartition(".")
         yield path, model.get_submodule(holder), name
@@ -264,7 +265,7 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def _has(holder: nn.Module, name: str) -> bool:
-    """Whether there is a table in a place."""
+    """Return whether a table of `_tables` is currently in use."""
     if name == "rel_pos":
         return not isinstance(holder._modules.get(name), NoBias | None)
     if name == "cpb_mlp":

@@ -1,4 +1,4 @@
-"""Which models have windows: their classes, those of their attention layers, and the grids of these."""
+"""Supported models with windowed attention: classes of models and attention layers, and the grids of the layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from vispe.errors import UnsupportedHost
 from vispe.hosts.common.layer_access import plain_class, state_path
 from vispe.hosts.transformers.subclasses import stock_of
-from vispe.hosts.windows.attention import Sited
+from vispe.hosts.windows.attention import SiteAttention
 from vispe.hosts.windows.monai import VolumeAttention, VolumeBlock, VolumeWindowAttention
 from vispe.hosts.windows.timm import (
     MapAttention,
@@ -19,7 +19,7 @@ from vispe.hosts.windows.timm import (
     SwinAttention,
     SwinV2Attention,
 )
-from vispe.hosts.windows.torchvision import ShiftedAttention, WholeAttention
+from vispe.hosts.windows.torchvision import GlobalAttention, ShiftedAttention
 from vispe.hosts.windows.transformers import (
     HubSam3Attention,
     HubSamAttention,
@@ -27,7 +27,7 @@ from vispe.hosts.windows.transformers import (
     VitDetAttention,
 )
 
-# class of a model: path of its absolute table, if it may have one
+# class of a model: path of its absolute table, empty where it never has one
 MODELS: dict[str, str] = {
     "transformers.models.swin.modeling_swin.SwinModel": "embeddings.position_embeddings",
     "transformers.models.vitdet.modeling_vitdet.VitDetModel": "embeddings.position_embeddings",
@@ -45,8 +45,8 @@ MODELS: dict[str, str] = {
     "torchvision.models.swin_transformer.SwinTransformer": "",
     "transformers.models.sam3.modeling_sam3.Sam3ViTModel": "embeddings.position_embeddings",
 }
-# class of an attention layer: what stands in front of it
-SITES: dict[str, type[Sited]] = {
+# class of an attention layer: its mixin
+SITES: dict[str, type[SiteAttention]] = {
     "transformers.models.swin.modeling_swin.SwinAttention": HubSwinAttention,
     "transformers.models.vitdet.modeling_vitdet.VitDetAttention": VitDetAttention,
     "timm.models.vision_transformer_sam.Attention": SamAttention,
@@ -56,12 +56,12 @@ SITES: dict[str, type[Sited]] = {
     "timm.models.swin_transformer_v2.WindowAttention": SwinV2Attention,
     "monai.networks.blocks.selfattention.SABlock": VolumeAttention,
     "monai.networks.nets.swin_unetr.WindowAttention": VolumeWindowAttention,
-    "torch.nn.modules.activation.MultiheadAttention": WholeAttention,
+    "torch.nn.modules.activation.MultiheadAttention": GlobalAttention,
     "torchvision.models.swin_transformer.ShiftedWindowAttention": ShiftedAttention,
     "torchvision.models.swin_transformer.ShiftedWindowAttentionV2": ShiftedAttention,
     "transformers.models.sam3.modeling_sam3.Sam3ViTRoPEAttention": HubSam3Attention,
 }
-# models of transformers with SAM's encoder or a copy of it: how its classes begin, and how that of the encoder ends
+# models of transformers with SAM's encoder or a copy of it: prefix of the class names, and suffix of the encoder's
 _LIKE_SAM = {
     "sam.modeling_sam.SamVision": "Encoder",
     "sam_hq.modeling_sam_hq.SamHQVision": "Encoder",
@@ -78,36 +78,36 @@ SITES |= {
     for start in _LIKE_SAM
     for kind in ("", "Sdpa")
 }
-# class of another part: what stands in front of it
+# class of another module: its mixin
 PARTS: dict[str, type[nn.Module]] = {"monai.networks.nets.swin_unetr.SwinTransformerBlock": VolumeBlock}
 
 
 def stock_type(module: nn.Module) -> type[Any]:
-    """Return the class that a module has in its library, whether it is swapped or not."""
+    """Return the library's class of a module, converted or not."""
     cls = plain_class(type(module))
     return stock_of(cls) or cls
 
 
 def known(cls: type[Any]) -> str | None:
-    """Return which entry of `MODELS` a class is, or derives from."""
+    """Return the entry of `MODELS` that a class is or derives from; None for none."""
     names = (f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__)
     return next((n for n in names if n in MODELS), None)
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield (number, path, module) of every attention layer."""
-    found = ((path, m) for path, m in model.named_modules() if name_of(m) in SITES)
-    yield from ((i, state_path(path), m) for i, (path, m) in enumerate(found))
+    """Yield (index, path, module) of every attention layer."""
+    layers = ((path, m) for path, m in model.named_modules() if name_of(m) in SITES)
+    yield from ((i, state_path(path), m) for i, (path, m) in enumerate(layers))
 
 
 def name_of(module: nn.Module) -> str:
-    """Return the full name of the class that a module has in its library."""
+    """Return the qualified name of the library's class of a module."""
     cls = stock_type(module)
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def heads_of(attention: Any) -> tuple[int, int]:
-    """Return the number of heads of an attention layer, and the width of all together."""
+    """Return the number of heads of an attention layer, and their total width."""
     if isinstance(attention, nn.MultiheadAttention):
         return attention.num_heads, attention.embed_dim
     heads = getattr(attention, "num_heads", None) or attention.num_attention_heads
@@ -119,7 +119,7 @@ def heads_of(attention: Any) -> tuple[int, int]:
 
 
 def width_of(attention: Any) -> int:
-    """Return the width of the tokens that an attention layer reads."""
+    """Return the width of the input tokens of an attention layer."""
     if isinstance(attention, nn.MultiheadAttention):
         return attention.embed_dim
     layer = attention.q_proj if hasattr(attention, "q_proj") else attention.qkv
@@ -127,15 +127,15 @@ def width_of(attention: Any) -> int:
 
 
 def prefix_of(model: nn.Module) -> int:
-    """Return how many tokens of a model have no place."""
+    """Return the number of tokens of a model without a position."""
     return int(hasattr(model, "class_token") or hasattr(model, "cls_token"))
 
 
 def _of_monai(model: Any) -> tuple[int, ...]:
-    """Return the grid of patches of MONAI's ViT, which keeps their number only.
+    """Return the grid of patches of MONAI's ViT, which stores only their number.
 
     Raises:
-        UnsupportedHost: its sides are not equal, so that the number does not say them.
+        UnsupportedHost: the number is not that of a grid with equal sides.
     """
     if hasattr(model, "feat_size"):
         return tuple(int(n) for n in model.feat_size)
@@ -147,14 +147,14 @@ def _of_monai(model: Any) -> tuple[int, ...]:
     side = round(float(patches.n_patches) ** (1 / axes))
     if side**axes != patches.n_patches:
         raise UnsupportedHost(
-            f"MONAI's {type(model).__name__} keeps that it has {patches.n_patches} patches, not on which grid of "
-            f"{axes} axes, which is no cube; UNETR keeps it."
+            f"MONAI's {type(model).__name__} stores only the number of patches, so its grid of {axes} axes must have "
+            f"equal sides, got {patches.n_patches} patches. Use equal sides, or UNETR, which stores its grid."
         )
     return (side,) * axes
 
 
 def grid_of(model: Any, attention: Any) -> tuple[int, ...]:
-    """Return the grid that an attention layer was built for."""
+    """Return the grid that an attention layer was built for: its window, or that of the whole feature map."""
     if isinstance(attention, VolumeAttention) or name_of(attention).endswith(".SABlock"):
         return _of_monai(model)
     biased: Any = (
@@ -169,7 +169,9 @@ def grid_of(model: Any, attention: Any) -> tuple[int, ...]:
     block: Any = next(b for b in model.modules() if attention in b._modules.values())
     if hasattr(block, "partition_size"):
         return (int(block.partition_size[0]), int(block.partition_size[1]))
-    if hasattr(model, "stages"):  # a whole map of CoAtNet: the stem and every stage so far halved it
+    if hasattr(
+        model, "stages"
+    ):  # global attention of CoAtNet: the stem and every stage halve the feature map
         stage = next(i for i, s in enumerate(model.stages, 1) if any(attention is m for m in s.modules()))
         sides = [size // model.stem.stride for size in model.img_size]
         return (-(-sides[0] // 2**stage), -(-sides[1] // 2**stage))
@@ -177,7 +179,7 @@ def grid_of(model: Any, attention: Any) -> tuple[int, ...]:
         return (block.window_size, block.window_size)
     patches = model.patch_embed if hasattr(model, "patch_embed") else model.embeddings
     grid = getattr(patches, "grid_size", None)
-    if SITES[name_of(attention)] is HubSam3Attention:  # its patches know the size of the table only
+    if SITES[name_of(attention)] is HubSam3Attention:  # its patch embedding stores only the size of the table
         grid = [model.config.image_size // model.config.patch_size] * 2
     if grid is None:
         grid = [size // patch for size, patch in zip(patches.image_size, patches.patch_size, strict=True)]

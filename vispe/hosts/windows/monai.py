@@ -1,4 +1,4 @@
-"""MONAI's attention: ViT (and UNETR) on all patches of a volume, Swin (and SwinUNETR) in windows of one."""
+"""MONAI's attention: global in ViT (and UNETR), windowed in Swin (and SwinUNETR), on images or volumes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.errors import ShapeError, UnsupportedCombination
-from vispe.hosts.windows.attention import Sited, split
+from vispe.hosts.windows.attention import SiteAttention, split
 
 
-class VolumeAttention(Sited):
-    """Attention of MONAI's ViT on the one grid that it was built for, an image or a volume."""
+class VolumeAttention(SiteAttention):
+    """Attention of MONAI's ViT on the fixed grid of an image or a volume."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-        """Return the tokens (b, n, d) after attention."""
+        """Return the tokens (b, n, d) after attention.
+
+        Raises:
+            UnsupportedCombination: the attention is masked, causal, or has a relative embedding of its own.
+        """
         if attn_mask is not None or self.causal or self.rel_positional_embedding is not None:
             raise UnsupportedCombination(
-                "MONAI's attention was called with a mask, or built to be causal or with a relative embedding; an "
-                "encoding of vispe goes into one that sees all patches."
+                "MONAI's attention: masks, causal attention and relative embeddings of its own are not supported with "
+                "an encoding. Build it without them."
             )
         if self.use_combined_linear:
             q, k, v = split(self.qkv(x), self.num_heads)
@@ -30,7 +34,7 @@ class VolumeAttention(Sited):
                 for part in (self.to_q, self.to_k, self.to_v)
             )
         dropout = self.drop_weights.p if self.training else 0.0
-        if self.save_attn:  # the weights that are kept are those that made the output
+        if self.save_attn:  # stored without dropout, as in MONAI
             scores = self.vispe_context(x, self.vispe_site.grid, None).scores(self, (q,), (k,), v, x)
             weights = scores.softmax()
             self.att_mat = weights.detach()
@@ -41,35 +45,39 @@ class VolumeAttention(Sited):
         return self.drop_output(self.out_proj(out))
 
 
-class VolumeWindowAttention(Sited):
-    """Attention of MONAI's Swin inside windows of two or three axes, which shrink where a map is smaller."""
+class VolumeWindowAttention(SiteAttention):
+    """Attention of MONAI's Swin in windows of two or three axes, which shrink where the feature map is smaller."""
 
     vispe_shape: tuple[int, ...] | None = None
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return windows of tokens (b, n, d) after attention, under the mask (windows, n, n) of shifted windows."""
+        """Return windows of tokens (b, n, d) after attention, with the mask (windows, n, n) of shifted windows.
+
+        Raises:
+            ShapeError: the number of tokens is not that of a window.
+        """
         tokens, shape = x.shape[1], self.vispe_shape or tuple(self.window_size)
         if math.prod(shape) != tokens:
             raise ShapeError(
-                f"Windows of {tokens} tokens came to an attention layer for windows of {tuple(shape)}; call the model "
-                "from one thread at a time."
+                f"MONAI's window attention: the windows must have the shape {tuple(shape)}, got {tokens} tokens. Call "
+                "the model from one thread at a time."
             )
-        bias = self.vispe_own(tokens) if self.vispe_site.keep else None
+        bias = self.vispe_host_bias(tokens) if self.vispe_site.keep else None
         dropout = self.attn_drop.p if self.training else 0.0
         out = self.vispe_attend(x, split(self.qkv(x), self.num_heads), shape, bias, dropout, mask)
         return self.proj_drop(self.proj(out))
 
-    def vispe_own(self, tokens: int) -> Tensor:
-        """Return the bias of the host (1, h, n, n)."""
+    def vispe_host_bias(self, tokens: int) -> Tensor:
+        """Return MONAI's own bias (1, h, n, n)."""
         index = self.relative_position_index[:tokens, :tokens]
         return self.relative_position_bias_table[index].permute(2, 0, 1)[None]
 
 
 class VolumeBlock(nn.Module):
-    """A block of MONAI's Swin, which says how large the windows of its map are."""
+    """A block of MONAI's Swin that passes the shape of its windows to its attention layer."""
 
     def forward_part1(self, x: Tensor, mask_matrix: Any) -> Tensor:
-        """Return the map (b, ..., d) after attention in windows, no longer than the map along any axis."""
+        """Return the feature map (b, ..., d) after attention in windows, which are clipped to the feature map."""
         sides = zip(x.shape[1:-1], self.window_size, strict=True)
         self.attn.vispe_shape = tuple(min(n, w) for n, w in sides)
         return super().forward_part1(x, mask_matrix)

@@ -1,4 +1,4 @@
-"""timm's attention in windows: SAM, Swin of both versions, MaxViT and CoAtNet."""
+"""timm's windowed attention: SAM, Swin and Swin V2, MaxViT and CoAtNet."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.hosts.windows.attention import Sited, cosine, split
+from vispe.hosts.windows.attention import SiteAttention, cosine, split
 
 
 @torch.fx.wrap
 def decomposed_of_timm(q: Tensor, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Return what timm's SAM adds to the logits (b, h, n, n) of queries (b, h, n, d_h) from its own tables."""
-    from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias as made
+    """Return the decomposed relative bias of timm's SAM (b, h, n, n) for queries (b, h, n, d_h)."""
+    from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
 
-    return made(q.flatten(0, 1), rows, columns, shape, shape).unflatten(0, q.shape[:2])
+    bias = get_decomposed_rel_pos_bias(q.flatten(0, 1), rows, columns, shape, shape)
+    return bias.unflatten(0, q.shape[:2])
 
 
-class SamAttention(Sited):
-    """Attention of timm's SAM on the map of tokens (b, h, w, d) that it is handed, a window or all."""
+class SamAttention(SiteAttention):
+    """Attention of timm's SAM on a feature map (b, h, w, d), windowed or global."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the map after attention."""
+        """Return the feature map (b, h, w, d) after attention."""
         shape = (x.shape[1], x.shape[2])
         tokens = x.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_heads)
@@ -35,7 +36,7 @@ class SamAttention(Sited):
 
 
 class NoBias(nn.Module):
-    """Stands where the relative bias of a layer of MaxViT was taken out, and remembers the window that it is to fit.
+    """Placeholder of a detached relative bias of MaxViT, which stores the current window size.
 
     Args:
         window_size: rows and columns.
@@ -46,15 +47,18 @@ class NoBias(nn.Module):
         self.window_size = tuple(window_size)
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Change the window, see timm."""
+        """Change the window size, as in timm."""
         self.window_size = tuple(window_size)
 
 
-class PartitionAttention(Sited):
-    """Attention of timm's MaxViT in windows, or grids, of a map (b, h, w, d); tokens of a grid are its neighbours."""
+class PartitionAttention(SiteAttention):
+    """Attention of timm's MaxViT in windows or grids of a feature map (b, h, w, d).
+
+    The tokens of a dilated grid get adjacent positions.
+    """
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        """Return the map after attention."""
+        """Return the feature map (b, h, w, d) after attention."""
         qkv, heads = self.qkv(x).flatten(1, 2), self.num_heads
         if self.head_first:
             q, k, v = qkv.unflatten(-1, (heads, -1)).transpose(1, 2).chunk(3, dim=3)
@@ -70,16 +74,16 @@ class PartitionAttention(Sited):
         shape: tuple[int, int],
         shared: Tensor | None,
     ) -> Tensor:
-        """Return the tokens (b, n, d) after attention, with the host's own bias where it counts."""
-        own = self.rel_pos.get_bias() if self.vispe_site.keep and self.rel_pos is not None else shared
-        return self.vispe_attend(tokens, qkv, shape, own, self.attn_drop.p if self.training else 0.0)
+        """Return the tokens (b, n, d) after attention, with timm's own bias where it is in use."""
+        bias = self.rel_pos.get_bias() if self.vispe_site.keep and self.rel_pos is not None else shared
+        return self.vispe_attend(tokens, qkv, shape, bias, self.attn_drop.p if self.training else 0.0)
 
 
 class MapAttention(PartitionAttention):
-    """The same of maps (b, d, h, w), in MaxViT and CoAtNet."""
+    """The same for channels-first feature maps (b, d, h, w), in MaxViT and CoAtNet."""
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        """Return the map after attention."""
+        """Return the feature map (b, d, h, w) after attention."""
         shape, qkv = (x.shape[2], x.shape[3]), self.qkv(x).flatten(2)
         if self.head_first:
             q, k, v = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
@@ -90,12 +94,12 @@ class MapAttention(PartitionAttention):
         return self.proj_drop(self.proj(out.transpose(1, 2).unflatten(2, shape)))
 
 
-class SwinAttention(Sited):
-    """Attention of timm's Swin inside windows."""
+class SwinAttention(SiteAttention):
+    """Windowed attention of timm's Swin."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return windows of tokens (b, n, d) after attention, under the mask (windows, n, n) of shifted windows."""
-        bias = self.vispe_own() if self.vispe_site.keep else None
+        """Return windows of tokens (b, n, d) after attention, with the mask (windows, n, n) of shifted windows."""
+        bias = self.vispe_host_bias() if self.vispe_site.keep else None
         shape, dropout = tuple(self.window_size), self.attn_drop.p if self.training else 0.0
         out = self.vispe_attend(x, self.vispe_projected(x), shape, bias, dropout, mask)
         return self.proj_drop(self.proj(out))
@@ -104,37 +108,37 @@ class SwinAttention(Sited):
         """Return queries, keys and values (b, h, n, d_h)."""
         return split(self.qkv(x), self.num_heads)
 
-    def vispe_own(self) -> Tensor:
-        """Return the bias of the host (1, h, n, n)."""
+    def vispe_host_bias(self) -> Tensor:
+        """Return timm's own bias (1, h, n, n)."""
         return self._get_rel_pos_bias()
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Change the window, see timm; there may be no table to resample."""
+        """Change the window size, as in timm, also where the table is detached."""
         if getattr(self, "relative_position_bias_table", True) is not None:
             super().set_window_size(window_size)
             return
         size = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size)
-        rows = torch.empty(size[0] * size[1], size[0] * size[1], dtype=torch.long)
-        self.relative_position_index = rows.to(self.relative_position_index.device)
+        index = torch.empty(size[0] * size[1], size[0] * size[1], dtype=torch.long)
+        self.relative_position_index = index.to(self.relative_position_index.device)
         self.window_size, self.window_area = size, size[0] * size[1]
         self._init_buffers()
 
 
 class SwinV2Attention(SwinAttention):
-    """Attention of timm's Swin V2: the angle between queries and keys, times a learned scale."""
+    """Attention of timm's Swin V2: cosine similarity of queries and keys, times a learned scale."""
 
-    fused_attn = False  # weights pass through a dropout of their own, which hooks may watch
+    fused_attn = False  # the weights pass through a dropout module, where hooks can read them
 
     def vispe_projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (b, h, n, d_h); the product of the first two has the learned scale."""
+        """Return queries, keys and values (b, h, n, d_h); the learned scale is applied to the queries."""
         qkv = self.qkv(x) if self.q_bias is None or self.qkv_bias_separate else F.linear(x, self.qkv.weight)
         if self.q_bias is not None:
             qkv = qkv + torch.cat((self.q_bias, self.k_bias, self.v_bias))
         q, k, v = split(qkv, self.num_heads)
         return *cosine(q, k, self.logit_scale), v
 
-    def vispe_own(self) -> Tensor:
-        """Return the bias of the host (1, h, n, n), continuous in log-spaced offsets."""
+    def vispe_host_bias(self) -> Tensor:
+        """Return timm's own bias (1, h, n, n), an MLP of log-spaced offsets."""
         area = self.window_size[0] * self.window_size[1]
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.num_heads)
         bias = table[self.relative_position_index.view(-1)].view(area, area, -1).permute(2, 0, 1)

@@ -1,4 +1,4 @@
-"""torchvision's attention: Swin, which cuts its map into windows itself, and ViT."""
+"""torchvision's attention: Swin, which partitions its feature map into windows itself, and ViT."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch.fx
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.hosts.windows.attention import Sited, cosine, split
+from vispe.hosts.windows.attention import SiteAttention, cosine, split
 
 Pair = tuple[int, int]
 
 
-def laid(x: Tensor, window: Pair, shift: Pair) -> tuple[Pair, Pair]:
-    """Return how many windows a map (b, h, w, d) has, and how far it is rolled: not where one window holds it all."""
+def window_layout(x: Tensor, window: Pair, shift: Pair) -> tuple[Pair, Pair]:
+    """Return the number of windows of a feature map (b, h, w, d) and its shift, 0 along an axis with one window."""
     counts = ((x.shape[1] + window[0] - 1) // window[0], (x.shape[2] + window[1] - 1) // window[1])
     rolled = (shift[0] if counts[0] > 1 else 0, shift[1] if counts[1] > 1 else 0)
     return counts, rolled
 
 
 @torch.fx.wrap
-def cut(x: Tensor, window: Pair, shift: Pair) -> Tensor:
-    """Return the windows (b windows, n, d) of a map (b, h, w, d), padded to whole windows and rolled."""
-    (rows, columns), rolled = laid(x, window, shift)
+def window_partition(x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Return the windows (b windows, n, d) of a feature map (b, h, w, d), padded to complete windows and shifted."""
+    (rows, columns), rolled = window_layout(x, window, shift)
     padded = F.pad(x, (0, 0, 0, -x.shape[2] % window[1], 0, -x.shape[1] % window[0]))
     if sum(rolled):
         padded = torch.roll(padded, (-rolled[0], -rolled[1]), (1, 2))
@@ -33,9 +33,9 @@ def cut(x: Tensor, window: Pair, shift: Pair) -> Tensor:
 
 
 @torch.fx.wrap
-def together(out: Tensor, x: Tensor, window: Pair, shift: Pair) -> Tensor:
-    """Return the map like x (b, h, w, d) of windows (b windows, n, d); undoes `cut`."""
-    counts, rolled = laid(x, window, shift)
+def window_reverse(out: Tensor, x: Tensor, window: Pair, shift: Pair) -> Tensor:
+    """Return the feature map (b, h, w, d) of windows (b windows, n, d); the inverse of `window_partition`."""
+    counts, rolled = window_layout(x, window, shift)
     out = out.unflatten(0, (x.shape[0], *counts)).unflatten(3, window).transpose(2, 3)
     out = out.flatten(3, 4).flatten(1, 2)
     if sum(rolled):
@@ -44,15 +44,19 @@ def together(out: Tensor, x: Tensor, window: Pair, shift: Pair) -> Tensor:
 
 
 @torch.fx.wrap
-def apart(x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
-    """Return the mask (windows, n, n) between parts of a window that are no neighbours in the map, if it is shifted."""
-    counts, rolled = laid(x, window, shift)
+def window_shift_mask(x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
+    """Return the mask (windows, n, n) between parts of a window not adjacent in the feature map; None without shift.
+
+    As in torchvision, masked logits get -100.
+    """
+    counts, rolled = window_layout(x, window, shift)
     if not sum(rolled):
         return None
+    # along each axis three regions: all but the last window, its unshifted and its wrapped part
     regions: list[Tensor] = []
     for count, size, s in zip(counts, window, rolled, strict=True):
-        at = torch.arange(count * size, device=x.device)
-        regions.append((at >= count * size - size).long() + (at >= count * size - s).long() * bool(s))
+        index = torch.arange(count * size, device=x.device)
+        regions.append((index >= count * size - size).long() + (index >= count * size - s).long() * bool(s))
     region = regions[0][:, None] * 3 + regions[1]
     region = region.unflatten(1, (counts[1], window[1])).unflatten(0, (counts[0], window[0])).transpose(1, 2)
     region = region.reshape(-1, window[0] * window[1])
@@ -60,20 +64,20 @@ def apart(x: Tensor, window: Pair, shift: Pair) -> Tensor | None:
     return torch.zeros_like(other, dtype=x.dtype).masked_fill(other, -100.0)
 
 
-class ShiftedAttention(Sited):
-    """Attention of torchvision's Swin, which cuts the map (b, h, w, d) into windows itself; both versions."""
+class ShiftedAttention(SiteAttention):
+    """Attention of torchvision's Swin and Swin V2, which partitions the feature map (b, h, w, d) itself."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the map after attention."""
-        how = (tuple(self.window_size), tuple(self.shift_size))
-        tokens = cut(x, *how)
-        own = self.get_relative_position_bias() if self.vispe_site.keep else None
-        dropout = self.attention_dropout if self.training else 0.0
-        out = self.vispe_attend(tokens, self.vispe_projected(tokens), how[0], own, dropout, apart(x, *how))
-        return together(F.dropout(self.proj(out), self.dropout, self.training), x, *how)
+        """Return the feature map (b, h, w, d) after attention."""
+        layout = (tuple(self.window_size), tuple(self.shift_size))
+        tokens = window_partition(x, *layout)
+        bias = self.get_relative_position_bias() if self.vispe_site.keep else None
+        dropout, mask = self.attention_dropout if self.training else 0.0, window_shift_mask(x, *layout)
+        out = self.vispe_attend(tokens, self.vispe_projected(tokens), layout[0], bias, dropout, mask)
+        return window_reverse(F.dropout(self.proj(out), self.dropout, self.training), x, *layout)
 
     def vispe_projected(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (b, h, n, d_h); keys of version 2 have no bias."""
+        """Return queries, keys and values (b, h, n, d_h); keys of Swin V2 have no bias."""
         scale, bias = getattr(self, "logit_scale", None), self.qkv.bias
         if scale is None:
             return split(self.qkv(tokens), self.num_heads)
@@ -84,14 +88,14 @@ class ShiftedAttention(Sited):
         return *cosine(q, k, scale), v
 
 
-class WholeAttention(Sited):
-    """torch's attention in torchvision's ViT, on the one grid that the model was built for."""
+class GlobalAttention(SiteAttention):
+    """torch's attention in torchvision's ViT, on the fixed grid of the model."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights where they are asked for, as in torch."""
-        del key, value, kwargs  # the block hands its tokens on three times
+        """Return the tokens (b, n, d) after attention, and its weights if `need_weights`, as in torch."""
+        del key, value, kwargs  # the block passes the same tokens three times
         qkv = split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
         context = self.vispe_context(query, self.vispe_site.grid, None)
         scores = context.scores(self, qkv[:1], qkv[1:2], qkv[2], query) if need_weights else None

@@ -1,4 +1,4 @@
-"""transformers' attention in windows: SAM and its copies, SAM 3, ViTDet and Swin."""
+"""transformers' windowed attention: SAM and its derivatives, SAM 3, ViTDet and Swin."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.hosts.windows.attention import Sited, split
+from vispe.hosts.windows.attention import SiteAttention, split
 
 
-class HubSamAttention(Sited):
+class HubSamAttention(SiteAttention):
     """Attention of transformers' SAM; eager attention returns its weights (b h, n, n)."""
 
     @property
     def fused_attn(self) -> bool:
-        """Whether any backend may compute attention."""
+        """Whether backend selection is enabled; False for the eager class."""
         return "Sdpa" in type(self).__name__
 
     def forward(
         self, hidden_states: Tensor, output_attentions: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the map (b, h, w, d) after attention, and its weights where it is eager."""
+        """Return the feature map (b, h, w, d) after attention, and its weights (b h, n, n) if eager."""
         del output_attentions
         shape = (hidden_states.shape[1], hidden_states.shape[2])
         tokens = hidden_states.flatten(1, 2)
@@ -35,33 +35,32 @@ class HubSamAttention(Sited):
         if self.fused_attn:
             return self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape), None
         scores = self.vispe_context(tokens, shape, bias).scores(self, (q,), (k,), v, tokens)
-        shown = (
-            scores.softmax().to(q.dtype).flatten(0, 1)
-        )  # the weights that are shown are those that make the output
-        weights = F.dropout(shown.unflatten(0, q.shape[:2]), self.dropout, self.training)
+        # the returned weights are those of the output before dropout, so that gradients reach them
+        returned = scores.softmax().to(q.dtype).flatten(0, 1)
+        weights = F.dropout(returned.unflatten(0, q.shape[:2]), self.dropout, self.training)
         (out,) = scores.weigh(weights)
-        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), shown
+        return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), returned
 
 
 class NoRotary(nn.Module):
-    """Stands where the rotary embedding of a layer of SAM 3 was, and turns nothing."""
+    """Placeholder of the detached rotary embedding of a layer of SAM 3."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> None:
         """Return None."""
 
 
-class HubSam3Attention(Sited):
-    """Attention of the ViT of transformers' SAM 3, on windows or the whole map."""
+class HubSam3Attention(SiteAttention):
+    """Attention of the ViT of transformers' SAM 3, windowed or global."""
 
     @property
     def fused_attn(self) -> bool:
-        """Whether any backend may compute attention, or only plain products, as 'eager' asks."""
+        """Whether backend selection is enabled; False for the attention implementation 'eager'."""
         return self.config._attn_implementation != "eager"
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the map (b, h, w, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        """Return the feature map (b, h, w, d) after attention, and its weights (b, h, n, n) if eager."""
         del kwargs
         shape, tokens = (hidden_states.shape[1], hidden_states.shape[2]), hidden_states.flatten(1, 2)
         q, k, v = (
@@ -69,8 +68,8 @@ class HubSam3Attention(Sited):
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         if position_embeddings is not None:
-            turn = sys.modules[type(self).__module__].apply_rotary_pos_emb_2d
-            q, k = turn(q, k, *position_embeddings)
+            rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb_2d
+            q, k = rotate(q, k, *position_embeddings)
         dropout = self.attention_dropout if self.training else 0.0
         if self.fused_attn:
             return self.o_proj(self.vispe_attend(tokens, (q, k, v), shape, None, dropout)).unflatten(
@@ -82,19 +81,19 @@ class HubSam3Attention(Sited):
         return self.o_proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights
 
 
-class VitDetAttention(Sited):
-    """Attention of transformers' ViTDet, on windows or the whole map."""
+class VitDetAttention(SiteAttention):
+    """Attention of transformers' ViTDet, windowed or global."""
 
     def forward(self, hidden_state: Tensor, output_attentions: bool = False) -> tuple[Tensor, ...]:
-        """Return the map (b, h, w, d) after attention, and the weights (b, h, n, n) where they are asked for."""
+        """Return the feature map (b, h, w, d) after attention, and its weights (b, h, n, n) if `output_attentions`."""
         shape = (hidden_state.shape[1], hidden_state.shape[2])
         tokens = hidden_state.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_heads)
         bias = None
         if self.vispe_site.keep and self.use_relative_position_embeddings:
             add = sys.modules[type(self).__module__].add_decomposed_relative_positions
-            nothing = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], q.shape[2])
-            bias = add(nothing, q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
+            zeros = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], q.shape[2])
+            bias = add(zeros, q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
             bias = bias.unflatten(0, q.shape[:2])
         if not output_attentions:
             return (self.proj(self.vispe_attend(tokens, (q, k, v), shape, bias, 0.0)).unflatten(1, shape),)
@@ -104,18 +103,18 @@ class VitDetAttention(Sited):
         return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), weights
 
 
-class HubSwinAttention(Sited):
-    """Attention of transformers' Swin inside windows, which are square."""
+class HubSwinAttention(SiteAttention):
+    """Attention of transformers' Swin in square windows."""
 
     @property
     def fused_attn(self) -> bool:
-        """Whether any backend may compute attention, or only plain products, as 'eager' asks."""
+        """Whether backend selection is enabled; False for the attention implementation 'eager'."""
         return self.config._attn_implementation != "eager"
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return windows of tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        """Return windows of tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         del kwargs
         x, heads = hidden_states, self.num_attention_heads
         q, k, v = (
@@ -124,8 +123,9 @@ class HubSwinAttention(Sited):
         masks = (self.relative_position_bias() if self.vispe_site.keep else None, attention_mask)
         side, dropout = math.isqrt(x.shape[1]), self.attention_dropout if self.training else 0.0
         if self.fused_attn:
-            own, shifted = masks
-            return self.o_proj(self.vispe_attend(x, (q, k, v), (side, side), own, dropout, shifted)), None
+            host_bias, shift_mask = masks
+            out = self.vispe_attend(x, (q, k, v), (side, side), host_bias, dropout, shift_mask)
+            return self.o_proj(out), None
         scores = self.vispe_context(x, (side, side), *masks).scores(self, (q,), (k,), v, x)
         weights = F.dropout(scores.softmax().to(q.dtype), dropout)
         (out,) = scores.weigh(weights)

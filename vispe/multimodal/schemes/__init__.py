@@ -1,4 +1,4 @@
-"""The position schemes, one file each. Importing this package registers all that stand here."""
+"""Position schemes, one file each. Importing this package registers all schemes in it."""
 
 from importlib import import_module
 from pkgutil import iter_modules

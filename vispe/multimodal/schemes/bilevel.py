@@ -1,4 +1,4 @@
-"""Bilevel positions: the number of a segment, and the place inside it (BiPE, CONFLATOR)."""
+"""Bilevel positions: segment index and position within the segment (BiPE, CONFLATOR)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,33 @@ from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.options import Whole
 
-ROOM = (
-    2.0**26
-)  # places of a segment that the counter has room for; a power of two, so that both parts stay exact
+ROOM = 2.0**26  # maximum number of positions per segment; a power of two, so that both parts are exact
 
 
 @register_scheme
 @dataclass(frozen=True)
 class Bilevel(Scheme):
-    """Count segments, and start anew inside each of them (arXiv 2401.16421).
+    """Count segments, and restart positions within each of them (arXiv 2401.16421).
 
-    inter = segments before the token, intra = place in its segment, at most train_length - 1.
+    inter = segments before the token, intra = position in its segment, at most train_length - 1.
 
-    Every image, tile and frame is a segment whose places are rows and columns. Text is one segment up to the next
-    picture, or, where the stream says which tokens end one (`Text.boundary`, ``Stream.from_ids(boundaries=...)``),
-    one for each sentence; the token that ends a segment belongs to it. Axes are inter, row and column; text has its
-    place on both of the latter.
+    Every image, tile and frame is a segment whose positions are rows and columns. Text is one segment up to the next
+    visual segment, or, if the stream marks boundaries (`Text.boundary`, ``Stream.from_ids(boundaries=...)``),
+    one per sentence; the token that ends a segment belongs to it. Axes are inter, row and column; text has its
+    position on both of the latter.
 
-    The counter holds both numbers: segment times 2 ** 26 plus place; `split` and `join` go from one to the other.
+    The counter contains both numbers: segment times 2 ** 26 plus position; `split` and `join` convert between them.
 
     Args:
-        rotate: axes that turn channels. ``'inter'`` is the paper's (BiPE-RoPE): the place is left to a table added to
-            the tokens, which reads ``ids[1:]``. ``'intra'`` turns all channels by the place alone, which starts anew
-            at every boundary (CONFLATOR, with boundaries where the language changes). ``'both'`` does without a table.
+        rotate: axes that rotate channels. ``'inter'`` is the paper's (BiPE-RoPE): the position is left to a table added
+            to the tokens, which reads ``ids[1:]``. ``'intra'`` rotates all channels by the position only, which
+            restarts at every boundary (CONFLATOR, with boundaries at changes of language). ``'both'`` needs no table.
         sections: with ``rotate='both'``, pairs of channels of inter, rows and columns; by default 24, 20, 20 of 64.
-        train_length: places that the table has, or that the model was trained with; later places are the last one.
+        train_length: number of positions of the table, or in training; later positions are clamped to the last one.
     """
 
     name: ClassVar[str] = "bilevel"
-    summary: ClassVar[str] = "The number of the segment and the place inside it, for sentences and pictures."
+    summary: ClassVar[str] = "Segment index and position within the segment, for sentences and images."
     paper: ClassVar[str] = (
         "Two Stones Hit One Bird: Bilevel Positional Encoding, https://arxiv.org/abs/2401.16421"
     )
@@ -60,13 +58,12 @@ class Bilevel(Scheme):
         super().__post_init__()
         if self.sections is not None and self.rotate != "both":
             raise OptionError(
-                f"sections={list(self.sections)} share the channels out, but rotate={self.rotate!r} leaves nothing to "
-                "share; say rotate='both'."
+                f"sections={list(self.sections)} have no effect with rotate={self.rotate!r}. Use rotate='both'."
             )
 
     @property
     def follows(self) -> tuple[bool, ...]:
-        """Segments do; rows and columns of every picture are counted from 0."""
+        """True for segments; rows and columns of every image are counted from 0."""
         return True, False, False
 
     @property
@@ -75,16 +72,16 @@ class Bilevel(Scheme):
         return (1, 2) if self.rotate == "inter" else ()
 
     def split(self, counter: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the number of the segment and the place in it, which is not clipped, of counters (...)."""
+        """Return the segment index and the unclipped position within the segment, of counters (...)."""
         segment = (counter / ROOM).floor()
         return segment, counter - segment * ROOM
 
     def join(self, segment: Tensor, place: Tensor) -> Tensor:
-        """Return the counters (...) of segments and places, float64; the reverse of `split`."""
+        """Return the counters (...) of segments and positions, float64; the inverse of `split`."""
         return segment.double() * ROOM + place.double()
 
     def text(self, at: Tensor) -> Tensor:
-        """Return segment, place and place (3, ...) at a counter (...)."""
+        """Return segment, position and position (3, ...) at a counter (...)."""
         segment, place = self.split(at)
         place = self._clipped(place)
         return torch.stack([segment, place, place])
@@ -98,7 +95,7 @@ class Bilevel(Scheme):
         return torch.stack([tokens.frame, self._clipped(tokens.row), self._clipped(tokens.column)])
 
     def moved(self, local: Tensor, at: Tensor) -> Tensor:
-        """Return the coordinates (3, k) of tokens of pictures whose blocks start at counters (k)."""
+        """Return the coordinates (3, k) of tokens of visual segments whose blocks start at counters (k)."""
         return local + self.text(at)
 
     def counters(
@@ -106,15 +103,14 @@ class Bilevel(Scheme):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the counter at the start and at the end of each block (m).
 
-        A picture starts a segment of its own: where text is open before it, that is ended.
+        An image starts a new segment and ends an open text segment before it.
         """
         self.starts(blocks)
         if blocks.parallel is not None:
             raise UnsupportedCombination(
-                "bilevel numbers segments in their order, so none can stand side by side; take another scheme for "
-                "Parallel, such as mrope."
+                "bilevel numbers segments in order and does not support Parallel. Use another scheme, such as mrope."
             )
-        # blocks of a document side by side, and where each document begins
+        # sort blocks by document, and find the start of each document
         key = blocks.sample * (blocks.document.max() + 1) + blocks.document
         order = key.argsort(stable=True)
         key, number = key[order], torch.arange(len(key), device=key.device)
@@ -124,7 +120,7 @@ class Bilevel(Scheme):
         begin_segment, begin_place = self.split(self._begin(blocks, start)[order])
         visual, shared = blocks.visual[order], blocks.shared[order]
         frames, tokens = blocks.size[order, 0].double(), blocks.tokens[order].double()
-        # a place is the text since the last block that ended its segment, or since the document began
+        # the position counts text tokens since the last segment end or document start
         ends = (visual | blocks.boundary[order]) & ~shared
         grown = torch.where(visual | shared, 0.0, tokens)
         before = grown.cumsum(0) - grown
@@ -132,7 +128,7 @@ class Bilevel(Scheme):
         reset[0] = 0
         since = torch.maximum(reset, first)
         place = before - before[since] + torch.where(since == first, begin_place, 0.0)
-        # segments: one for every frame and every boundary, and one for the text that a picture cuts off
+        # segments: one per frame and boundary, and one for text interrupted by an image
         cut = (visual & (place > 0)).double()
         done = torch.where(visual, cut + frames, ends.double())
         past = done.cumsum(0) - done
@@ -143,29 +139,29 @@ class Bilevel(Scheme):
         return at, after, None
 
     def follow(self, counter: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the coordinates of tokens that are written after a prompt, and the counter after them.
+        """Return the coordinates of tokens generated after a prompt, and the counter after them.
 
-        ``Coordinates.decode`` is the same for tokens of which none ends a segment.
+        ``Coordinates.decode`` is equal if no token ends a segment.
 
         Args:
-            counter: `Coordinates.next` of the prompt (b), or what this returned for the tokens before.
+            counter: `Coordinates.next` of the prompt (b), or the counter returned for the previous tokens.
             boundaries: (b, n) bool, whether a token ends its segment.
 
         Returns:
             ids (3, b, n) and the counter (b).
 
         Raises:
-            ShapeError: there is not one row of boundaries for each counter.
+            ShapeError: the numbers of rows of boundaries and counters differ.
         """
         if boundaries.ndim != 2 or counter.shape != boundaries.shape[:1]:
             raise ShapeError(
-                f"boundaries needs the shape ({len(counter)}, n) beside {len(counter)} counters, got "
+                f"boundaries needs the shape ({len(counter)}, n) for {len(counter)} counters, got "
                 f"{tuple(boundaries.shape)}."
             )
         begin, place = (x[:, None] for x in self.split(counter))
         ended = boundaries.long().cumsum(1)
         number = torch.arange(boundaries.shape[1] + 1, device=boundaries.device)
-        # of n + 1 tokens: those written, and the one after them
+        # n + 1 tokens: the generated ones and the next
         before = torch.cat([torch.zeros_like(ended[:, :1]), ended], 1)
         reset = torch.where(boundaries, number[1:], 0).cummax(1).values
         reset = torch.cat([torch.zeros_like(reset[:, :1]), reset], 1)
@@ -184,7 +180,7 @@ class Bilevel(Scheme):
         return place.clamp(max=self.train_length - 1)
 
     def _begin(self, blocks: Blocks, start: Tensor | None) -> Tensor:
-        """Return the counter at the start of each block's document (m); the first of a row goes on from `start`."""
+        """Return the counter at the start of each block's document (m); the first of a row continues from `start`."""
         zero = torch.zeros_like(blocks.sample, dtype=torch.float64)
         if start is None:
             return zero

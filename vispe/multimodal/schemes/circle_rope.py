@@ -1,4 +1,4 @@
-"""Circle-RoPE: the patches of a picture on a circle around the axis along which text is counted."""
+"""Circle-RoPE: image patches on a circle around the text axis."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from vispe.options import Number, Positive, Share
 class CircleRoPE(Scheme):
     """Patches on a circle in the plane across (1, 1, 1), all equally far from every text token (arXiv 2505.16416).
 
-    The angle of a patch is ``alpha`` times its direction from the middle of the grid, stretched to a full turn, plus
-    ``1 - alpha`` times its share of the turn in raster order. Stretching maps the smallest and the largest direction
-    to the same point: with ``alpha=1`` patches coincide. Frames of a video are circles behind each other. Text goes on
-    one step after the largest coordinate, which is a fraction as a rule; coordinates of patches may be negative.
+    The angle of a patch is ``alpha`` times its direction from the centre of the grid, stretched to 2 pi, plus
+    ``1 - alpha`` times its fraction of 2 pi in raster order. Stretching maps the smallest and the largest direction
+    to the same point: with ``alpha=1`` patches coincide. Frames of a video are consecutive circles. Text continues
+    one step after the largest coordinate, usually a fraction; coordinates of patches may be negative.
 
-    The paper has every other layer use plain MRoPE: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
-    says which layer takes which, and `vispe.convert` takes it.
+    The paper uses plain MRoPE in every other layer: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
+    assigns schemes to layers for `vispe.convert`.
 
     Args:
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.
-        radius: of the circle, in steps of the counter. Below 0 the circle starts on its other side.
+        radius: radius of the circle, in counter steps. Negative values start on the opposite side.
         alpha: weight of the direction; 0 to 1, other numbers extrapolate.
-        blend: weight of the grid itself, laid flat into the same plane, against the circle; 0 to 1.
-        move_to_origin: whether directions are taken from the middle of the grid, not from its first patch.
-        relative: whether `radius` counts largest coordinates of the grid (after `move_to_origin`) instead of steps.
-        offset: where set, each picture is moved along (1, 1, 1) by its lowest coordinate's size, and this.
+        blend: weight of the grid itself, in the same plane, relative to the circle; 0 to 1.
+        move_to_origin: whether directions are relative to the centre of the grid instead of its first patch.
+        relative: whether `radius` is in units of the largest coordinate of the grid (after `move_to_origin`) instead
+            of steps.
+        offset: if set, shift each image along (1, 1, 1) by the absolute value of its smallest coordinate plus this.
         stride: counter steps from one frame to the next, on all axes.
-        precision: that points of a picture are computed in. The authors' code has float32, which moves them by about
+        precision: dtype for the points of an image. The authors' code has float32, which changes them by about
             one millionth of the radius.
     """
 
     name: ClassVar[str] = "circlerope"
-    summary: ClassVar[str] = "Patches on a circle around the axis of text, equally far from all of it."
+    summary: ClassVar[str] = "Patches on a circle around the text axis, equidistant from all text."
     paper: ClassVar[str] = "Circle-RoPE, https://arxiv.org/abs/2505.16416"
 
     sections: Sections = None
@@ -62,9 +63,7 @@ class CircleRoPE(Scheme):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.radius == 0:
-            raise OptionError(
-                "radius=0 puts all patches of a picture on one point; give a radius other than 0."
-            )
+            raise OptionError("radius=0 maps all patches of an image to one point. Use another radius.")
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest coordinate inside each block (m)."""
@@ -72,7 +71,7 @@ class CircleRoPE(Scheme):
         return highest[grid] + (blocks.size[:, 0] - 1) * self.stride + 1
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the point on the circle, moved along (1, 1, 1) by the frame (3, k)."""
+        """Return the point on the circle, shifted along (1, 1, 1) by the frame (3, k)."""
         grid, first, points, _ = self._grids(tokens.blocks)
         size = tokens.blocks.size
         patch = tokens.index % tokens.of(size[:, 1] * size[:, 2])
@@ -80,8 +79,8 @@ class CircleRoPE(Scheme):
 
     def _grids(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the grid of each block (m), the first patch of each grid (g), all points (3, n), the highest (g)."""
-        unique = cast("Callable[..., tuple[Tensor, Tensor]]", torch.unique)  # it has no types
-        beyond = blocks.size[:, 2].max() + 1  # one number for each size: many times faster than rows of two
+        unique = cast("Callable[..., tuple[Tensor, Tensor]]", torch.unique)  # untyped
+        beyond = blocks.size[:, 2].max() + 1  # one integer per size: much faster than unique rows
         codes, grid = unique(blocks.size[:, 1] * beyond + blocks.size[:, 2], return_inverse=True)
         sizes = torch.stack([codes // beyond, codes % beyond], 1)
         count = sizes.prod(1)

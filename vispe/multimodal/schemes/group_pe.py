@@ -1,4 +1,4 @@
-"""Group position encoding: every group of tokens has a counter of its own."""
+"""Group position encoding: a separate counter per group of tokens."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from vispe.options import Limits, NotNegative
 @register_scheme
 @dataclass(frozen=True)
 class GroupPE(RoPE1D):
-    """Count the tokens of each group in a line of their own (arXiv 2505.16983).
+    """Count the tokens of each group separately (arXiv 2505.16983).
 
-    What arrives later in one group does not move the other: a source may grow while its translation is written, and
-    cached keys stay right. Groups are those of `Text.group`; positions then do not say which token came first, so
-    attention needs a mask, such as `vispe.multimodal.streams.simultaneous_translation` makes. Pictures are counted as by `rope1d`.
+    New tokens of one group do not shift the other: a source may grow while its translation is generated, and
+    cached keys remain valid. Groups are set by `Text.group`; positions then do not define which token came first, so
+    attention needs a mask, such as that of `vispe.multimodal.streams.simultaneous_translation`. Images are counted as in `rope1d`.
 
     Args:
-        phi: where the counters of groups 1, 2, ... start; a number for all of them, or one for each. That of group 0
+        phi: start of the counters of groups 1, 2, ...; one number for all, or one per group. That of group 0
             starts at 0.
     """
 
     name: ClassVar[str] = "group_pe"
-    summary: ClassVar[str] = "A counter for each group, such as source and target of streaming translation."
+    summary: ClassVar[str] = (
+        "A separate counter per group, such as source and target of streaming translation."
+    )
     paper: ClassVar[str] = "LLM as Effective Streaming Processor, https://arxiv.org/abs/2505.16983"
 
     phi: NotNegative | Annotated[tuple[NotNegative, ...], Limits(least=1)] = 0.0
@@ -46,8 +48,8 @@ class GroupPE(RoPE1D):
         largest = int(blocks.group.max())
         if largest > len(self.phi):
             raise UnsupportedCombination(
-                f"phi={list(self.phi)} says where {len(self.phi)} groups after the first start, but the stream has a "
-                f"group {largest}; give {largest} numbers, or one for all."
+                f"phi={list(self.phi)} has starts for {len(self.phi)} groups after the first, but the stream has a "
+                f"group {largest}. Pass {largest} numbers, or one for all."
             )
         starts = torch.tensor((0.0, *self.phi), dtype=torch.float64, device=blocks.group.device)
         return starts[blocks.group]

@@ -1,4 +1,4 @@
-"""Positions shared by the tokens of a picture: all of them, or those of a row."""
+"""MouSi: positions shared by all tokens of an image, or by those of a row."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from vispe.multimodal.streams.attention_blocks import Blocks
 @register_scheme
 @dataclass(frozen=True)
 class Mousi(Scheme):
-    """Let tokens of a picture share positions in one line, to save range (arXiv 2401.17221).
+    """Share positions among tokens of an image, to use fewer positions (arXiv 2401.17221).
 
     Args:
-        share: ``'all'``: an image, with all its tiles, or a frame is at one position, and what is where inside it is
-            only known from features and causal order; ``'row'``: each row of an image, a tile or a frame is at one.
+        share: ``'all'``: an image, with all its tiles, or a frame has one position; tokens within it are only
+            distinguished by features and causal order; ``'row'``: each row of an image, a tile or a frame has one.
 
-    The paper's third form, with a learned embedding of columns added, is not here. There is no reference code.
+    The paper's third form, with a learned embedding of columns, is not implemented. There is no reference code.
     """
 
     name: ClassVar[str] = "mousi"
-    summary: ClassVar[str] = "One position for a whole picture, or for each of its rows."
+    summary: ClassVar[str] = "One position per image, or per row of an image."
     paper: ClassVar[str] = "MouSi, https://arxiv.org/abs/2401.17221"
 
     share: Literal["all", "row"] = "row"
 
     @property
     def axes(self) -> int:
-        """One."""
+        """One axis."""
         return 1
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return how many positions a picture uses (m)."""
+        """Return the number of positions of each block (m)."""
         t, h, _ = blocks.size.double().unbind(1)
         return t * h if self.share == "row" else torch.where(blocks.ends, t, 0.0)
 

@@ -1,4 +1,4 @@
-"""MRoPE and its relatives: text counts on all three axes, pictures have frames, rows and columns of their own."""
+"""MRoPE and variants: text counts on all three axes, visual tokens have frames, rows and columns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from vispe.options import Positive
 @register_scheme
 @dataclass(frozen=True)
 class RoPE1D(Scheme):
-    """Count all tokens in one line, as models without a scheme do (arXiv 2104.09864)."""
+    """Sequential positions of all tokens, as in models without a scheme (arXiv 2104.09864)."""
 
     name: ClassVar[str] = "rope1d"
-    summary: ClassVar[str] = "All tokens in one line: text, then each picture in raster order."
+    summary: ClassVar[str] = "Sequential positions of all tokens, images in raster order."
     paper: ClassVar[str] = "RoFormer, https://arxiv.org/abs/2104.09864"
 
     @property
     def axes(self) -> int:
-        """One."""
+        """One axis."""
         return 1
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
@@ -36,7 +36,7 @@ class RoPE1D(Scheme):
         return blocks.tokens.double()
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the number of each token in its block (1, k)."""
+        """Return the index of each token in its block (1, k)."""
         return tokens.index.double()[None]
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
@@ -47,23 +47,23 @@ class RoPE1D(Scheme):
 @register_scheme
 @dataclass(frozen=True)
 class MRoPE(Scheme):
-    """Frames, rows and columns on three axes from where the picture stands in the text (arXiv 2409.12191).
+    """Frames, rows and columns on three axes, starting at the position in the text (arXiv 2409.12191).
 
-    The defaults are those of Qwen2-VL but for the rule of what follows a video; see `after`.
+    The defaults are those of Qwen2-VL, except for the position after a video; see `after`.
 
     Args:
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.
-        stride: counter steps from one frame to the next.
-        spatial_reset: rows and columns of every picture are counted from 0, whatever text comes before.
-        after: text goes on after the largest coordinate of the picture (``'max'``), or, as Hugging Face's models have
-            it, after its larger side whatever its frames (``'side'``), inside the time range of a long video.
-        tokens_per_second: where set, and the seconds between frames are known, frames are
+        stride: counter steps between frames.
+        spatial_reset: count rows and columns of every image from 0, independent of the preceding text.
+        after: text continues after the largest coordinate of the visual segment (``'max'``), or, as in Hugging Face's
+            models, after its larger side independent of its frames (``'side'``), within the time range of a long video.
+        tokens_per_second: if set, and the seconds between frames are known, frames are at
             ``floor(frame * tokens_per_second * seconds)`` instead of ``frame * stride`` (Qwen2.5-VL).
         text_axes: ``'all'``, or ``'time'`` for text at (t, 0, 0), which is not text-exact.
     """
 
     name: ClassVar[str] = "mrope"
-    summary: ClassVar[str] = "Time, rows and columns on three axes; chunks of channels for each (Qwen2-VL)."
+    summary: ClassVar[str] = "Time, rows and columns on three axes; a chunk of channels per axis (Qwen2-VL)."
     paper: ClassVar[str] = "Qwen2-VL, https://arxiv.org/abs/2409.12191"
     share: ClassVar[float] = 3 / 8
 
@@ -76,7 +76,7 @@ class MRoPE(Scheme):
 
     @property
     def follows(self) -> tuple[bool, ...]:
-        """Rows and columns do unless they are reset."""
+        """True for rows and columns unless they are reset."""
         return True, not self.spatial_reset, not self.spatial_reset
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
@@ -99,12 +99,12 @@ class MRoPE(Scheme):
         clock = (frame * (self.tokens_per_second * seconds)).floor()
         narrow = (
             frame.float() * (self.tokens_per_second * seconds.float())
-        ).floor()  # of what came as float32
+        ).floor()  # as in float32 implementations
         clock = torch.where(seconds == seconds.float(), narrow, clock)
         return torch.where(seconds.isnan(), time, clock)
 
     def text(self, at: Tensor) -> Tensor:
-        """Return the counter on all axes, or on that of time."""
+        """Return the counter on all axes, or only on that of time."""
         same = super().text(at)
         return (
             same if self.text_axes == "all" else torch.stack([at, torch.zeros_like(at), torch.zeros_like(at)])
@@ -118,68 +118,68 @@ class MRoPE(Scheme):
 @register_scheme
 @dataclass(frozen=True)
 class MRoPEInterleaved(MRoPE):
-    """MRoPE whose axes take turns over all frequencies: t h w t h w ... (arXiv 2510.23095; Qwen3-VL).
+    """MRoPE with axes interleaved over all frequencies: t h w t h w ... (arXiv 2510.23095; Qwen3-VL).
 
-    Options are those of `MRoPE`; `sections` are 24, 20, 20 of 64 by default. The paper's own variant is
-    ``spatial_reset=True``; released models do without. And
+    Options are those of `MRoPE`; `sections` are 24, 20, 20 of 64 by default. The paper's variant is
+    ``spatial_reset=True``; released models do not use it. And
 
     Args:
-        clip: take sections that do not fit for as many pairs as do, as public code does, instead of an error.
+        clip: truncate sections that do not fit, as public code does, instead of raising an error.
     """
 
     name: ClassVar[str] = "mrope_i"
-    summary: ClassVar[str] = "MRoPE whose axes take turns over all frequencies (Qwen3-VL)."
+    summary: ClassVar[str] = "MRoPE with axes interleaved over all frequencies (Qwen3-VL)."
     paper: ClassVar[str] = "Revisiting Multimodal Positional Encoding, https://arxiv.org/abs/2510.23095"
     share: ClassVar[float] = 20 / 64
 
     clip: bool = False
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return time, rows and columns in turn (pairs,)."""
+        """Return interleaved time, rows and columns (pairs,)."""
         return allocation.interleaved(sections_for(pairs, self.sections, self.share), self.clip)
 
 
 @register_scheme
 @dataclass(frozen=True)
 class ErnieVL(MRoPE):
-    """MRoPE whose rows and columns take turns over the high frequencies, with time on the lowest (Ernie 4.5 VL).
+    """MRoPE with rows and columns interleaved over the high frequencies, and time on the lowest (Ernie 4.5 VL).
 
     Options are those of `MRoPE`; `sections` has time, rows and columns, 20, 22, 22 of 64 by default. The order of
-    frequencies is that of VideoRoPE, the coordinates are those of `mrope`. Read from transformers' implementation; a
-    paper that states it was not found.
+    frequencies is that of VideoRoPE, the coordinates are those of `mrope`. Based on the transformers implementation; a
+    paper that describes it was not found.
     """
 
     name: ClassVar[str] = "ernie_vl"
     summary: ClassVar[str] = (
-        "MRoPE with rows and columns in turn, then time on the lowest frequencies (Ernie 4.5 VL)."
+        "MRoPE with interleaved rows and columns, then time on the lowest frequencies (Ernie 4.5 VL)."
     )
     paper: ClassVar[str] = "MRoPE, with the frequencies of Ernie 4.5 VL, https://arxiv.org/abs/2409.12191"
     share: ClassVar[float] = 22 / 64
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return rows and columns in turn, then time (pairs,)."""
+        """Return interleaved rows and columns, then time (pairs,)."""
         return allocation.video(sections_for(pairs, self.sections, self.share))
 
 
 @register_scheme
 @dataclass(frozen=True)
 class MHRoPE(MRoPE):
-    """MRoPE with whole heads for each axis (arXiv 2510.23095).
+    """MRoPE with an axis per head (arXiv 2510.23095).
 
     Options are those of `MRoPE`, but `sections` counts key heads: 1/4, 3/8, 3/8 of them by default. Heads beyond the
-    sections do not turn at all, and then text is not encoded as before.
+    sections are not rotated, and then the encoding of text changes.
     """
 
     name: ClassVar[str] = "mhrope"
-    summary: ClassVar[str] = "MRoPE with whole heads for each axis, all frequencies in each."
+    summary: ClassVar[str] = "MRoPE with an axis per head, each with all frequencies."
     paper: ClassVar[str] = "Revisiting Multimodal Positional Encoding, https://arxiv.org/abs/2510.23095"
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return one axis for each key head (kv_heads, pairs)."""
         if self.sections is None and kv_heads < 3:
             raise OptionError(
-                f"mhrope needs a key head for each of time, rows and columns; the model has {kv_heads}. Name their "
-                "heads in sections, or use mrope_i."
+                f"mhrope needs a key head for each of time, rows and columns, got {kv_heads} key heads. Set sections, "
+                "or use mrope_i."
             )
         sections = self.sections or sections_for(kv_heads, None, self.share)
         return allocation.multi_head(sections, kv_heads, pairs)
@@ -188,16 +188,16 @@ class MHRoPE(MRoPE):
 @register_scheme
 @dataclass(frozen=True)
 class MMRoPE(MRoPE):
-    """MRoPE with stretched axes and the pattern t t h w h w h w over all frequencies (Lumos-1).
+    """MRoPE with scaled axes and the pattern t t h w h w h w over all frequencies (Lumos-1).
 
     Options are those of `MRoPE` and
 
     Args:
-        scale: what frames, rows and columns are multiplied by.
+        scale: factors of frames, rows and columns.
     """
 
     name: ClassVar[str] = "mmrope"
-    summary: ClassVar[str] = "MRoPE with stretched axes, in the pattern t t h w h w h w (Lumos-1)."
+    summary: ClassVar[str] = "MRoPE with scaled axes, in the pattern t t h w h w h w (Lumos-1)."
     paper: ClassVar[str] = "Lumos-1, https://arxiv.org/abs/2507.08801"
 
     scale: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
@@ -205,20 +205,20 @@ class MMRoPE(MRoPE):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sections is not None:
-            raise OptionError("mmrope has a fixed pattern of axes; leave sections out.")
+            raise OptionError("mmrope has a fixed pattern of axes, got sections. Omit sections.")
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return one more than the largest stretched coordinate inside each block (m)."""
+        """Return one more than the largest scaled coordinate in each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
-        ends = [self._time(t - 1, blocks.seconds), h - 1, w - 1]
-        stretched = torch.stack([e * s for e, s in zip(ends, self.scale, strict=True)])
+        bounds = [self._time(t - 1, blocks.seconds), h - 1, w - 1]
+        stretched = torch.stack([e * s for e, s in zip(bounds, self.scale, strict=True)])
         return (stretched[1:] if self.after == "side" else stretched).amax(0) + 1
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return frame, row and column, stretched (3, k)."""
+        """Return scaled frame, row and column (3, k)."""
         scale = torch.tensor(self.scale, dtype=torch.float64, device=tokens.index.device)
         return super().local(tokens, draws) * scale[:, None]
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return t t h w h w h w again and again (pairs,)."""
+        """Return the repeated pattern t t h w h w h w (pairs,)."""
         return allocation.distributed(pairs)

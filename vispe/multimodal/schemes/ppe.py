@@ -1,4 +1,4 @@
-"""PPE: a merged token keeps the positions of several of the tokens that it was made of."""
+"""PPE: merged tokens that keep the positions of several of their source tokens."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from vispe.options import Whole
 class PPE(MRoPE):
     """MRoPE with k positions for each token, in parts of the pairs of each axis (arXiv 2510.22936).
 
-    Coordinates are t_1 .. t_k, h_1 .. h_k, w_1 .. w_k. Those of tokens that are not merged are k times the same, so
-    text and whole pictures are encoded as by `MRoPE`, and k = 1 is `MRoPE`. `merge` makes tokens that differ.
+    Coordinates are t_1 .. t_k, h_1 .. h_k, w_1 .. w_k. Those of unmerged tokens are repeated k times, so text and
+    unmerged images are encoded as by `MRoPE`, and k = 1 is `MRoPE`. `merge` creates tokens with different members.
 
     Options are those of `MRoPE` and
 
     Args:
-        k: positions of a token, K.
-        bands: how the pairs of an axis are shared out among its positions: ``'chunked'``, the highest frequencies to
-            the first and so on; or ``'interleaved'``, in turn, so that each position has high and low ones.
-        axes_in_turn: axes take turns over the frequencies as in `mrope_i`, for models that have them so.
+        k: number of positions per token, K.
+        bands: division of the pairs of an axis among its positions: ``'chunked'``, the highest frequencies to
+            the first and so on; or ``'interleaved'``, so that each position has high and low frequencies.
+        axes_in_turn: interleave axes over the frequencies as in `mrope_i`, for models with this layout.
 
-    Differs from the reference: where k does not divide every section, its parts are as equal as can be;
-    `reference_rotation` has what the authors' code does.
+    Differs from the reference: if k does not divide every section, its parts are as equal as possible;
+    `reference_rotation` reproduces the authors' code.
     """
 
     name: ClassVar[str] = "ppe"
-    summary: ClassVar[str] = "MRoPE with the positions of several members for each merged token."
+    summary: ClassVar[str] = "MRoPE with the positions of several members per merged token."
     paper: ClassVar[str] = "Positional Preservation Embedding, https://arxiv.org/abs/2510.22936"
 
     k: Whole = 8
@@ -53,7 +53,7 @@ class PPE(MRoPE):
 
     @property
     def axes(self) -> int:
-        """Three for each position."""
+        """Three axes per position."""
         return 3 * self.k
 
     def coordinates(
@@ -68,13 +68,13 @@ class PPE(MRoPE):
     ) -> Coordinates:
         """Return the coordinates of `MRoPE`, each k times; see `Scheme.coordinates`."""
         once = replace(self, k=1)
-        found = super(PPE, once).coordinates(
+        coordinates_once = super(PPE, once).coordinates(
             stream, start=start, training=training, generator=generator, draws=draws, padding=padding
         )
-        return replace(found, ids=found.ids.repeat_interleave(self.k, 0), scheme=self)
+        return replace(coordinates_once, ids=coordinates_once.ids.repeat_interleave(self.k, 0), scheme=self)
 
     def text(self, at: Tensor) -> Tensor:
-        """Return the counter on all axes, or on those of time."""
+        """Return the counter on all axes, or only on those of time."""
         same = at.expand(self.k, *at.shape)
         others = same if self.text_axes == "all" else torch.zeros_like(same)
         return torch.cat([same, others, others])
@@ -89,30 +89,32 @@ class PPE(MRoPE):
     def merge(
         self, coordinates: Coordinates, tokens: Tensor, labels: Tensor, epsilon: float = 0.0
     ) -> tuple[Tensor, Coordinates]:
-        """Return merged tokens (b, m, c) and their coordinates; what follows keeps its position.
+        """Return merged tokens (b, m, c) and their coordinates; later tokens keep their positions.
 
         Args:
-            coordinates: of the tokens before they are merged, by this scheme.
+            coordinates: coordinates of the unmerged tokens, by this scheme.
             tokens: (b, s, c).
-            labels: (b, s), place of each token's merged token; text and what is not merged has labels of its own,
+            labels: (b, s), index of the merged token of each token; text and unmerged tokens have distinct labels,
                 and padding is below 0. See `vispe.multimodal.streams.token_merging.merge_tokens`, also for merging in stages.
-            epsilon: see there.
+            epsilon: see `merge_tokens`.
 
         Raises:
             ShapeError: the coordinates are not those of this scheme.
-            InputError: they are of merged tokens.
+            InputError: the tokens are already merged.
         """
         if len(coordinates.ids) != self.axes:
-            raise ShapeError(f"{self} has {self.axes} coordinates; got {len(coordinates.ids)}.")
+            raise ShapeError(f"{self} needs {self.axes} coordinates, got {len(coordinates.ids)}.")
         once = coordinates.ids[:: self.k]
         if not torch.equal(once.repeat_interleave(self.k, 0), coordinates.ids):
-            raise InputError("These tokens are merged already; merge them once more with merge_tokens.")
+            raise InputError(
+                "PPE.merge needs unmerged tokens, got merged ones. Use merge_tokens to merge them again."
+            )
         merged = merge_tokens(tokens, labels, once, members=self.k, epsilon=epsilon)
         return merged.tokens, Coordinates(merged.ids, merged.mask, coordinates.next, self)
 
 
 class HalvesRotation(Transform):
-    """Turn the first half of the channels by one rotation and the second half by another; see `reference_rotation`."""
+    """Separate rotations of the first and the second half of the channels; see `reference_rotation`."""
 
     __slots__ = ("first", "second")
 
@@ -120,11 +122,11 @@ class HalvesRotation(Transform):
         self.first, self.second = first, second
 
     def query(self, q: Tensor) -> Tensor:
-        """Turn queries (b, h, n, d_h)."""
+        """Rotate queries (b, h, n, d_h)."""
         return self._halves(self.first.query(q), self.second.query(q))
 
     def key(self, k: Tensor) -> Tensor:
-        """Turn keys (b, h_kv, m, d_h)."""
+        """Rotate keys (b, h_kv, m, d_h)."""
         return self._halves(self.first.key(k), self.second.key(k))
 
     @staticmethod
@@ -134,24 +136,24 @@ class HalvesRotation(Transform):
 
 
 def reference_sections(sections: Sequence[int], k: int) -> tuple[int, ...]:
-    """Return the widths of the bands in the authors' code: sections in k parts; 1 each where k does not divide all."""
+    """Return the widths of the bands in the authors' code: sections in k parts; 1 each if k does not divide all."""
     if any(s % k for s in sections):
         return (1,) * sum(sections)
     return tuple(s // k for s in sections for _ in range(k))
 
 
 def reference_rotation(ids: Tensor, frequencies: Tensor, sections: Sequence[int], k: int) -> HalvesRotation:
-    """Return what the authors' code does to queries and keys, layout ``'half'``.
+    """Return the transform of queries and keys of the authors' code, layout ``'half'``.
 
-    Its bands run on through both halves of the channels, and band n takes coordinate ``n mod 3 k``. Where k does not
-    divide every section the two channels of a pair may see different positions: no rotation any more for merged
-    tokens. Text is turned as by `MRoPE` all the same.
+    Its bands continue through both halves of the channels, and band n uses coordinate ``n mod 3 k``. If k does not
+    divide every section, the two channels of a pair may have different positions: not a rotation for merged
+    tokens. Text is still rotated as by `MRoPE`.
 
     Args:
         ids: (3 k, b, s).
         frequencies: (pairs,).
         sections: pairs of time, rows and columns.
-        k: positions of a token.
+        k: number of positions per token.
     """
     widths = torch.tensor(reference_sections(sections, k) * 2)
     coordinate = (torch.arange(len(widths)) % (3 * k)).repeat_interleave(widths)

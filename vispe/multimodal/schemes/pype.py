@@ -1,4 +1,4 @@
-"""PyPE: positions of a picture count from its border to its middle, ring by ring."""
+"""PyPE: image positions in concentric rings from the border to the centre."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from vispe.options import Whole
 @register_scheme
 @dataclass(frozen=True)
 class PyPE(Scheme):
-    """Count each picture in rings, from its border to its middle; a ring is one position (arXiv 2501.10967).
+    """Concentric rings from the border of an image to its centre; a ring is one position (arXiv 2501.10967).
 
     In an image of h x w tokens that starts at c, row y and column x have
 
         c + min(y, x, h-1-y, w-1-x, rings-1)
 
-    and the text after it goes on one step after the innermost ring. Frames of a video, and tiles, follow one another as
-    images do. What is where inside a ring is only known from features and causal order.
+    and the text after it continues one step after the innermost ring. Frames of a video, and tiles, follow one another
+    like images. Positions within a ring are only distinguished by features and causal order.
 
-    The paper lets the middle grow with the depth of the layer, so that late layers see coarser pictures:
-    `vispe.multimodal.pyramid` says which layer has how many rings.
+    In the paper, the central region grows with depth, so that late layers have coarser images:
+    `vispe.multimodal.pyramid` assigns numbers of rings to layers.
 
     Args:
-        rings: how many positions a picture has at most; all that lies inside the last ring shares its position. By
-            default there are as many as fit, ``ceil(min(h, w) / 2)``.
+        rings: maximum number of positions of an image; all tokens inside the last ring share its position. By
+            default as many as fit, ``ceil(min(h, w) / 2)``.
 
-    Not compared with the authors' code: written from the paper's description, with frames, tiles and the text after a
-    picture as above.
+    Not compared with the authors' code: implemented from the paper's description, with frames, tiles and text after an
+    image as above.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme
@@ -45,25 +45,25 @@ class PyPE(Scheme):
     """
 
     name: ClassVar[str] = "pype"
-    summary: ClassVar[str] = "Rings from the border of a picture to its middle, one position each."
+    summary: ClassVar[str] = "Rings from the border of an image to its centre, one position each."
     paper: ClassVar[str] = "Pyramid-descent Visual Position Encoding, https://arxiv.org/abs/2501.10967"
 
     rings: Whole | None = None
 
     @property
     def axes(self) -> int:
-        """One."""
+        """One axis."""
         return 1
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return how many rings the frames of each block have together (m)."""
+        """Return the total number of rings of the frames of each block (m)."""
         return blocks.size[:, 0].double() * self._rings(blocks)
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
         """Return the ring of each token, counted through all frames (1, k)."""
         h, w = (tokens.of(side) for side in tokens.blocks.size[:, 1:].double().unbind(1))
         rings = tokens.of(self._rings(tokens.blocks))
-        # the nearest of the four sides, and no further in than the last ring
+        # distance to the nearest side, at most the last ring
         down = torch.minimum(tokens.row, h - 1 - tokens.row)
         across = torch.minimum(tokens.column, w - 1 - tokens.column)
         ring = torch.minimum(torch.minimum(down, across), rings - 1)

@@ -1,4 +1,4 @@
-"""RoPE-DHR: tokens of tiles have the positions of the thumbnail's tokens that show the same place."""
+"""RoPE-DHR: tile tokens share the positions of the thumbnail tokens at the same location."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import listed
 
-SHRINK = 1e-6  # by which the reference makes tiles smaller
+SHRINK = 1e-6  # by which the reference shrinks tiles
 
 
 @register_scheme
 @dataclass(frozen=True)
 class RoPEDHR(Scheme):
-    """Count the thumbnail of an image in raster order, and give its tiles the same positions (arXiv 2506.06279).
+    """Positions of an image's thumbnail in raster order, shared by the tiles at the same location (arXiv 2506.06279).
 
     An image in tiles of h x w tokens, with a thumbnail of h x w tokens too, uses h w positions whatever its tiles:
     token (a, d) of tile (j, i) of Y x X tiles is at the thumbnail's row ``floor((j + (a + 1/2) / h) h / Y)`` and
@@ -56,7 +56,7 @@ class RoPEDHR(Scheme):
         return 1
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return the tokens of one part of each picture, at its last part (m).
+        """Return the tokens of one part of each visual segment, at its last part (m).
 
         Raises:
             UnsupportedCombination: an image is in tiles, but has no thumbnail next to them.
@@ -69,7 +69,7 @@ class RoPEDHR(Scheme):
         blocks = tokens.blocks
         height, width = blocks.size[:, 1].double(), blocks.size[:, 2].double()
         row, column, rows, columns = blocks.tile.unbind(1)
-        small = row < 0  # a thumbnail is the only tile of its picture
+        small = row < 0  # a thumbnail is the only tile of its visual segment
         if self.tile_order == "column_major":
             number = row * columns + column
             row, column = number % rows, number // rows
@@ -82,9 +82,9 @@ class RoPEDHR(Scheme):
     def _place(
         self, tokens: VisualTokens, token: Tensor, tile: Tensor, tiles: Tensor, side: Tensor
     ) -> Tensor:
-        """Return where along one side of the thumbnail tokens are (k), from where they are in their tile (k).
+        """Return the index along a side of the thumbnail of tokens (k), from the index in their tile (k).
 
-        The last three are those of blocks (m). Quotients are exact enough: what is not whole is 1 / tiles away from it.
+        The last three arguments are per block (m). Quotients are accurate enough: non-integers differ by 1 / tiles.
         """
         if self.sampling == "centre":
             return ((token + tokens.of(tile * side + 0.5)) / tokens.of(tiles)).floor()
@@ -97,16 +97,16 @@ class RoPEDHR(Scheme):
 
 
 def media_ids(stream: Stream, coordinates: Coordinates) -> Tensor:
-    """Return the coordinates of the tokens of pictures alone, row by row of the batch (axes, k).
+    """Return the coordinates of visual tokens only, row by row of the batch (axes, k).
 
-    They are those of the keys of a memory that text attends to by cross-attention.
+    Use them for the keys of cross-attention from text to images.
     """
     visual = stream.scatter(stream.blocks.visual[stream.block])
     return coordinates.ids[:, visual]
 
 
 def _check_thumbnails(blocks: Blocks) -> None:
-    """Raise `UnsupportedCombination` where parts of an image stand together without a thumbnail."""
+    """Raise `UnsupportedCombination` if consecutive tiles of an image have no thumbnail."""
     cut = blocks.visual & (blocks.tile[:, 2] * blocks.tile[:, 3] > 1)
     small = cut & (blocks.tile[:, 0] < 0)
     run = (blocks.part == 0).long().cumsum(0) - 1
@@ -116,7 +116,7 @@ def _check_thumbnails(blocks: Blocks) -> None:
         m = int(lonely.nonzero()[0, 0])
         rows, columns = listed(blocks.tile[m, 2:])
         raise UnsupportedCombination(
-            f"rope_dhr gives tiles the positions of a thumbnail, but sample {int(blocks.sample[m])} has an image of "
-            f"{rows} x {columns} tiles with no thumbnail next to them; describe it by Image(..., thumbnail='last'), "
-            "or use v2pe."
+            f"rope_dhr needs a thumbnail for tiles, but sample {int(blocks.sample[m])} has an image of "
+            f"{rows} x {columns} tiles without an adjacent thumbnail. Use Image(..., thumbnail='last'), "
+            "or the scheme v2pe."
         )

@@ -1,4 +1,4 @@
-"""TMRoPE: MRoPE whose frames are counted by the clock, 25 positions a second, as audio is (Qwen-Omni)."""
+"""TMRoPE: MRoPE with frames at 25 positions per second, as audio (Qwen-Omni)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from vispe.options import Positive
 @register_scheme
 @dataclass(frozen=True)
 class TMRoPE(MRoPE):
-    """MRoPE whose frames are at ``floor(frame * seconds * 25)`` (arXiv 2503.20215; Qwen2.5-Omni).
+    """MRoPE with frames at ``floor(frame * seconds * 25)`` (arXiv 2503.20215; Qwen2.5-Omni).
 
-    A token of audio is 40 ms, and one position, like a token of text; so audio on its own is a run of text in a stream.
-    Audio that is woven into a video is not described by a stream. Options are those of `MRoPE`; videos whose seconds
-    are not known are counted by `stride`.
+    A token of audio is 40 ms and one position, like a token of text; so audio alone is a run of text in a stream.
+    Audio interleaved with a video cannot be described by a stream. Options are those of `MRoPE`; videos with unknown
+    seconds are counted by `stride`.
     """
 
     name: ClassVar[str] = "tmrope"
-    summary: ClassVar[str] = "MRoPE with frames at 25 positions a second, as audio has (Qwen2.5-Omni)."
+    summary: ClassVar[str] = "MRoPE with frames at 25 positions per second, as audio (Qwen2.5-Omni)."
     paper: ClassVar[str] = "Qwen2.5-Omni, https://arxiv.org/abs/2503.20215"
 
     tokens_per_second: Positive | None = 25.0
@@ -35,30 +35,30 @@ class TMRoPE(MRoPE):
         if self.tokens_per_second is None:
             return frame * self.stride
         clock = self._clock(frame, seconds)
-        # of what came as float32, in its precision and in the order of the reference
+        # as in float32 implementations, in the order of operations of the reference
         narrow = self._clock(frame.float(), seconds.float()).double()
         clock = torch.where(seconds == seconds.float(), narrow, clock)
         return torch.where(seconds.isnan(), frame * self.stride, clock)
 
     def _clock(self, frame: Tensor, seconds: Tensor) -> Tensor:
-        """Return where frames are that are so many seconds apart."""
+        """Return the positions of frames at intervals of `seconds`."""
         return (frame * seconds * (self.tokens_per_second or 0)).floor()
 
 
 @register_scheme
 @dataclass(frozen=True)
 class TMRoPEInterleaved(TMRoPE):
-    """TMRoPE that keeps fractions, with axes in turn over all frequencies (arXiv 2509.17765; Qwen3-Omni).
+    """TMRoPE with fractional positions and axes interleaved over all frequencies (arXiv 2509.17765; Qwen3-Omni).
 
     Options are those of `TMRoPE`, `sections` and `clip` as for `mrope_i`.
 
     Args:
-        clip: take sections that do not fit for as many pairs as do, as public code does, instead of an error.
+        clip: truncate sections that do not fit, as public code does, instead of raising an error.
     """
 
     name: ClassVar[str] = "tmrope_i"
     summary: ClassVar[str] = (
-        "TMRoPE that keeps fractions, its axes in turn over all frequencies (Qwen3-Omni)."
+        "TMRoPE with fractional positions and axes interleaved over all frequencies (Qwen3-Omni)."
     )
     paper: ClassVar[str] = "Qwen3-Omni, https://arxiv.org/abs/2509.17765"
     share: ClassVar[float] = 20 / 64
@@ -69,5 +69,5 @@ class TMRoPEInterleaved(TMRoPE):
         return frame * seconds * (self.tokens_per_second or 0)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return time, rows and columns in turn (pairs,)."""
+        """Return interleaved time, rows and columns (pairs,)."""
         return allocation.interleaved(sections_for(pairs, self.sections, self.share), self.clip)

@@ -1,4 +1,4 @@
-"""V2PE: tokens of pictures are closer together than those of text."""
+"""V2PE: smaller position increments for visual tokens than for text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.token_stream import Stream
 
-STRIDES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # those that the authors train with
+STRIDES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # training strides of the authors
 
 Number = float | Fraction | str
 
@@ -25,27 +25,27 @@ Number = float | Fraction | str
 @register_scheme
 @dataclass(frozen=True)
 class V2PE(Scheme):
-    """Count all tokens in one line, in steps of less than 1 inside pictures (arXiv 2412.09616).
+    """Sequential positions of all tokens, with increments below 1 for visual tokens (arXiv 2412.09616).
 
-    A tile of n tokens spans `stride` positions whatever n is: each of its tokens is ``stride / n`` after the one
-    before. Text goes on at the next whole number, ``ceil(last) + 1``. With a stride of n a picture is counted as by
+    A tile of n tokens spans `stride` positions for any n: each of its tokens is ``stride / n`` after the previous
+    one. Text continues at the next integer, ``ceil(last) + 1``. With a stride of n, an image is counted as in
     `rope1d`. Positions increase strictly; rotate by them in float32 or wider (`vispe.multimodal.rotation` does): in
     bfloat16 most of them would coincide.
 
     Args:
-        stride: positions that a tile, or a frame of a video, spans: a number, a `Fraction` or a text such as
-            ``'1/3'``. Keys cached with one stride are of no use with another.
-        per: ``'tile'``, or ``'picture'`` for a span of `stride` over all tiles of an image together.
-        train_strides: in training every picture has one of these at random, or `stride` where this is None. The
-            draws may also be given: `draws` of `Scheme.coordinates` is then the stride of each block.
+        stride: positions that a tile, or a frame of a video, spans: a number, a `Fraction` or a string such as
+            ``'1/3'``. Cached keys are only valid for the same stride.
+        per: ``'tile'``, or ``'picture'`` for a span of `stride` over all tiles of an image.
+        train_strides: in training, every image has one of these at random, or `stride` if None. The
+            draws can also be passed: `draws` of `Scheme.coordinates` is then the stride of each block.
 
-    Differs from the reference: positions are computed by products in float64, so any number of tokens will do; the
-    reference adds up in float32 and stops for most numbers that are not powers of two.
+    Differs from the reference: positions are computed by products in float64, so any number of tokens is supported; the
+    reference accumulates in float32 and fails for most numbers that are not powers of two.
     """
 
     name: ClassVar[str] = "v2pe"
     summary: ClassVar[str] = (
-        "All tokens in one line, with steps below 1 inside pictures; random steps in training."
+        "Sequential positions with increments below 1 for visual tokens; random increments in training."
     )
     paper: ClassVar[str] = "V2PE, https://arxiv.org/abs/2412.09616"
 
@@ -57,21 +57,21 @@ class V2PE(Scheme):
         super().__post_init__()
         if self.train_strides is not None and not self.train_strides:
             raise OptionError(
-                "train_strides needs at least one stride, or null for the same as without training."
+                "train_strides needs at least one stride, got none. Use null for no random strides."
             )
         for stride in (self.stride, *(self.train_strides or ())):
             _value(stride)
-        object.__setattr__(self, "stride", _plain(self.stride))  # options are plain data
+        object.__setattr__(self, "stride", _plain(self.stride))  # options must be plain data
         if self.train_strides is not None:
             object.__setattr__(self, "train_strides", tuple(map(_plain, self.train_strides)))
 
     @property
     def axes(self) -> int:
-        """One."""
+        """One axis."""
         return 1
 
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
-        """Return the stride of each block (m) in training, one for all parts of a picture; 0 for text."""
+        """Return the stride of each block (m) in training, shared by all parts of an image; 0 for text."""
         if not training or self.train_strides is None:
             return None
         device = blocks.kind.device if generator is None else generator.device
@@ -81,13 +81,13 @@ class V2PE(Scheme):
         return torch.where(blocks.visual, picks, 0.0)
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return the span of each picture at its last part, rounded up (m)."""
+        """Return the span of each image at its last part, rounded up (m)."""
         frames = blocks.size[:, 0]
         spans = self._strides(blocks, draws) * (frames if self.per == "picture" else frames * blocks.parts)
         return torch.where(blocks.ends, _rounded_up(spans), 0.0)
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the position of each token after the text before its picture, less 1 (1, k)."""
+        """Return the position of each token relative to the preceding text, minus 1 (1, k)."""
         blocks = tokens.blocks
         unit = blocks.size[:, 1] * blocks.size[:, 2] * (blocks.parts if self.per == "picture" else 1)
         number = tokens.of(blocks.part * blocks.tokens) + tokens.index + 1
@@ -111,19 +111,19 @@ def v2pe_stride_for(
     strides: Sequence[Number] = STRIDES,
     per: Literal["tile", "picture"] = "tile",
 ) -> Number:
-    """Return the largest stride with which all samples of a stream stay within a number of positions.
+    """Return the largest stride for which all samples of a stream fit into a number of positions.
 
     Args:
-        stream: what stands where.
-        context: positions that a sample may use, 0 .. context - 1; leave out what will be generated.
-        strides: to choose from.
+        stream: the token stream.
+        context: positions available to a sample, 0 .. context - 1, without those of generated tokens.
+        strides: strides to choose from.
         per: as for `V2PE`.
 
     Raises:
-        InputError: not even the smallest one fits.
+        InputError: the smallest stride does not fit.
     """
     if not strides:
-        raise OptionError("v2pe_stride_for needs at least one stride to choose from; got none.")
+        raise OptionError("v2pe_stride_for needs at least one stride to choose from, got none.")
     used = 0.0
     for stride in sorted(strides, key=_value, reverse=True):
         coordinates = V2PE(stride, per).coordinates(stream, padding=-1)
@@ -132,29 +132,29 @@ def v2pe_stride_for(
             return stride
     raise InputError(
         f"The stream needs {used:g} positions with the smallest stride, {min(strides, key=_value)}, but the context "
-        f"has {context:g}; shorten the text, leave out pictures, or allow smaller strides."
+        f"has {context:g}. Shorten the text, omit images, or allow smaller strides."
     )
 
 
 def _value(stride: Any) -> float:
-    """Return a stride as a number, checked."""
+    """Return a checked stride as a number."""
     try:
         value = None if isinstance(stride, bool) else float(Fraction(stride))
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         value = None
     if value is None or not 0 < value < float("inf"):
         raise OptionError(
-            f"A stride of v2pe is a number above 0, or a fraction such as '1/3'; got {stride!r}."
+            f"A stride of v2pe must be a number above 0, or a fraction such as '1/3', got {stride!r}."
         )
     return value
 
 
 def _plain(stride: Number) -> float | str:
-    """Return a fraction as text."""
+    """Return a fraction as a string."""
     return str(stride) if isinstance(stride, Fraction) else stride
 
 
 def _rounded_up(spans: Tensor) -> Tensor:
-    """Return the next whole number; of what is whole but for the rounding of its product, that number."""
+    """Return the ceiling, with tolerance for rounding errors of the products."""
     near = spans.round()
     return torch.where((spans - near).abs() <= near * 2**-44, near, spans.ceil())

@@ -21,7 +21,7 @@ from vispe.options import Limits, Positive
 class VideoRoPE(Scheme):
     """Every frame is centred on the diagonal t = h = w, and time has the lowest frequencies (arXiv 2502.05173).
 
-    Coordinates of a picture may lie below the counter at its start, and below 0 at the start of a sequence.
+    Coordinates of a visual segment may lie below the counter at its start, and below 0 at the start of a sequence.
 
     Args:
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all. Rows and columns take
@@ -30,7 +30,7 @@ class VideoRoPE(Scheme):
         centre: row and column of the patch on the diagonal: ``'floor'`` of the middle, as the authors' code has it, or
             the ``'exact'`` middle, which is between two patches where there is an even number of them.
         after: text goes on after the last frame's ``'time'``, inside the range of its rows and columns, or after the
-            largest coordinate of the picture (``'max'``).
+            largest coordinate of the visual segment (``'max'``).
         layout: ``'paper'`` is h w h w ... t t t; ``'package'`` is t h w h w ... t t t, as the package Multimodal-RoPEs
             has it: pair 0 is time's, and rows have as many pairs as their section says, columns one less.
         tokens_per_second: where set, and the seconds between frames are known, frames are
@@ -66,7 +66,7 @@ class VideoRoPE(Scheme):
         )
 
     def _step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return the counter steps from frame to frame of each block (m)."""
+        """Return the counter steps between frames of each block (m)."""
         step = torch.full_like(blocks.seconds, self.scale) if draws is None else draws.double()
         if self.tokens_per_second is None:
             return step
@@ -77,7 +77,7 @@ class VideoRoPE(Scheme):
         return middle.floor() if self.centre == "floor" else middle
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return rows and columns in turn, then time (pairs,)."""
+        """Return alternating rows and columns, then time (pairs,)."""
         sections = sections_for(pairs, self.sections, 3 / 8)
         return allocation.video(sections, self.slowest, lead=self.layout == "package")
 
@@ -85,20 +85,20 @@ class VideoRoPE(Scheme):
 @register_scheme
 @dataclass(frozen=True)
 class HoPE(VideoRoPE):
-    """VideoRoPE whose lowest frequencies do not turn, with frames at random distances in training (arXiv 2505.20444).
+    """VideoRoPE without rotation at the lowest frequencies, with random frame distances in training (arXiv 2505.20444).
 
-    Time acts by the diagonal alone. The last pairs of channels do not turn for text, either: a language model that was
-    trained with plain rotary embedding needs to be trained on. Options are those of `VideoRoPE` and
+    Time acts only along the diagonal. The last pairs of channels are not rotated for text either: a language model
+    trained with plain RoPE needs further training. Options are those of `VideoRoPE` and
 
     Args:
-        scale: counter steps from one frame to the next where nothing is drawn; below 1 for long videos. With
-            `tokens_per_second`, videos whose seconds are known use neither this nor what is drawn.
-        train_scales: in training the steps of each picture are one of these, drawn in the order of the sequence.
+        scale: counter steps between frames if nothing is drawn; below 1 for long videos. With
+            `tokens_per_second`, videos with known seconds use neither this nor the draws.
+        train_scales: in training, the step of each visual segment is drawn from these, in the order of the sequence.
     """
 
     name: ClassVar[str] = "hope_vlm"
     summary: ClassVar[str] = (
-        "VideoRoPE whose lowest frequencies do not turn; random distances of frames in training."
+        "VideoRoPE without rotation at the lowest frequencies; random frame distances in training."
     )
     paper: ClassVar[str] = "HoPE, https://arxiv.org/abs/2505.20444"
     slowest: ClassVar[int] = allocation.ZERO
@@ -122,17 +122,17 @@ class HoPE(VideoRoPE):
 @register_scheme
 @dataclass(frozen=True)
 class TADRoPE(Scheme):
-    """The count of all tokens plus the count of frames: text moves by two (VideoRoPE's baseline, arXiv 2502.05173)."""
+    """Index of all tokens plus frame index; text advances by two (VideoRoPE's baseline, arXiv 2502.05173)."""
 
     name: ClassVar[str] = "tad_rope"
-    summary: ClassVar[str] = "All tokens in one line, plus the number of the frame; text moves by two."
+    summary: ClassVar[str] = "Index of all tokens plus frame index; text advances by two."
     paper: ClassVar[str] = "VideoRoPE (baseline), https://arxiv.org/abs/2502.05173"
     text_exact: ClassVar[bool] = False
     step: ClassVar[float] = 2.0
 
     @property
     def axes(self) -> int:
-        """One."""
+        """One axis."""
         return 1
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
@@ -140,7 +140,7 @@ class TADRoPE(Scheme):
         return (blocks.tokens + blocks.size[:, 0]).double()
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the number of each token plus that of its frame in its block (1, k)."""
+        """Return the index of each token plus that of its frame in its block (1, k)."""
         return (tokens.index + tokens.frame)[None]
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:

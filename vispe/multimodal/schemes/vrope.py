@@ -1,4 +1,4 @@
-"""VRoPE: four mirrored diagonals of each frame, so that decay favours no corner."""
+"""VRoPE: four mirrored diagonals per frame, so that attention decay favours no corner."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from vispe.options import Positive
 @register_scheme
 @dataclass(frozen=True)
 class VRoPE(Scheme):
-    """Count every frame along its four diagonals; pairs of channels take them in turn (arXiv 2502.11664).
+    """Positions of every frame along its four diagonals, assigned cyclically to pairs of channels (arXiv 2502.11664).
 
     A frame of h x w tokens that starts at c has, in row y and column x,
 
         c + y + x,   c + y + (w-1-x),   c + (h-1-y) + x,   c + (h-1-y) + (w-1-x)
 
-    on the four axes; their mean is the same for all its tokens. Pair i of channels takes axis ``i mod 4``, whether or
-    not 4 divides the pairs. A frame uses h + w - 1 positions; the next frame, or text, follows without a gap.
+    on the four axes; their mean is the same for all its tokens. Pair i of channels has axis ``i mod 4``, also if
+    4 does not divide the pairs. A frame uses h + w - 1 positions; the next frame, or text, follows without a gap.
 
     Args:
-        stride: positions from one frame to the next; by default h + w - 1, and then long videos of large frames leave
-            the trained length early. A smaller one lets frames overlap.
+        stride: positions between frames; by default h + w - 1, for which long videos of large frames exceed
+            the trained length early. With a smaller stride, frames overlap.
 
     Differs from the reference: batches, and no state between calls. The reference also has an index for pairs of time
     that its constructor switches off.
     """
 
     name: ClassVar[str] = "vrope"
-    summary: ClassVar[str] = "Four mirrored diagonals of each frame, in turn over all frequencies."
+    summary: ClassVar[str] = "Four mirrored diagonals per frame, interleaved over all frequencies."
     paper: ClassVar[str] = "VRoPE, https://arxiv.org/abs/2502.11664"
 
     stride: Positive | None = None
 
     @property
     def axes(self) -> int:
-        """Four: not mirrored, mirrored in columns, in rows, in both."""
+        """Four axes: unmirrored, mirrored in columns, in rows, in both."""
         return 4
 
     def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
@@ -57,24 +57,26 @@ class VRoPE(Scheme):
         _, h, w = tokens.blocks.size.double().unbind(1)
         frame = tokens.frame * tokens.of(self._frames(h, w))
         down, up = tokens.row + tokens.column, tokens.row - tokens.column
-        ways = (
+        diagonals = (
             frame + down,
             frame + up + tokens.of(w - 1),
             frame - up + tokens.of(h - 1),
             frame - down + tokens.of(h + w - 2),
         )
-        return torch.stack(ways)
+        return torch.stack(diagonals)
 
     def _frames(self, h: Tensor, w: Tensor) -> Tensor:
-        """Return the positions from frame to frame of each block (m)."""
+        """Return the number of positions between frames of each block (m)."""
         return h + w - 1 if self.stride is None else torch.full_like(h, self.stride)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return the four axes in turn (pairs,).
+        """Return the four axes cyclically (pairs,).
 
         Raises:
-            OptionError: there are fewer than four pairs.
+            OptionError: there are fewer than four pairs of channels.
         """
         if pairs < 4:
-            raise OptionError(f"vrope needs at least 4 pairs of channels for its 4 axes; a head has {pairs}.")
+            raise OptionError(
+                f"vrope needs at least 4 pairs of channels for its 4 axes, got {pairs} per head."
+            )
         return allocation.cycle(range(4), pairs)

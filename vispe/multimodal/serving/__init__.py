@@ -1,4 +1,4 @@
-"""Schemes in serving engines: coordinates as rows of one table of cosines and sines, which is what engines look up.
+"""Schemes in serving engines: coordinates as row indices into a table of cosines and sines.
 
 rows = Rows.reaching(create_scheme("videorope"), 32768)
 (request,) = rows.requests(Stream.of([[Text(5), Image(4, 6), Text(3)]]))  # .ids (3, 32), .delta

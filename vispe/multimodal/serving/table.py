@@ -1,4 +1,4 @@
-"""The table that an engine looks rows up in: cosines and sines, and which axis each pair of channels reads."""
+"""Lookup table of serving engines: cosines and sines, and the axis of each pair of channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.rotary import tables
 from vispe.multimodal.serving.table_rows import Rows
 
-HEADS = 64  # key heads that a scheme is asked for; one axis for all heads is the same for any number of them
+HEADS = 64  # number of key heads to query a scheme with; irrelevant for allocations shared by heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,10 +22,10 @@ class Table:
     Attributes:
         cache: (rows, 2 pairs) float32, cosines, then sines: `cos_sin_cache` of vLLM and SGLang, which cast it to the
             type of the model.
-        axis_of_pair: (pairs,), the axis of ids that each pair of channels reads.
-        sections: `mrope_section` by which an engine reads the axes so, or None: it needs a layer that reads
+        axis_of_pair: (pairs,), axis of ids of each pair of channels.
+        sections: `mrope_section` that gives this allocation in an engine, or None: it needs a layer that uses
             `axis_of_pair`, such as `TableRotary`.
-        interleaved: `mrope_interleaved`, beside `sections`.
+        interleaved: `mrope_interleaved`, to be set with `sections`.
     """
 
     cache: Tensor
@@ -40,10 +40,10 @@ def table_of(rows: Rows, frequencies: Tensor, scaling: float = 1.0) -> Table:
     Args:
         rows: the numbering.
         frequencies: radians per step (pairs,), `inv_freq` of the model.
-        scaling: what cosines and sines are multiplied by, `attention_scaling` of the model.
+        scaling: factor of cosines and sines, `attention_scaling` of the model.
 
     Raises:
-        UnsupportedCombination: heads turn by different axes, which no engine's table says.
+        UnsupportedCombination: axes differ between heads, which engines do not support.
         OptionError: sections of the scheme do not add up to the pairs.
     """
     if frequencies.ndim != 1:
@@ -51,20 +51,20 @@ def table_of(rows: Rows, frequencies: Tensor, scaling: float = 1.0) -> Table:
     axis = rows.scheme.allocation(len(frequencies), HEADS)
     if axis.ndim == 2:
         raise UnsupportedCombination(
-            f"{rows.scheme.name} turns each head by an axis of its own; engines turn all heads alike."
+            f"Engines need the same axes in all heads, got {rows.scheme.name} with axes per head."
         )
-    # a pair that does not turn has frequency 0 in the table, whichever axis it reads
-    still = axis == allocation.ZERO
-    turned = torch.where(still, 0.0, frequencies.float())
+    # pairs without rotation have frequency 0, for any axis
+    no_rotation = axis == allocation.ZERO
+    rotated_frequencies = torch.where(no_rotation, 0.0, frequencies.float())
     one = torch.zeros_like(axis)
-    cos, sin = tables(rows.values()[None, None], turned, one, scaling)
-    axis = torch.where(still, 0, axis)
+    cos, sin = tables(rows.values()[None, None], rotated_frequencies, one, scaling)
+    axis = torch.where(no_rotation, 0, axis)
     sections, interleaved = _sections(axis)
     return Table(torch.cat([cos[0], sin[0]], 1), axis, sections, interleaved)
 
 
 def _sections(axis: Tensor) -> tuple[tuple[int, int, int] | None, bool]:
-    """Return sections that say which axis each pair reads, and whether axes take turns; None where none do."""
+    """Return the sections that give the allocation, and whether axes are interleaved; None if there are none."""
     if int(axis.max()) > allocation.W:
         return None, False
     time, height, width = (int((axis == a).sum()) for a in range(3))

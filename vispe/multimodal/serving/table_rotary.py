@@ -1,4 +1,4 @@
-"""The layer that turns queries and keys by rows of a table, whichever axis each pair of channels reads."""
+"""Rotary layer for serving engines that looks up table rows per axis and pair."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, ShapeError
 from vispe.multimodal.serving.table import Table
 
-ENGINE = "MRotaryEmbedding"  # the class, in vLLM and in SGLang, that reads its axes by sections
+ENGINE = "MRotaryEmbedding"  # class of vLLM and SGLang that supports sections of axes
 
 
 class TableRotary(nn.Module):
-    """Turns queries and keys in an engine, called as the rotary layers of vLLM and SGLang are.
+    """Rotates queries and keys in an engine, with the interface of the rotary layers of vLLM and SGLang.
 
-    It is plain torch: right for every scheme, slower than the fused kernels of an engine, which need sections.
+    Plain torch: supports every scheme, but is slower than the fused kernels of an engine, which need sections.
 
     Args:
         table: cosines and sines, and the axis of each pair.
-        head_size: channels of a head; those beyond ``2 pairs`` are left as they are.
+        head_size: channels of a head; those beyond ``2 pairs`` are unchanged.
         layout: which channels are pairs, `'half'` (called neox in engines) or `'interleaved'`.
 
     Raises:
-        ShapeError: a head has fewer channels than turn.
+        ShapeError: a head has fewer channels than are rotated.
     """
 
     def __init__(self, table: Table, head_size: int, layout: Layout = "half") -> None:
@@ -36,22 +36,22 @@ class TableRotary(nn.Module):
         self.layout: Layout = layout
         self.rotary_dim = table.cache.shape[1]
         if self.rotary_dim > head_size:
-            raise ShapeError(f"The table turns {self.rotary_dim} channels, but a head has {head_size}.")
+            raise ShapeError(f"The table rotates {self.rotary_dim} channels, but a head has {head_size}.")
         self.cos_sin_cache: Tensor
         self.axis_of_pair: Tensor
         self.register_buffer("cos_sin_cache", table.cache, persistent=False)
         self.register_buffer("axis_of_pair", table.axis_of_pair, persistent=False)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """Return queries and keys, turned.
+        """Return the rotated queries and keys.
 
         Args:
-            positions: rows of the table, (tokens,) where all axes are alike, else (axes, tokens).
+            positions: rows of the table, (tokens,) if all axes are equal, else (axes, tokens).
             query: (tokens, heads * head_size).
             key: (tokens, key heads * head_size).
         """
         cos, sin = self.looked_up(positions)
-        return self._turned(query, cos, sin), self._turned(key, cos, sin)
+        return self._rotated(query, cos, sin), self._rotated(key, cos, sin)
 
     def looked_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of tokens (tokens, pairs) each."""
@@ -62,23 +62,23 @@ class TableRotary(nn.Module):
         pair = torch.arange(len(self.axis_of_pair), device=row.device)
         return self.cos_sin_cache[row, pair], self.cos_sin_cache[row, pair + len(self.axis_of_pair)]
 
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = x.view(len(x), -1, self.head_size).transpose(0, 1)[None]  # (1, heads, tokens, channels)
-        turned = PairRotation(cos[None, None], sin[None, None], self.layout).query(heads)
-        return turned[0].transpose(0, 1).reshape(x.shape)
+        rotated = PairRotation(cos[None, None], sin[None, None], self.layout).query(heads)
+        return rotated[0].transpose(0, 1).reshape(x.shape)
 
 
 def install(model: nn.Module, table: Table) -> list[str]:
-    """Give the rotary layers of a model in an engine a table, and return the names of these layers.
+    """Install a table in the rotary layers of an engine's model, and return the names of these layers.
 
-    Layers of the class `MRotaryEmbedding`, of vLLM or SGLang, keep their kernels where sections say which axis each
-    pair reads; else, and layers of other classes with a table and sections, make room for a `TableRotary`.
+    Layers of the class `MRotaryEmbedding`, of vLLM or SGLang, keep their kernels if sections define the axis of each
+    pair; otherwise, and for other layers with a table and sections, they are replaced by a `TableRotary`.
 
     Raises:
         InputError: no layer has a table of cosines and sines and sections.
-        ShapeError: a layer turns more or fewer channels.
+        ShapeError: a layer rotates a different number of channels.
     """
-    found: list[tuple[nn.Module, str, str]] = [
+    layers: list[tuple[nn.Module, str, str]] = [
         (parent, name, f"{path}.{name}".lstrip("."))
         for path, parent in cast(
             "Iterable[tuple[str, nn.Module]]", model.named_modules(remove_duplicate=False)
@@ -86,25 +86,26 @@ def install(model: nn.Module, table: Table) -> list[str]:
         for name, layer in parent.named_children()
         if hasattr(layer, "cos_sin_cache") and getattr(layer, "mrope_section", None)
     ]
-    if not found:
+    if not layers:
         raise InputError(
-            f"{type(model).__name__} has no layer with cos_sin_cache and mrope_section, which engines build where the "
-            "configuration of the model has mrope_section in its rope parameters; write it there, see the table."
+            f"{type(model).__name__} has no layer with cos_sin_cache and mrope_section, which engines create if the "
+            "model configuration has mrope_section in its rope parameters. Add it, see the table."
         )
-    made: dict[int, nn.Module] = {}
-    for parent, name, path in found:
+    replacements: dict[int, nn.Module] = {}
+    for parent, name, path in layers:
         layer: Any = getattr(parent, name)
-        if id(layer) not in made:
-            made[id(layer)] = _fitted(layer, table, path)
-        setattr(parent, name, made[id(layer)])
-    return [path for _, _, path in found]
+        if id(layer) not in replacements:
+            replacements[id(layer)] = _fitted(layer, table, path)
+        setattr(parent, name, replacements[id(layer)])
+    return [path for _, _, path in layers]
 
 
 def _fitted(layer: Any, table: Table, path: str) -> nn.Module:
-    """Return a layer with a table: the same one where its kernel reads it rightly, else a new one."""
+    """Return a layer with the table: the same one if its kernel supports it, else a new one."""
     if layer.rotary_dim != table.cache.shape[1]:
         raise ShapeError(
-            f"{path} turns {layer.rotary_dim} channels, but the table {table.cache.shape[1]}; make the table from the "
+            f"{path} rotates {layer.rotary_dim} channels, but the table {table.cache.shape[1]}. Build the table "
+            f"from the "
             "frequencies of this model."
         )
     device = layer.cos_sin_cache.device
@@ -113,6 +114,6 @@ def _fitted(layer: Any, table: Table, path: str) -> nn.Module:
         return TableRotary(table, layer.head_size, "half" if halves else "interleaved").to(device)
     layer.cos_sin_cache = table.cache.to(device, layer.cos_sin_cache.dtype)
     layer.mrope_section, layer.mrope_interleaved = list(table.sections), table.interleaved
-    if hasattr(layer, "mrope_interleaved_glm"):  # SGLang keeps what its sections come to
+    if hasattr(layer, "mrope_interleaved_glm"):  # SGLang caches the axis map of its sections
         layer.mrope_interleaved_glm, layer.axis_map = False, table.axis_of_pair.to(device)
     return layer

@@ -1,7 +1,7 @@
-"""From coordinates to whole numbers from 0 on, the rows of a table, and the delta by which an engine goes on.
+"""Integer table rows from coordinates, and the offset (delta) of generated tokens, for serving engines.
 
-vLLM and SGLang keep whole numbers for the tokens of a prompt, and number token i of what is generated ``i + delta`` on
-all axes, i counted from the start of the prompt. The numbers are looked up in a table of cosines and sines.
+vLLM and SGLang store integers for the tokens of a prompt, and assign ``i + delta`` on all axes to generated token i,
+with i counted from the start of the prompt. The integers index a table of cosines and sines.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.options import Count, Whole, check_options
 
-MOST_PARTS = 256  # v2pe steps by as little; every part costs a whole table
-NEAREST = 64  # parts that others are rounded to
+MOST_PARTS = 256  # smallest v2pe steps; every part costs a full table
+NEAREST = 64  # parts to which others are rounded
 NEAR = 1e-9  # steps within which a coordinate is on the grid; what float64 loses on fractions such as 1/3 is less
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What an engine keeps of one prompt.
+    """State that an engine stores for a prompt.
 
     Attributes:
-        ids: rows of the table (axes, s), int64; three axes at least, as engines have them.
-        delta: what is added to the number of a token that is generated to get its row, on all axes.
-        error: by how much a coordinate was rounded, in steps; angles are off by as many radians at most where no
+        ids: rows of the table (axes, s), int64; at least three axes, as engines need.
+        delta: offset from the index of a generated token to its row, on all axes.
+        error: largest rounding of a coordinate, in steps; angles differ by at most as many radians if no
             frequency is above 1.
     """
 
@@ -40,22 +40,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Rows:
-    """How coordinates are numbered, the same for every request of a server.
+    """Numbering of coordinates, the same for every request of a server.
 
     A coordinate ``p + j / parts`` has row ``j * (positions + below) + p``; negative p count from the end of their
-    part of the table, as indices of Python do. So text has the rows 0, 1, 2, ... in every request, whether there are
-    pictures or not, cached keys of a common prefix are those of both, and one token more is one row more even after
-    a picture that ends between two whole numbers.
+    part of the table, as Python indices. So text has the rows 0, 1, 2, ... in every request, with or without
+    images, cached keys of a common prefix can be shared, and each further token is one further row, also after
+    an image that ends between two integers.
 
     Args:
-        scheme: which gives the coordinates.
-        positions: whole coordinates from 0 on that have rows; prompt and answer need to stay below.
-        below: coordinates below 0 that have rows, for schemes that centre pictures.
-        parts: rows from one whole coordinate to the next, for schemes with fractions.
-        nearest: round coordinates to the nearest row, instead of an error; `Request.error` says by how much.
+        scheme: position scheme.
+        positions: number of integer coordinates from 0 on; prompt and answer must stay below.
+        below: number of integer coordinates below 0, for schemes that centre images.
+        parts: rows per integer coordinate, for schemes with fractions.
+        nearest: round coordinates to the nearest row instead of raising an error; see `Request.error`.
 
     Raises:
-        UnsupportedCombination: the text of the scheme is not one step further on all axes with every token.
+        UnsupportedCombination: text of the scheme does not advance by one on all axes per token.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme
@@ -85,24 +85,24 @@ class Rows:
         picture: tuple[int, int, int] = (64, 64, 64),
         nearest: bool = False,
     ) -> Rows:
-        """Return the numbering with as many rows below 0, and parts, as pictures up to a size need.
+        """Return the numbering with the rows below 0 and parts that images up to a size need.
 
         Args:
-            scheme: which gives the coordinates.
-            positions: whole coordinates from 0 on that have rows.
-            picture: frames, rows and columns of the largest video, in tokens; images are as large.
-            nearest: round coordinates of schemes with which no number of parts does, to 64.
+            scheme: position scheme.
+            positions: number of integer coordinates from 0 on.
+            picture: frames, rows and columns of the largest video or image, in tokens.
+            nearest: round coordinates to 64 parts if no number of parts suffices.
 
         Raises:
-            InputError: coordinates are no fractions of up to 64 parts, and `nearest` is false.
+            InputError: coordinates are not fractions of up to 64 parts, and `nearest` is false.
         """
         check_counted_on(scheme)
         frames, height, width = picture
-        # odd and even, and some whose numbers of tokens share no divisor: of what is cut finer, some fraction shows
+        # odd and even sizes, and some with coprime numbers of tokens, to reveal all fractions
         sizes = {(max(1, height - h), max(1, width - w)) for h in (0, 1) for w in (0, 1)}
         sizes |= {(min(h, height), min(w, width)) for h, w in ((1, 1), (3, 5), (7, 11), (13, 17))}
         stills = [Image(h, w) for h, w in sorted(sizes)]
-        # without a clock, and with one that is no fraction of few parts where a scheme keeps fractions of seconds
+        # without seconds, and with seconds that are not a simple fraction
         clips = [
             Video(max(1, frames - less), height, width, seconds=s) for less in (0, 1) for s in (None, 0.7391)
         ]
@@ -116,7 +116,7 @@ class Rows:
         values = torch.cat(found)
         below = max(0, -int(values.min().floor()))
         ordered = (values - values.floor()).sort().values
-        # equal fractions differ by rounding; on a grid there are as many as parts, and one just below a whole number
+        # merge fractions that differ by rounding
         fractions = torch.cat([ordered[:1], ordered[1:][ordered.diff() > 2 * NEAR]])
         for parts in range(1, MOST_PARTS + 1) if len(fractions) <= MOST_PARTS + 1 else ():
             if float((fractions * parts - (fractions * parts).round()).abs().max()) <= NEAR * parts:
@@ -154,67 +154,66 @@ class Rows:
         """
         fine = coordinates.double() * self.parts
         number = fine.round()
-        away = float((fine - number).abs().max()) / self.parts if fine.numel() else 0.0
-        if away > NEAR and not self.nearest:
+        distance = float((fine - number).abs().max()) / self.parts if fine.numel() else 0.0
+        if distance > NEAR and not self.nearest:
             raise InputError(
-                f"{self.scheme} gives coordinates up to {away:.3g} steps from the nearest of {self.parts} parts; let "
-                "parts be the number that makes them whole, or round by nearest=True."
+                f"{self.scheme} gives coordinates up to {distance:.3g} steps from the nearest of {self.parts} "
+                f"parts. Set "
+                "parts to a common denominator, or use nearest=True."
             )
         place = (number / self.parts).floor()
         low, high = (int(place.min()), int(place.max())) if fine.numel() else (0, 0)
         if low < -self.below or high >= self.positions:
-            wanted = (
+            required = (
                 f"below={-low}, the same for all requests" if low < -self.below else f"positions={high + 1}"
             )
             raise InputError(
-                f"{self.scheme} gives coordinates from {low} to {high}; the table has {-self.below} to "
-                f"{self.positions - 1}. It would need {wanted}."
+                f"{self.scheme} has coordinates from {low} to {high}, but the table has {-self.below} to "
+                f"{self.positions - 1}. Use {required}."
             )
         part = number - place * self.parts
-        return (part * self.length + place % self.length).long(), away
+        return (part * self.length + place % self.length).long(), distance
 
     def requests(self, stream: Stream) -> list[Request]:
-        """Return what an engine keeps of each row of a stream, a prompt each, without its padding.
+        """Return the `Request` of each row of a stream, one prompt each, without padding.
 
         Raises:
-            InputError: as `numbers`; what is generated counts too.
-            UnsupportedCombination: tokens are seen by others than by all that follow, or are counted in groups.
+            InputError: as `numbers`, also for generated tokens.
+            UnsupportedCombination: attention is not causal over the full prompt, or there are groups.
         """
         blocks = stream.blocks
-        odd = {
+        unsupported = {
             "several samples in a row": blocks.document > 0,
             "groups": blocks.group > 0,
             "shared runs": blocks.shared,
-            "members side by side": None if blocks.parallel is None else blocks.parallel[:, 0] >= 0,
+            "Parallel members": None if blocks.parallel is None else blocks.parallel[:, 0] >= 0,
         }
-        for what, found in odd.items():
+        for what, found in unsupported.items():
             if found is not None and bool(found.any()):
                 raise UnsupportedCombination(
-                    f"A prompt of an engine is one sample that sees all before it; the stream has {what}."
+                    f"Engines need one causal sample per prompt, got a stream with {what}."
                 )
         coordinates = self.scheme.coordinates(stream)
         axes = max(self.scheme.axes, 3)
         made: list[Request] = []
         for row, mask in enumerate(stream.mask):
-            ids, away = self.numbers(coordinates.ids[:, row, mask])
+            ids, distance = self.numbers(coordinates.ids[:, row, mask])
             following, off = self.numbers(coordinates.next[row])
             ids = ids.expand(axes, -1).clone() if self.scheme.axes == 1 else ids
             if len(ids) < axes:
-                raise OptionError(f"{self.scheme} has {len(ids)} axes; engines take three, or one for all.")
-            made.append(Request(ids, int(following) - ids.shape[1], max(away, off)))
+                raise OptionError(f"Engines need one or three axes, got {len(ids)} of {self.scheme}.")
+            made.append(Request(ids, int(following) - ids.shape[1], max(distance, off)))
         return made
 
 
 def check_counted_on(scheme: Scheme) -> None:
-    """Raise `UnsupportedCombination` unless text goes on one step further on all axes with every token."""
+    """Raise `UnsupportedCombination` unless text advances by one on all axes per token."""
     if scheme.levels > 1:
         raise UnsupportedCombination(
-            f"The counter of {scheme.name} holds {max(scheme.levels, scheme.counts)} numbers; engines go on by one "
-            "delta."
+            f"Engines need a scheme with one counter, got {scheme.name} with {max(scheme.levels, scheme.counts)}."
         )
     three = scheme.text(torch.tensor([3.0], dtype=torch.float64))
     if scheme.step != 1 or bool((three != 3).any()):
         raise UnsupportedCombination(
-            f"{scheme} does not count text one by one on all axes, which is how engines go on after a "
-            "prompt; take a scheme whose text does."
+            f"Engines need text that advances by one on all axes per token, got {scheme}. Use another scheme."
         )

@@ -1,1 +1,1 @@
-"""What a sequence is made of: text, images and videos, in blocks."""
+"""Description of token sequences: blocks of text, images and videos."""

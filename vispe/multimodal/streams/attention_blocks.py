@@ -1,4 +1,4 @@
-"""Blocks of a sequence that attend among themselves."""
+"""Blocks of a token sequence: text runs, images, tiles and videos."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from vispe.multimodal.streams.segments import TEXT
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks of a stream in order: runs of text, and images, tiles and videos; every tensor has m entries.
+    """Blocks of a stream in order: text runs, images, tiles and videos; every tensor has m entries.
 
     Attributes:
         sample: row of the batch.
-        document: number of the packed sample inside the row; each has positions of its own.
-        group: number of the group that is counted on its own by schemes such as `group_pe`.
+        document: index of the packed sample in the row; each has separate positions.
+        group: index of the group that is counted separately by schemes such as `group_pe`.
         kind: 0 text, 1 image, 2 video.
-        tokens: how many.
+        tokens: number of tokens.
         size: frames, rows and columns of tokens (m, 3); (1, 1, 1) for text.
-        seconds: from frame to frame, float64; NaN where it is not known.
-        picture: number of the image or video that the block is a part of, counted through the batch; -1 for text.
+        seconds: time between frames, float64; NaN if unknown.
+        picture: index of the image or video that contains the block, counted through the batch; -1 for text.
         tile: tile row, tile column, rows and columns of tiles (m, 4); row and column are -1 for a thumbnail.
-        shared: whether what follows starts where the block starts.
+        shared: whether the next block starts at the same position as this block.
         boundary: whether the last token of a block of text ends its segment, such as a sentence.
-        parallel: number of the `Parallel` that the block is in, counted through the batch, of its member, what it
-            may see and whether members end together (m, 4), -1, -1, -1, 0 outside; None where there are none.
+        parallel: index of the `Parallel` that contains the block, counted through the batch, of its member, attention
+            rule and whether members end together (m, 4), -1, -1, -1, 0 outside; None if there are none.
     """
 
     sample: Tensor
@@ -47,24 +47,24 @@ class Blocks:
 
     @cached_property
     def visual(self) -> Tensor:
-        """Whether a block is a part of a picture (m)."""
+        """Whether a block is part of an image or video (m)."""
         return self.kind != TEXT
 
     @cached_property
     def ends(self) -> Tensor:
-        """Whether a block is the last part of its picture (m)."""
+        """Whether a block is the last part of its image or video (m)."""
         following = torch.cat([self.picture[1:], self.picture.new_full((1,), -2)])
         return self.visual & (following != self.picture)
 
     @cached_property
     def part(self) -> Tensor:
-        """Number of a block among the parts of its picture that stand together, from 0 (m); 0 for text."""
-        place = torch.arange(len(self.kind), device=self.kind.device)
-        return place - torch.where(self._begins, place, 0).cummax(0).values
+        """Index of a block among the consecutive parts of its image or video, from 0 (m); 0 for text."""
+        index = torch.arange(len(self.kind), device=self.kind.device)
+        return index - torch.where(self._begins, index, 0).cummax(0).values
 
     @cached_property
     def parts(self) -> Tensor:
-        """How many parts of its picture stand together with a block, itself included (m); 1 for text."""
+        """Number of consecutive parts of the image or video that contains a block (m); 1 for text."""
         run = self._begins.long().cumsum(0) - 1
         return torch.zeros_like(run).index_add_(0, run, torch.ones_like(run))[run]
 
@@ -75,7 +75,7 @@ class Blocks:
 
     @cached_property
     def first(self) -> Tensor:
-        """Number of the first token of a block among all tokens that are not padding (m)."""
+        """Index of the first token of a block among all non-padding tokens (m)."""
         return self.tokens.cumsum(0) - self.tokens
 
 

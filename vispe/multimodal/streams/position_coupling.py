@@ -1,6 +1,6 @@
-"""Coupled positions: tokens that belong together share theirs (arXiv 2405.20671).
+"""Coupled positions: corresponding tokens share positions (arXiv 2405.20671).
 
-Text that names a cell or a box of a picture stands where that is: `Text.cells`. And the ids of two tasks by hand.
+Text that refers to a cell or box of an image gets its position: `Text.cells`. Also, position ids of two tasks.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, is_whole
 from vispe.multimodal.streams.segments import Image, Text, Video
 
-Picture = tuple[Image | Video, int]  # a picture of a sample, and the number of its first token
+Picture = tuple[Image | Video, int]  # an image or video of a sample, and the index of its first token
 
 
 def coupled_tokens(text: Text, first: int, pictures: Sequence[Picture]) -> list[list[int]]:
-    """Return for each token of a text its number, and those of the four cells that are the middle of its box.
+    """Return for each token of a text its index, and those of the four central cells of its box.
 
     Args:
-        text: with cells.
-        first: number of its first token.
-        pictures: those of its sample, in order.
+        text: text with cells.
+        first: index of its first token.
+        pictures: images and videos of its sample, in order.
 
     Raises:
-        InputError: the picture is not there, or a cell is outside of it.
+        InputError: the image or video does not exist, or a cell is outside of it.
     """
     picture, start = _picture(text, pictures)
     cells = text.cells or ()
@@ -34,49 +34,52 @@ def coupled_tokens(text: Text, first: int, pictures: Sequence[Picture]) -> list[
 
 
 def couple(ids: Tensor, coupled: Tensor) -> Tensor:
-    """Return coordinates (axes, n) in which coupled tokens (k, 5) have those of their cells, or their middle."""
+    """Return coordinates (axes, n) in which coupled tokens (k, 5) have the mean coordinates of their cells."""
     token, *cells = coupled.to(ids.device).unbind(1)
     a, b, c, d = (ids.index_select(1, cell) for cell in cells)
-    # halves of two and two: a cell alone keeps its coordinates to the last bit
+    # average in pairs: a single cell keeps its exact coordinates
     return ids.index_copy(1, token, ((a + b) / 2 + (c + d) / 2) / 2)
 
 
 def _picture(text: Text, pictures: Sequence[Picture]) -> Picture:
-    """Return the picture that a text is about."""
+    """Return the image or video that a text refers to."""
     of = text.of
     if isinstance(of, int):
         if of >= len(pictures):
             raise InputError(
-                f"Text(of={of}) is about picture {of} of its sample, counted from 0, but there are {len(pictures)}."
+                f"Text(of={of}) refers to image or video {of} of its sample, counted from 0, but there are "
+                f"{len(pictures)}."
             )
         return pictures[of]
     if of is None:
-        found = list(pictures)
-        hint = "say which by of=, a number from 0 on or the segment"
+        candidates = list(pictures)
+        hint = "Select one by of=, an index from 0 on or the segment"
     else:
-        found = [p for p in pictures if p[0] is of] or [p for p in pictures if p[0] == of]
-        hint = f"{of} has to stand in the sample once; say its number, of=0 for the first picture"
-    if len(found) != 1:
+        candidates = [p for p in pictures if p[0] is of] or [p for p in pictures if p[0] == of]
+        hint = f"{of} must occur exactly once. Use its index, of=0 for the first one"
+    if len(candidates) != 1:
         raise InputError(
-            f"Text with cells is about one picture of its sample, but there are {len(found)}; {hint}."
+            f"Text with cells needs one image or video of its sample, got {len(candidates)}. {hint}."
         )
-    return found[0]
+    return candidates[0]
 
 
 def _middle(picture: Image | Video, cell: Sequence[int]) -> list[int]:
-    """Return the numbers of the four cells around the middle of a cell or box; the same one where it is one."""
-    film = isinstance(picture, Video)
-    down, across = (1, 1) if film else picture.tiles
+    """Return the indices of the four cells around the centre of a cell or box, possibly equal."""
+    is_video = isinstance(picture, Video)
+    down, across = (1, 1) if is_video else picture.tiles
     rows, columns = down * picture.h, across * picture.w
-    form = "(frame, row, column) or (frame, r0, c0, r1, c1)" if film else "(row, column) or (r0, c0, r1, c1)"
-    if len(cell) - film not in (2, 4):
-        raise InputError(f"A cell of {picture} is {form}, got {tuple(cell)}.")
-    frame, box = (cell[0], cell[1:]) if film else (0, cell)
+    form = (
+        "(frame, row, column) or (frame, r0, c0, r1, c1)" if is_video else "(row, column) or (r0, c0, r1, c1)"
+    )
+    if len(cell) - is_video not in (2, 4):
+        raise InputError(f"A cell of {picture} must be {form}, got {tuple(cell)}.")
+    frame, box = (cell[0], cell[1:]) if is_video else (0, cell)
     top, left, bottom, right = (*box, *box)[:4]
-    if frame >= (picture.t if film else 1) or not (top <= bottom < rows and left <= right < columns):
-        frames = f"{picture.t} frames of " if film else ""
+    if frame >= (picture.t if is_video else 1) or not (top <= bottom < rows and left <= right < columns):
+        frames = f"{picture.t} frames of " if is_video else ""
         raise InputError(
-            f"The cell {tuple(cell)} is not inside of {picture}, which has {frames}{rows} x {columns} tokens; cells "
+            f"The cell {tuple(cell)} is outside of {picture}, which has {frames}{rows} x {columns} tokens. Cells "
             f"are {form} counted from 0, both ends included."
         )
     middles = [
@@ -88,7 +91,7 @@ def _middle(picture: Image | Video, cell: Sequence[int]) -> list[int]:
 
 
 def _number(picture: Image | Video, frame: int, row: int, column: int) -> int:
-    """Return the number of a cell among the tokens of its picture; rows and columns run through all tiles."""
+    """Return the index of a cell among the tokens of its image or video; rows and columns run through all tiles."""
     h, w = picture.h, picture.w
     if isinstance(picture, Video):
         return (frame * h + row) * w + column
@@ -105,21 +108,21 @@ def addition_positions(
     reverse_input: bool = False,
     reverse_output: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the ids of a sum in digits: digits of equal significance share one (arXiv 2405.20671).
+    """Return position ids of an addition in digits: digits of equal significance share an id (arXiv 2405.20671).
 
     Args:
-        first: digits of the first number.
-        second: digits of the second number.
-        total: digits of the answer.
+        first: number of digits of the first number.
+        second: number of digits of the second number.
+        total: number of digits of the answer.
         start: id of the plus sign; drawn at random in training.
-        reverse_input: whether the numbers are written from their last digit on.
-        reverse_output: whether the answer is.
+        reverse_input: whether the numbers are written in reverse.
+        reverse_output: whether the answer is written in reverse.
 
     Returns:
         the ids of ``first + second`` (first + 1 + second) and of ``= total`` (1 + total), int64.
 
     Raises:
-        OptionError: a count is not a whole number above 0.
+        OptionError: a count is not an integer above 0.
     """
     _check_whole(first=first, second=second, total=total)
 
@@ -135,7 +138,7 @@ def addition_positions(
 
 
 def board_positions(width: int, height: int, start: Sequence[int] = (1, 1)) -> tuple[Tensor, Tensor]:
-    """Return the ids of a board, and of an answer that has a token for each of its cells (arXiv 2405.20671).
+    """Return position ids of a board, and of an answer with a token per cell (arXiv 2405.20671).
 
     Args:
         width: columns.
@@ -147,7 +150,7 @@ def board_positions(width: int, height: int, start: Sequence[int] = (1, 1)) -> t
         (2, height * width), int64.
 
     Raises:
-        OptionError: a side is not a whole number above 0, or there are not two starts.
+        OptionError: a side is not an integer above 0, or there are not two starts.
     """
     _check_whole(width=width, height=height)
     if len(start) != 2:
@@ -162,16 +165,14 @@ def draw_starts(sides: Sequence[int], longest: int, generator: torch.Generator |
     """Return a random start for each side, from 1 to longest - side, so that no id is above `longest`.
 
     Raises:
-        OptionError: a side leaves no room.
+        OptionError: a side is too large.
     """
     if max(sides) >= longest:
-        raise OptionError(
-            f"longest={longest} leaves no id for a start beside {max(sides)}; choose a larger one."
-        )
+        raise OptionError(f"longest={longest} is too small for a side of {max(sides)}. Use a larger one.")
     return [int(torch.randint(1, longest - side + 1, (1,), generator=generator)) for side in sides]
 
 
 def _check_whole(**counts: object) -> None:
     for name, count in counts.items():
         if not is_whole(count) or count < 1:  # type: ignore[operator]
-            raise OptionError(f"{name} needs a whole number above 0, got {name}={count!r}.")
+            raise OptionError(f"{name} needs an integer above 0, got {name}={count!r}.")

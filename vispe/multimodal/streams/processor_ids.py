@@ -1,4 +1,4 @@
-"""Streams from what processors give: types of tokens and grids."""
+"""Streams from processor outputs: token types and grids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vispe.multimodal.streams.parallel_segments import ALL, SELF, Align, Paralle
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Text, Video
 from vispe.multimodal.streams.torch_typing import distinct, listed
 
-# size (m, 3), seconds (m), picture (m), tile (m, 4) of each block
+# size (m, 3), seconds (m), image or video index (m), tile (m, 4) of each block
 Pictures = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -34,41 +34,41 @@ def blocks_from_ids(
     see: See,
     align: Align,
 ) -> tuple[Blocks, Tensor]:
-    """Return the blocks and the mask of the sequences that `Stream.from_ids` describes, with the same arguments."""
-    beside_types = {"documents": documents, "groups": groups, "members": members}
-    check_same_shape(types, mask=mask, **beside_types, boundaries=boundaries)
-    _check_values(types, mask, merge, **beside_types)
+    """Return the blocks and the mask of `Stream.from_ids`, which has the same arguments."""
+    token_attributes = {"documents": documents, "groups": groups, "members": members}
+    check_same_shape(types, mask=mask, **token_attributes, boundaries=boundaries)
+    _check_values(types, mask, merge, **token_attributes)
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
     still = _grids(images, merge, None, False, "image")
     pictures = _joined(still, _grids(videos, merge, seconds, frames_apart, "video"))
     size, clock, picture, tile = (x.to(device) for x in pictures[0])
-    kept = None if mask is None else valid.flatten().nonzero()[:, 0]
-    kind = _taken(types, kept)
+    indices = None if mask is None else valid.flatten().nonzero()[:, 0]
+    kind = _taken(types, indices)
     if not len(kind):
-        raise InputError("A stream needs at least one token; the mask is 0 everywhere.")
+        raise InputError("A stream needs at least one token, got a mask that is 0 everywhere.")
     if bool(((kind < TEXT) | (kind > VIDEO)).any()):
         raise InputError(
-            f"types are 0 for text, 1 for image and 2 for video; got {listed(distinct(kind))} among them."
+            f"types must be 0 for text, 1 for image and 2 for video, got {listed(distinct(kind))} among them."
         )
     block, enough = _blocks_of(kind, size.prod(1), pictures[1])
     sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
-    given = (documents, groups)
-    document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in given)
+    supplied = (documents, groups)
+    document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in supplied)
     if bool(((document < 0) | (group < 0)).any()):
         raise InputError(
-            f"documents and groups are numbers from 0 on, got {int(torch.minimum(document, group).min())}."
+            f"documents and groups must be 0 or more, got {int(torch.minimum(document, group).min())}."
         )
     ends = torch.zeros_like(block, dtype=torch.bool) if boundaries is None else _ends(boundaries[valid], kind)
-    beside = _beside(members, valid, sample, document, see, align)
-    keys = torch.stack([sample, document, group, block, *(() if beside is None else beside.T)])
+    parallel_rows = _beside(members, valid, sample, document, see, align)
+    keys = torch.stack([sample, document, group, block, *(() if parallel_rows is None else parallel_rows.T)])
     new = torch.ones_like(sample, dtype=torch.bool)
     new[1:] = (keys[:, 1:] != keys[:, :-1]).any(0) | ends[:-1]
     first = new.nonzero()[:, 0]
     tokens = torch.diff(first, append=first.new_tensor([len(sample)]))
     at = block[first]
     text = at < 0
-    size = torch.cat([size, size.new_ones(1, 3)])  # entry -1 is that of text
+    size = torch.cat([size, size.new_ones(1, 3)])  # entry -1 is for text
     tile = torch.cat([tile, tile.new_tensor([WHOLE])])
     picture = torch.cat([picture, picture.new_tensor([-1])])
     clock = torch.cat([clock, clock.new_tensor([torch.nan])])
@@ -76,7 +76,7 @@ def blocks_from_ids(
     blocks = Blocks(
         sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at],
         _counted(picture[at], len(picture)), tile[at], torch.zeros_like(text), ends[first + tokens - 1],
-        None if beside is None else beside[first],
+        None if parallel_rows is None else parallel_rows[first],
     )  # fmt: skip
     used = at[~text]
     if bool(wrong.any()) or len(used) < len(size) - 1:
@@ -85,18 +85,18 @@ def blocks_from_ids(
 
 
 def _ends(boundaries: Tensor, kind: Tensor) -> Tensor:
-    """Return which tokens end their segment (n), checked: pictures end theirs by themselves."""
+    """Return the checked mask of tokens that end their segment (n); images end theirs implicitly."""
     if boundaries.dtype != torch.bool:
         whole = not (boundaries.is_floating_point() or boundaries.is_complex())
         if not whole or bool(((boundaries < 0) | (boundaries > 1)).any()):
             raise InputError(
-                f"boundaries is 1 where a token ends its segment and 0 elsewhere, got {boundaries.dtype} with "
+                f"boundaries must be 1 where a token ends its segment and 0 elsewhere, got {boundaries.dtype} with "
                 f"{listed(distinct(boundaries))[:8]}."
             )
     ends = boundaries.bool()
     if bool((ends & (kind != TEXT)).any()):
         raise InputError(
-            "boundaries has a 1 at a token of a picture; every picture is a segment of its own, so mark text only."
+            "boundaries must be 0 at tokens of images and videos, which are separate segments. Mark only text."
         )
     return ends
 
@@ -104,13 +104,13 @@ def _ends(boundaries: Tensor, kind: Tensor) -> Tensor:
 def _beside(
     members: Tensor | None, valid: Tensor, sample: Tensor, document: Tensor, see: See, align: Align
 ) -> Tensor | None:
-    """Return the row of `Blocks.parallel` of each token that is not padding (n, 4); None where no set is."""
-    Parallel([Text(1)], see, align)  # checks the words
+    """Return the row of `Blocks.parallel` of each non-padding token (n, 4), or None without sets."""
+    Parallel([Text(1)], see, align)  # checks `see` and `align`
     if members is None or not bool((members[valid] >= 0).any()):
         return None
     member = members[valid].long()
     inside = member >= 0
-    # a set starts where its members do, in another sample, and where numbers start again
+    # a set starts with its first member, at a new sample, and where indices restart
     starts = inside.clone()
     same = (sample[1:] == sample[:-1]) & (document[1:] == document[:-1]) & inside[:-1]
     starts[1:] &= ~same | ((member[1:] == 0) & (member[:-1] != 0))
@@ -118,7 +118,7 @@ def _beside(
     back = inside[1:] & (number[1:] == number[:-1]) & (member[1:] < member[:-1])
     if bool(back.any()):
         raise InputError(
-            "The numbers of members rise inside a set, so that each member is one run of tokens; found "
+            "members must increase inside a set, so that each member is one run of tokens, got "
             f"{int(member[1:][back][0])} after {int(member[:-1][back][0])}."
         )
     rule, end = (SELF if see == "self" else ALL), int(align == "end")
@@ -127,27 +127,27 @@ def _beside(
 
 
 def _blocks_of(kind: Tensor, tokens: Tensor, images: int) -> tuple[Tensor, Tensor]:
-    """Return for every token the number of its picture's block, -1 for text, and whether there is such a block."""
+    """Return for every token the index of its visual block, -1 for text, and whether the block exists."""
     block, enough = torch.full_like(kind, -1), torch.ones_like(kind, dtype=torch.bool)
     for which, part, before in ((IMAGE, tokens[:images], 0), (VIDEO, tokens[images:], images)):
-        here = kind == which
+        is_kind = kind == which
         if not len(part):  # placeholders without any grid
-            block, enough = block.masked_fill(here, len(tokens)), enough & ~here
+            block, enough = block.masked_fill(is_kind, len(tokens)), enough & ~is_kind
             continue
-        found = torch.searchsorted(part.cumsum(0), here.cumsum(0) - 1, right=True)
-        enough = enough & (~here | (found < len(part)))
-        block = torch.where(here, found.clamp(max=len(part) - 1) + before, block)
+        position = torch.searchsorted(part.cumsum(0), is_kind.cumsum(0) - 1, right=True)
+        enough = enough & (~is_kind | (position < len(part)))
+        block = torch.where(is_kind, position.clamp(max=len(part) - 1) + before, block)
     return block, enough
 
 
-def _taken(x: Tensor, kept: Tensor | None) -> Tensor:
-    """Return the values of all tokens, row by row, without those of padding, as whole numbers."""
-    flat = x.flatten() if kept is None else x.flatten().index_select(0, kept)
+def _taken(x: Tensor, indices: Tensor | None) -> Tensor:
+    """Return the values of all non-padding tokens, row by row, as int64."""
+    flat = x.flatten() if indices is None else x.flatten().index_select(0, indices)
     return flat.long()
 
 
 def _counted(picture: Tensor, count: int) -> Tensor:
-    """Number pictures in the order in which they appear, rather than images before videos; text keeps -1."""
+    """Renumber images and videos in order of appearance instead of images before videos; text keeps -1."""
     place = torch.arange(len(picture), device=picture.device)
     first = picture.new_full((count + 1,), len(picture)).scatter_reduce(0, picture + 1, place, "amin")
     first[0] = -1
@@ -155,29 +155,30 @@ def _counted(picture: Tensor, count: int) -> Tensor:
 
 
 def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: Tensor | None) -> None:
-    """Raise unless types and numbers are whole, and the mask is 0 and 1."""
+    """Raise unless types and indices are integers, and the mask is 0 and 1."""
     if not is_whole(merge) or merge < 1:  # type: ignore[operator]
-        raise OptionError(f"merge needs a whole number above 0, got {merge!r}.")
-    for name, given in (("types", types), ("mask", mask), *others.items()):
-        if given is None or (name == "mask" and given.dtype == torch.bool):
+        raise OptionError(f"merge needs an integer above 0, got {merge!r}.")
+    for name, supplied in (("types", types), ("mask", mask), *others.items()):
+        if supplied is None or (name == "mask" and supplied.dtype == torch.bool):
             continue
-        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-            kinds = "bool, or whole numbers 0 and 1" if name == "mask" else "whole numbers"
-            raise InputError(f"{name} needs {kinds}, got {given.dtype}.")
+        if supplied.is_floating_point() or supplied.is_complex() or supplied.dtype == torch.bool:
+            kinds = "bool, or integers 0 and 1" if name == "mask" else "integers"
+            raise InputError(f"{name} needs {kinds}, got {supplied.dtype}.")
     if mask is not None and mask.dtype != torch.bool and bool(((mask < 0) | (mask > 1)).any()):
         raise InputError(
-            f"mask is 1 for tokens and 0 for padding, got {listed(distinct(mask))} among them; pass the numbers of "
+            f"mask must be 1 for tokens and 0 for padding, got {listed(distinct(mask))} among them. Pass the "
+            f"indices of "
             "packed samples as documents."
         )
 
 
-def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -> Pictures:
+def _grids(supplied: object, merge: int, seconds: object, apart: bool, kind: str) -> Pictures:
     """Return the blocks of all images, or of all videos."""
-    if given is None:
-        given = ()
-    if not isinstance(given, Tensor):
-        _check_segments(given, kind, seconds, apart)
-        segments = cast("Sequence[Image | Video]", given)  # as checked
+    if supplied is None:
+        supplied = ()
+    if not isinstance(supplied, Tensor):
+        _check_segments(supplied, kind, seconds, apart)
+        segments = cast("Sequence[Image | Video]", supplied)  # as checked
         parts = [
             (p, n, s.seconds if isinstance(s, Video) else None)
             for n, s in enumerate(segments)
@@ -187,16 +188,16 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
         tile = torch.tensor([p[0][3] for p in parts], dtype=torch.long).reshape(-1, 4)
         clock = torch.tensor([torch.nan if p[2] is None else p[2] for p in parts], dtype=torch.float64)
         return size, clock, torch.tensor([p[1] for p in parts], dtype=torch.long), tile
-    if given.ndim != 2 or given.shape[1] != 3:
+    if supplied.ndim != 2 or supplied.shape[1] != 3:
         raise ShapeError(
-            f"{kind} grids need the shape (n, 3) of frames, rows, columns, got {tuple(given.shape)}."
+            f"{kind} grids need the shape (n, 3) of frames, rows, columns, got {tuple(supplied.shape)}."
         )
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise InputError(f"{kind} grids need whole numbers, got {given.dtype}.")
-    size = given.long()
+    if supplied.is_floating_point() or supplied.is_complex() or supplied.dtype == torch.bool:
+        raise InputError(f"{kind} grids need integers, got {supplied.dtype}.")
+    size = supplied.long()
     if bool(((size < 1).any(1) | (size[:, 1:] % merge).any(1)).any()):
         raise InputError(
-            f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides; "
+            f"Every {kind} grid needs at least one frame, and rows and columns that {merge} divides, "
             f"got {listed(size)}."
         )
     size = torch.stack([size[:, 0], size[:, 1] // merge, size[:, 2] // merge], 1)
@@ -208,7 +209,7 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
                 f"seconds needs one value for each of {len(size)} videos, got {tuple(clock.shape)}."
             )
         if bool(((clock <= 0) | clock.isinf()).any()):
-            raise InputError(f"seconds from frame to frame are above 0, got {listed(clock)}.")
+            raise InputError(f"seconds must be above 0, got {listed(clock)}.")
     picture = torch.arange(len(size), device=size.device)
     if apart:
         size, clock, picture = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, picture))
@@ -217,26 +218,26 @@ def _grids(given: object, merge: int, seconds: object, apart: bool, kind: str) -
     return size, clock, picture, size.new_tensor(WHOLE).expand(len(size), 4)
 
 
-def _check_segments(given: object, kind: str, seconds: object, apart: bool) -> None:
-    """Raise unless `given` is a list of segments of this kind, and nothing is said that they say themselves."""
-    wanted = Image if kind == "image" else Video
-    for s in given:  # type: ignore[attr-defined]
-        if not isinstance(s, wanted):
+def _check_segments(supplied: object, kind: str, seconds: object, apart: bool) -> None:
+    """Raise unless it is a list of segments of this kind, without options that the segments define."""
+    segment_type = Image if kind == "image" else Video
+    for s in supplied:  # type: ignore[attr-defined]
+        if not isinstance(s, segment_type):
             raise InputError(
-                f"{kind}s needs a tensor of grids (n, 3), or a {wanted.__name__} for each, got {s!r}."
+                f"{kind}s needs a tensor of grids (n, 3), or a {segment_type.__name__} for each, got {s!r}."
             )
     if seconds is not None and len(seconds):  # type: ignore[arg-type]
         raise OptionError(
-            "seconds belongs to video grids given as a tensor; say Video(t, h, w, seconds=...) instead."
+            "seconds has no effect with a list of videos. Use Video(t, h, w, seconds=...) instead."
         )
-    if apart and any(s.t > 1 for s in given):  # type: ignore[attr-defined]
+    if apart and any(s.t > 1 for s in supplied):  # type: ignore[attr-defined]
         raise OptionError(
-            "frames_apart belongs to video grids given as a tensor; give a Video of t=1 for each frame instead."
+            "frames_apart has no effect with a list of videos. Pass a Video with t=1 for each frame instead."
         )
 
 
 def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
-    """Return the blocks of images, then those of videos, and how many the former are."""
+    """Return the blocks of images, then those of videos, and the number of the former."""
     count = int(images[2][-1]) + 1 if len(images[2]) else 0
     device = images[0].device if len(images[0]) else videos[0].device
     parts = (
@@ -248,11 +249,11 @@ def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
 
 
 def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: Tensor) -> str:
-    """Say which segment of which sample does not fit its grid."""
+    """Return the message for the segment and sample that do not match their grid."""
     if not bool(wrong.any()):
         return (
-            f"There are grids for {grids} images, tiles, frames or videos, but placeholders for {len(used)} only; "
-            "give the grids of what is in the sequences, in order."
+            f"There are grids for {grids} images, tiles, frames or videos, but placeholders for only {len(used)}. "
+            "Pass only the grids of the sequences, in order."
         )
     m = int(wrong.nonzero()[0, 0])
     about = torch.stack([blocks.kind, blocks.sample, blocks.document])
@@ -261,16 +262,16 @@ def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: T
     run = slice(start, min((o for o in other if o > m), default=len(wrong)))
     name = "image" if int(blocks.kind[m]) == IMAGE else "video"
     segment = start - int((blocks.sample < blocks.sample[m]).sum())
-    found = f"{int(blocks.tokens[run].sum())} {name} placeholders"
+    placeholders = f"{int(blocks.tokens[run].sum())} {name} placeholders"
     where = f"Sample {int(blocks.sample[m])}, segment {segment}"
     if not bool(enough[start]):
-        return f"{where}: there are {found} more than the {name} grids account for."
+        return f"{where}: {placeholders} exceed the {name} grids."
     of_run: list[list[int]] = listed(blocks.size[run])
     sizes = [s if s[0] > 1 or name == "video" else s[1:] for s in of_run]
     named = [f"{' x '.join(map(str, s))} = {math.prod(s)}" for s in sizes[:4]]
-    hint = ", or pass frames_apart=True where text stands between frames" if name == "video" else ""
+    hint = ", or pass frames_apart=True if text separates frames" if name == "video" else ""
     return (
-        f"{where}: {found} stand together, but the next {name} grids have {', '.join(named)}"
-        f"{', ...' if len(sizes) > 4 else ''} tokens after merging; check the order of the grids and the merge size"
+        f"{where}: {placeholders} are adjacent, but the next {name} grids have {', '.join(named)}"
+        f"{', ...' if len(sizes) > 4 else ''} tokens after merging. Check the order of the grids and the merge size"
         f"{hint}."
     )

@@ -1,4 +1,4 @@
-"""What a token sequence is made of: runs of text, images, and videos."""
+"""Segments of token sequences: text runs, images and videos."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vispe.errors import OptionError, is_whole
 from vispe.options import Count, Limits, Positive, Whole, check_options
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # as `mm_token_type_ids` of Hugging Face processors number them
-WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of a picture that is not cut
-THUMBNAIL = -1  # tile row and column of a small copy of the whole picture
+WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of an image without tiles
+THUMBNAIL = -1  # tile row and column of a thumbnail
 
 Part = tuple[int, int, int, tuple[int, int, int, int]]
 
@@ -21,15 +21,16 @@ class Text:
     """A run of text tokens; markers such as vision_start are text.
 
     Attributes:
-        tokens: how many.
-        shared: whether what follows starts at the same position as this run: several answers to one question, each a
-            shared run, do not see each other's positions or tokens.
-        group: tokens of different groups have counters of their own where a scheme has them (`group_pe`).
+        tokens: number of tokens.
+        shared: whether the next segment starts at the same position as this run: several answers to one question,
+            each a shared run, have the same positions and do not attend to each other.
+        group: index of the group, counted separately by some schemes (`group_pe`).
         boundary: whether the last token ends a segment, such as a sentence, for schemes that count them (`bilevel`).
-        cells: cells of a picture that the tokens speak of, one for each token or one for all: they get the coordinates
-            of that cell, (row, column), or of the middle of a box, (r0, c0, r1, c1), whose ends are included; in videos
-            the frame comes first. Rows and columns run through all tiles of an image. What follows is counted as ever.
-        of: the picture: its segment, or its number in the sample, from 0 on; not needed where there is but one.
+        cells: cells of an image or video that the tokens refer to, one per token or one for all: they get the
+            coordinates of that cell, (row, column), or of the centre of a box, (r0, c0, r1, c1), bounds included; in
+            videos the frame comes first. Rows and columns run through all tiles of an image. Later tokens are not
+            affected.
+        of: the image or video: its segment, or its index in the sample; not needed if there is only one.
     """
 
     tokens: Whole
@@ -49,12 +50,10 @@ class Text:
             and (not is_whole(self.of) or self.of < 0)
         ):
             raise OptionError(
-                f"Text: of is a picture of the sample, or its number from 0 on, got of={self.of!r}."
+                f"Text: of must be an image or video of the sample, or its index from 0 on, got of={self.of!r}."
             )
         if self.of is not None and self.cells is None:
-            raise OptionError(
-                f"Text(of={self.of!r}) names a picture, but no cells of it; give cells=[(row, column)]."
-            )
+            raise OptionError(f"Text(of={self.of!r}) needs cells, got None. Pass cells=[(row, column)].")
         if self.cells is not None and len(self.cells) not in (1, self.tokens):
             raise OptionError(
                 f"Text of {self.tokens} tokens needs a cell for each of them, or one for all, got {len(self.cells)}."
@@ -63,13 +62,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of h x w tokens, in raster order; or its tiles of h x w tokens each, row by row.
+    """Image of h x w tokens, in raster order; or tiles of h x w tokens each, row by row.
 
     Attributes:
         h: rows of tokens, after merging.
         w: columns of tokens, after merging.
-        tiles: rows and columns of tiles of an image that is cut; the tokens of a tile are together.
-        thumbnail: whether a small copy of the whole image, h x w tokens too, comes before or after the tiles.
+        tiles: rows and columns of tiles; the tokens of a tile are consecutive.
+        thumbnail: whether a thumbnail, also h x w tokens, comes before or after the tiles.
     """
 
     h: Whole
@@ -93,7 +92,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Video:
-    """A video of t frames of h x w tokens each, frame by frame, in raster order.
+    """Video of t frames of h x w tokens each, frame by frame, in raster order.
 
     Frames that text separates (timestamps) are one `Video` of t = 1 each.
 
@@ -101,7 +100,7 @@ class Video:
         t: frames of tokens, after merging in time.
         h: rows of tokens, after merging.
         w: columns of tokens, after merging.
-        seconds: from one frame of tokens to the next; None where it is not known.
+        seconds: time between frames of tokens; None if unknown.
     """
 
     t: Whole

@@ -1,4 +1,4 @@
-"""Streams written as text, such as ``text:6 image:4x6 video:3x4x4@0.5 text:3``."""
+"""Text format of streams, such as ``text:6 image:4x6 video:3x4x4@0.5 text:3``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 from vispe.errors import OptionError, did_you_mean
 from vispe.multimodal.streams.segments import Image, Segment, Text, Video
 
-_FORMS = {  # how each kind is written, and what that is
+_FORMS = {  # pattern and description of each kind
     "text": (
         r"(\d+)(?:#(\d+))?(\.)?(?:@(\d+(?:,\d+){1,4})(?:of(\d+))?)?",
         "text:TOKENS, such as text:6 (text:6#1 for tokens of group 1; text:6. ends a segment; text:2@1,3 names row 1, "
-        "column 3 of the picture, text:2@0,0,3,5 a box, text:2@1,3of1 a cell of the second picture)",
+        "column 3 of the visual segment, text:2@0,0,3,5 a box, text:2@1,3of1 a cell of the second visual segment)",
     ),
     "shared": (r"(\d+)", "shared:TOKENS, such as shared:3, for one of several answers"),
     "image": (
@@ -27,20 +27,20 @@ _FORMS = {  # how each kind is written, and what that is
 
 
 def parse_segments(text: str) -> list[Segment]:
-    """Return the segments of one sequence that a text describes.
+    """Parse the text description of a sequence into segments.
 
     Args:
-        text: parts with spaces between them: ``text:6``, ``text:6.`` (ends a segment), ``text:2@1,3``
-            (names a cell of a picture), ``shared:3``, ``image:4x6``, ``image:4x4*2x3+last`` (tiles and a thumbnail),
+        text: parts separated by spaces: ``text:6``, ``text:6.`` (ends a segment), ``text:2@1,3``
+            (refers to a cell of an image), ``shared:3``, ``image:4x6``, ``image:4x4*2x3+last`` (tiles and a thumbnail),
             ``video:3x4x4`` or ``video:3x4x4@0.5`` (seconds from frame
             to frame); sizes count tokens.
 
     Raises:
-        OptionError: a part cannot be read, or there is none.
+        OptionError: a part cannot be parsed, or there is none.
     """
     parts = text.split()
     if not parts:
-        raise OptionError("The stream is empty; write its parts, such as 'text:6 image:4x6 text:4'.")
+        raise OptionError("The stream is empty. Use parts such as 'text:6 image:4x6 text:4'.")
     return [_segment(part) for part in parts]
 
 
@@ -48,25 +48,25 @@ def _segment(part: str) -> Segment:
     kind, _, size = part.partition(":")
     if kind not in _FORMS:
         raise OptionError(
-            f"The stream has the part {part!r}, which is none of {', '.join(_FORMS)}.{did_you_mean(kind, _FORMS)} "
+            f"The stream has the part {part!r}, which is not one of {', '.join(_FORMS)}.{did_you_mean(kind, _FORMS)} "
             "Write for example 'text:6 image:4x6 text:4 video:3x4x4@0.5 text:3'."
         )
     pattern, form = _FORMS[kind]
-    found = re.fullmatch(pattern, size)
-    if found is None:
-        raise OptionError(f"The part {part!r} of the stream cannot be read; write {form}.")
+    match = re.fullmatch(pattern, size)
+    if match is None:
+        raise OptionError(f"The part {part!r} of the stream cannot be read. Write {form}.")
     if kind == "text":
-        group, _, cell, of = found.groups()[1:]
+        group, _, cell, of = match.groups()[1:]
         cells = None if cell is None else (tuple(int(x) for x in cell.split(",")),)
         return Text(
-            int(found[1]), group=int(group or 0), boundary=found[3] is not None, cells=cells,
+            int(match[1]), group=int(group or 0), boundary=match[3] is not None, cells=cells,
             of=None if of is None else int(of),
         )  # fmt: skip
-    n = [int(digits) for digits in found.groups() if digits is not None and digits.isdigit()]
+    n = [int(digits) for digits in match.groups() if digits is not None and digits.isdigit()]
     if kind == "shared":
         return Text(n[0], shared=True)
     if kind == "video":
-        return Video(n[0], n[1], n[2], None if found[4] is None else float(found[4]))
+        return Video(n[0], n[1], n[2], None if match[4] is None else float(match[4]))
     tiles = (n[2], n[3]) if len(n) > 2 else (1, 1)
-    thumbnail: Literal["first", "last"] | None = found[5]  # type: ignore[assignment]
+    thumbnail: Literal["first", "last"] | None = match[5]  # type: ignore[assignment]
     return Image(n[0], n[1], tiles, thumbnail)

@@ -1,4 +1,4 @@
-"""Merging tokens of pictures, with the positions of several members of each cluster."""
+"""Merging of visual tokens, with the positions of several members per cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Merged:
     Attributes:
         tokens: (b, m, c), mean of each cluster, in the dtype of the tokens.
         ids: (axes * members, b, m), float64: the first axis of all members, then the second, and so on.
-        weight: (b, m), sum of the weights of each cluster; hand it in as `weights` to merge once more.
+        weight: (b, m), sum of the weights of each cluster; pass it as `weights` to merge again.
         mask: (b, m) bool, false where a cluster has no tokens; its token and positions are 0.
     """
 
@@ -39,29 +39,29 @@ def merge_tokens(
     weights: Tensor | None = None,
     epsilon: float = 0.0,
 ) -> Merged:
-    """Replace the tokens of each cluster by their mean, which keeps the positions of `members` of them.
+    """Replace the tokens of each cluster by their mean, with the positions of `members` of them.
 
-    The members are the last token of the cluster, the one before it, and so on, from the last again where there are
-    too few; a cluster of one token has that token's position in all places. Labels come from any method. They may
-    cover text too: a token with a label of its own stays as it is (arXiv 2510.22936).
+    The members are the last token of the cluster, the previous one, and so on, cyclically if there are
+    too few; a cluster of one token repeats that token's position. Labels come from any method. They may
+    cover text too: a token with a unique label is unchanged (arXiv 2510.22936).
 
     Tokens that were merged before have several positions each, axes * n rows of `ids`; then ``members / n`` of them are
-    taken, with all their positions.
+    used, with all their positions.
 
     Args:
         tokens: (b, n, c).
-        labels: (b, n), whole numbers from 0 on, the place of the merged token; below 0 for tokens to leave out.
+        labels: (b, n), integers from 0 on, index of the merged token; below 0 for tokens to drop.
         ids: coordinates (rows, b, n), a multiple of `axes` rows.
-        members: positions that a merged token keeps, K.
-        axes: coordinates of one position.
-        clusters: how many, m; the largest label and one by default.
-        weights: (b, n), above 0; all the same by default.
-        epsilon: added to the sum of weights before it divides. The authors' code has 1e-6, and means that are smaller
-            than the mean by as much.
+        members: number of positions of a merged token, K.
+        axes: number of coordinates of a position.
+        clusters: number of clusters, m; the largest label plus one by default.
+        weights: (b, n), above 0; equal by default.
+        epsilon: added to the divisor, the sum of weights. The authors' code has 1e-6, which makes means smaller
+            by as much.
 
     Raises:
-        ShapeError: tensors do not agree.
-        OptionError: `members` is no multiple of the positions that tokens have.
+        ShapeError: shapes of tensors do not match.
+        OptionError: `members` is not a multiple of the positions per token.
         InputError: a label is not below `clusters`.
     """
     _check(tokens, labels, ids, weights, members, axes)
@@ -69,16 +69,16 @@ def merge_tokens(
     largest = int(labels.max()) if labels.numel() else -1
     m = largest + 1 if clusters is None else clusters
     if largest >= m:
-        raise InputError(f"There is a label {largest}, but clusters={m}; labels count from 0.")
+        raise InputError(f"labels must be below clusters={m}, counted from 0, got {largest}.")
     row = torch.arange(b, device=labels.device)[:, None]
-    label = torch.where(labels < 0, m, labels)  # what is left out is a cluster of its own, dropped at the end
+    label = torch.where(labels < 0, m, labels)  # dropped tokens form an extra cluster, which is cut off
     cluster = (row * (m + 1) + label).flatten()
     wide = tokens.dtype if tokens.dtype == torch.float64 else torch.float32
     ones = torch.ones(b * n, dtype=wide, device=tokens.device)
     weight = ones if weights is None else weights.to(wide).flatten()
     total = weight.new_zeros(b * (m + 1)).index_add_(0, cluster, weight)
-    share = weight / (total + epsilon).index_select(0, cluster)
-    source = tokens.to(wide).flatten(0, 1) * share[:, None]
+    fraction = weight / (total + epsilon).index_select(0, cluster)
+    source = tokens.to(wide).flatten(0, 1) * fraction[:, None]
     mean = source.new_zeros(b * (m + 1), c).index_add_(0, cluster, source)
     count = cluster.new_zeros(b * (m + 1)).index_add_(0, cluster, torch.ones_like(cluster))
     order = cluster.argsort(stable=True)
@@ -106,7 +106,7 @@ def _check(
                 f"{name} needs the shape {tuple(tokens.shape[:2])} of tokens, got {tuple(other.shape)}."
             )
     if labels.dtype not in (torch.int64, torch.int32):
-        raise ShapeError(f"labels needs whole numbers, got {labels.dtype}.")
+        raise ShapeError(f"labels needs integers, got {labels.dtype}.")
     if ids.ndim != 3 or ids.shape[1:] != tokens.shape[:2]:
         raise ShapeError(
             f"ids needs the shape (rows, {tokens.shape[0]}, {tokens.shape[1]}), got {tuple(ids.shape)}."

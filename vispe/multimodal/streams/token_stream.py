@@ -1,4 +1,4 @@
-"""A batch of token sequences, described block by block: what stands where, without the tokens themselves."""
+"""`Stream`: a batch of token sequences described block by block, without the tokens themselves."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Row = Sequence[Element] | Sequence[Sequence[Element]]  # a sample, or several pa
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Token sequences of text, images and videos.
+    """Batch of token sequences of text, images and videos.
 
     Attributes:
-        blocks: what they are made of.
-        mask: (b, s) bool, false where there is padding.
-        coupled: (k, 5), tokens that stand where a cell of a picture is, and four cells whose middle that is, as numbers
-            among all tokens that are not padding; None where there are none.
+        blocks: their blocks.
+        mask: (b, s) bool, false for padding.
+        coupled: (k, 5), tokens at the position of a cell of an image or video, and the four cells that are averaged, as
+            indices among all non-padding tokens; None if there are none.
     """
 
     blocks: Blocks
@@ -49,13 +49,13 @@ class Stream:
 
     @cached_property
     def block(self) -> Tensor:
-        """Block of every token that is not padding (n), row by row."""
+        """Block index of every non-padding token (n), row by row."""
         tokens = self.blocks.tokens
         return torch.arange(len(tokens), device=self.mask.device).repeat_interleave(tokens)
 
     @cached_property
     def index(self) -> Tensor:
-        """Number of every token inside its block (n)."""
+        """Index of every token in its block (n)."""
         first = self.blocks.first.index_select(0, self.block)
         return torch.arange(len(self.block), device=self.mask.device) - first
 
@@ -63,18 +63,18 @@ class Stream:
     def of(
         rows: Sequence[Row], padding: Literal["left", "right"] = "right", length: int | None = None
     ) -> Stream:
-        """Describe sequences by hand.
+        """Create a stream from segments.
 
         Args:
-            rows: for each row of the batch its segments, or a list of several samples that are packed into it.
-            padding: where shorter rows are filled up.
-            length: of every row; the longest row's by default.
+            rows: segments per row of the batch, or a list of several samples packed into it.
+            padding: side of the padding of shorter rows.
+            length: length of every row; that of the longest by default.
 
         Raises:
-            InputError: there is nothing, a row is longer than `length`, or a text names a cell that is not there.
+            InputError: there are no segments, a row is longer than `length`, or a text refers to a missing cell.
         """
         if padding not in ("left", "right"):
-            raise OptionError(f"padding is 'left' or 'right', got {padding!r}.")
+            raise OptionError(f"padding must be 'left' or 'right', got {padding!r}.")
         table: list[tuple[object, ...]] = []
         totals: list[int] = []
         coupled: list[list[int]] = []
@@ -102,7 +102,7 @@ class Stream:
                 coupled += [c for text, first in naming for c in coupled_tokens(text, first, pictures)]
             totals.append(number - before)
         if not table:
-            raise InputError("A stream needs at least one segment; got none.")
+            raise InputError("A stream needs at least one segment, got none.")
         longest = max(totals) if length is None else length
         if longest < max(totals):
             raise InputError(
@@ -129,31 +129,31 @@ class Stream:
         see: See = "self",
         align: Align = "start",
     ) -> Stream:
-        """Describe sequences the way processors give them: a type for each token, and the grids in order.
+        """Create a stream from the output of processors: a type per token, and the grids in order.
 
         Args:
             types: (b, s), 0 text, 1 image, 2 video (`mm_token_type_ids`).
-            images: grids (n, 3) of frames, rows, columns, or `Image` for each.
-            videos: grids (n, 3), or `Video` for each.
-            mask: (b, s), 0 where there is padding (`attention_mask`).
-            merge: what rows and columns of grids given as tensors are divided by (`spatial_merge_size`).
-            seconds: from frame to frame of each video (`second_per_grid_ts`), for grids given as a tensor.
-            frames_apart: text stands between the frames of a video (Qwen3-VL): each is a block of its own.
-            documents: (b, s), number of the packed sample that a token belongs to.
-            groups: (b, s), group of each token, from 0 on; schemes such as `group_pe` count each on its own.
+            images: grids (n, 3) of frames, rows, columns, or a list of `Image`.
+            videos: grids (n, 3), or a list of `Video`.
+            mask: (b, s), 0 for padding (`attention_mask`).
+            merge: divisor of rows and columns of grids passed as tensors (`spatial_merge_size`).
+            seconds: time between frames of each video (`second_per_grid_ts`), for grids passed as a tensor.
+            frames_apart: whether text separates the frames of a video (Qwen3-VL), so that each is a separate block.
+            documents: (b, s), index of the packed sample of each token.
+            groups: (b, s), group of each token, from 0 on; counted separately by schemes such as `group_pe`.
             boundaries: (b, s), 1 where a token of text ends its segment, such as a full stop; for schemes that count
                 segments (`bilevel`).
-            members: (b, s), number of the member of a `Parallel` that a token belongs to, from 0 on, -1 outside; a set
-                is a run of tokens inside members, and one whose numbers start at 0 again begins another.
-            see: that of all sets, see `Parallel`.
-            align: likewise.
+            members: (b, s), index of the `Parallel` member of each token, from 0 on, -1 outside; a set
+                is a run of tokens in members; an index that restarts at 0 begins another set.
+            see: attention rule of all sets, see `Parallel`.
+            align: alignment of all sets, see `Parallel`.
 
         Raises:
-            InputError: placeholders and grids do not agree; names the sample and the segment.
-            ShapeError: tensors have other shapes.
+            InputError: placeholders and grids do not match; the message names the sample and the segment.
+            ShapeError: shapes of tensors do not match.
         """
-        given = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups, boundaries)
-        return Stream(*blocks_from_ids(*given, members, see, align))
+        arguments = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups, boundaries)
+        return Stream(*blocks_from_ids(*arguments, members, see, align))
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
         """Spread values of tokens (..., n) over the batch (..., b, s), `padding` elsewhere."""
@@ -163,15 +163,15 @@ class Stream:
         return unfolded(out.index_copy_(-1, self.mask.flatten().nonzero()[:, 0], values), -1, self.shape)
 
     def attention_mask(self) -> Tensor:
-        """Return which keys a query may attend to, (b, 1, s, s) bool.
+        """Return the attention mask, (b, 1, s, s) bool, True = attend.
 
-        Causal; nothing across packed samples; a shared run is seen by nothing after it but itself; members of a
-        `Parallel` see what it says. Padding sees nothing and is seen by nothing.
+        Causal; no attention across packed samples; a shared run is only attended to by itself; members of a
+        `Parallel` follow its rules. Padding neither attends nor is attended to.
         """
         return self.block_mask() & self.mask[:, None, :, None] & self.mask[:, None, None, :]
 
     def block_mask(self) -> Tensor:
-        """Return what `attention_mask` does but for padding: which token sees which by what its block is."""
+        """Return `attention_mask` without the masking of padding."""
         b = self.blocks
         place = self.scatter(torch.arange(len(self.block), device=self.mask.device), -1)
         document = self.scatter(b.document[self.block], -1)
@@ -184,45 +184,49 @@ class Stream:
         def k(x: Tensor) -> Tensor:
             return x[:, None, None, :]
 
-        alike = q(document) == k(document)
-        seen = (q(place) >= k(place)) & alike & ((k(own) < 0) | (q(own) == k(own)))
+        same_sample = q(document) == k(document)
+        visible = (q(place) >= k(place)) & same_sample & ((k(own) < 0) | (q(own) == k(own)))
         if b.parallel is None:
-            return seen
+            return visible
         beside = self.scatter(b.parallel[self.block].T, -1)
-        return seen_by_set(seen, alike, beside, beside)
+        return seen_by_set(visible, same_sample, beside, beside)
 
 
 def _flat(
     segments: Sequence[Element], table: list[tuple[object, ...]]
 ) -> list[tuple[Segment, tuple[int, int, int, int]]]:
-    """Return the segments of a sample, each with its row of `Blocks.parallel`; sets are numbered on from the table."""
+    """Return the segments of a sample with their rows of `Blocks.parallel`; set indices continue those of the table."""
     number = max((int(row[-1][0]) for row in table), default=-1)  # type: ignore[index]
-    found: list[tuple[Segment, tuple[int, int, int, int]]] = []
+    flat: list[tuple[Segment, tuple[int, int, int, int]]] = []
     for element in segments:
         if not isinstance(element, Parallel):
-            found.append((element, OUTSIDE))
+            flat.append((element, OUTSIDE))
             continue
         number += 1
-        found += [(segment, (number, *beside)) for segment, beside in element.parts()]
-    return found
+        flat += [(segment, (number, *beside)) for segment, beside in element.parts()]
+    return flat
 
 
 def _documents(row: object) -> list[Sequence[Element]]:
     """Return the samples packed into a row."""
     if isinstance(row, Text | Image | Video | Parallel) or not isinstance(row, Sequence):
         raise InputError(
-            f"A row is a list of segments, got {row!r}; write Stream.of([[Text(5), Image(4, 6)]])."
+            f"A row must be a list of segments, got {row!r}. Use Stream.of([[Text(5), Image(4, 6)]])."
         )
     items = list(cast("Sequence[object]", row))
     if all(isinstance(i, Text | Image | Video | Parallel) for i in items):
         return [cast("list[Element]", items)]
     if any(isinstance(i, Text | Image | Video | Parallel) for i in items):
-        raise InputError("A row holds segments, or lists of segments that are packed into it, not both.")
+        raise InputError(
+            "A row must contain segments, or lists of segments that are packed into it, got both."
+        )
     for item in items:
         if not isinstance(item, Sequence) or not all(
             isinstance(i, Text | Image | Video | Parallel) for i in cast("Sequence[object]", item)
         ):
-            raise InputError(f"A row holds Text, Image, Video and Parallel, or lists of them, got {item!r}.")
+            raise InputError(
+                f"A row must contain Text, Image, Video and Parallel, or lists of them, got {item!r}."
+            )
     return [list(i) for i in cast("list[Sequence[Element]]", items)]
 
 

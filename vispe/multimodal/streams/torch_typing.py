@@ -1,4 +1,4 @@
-"""What torch does without saying its types."""
+"""Typed wrappers for untyped torch functions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def listed(x: Tensor) -> list[Any]:
 
 
 def unfolded(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
-    """Return a view in which one dimension is several, of `sizes`."""
+    """Return a view with one dimension split into `sizes`."""
     return x.unflatten(dim, sizes)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def distinct(x: Tensor, dim: int | None = None) -> Tensor:
-    """Return the values, or the slices along `dim`, that differ, in order."""
+    """Return the unique values, or slices along `dim`, sorted."""
     return x.unique(dim=dim)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

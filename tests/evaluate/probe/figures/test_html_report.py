@@ -85,7 +85,7 @@ def test_every_remedy_and_image_is_drawn(found, axes):
         np.testing.assert_allclose(drawn, np.maximum(row.r2[k], -1))
     words = [text.get_text() for text in axes.texts]
     assert [f"{np.median(row.r2[k]):.2f}" for row in known] == [w for w in words if w[-1].isdigit()]
-    assert "  not possible, see the notes" in words  # the SVD, for which no black image was given
+    assert "  not available, see the notes" in words  # the SVD, for which no black image was given
     assert [label.get_text() for label in axes.get_yticklabels()] == [r.name for r in reversed(table.rows)]
     sheet = baselines_figure(table)
     assert len(sheet.axes) == 3
@@ -102,7 +102,7 @@ def test_the_page_leads_with_noise_and_holds_every_part(found):
     assert 'class="verdict good"' in top
     titles = [section.split("</h2>")[0] for section in sections]
     assert titles == [
-        "3 images", "After every block: 3 images", "Remedies: 3 images", "1 noise image", "How to read this",
+        "3 images", "After every block: 3 images", "Debiasing: 3 images", "1 noise image", "Explanation",
     ]  # fmt: skip
     assert html.count("<img ") == 4
     for part in (found.layers, found.baselines):
@@ -113,5 +113,5 @@ def test_the_page_leads_with_noise_and_holds_every_part(found):
 
 def test_pages_and_tones():
     assert [tone(score) for score in (0.6, 0.2, -3, float("nan"))] == ["bad", "mild", "good", "plain"]
-    with pytest.raises(OptionError, match=r"results for some of \['noise', 'textures', 'images'\], got \[\]"):
+    with pytest.raises(OptionError, match=r"must have keys of \['noise', 'textures', 'images'\], got \[\]"):
         probe_page("model", {})

@@ -11,17 +11,17 @@ from tests.evaluate.rotation.rows import NAN, POSES, report, row
 from vispe.evaluate.rotation.figures.html_report import HEAD, rotation_page
 from vispe.evaluate.rotation.records import METRICS
 
-ALWAYS = ["Every number", "Settings and notes"]
+ALWAYS = ["All records", "Settings and notes"]
 STILL = np.zeros((4, 4), np.int64)
 SECTIONS = {
-    "Turned by quarters and mirrored": {"rows": made.d4_rows()},
-    "Turned by any angle": {"rows": made.angle_rows()},
+    "Rotations by 90° and reflections": {"rows": made.d4_rows()},
+    "Rotations by any angle": {"rows": made.angle_rows()},
     "Block by block": {"rows": made.layer_rows()},
-    "Shifted": {"rows": made.shift_rows()},
+    "Shifts": {"rows": made.shift_rows()},
     "Position in the frame": {"rows": made.position_rows()},
-    "The smallest motions": {"rows": made.lie_rows()},
+    "Infinitesimal motions": {"rows": made.lie_rows()},
     "Labels in every pose": {"rows": made.label_rows()},
-    "What the orientation of the sample changes": {"rows": made.pose_rows()},
+    "Effect of the orientation of the sample": {"rows": made.pose_rows()},
     "Scribbles in one corner": {"rows": made.quadrant_rows()},
     "Class of the whole image": {"rows": made.score_rows()},
 }
@@ -53,7 +53,7 @@ def lines(text, head):
 @pytest.mark.usefixtures("unrendered")
 def test_a_section_appears_with_its_rows_alone(name, figures):
     text = html(**SECTIONS[name])
-    short = ["In short"] if report(**SECTIONS[name]).headlines else []
+    short = ["Summary"] if report(**SECTIONS[name]).headlines else []
     assert sections(text) == [*short, name, *ALWAYS]
     assert text.count("<img ") == figures
     assert f"All {len(SECTIONS[name]['rows'])} rows" in text
@@ -63,7 +63,7 @@ def test_a_section_appears_with_its_rows_alone(name, figures):
 def test_sections_of_pictures_alone():
     picture = np.zeros((4, 4, 3))
     assert sections(html(poses={"identity": picture, "rot90": picture})) == [
-        "Turned by quarters and mirrored",
+        "Rotations by 90° and reflections",
         *ALWAYS,
     ]
     assert sections(html(labels={"identity": STILL, "rot90": STILL + 1})) == ["Labels in every pose", *ALWAYS]
@@ -76,7 +76,7 @@ def test_everything_together_in_one_order():
     picture = np.zeros((4, 4, 3))
     text = html(rows=rows, picture=picture, poses={"identity": picture, "rot90": picture},
                 labels={"identity": STILL, "rot90": STILL}, fingerprint=made.print_())  # fmt: skip
-    assert sections(text) == ["In short", *SECTIONS, *ALWAYS]
+    assert sections(text) == ["Summary", *SECTIONS, *ALWAYS]
     assert text.count("<img ") == sum(FIGURES) + 3
     assert not re.search(r"https?:|url\(|@import|<script", text)
 
@@ -141,7 +141,7 @@ def test_remedy_and_verdict_of_labels():
     assert "Replace it" not in html(rows=made.d4_rows())
     assert "replace it by an isotropic one" in html(rows=made.d4_rows())
     text = html(rows=[*made.label_rows(), *made.pose_rows()])
-    said = "Labels under rotation and mirroring: mIoU 90.0 % with those of the sample at rest"
+    said = "Labels under rotation and reflection: mIoU 90.0 % with those of the original image"
     assert f'<p class="verdict plain">{said}; accuracy: 50.0 points' in text
     assert '<p class="verdict plain">0 rows were measured</p>' in html()
 

@@ -133,7 +133,7 @@ def test_polar_needs_polar_axes_and_rows():
 
 def test_d4_shows_both_errors_side_by_side_and_the_controls():
     ax = drawn(record_figures.plot_d4(result(made.d4_rows()), axes()))
-    full, position = bars(ax, "image turned: 0.70"), bars(ax, "position code alone: 0.20")
+    full, position = bars(ax, "image transformed: 0.70"), bars(ax, "position code alone: 0.20")
     np.testing.assert_allclose(full[2], 0.4 + 0.1 * np.arange(7))
     np.testing.assert_allclose(position[2], 0.1 + 0.05 * np.arange(7))
     assert (full[0] < position[0]).all()
@@ -152,7 +152,7 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
     ax = drawn(record_figures.plot_d4(result([*rows, row("D4", "error", 1e-7, 2, "position code"),
                                      row("hflip", "error", NAN, 2, "position code"),
                                      row("vflip", "error", 0.0, 2, "position code")], 2), axes()))  # fmt: skip
-    heights = bars(ax, "image turned")[2]
+    heights = bars(ax, "image transformed")[2]
     assert np.isnan(heights[1])
     assert np.isfinite(np.delete(heights, 1)).all()
     assert "position code alone: 1e-7" not in labels(ax)  # the spread of this row is 0.01
@@ -178,7 +178,7 @@ def test_d4_of_labels():
 
 def test_layers_share_an_axis_and_nothing_readable_is_zero():
     ax = drawn(record_figures.plot_layers(result(made.layer_rows()), axes()))
-    np.testing.assert_allclose(line(ax, "error, image turned").get_ydata(), 0.1 * np.arange(1, 6))
+    np.testing.assert_allclose(line(ax, "error, image transformed").get_ydata(), 0.1 * np.arange(1, 6))
     np.testing.assert_allclose(line(ax, "error, position code alone").get_ydata(), 0.05 * np.arange(5))
     r2 = line(ax, "R² of row and column")
     np.testing.assert_allclose(r2.get_ydata(), [0, 0, 0.1, 0.3, 0.5], atol=1e-12)
@@ -188,8 +188,8 @@ def test_layers_share_an_axis_and_nothing_readable_is_zero():
     assert ax.get_ylim()[0] == 0
     rows = [r for r in made.layer_rows(1) if r.metric == "error" and r.part != "layer 2"]
     ax = drawn(record_figures.plot_layers(result(rows, 1), axes()))
-    assert list(line(ax, "error, image turned").get_xdata()) == [0, 1, 3, 4]
-    assert labels(ax) == ["error, image turned", "error, position code alone"]
+    assert list(line(ax, "error, image transformed").get_xdata()) == [0, 1, 3, 4]
+    assert labels(ax) == ["error, image transformed", "error, position code alone"]
     assert "1 image" in words(ax)
     with pytest.raises(InputError, match="rows after blocks"):
         record_figures.plot_layers(result(made.d4_rows()), axes())
@@ -301,7 +301,7 @@ def test_models_are_sorted_and_split():
     figure.canvas.draw()
     left, middle, right = figure.axes
     assert [t.get_text() for t in left.get_yticklabels()] == ["good", "rows", "bad $x", "unknown"]
-    np.testing.assert_allclose(line(left, "image turned").get_xdata(), [0.01, 0.2, 0.7, NAN])
+    np.testing.assert_allclose(line(left, "image transformed").get_xdata(), [0.01, 0.2, 0.7, NAN])
     np.testing.assert_allclose(line(left, "position code alone").get_xdata(), [0, NAN, 0.2, NAN], atol=1e-12)
     np.testing.assert_allclose(middle.lines[0].get_xdata(), [NAN, NAN, 0.3, NAN])
     np.testing.assert_allclose(right.lines[0].get_xdata(), [0, NAN, 0.4, 0.9], atol=1e-12)

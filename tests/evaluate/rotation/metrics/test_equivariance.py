@@ -218,19 +218,19 @@ def test_features_that_do_not_vary_have_no_error():
 
 def test_what_cannot_be_measured_is_refused():
     x = noise((8, 8))
-    with pytest.raises(InputError, match="no images to measure"):
+    with pytest.raises(InputError, match="at least one image"):
         equivariance(raw_intensity, [])
     with pytest.raises(ShapeError, match=r"Image 1 must be a tensor \(c, H, W\), got \(8, 8\)"):
         equivariance(raw_intensity, [x, x[0]])
-    with pytest.raises(InputError, match=r"Image 0 must hold finite floating-point values, got torch\.uint8"):
+    with pytest.raises(InputError, match=r"Image 0 must have finite floating-point values, got torch\.uint8"):
         equivariance(raw_intensity, [x.byte()])
     with pytest.raises(InputError, match="values that are not finite; normalise"):
         equivariance(raw_intensity, [x * math.nan])
-    with pytest.raises(InputError, match="feature map holds values that are not finite"):
+    with pytest.raises(InputError, match="feature map must be finite"):
         equivariance(lambda v: v / 0, [x])
-    with pytest.raises(ShapeError, match="wrap a function of a single image in PerImage"):
+    with pytest.raises(ShapeError, match="Wrap a function of a single image in PerImage"):
         equivariance(lambda v: v[0], [x])
-    with pytest.raises(ShapeError, match="does every pose give the same grid"):
+    with pytest.raises(ShapeError, match="feature maps must have one shape"):
         equivariance(lambda v: v[..., : v.shape[-2] // 2, :], [x])
     with pytest.raises(OptionError, match="no measure 'l2'"):
         equivariance(raw_intensity, [x], measures=["l2"])
@@ -255,7 +255,7 @@ def test_a_margin_leaves_the_frame_out():
     assert get(rows, "D4", "invariant_share") == pytest.approx(1)
     f = ModelFeatures(vit("alibi2d(wrap=true)", False, depth=1))
     assert position_equivariance(f, [noise((42, 42))], margin=2)[0].values < 1e-13
-    with pytest.raises(ShapeError, match="margin=4 must be 0 or more tokens and leave some of a map of 7x9"):
+    with pytest.raises(ShapeError, match="below half of 7x9 tokens, got 4"):
         equivariance(raw_intensity, [x], margin=4)
 
 
@@ -270,7 +270,7 @@ def test_controls_of_a_model_and_of_a_function():
     assert get(rows, "rot90", "error", part="random weights, position code").max() < 1e-13
     rows, notes = control_rows(raw_intensity, images, measures=["error"])
     assert {r.part for r in rows} == {"raw intensity"}
-    assert notes == ("There is no control of random weights: they are known of models only.",)
+    assert notes == ("There is no control of random weights, which needs a model.",)
 
 
 def test_a_function_of_one_image_is_wrapped():
@@ -279,16 +279,16 @@ def test_a_function_of_one_image_is_wrapped():
 
 
 def test_models_that_cannot_be_used_are_refused():
-    with pytest.raises(UnsupportedHost, match="Linear has no forward_intermediates"):
+    with pytest.raises(UnsupportedHost, match="must have forward_intermediates, got Linear"):
         ModelFeatures(nn.Linear(2, 2))
     with pytest.raises(OptionError, match="training mode"):
         ModelFeatures(vit().train())
     with pytest.raises(OptionError, match="layer=4 is not one of the 4 blocks"):
         ModelFeatures(vit(), layer=4)
     f = ModelFeatures(vit(dynamic_img_size=False))
-    with pytest.raises(ShapeError, match=r"\(44, 42\) px is no multiple of the model's patch of 7 px"):
+    with pytest.raises(ShapeError, match=r"multiple of the patch size, 7 px, got \(44, 42\) px"):
         f(noise((44, 42))[None])
-    with pytest.raises(InputError, match=r"refuses an image of \(49, 42\) px .*dynamic_img_size=True"):
+    with pytest.raises(InputError, match=r"does not accept images of \(49, 42\) px .*dynamic_img_size=True"):
         f(noise((49, 42))[None])
     assert equivariance(f, [noise((42, 42))], measures=["error"])[0].values < 1e-13
     assert position_equivariance(f, [noise((42, 42))])[0].values < 1e-13
@@ -301,7 +301,7 @@ def test_a_convolutional_network_has_a_full_error_but_no_position_code():
     f = ModelFeatures(model)
     x = noise((64, 64)).float()
     assert equivariance(f, [x], measures=["error"])[0].values[0] > 0.01
-    with pytest.raises(UnsupportedHost, match="no patch embedding by one projection"):
+    with pytest.raises(UnsupportedHost, match="patch embedding must be one convolution"):
         position_equivariance(f, [x])
 
 

@@ -64,7 +64,7 @@ def test_the_fingerprint_is_that_of_the_definition():
     assert found.snr == pytest.approx(z.mean(0).var((1, 2)).sum() / (z.var(0, ddof=1).mean((1, 2)).sum() / 6))
     wanted = z.mean(0).var((1, 2)).sum() / (x.var(0, ddof=1).mean((1, 2)).sum() / 6)
     assert found.snr_uncentred == pytest.approx(wanted)
-    assert found.notes == ("Only 6 images: content has not yet averaged out.",)
+    assert found.notes == ("6 images are too few for the content to average out.",)
     assert found.components.shape == (2, 4, 5)
     constant = fingerprint(lambda v: v * 0, images)
     assert math.isnan(constant.snr)
@@ -92,7 +92,7 @@ def test_crops_are_windows_of_the_image_and_reproducible():
 
 
 def test_what_has_no_fingerprint_is_refused():
-    with pytest.raises(InputError, match="compares images, got 1"):
+    with pytest.raises(InputError, match="at least 2 images are needed, got 1"):
         fingerprint(raw_intensity, [noise((4, 4))])
     with pytest.raises(ShapeError, match=r"maps of one shape, got \(3, 4, 4\) and \(3, 4, 5\)"):
         fingerprint(raw_intensity, [noise((4, 4)), noise((4, 5))])
@@ -117,7 +117,7 @@ def test_position_is_read_where_it_is_and_not_where_it_is_not():
     assert ramps[0].values > 0.8
     assert (leaky.values > clean.values).all()
     assert RotationResult(ramps, ("a",)).verdict.startswith("features against position: strong")
-    with pytest.raises(OptionError, match="at least one mask, got masks=0"):
+    with pytest.raises(OptionError, match="masks must be at least 1, got 0"):
         position_r2(raw_intensity, images, masks=0)
 
 
@@ -139,5 +139,5 @@ def test_layer_curve_says_where_position_enters():
     direct = f(images[0][None])
     assert torch.equal(f.layers(images[0][None])[3], direct)
     assert not torch.equal(ModelFeatures(vit("learn"), layer=1, norm=False)(images[0][None]), direct)
-    with pytest.raises(OptionError, match="at least one mask"):
+    with pytest.raises(OptionError, match="masks must be at least 1"):
         layer_curve(f, images, masks=0)

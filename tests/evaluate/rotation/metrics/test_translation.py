@@ -78,9 +78,9 @@ def test_crop_shift_compares_the_same_places():
 
 def test_what_cannot_be_shifted_is_refused():
     x = noise((8, 8))
-    with pytest.raises(OptionError, match="How many pixels a token spans is not known"):
+    with pytest.raises(OptionError, match="must be the number of pixels per token"):
         roll_equivariance(raw_intensity, [x])
-    with pytest.raises(ShapeError, match=r"\(8, 8\) tokens of 2 px does not cover an image of \(8, 8\) px"):
+    with pytest.raises(ShapeError, match=r"patch=2 does not match a map of \(8, 8\) tokens"):
         roll_equivariance(raw_intensity, [x], patch=2)
     with pytest.raises(ShapeError, match=r"Windows of \(8, 8\) px, \(1, 0\) px apart, do not fit"):
         crop_shift(raw_intensity, [x], (8, 8), shifts=[(1, 0)], patch=1)

@@ -64,15 +64,15 @@ def calls(text, rows, length):
 def test_text_is_that_of_the_stock_model(family, rows, length):
     """Also where a batch has as many rows as coordinates, and as many tokens as heads."""
     before, text = (text_of(m.model) for m in (stock(family), converted(family, "mrope_i")))
-    for given in calls(before, rows, length):
-        if "inputs_embeds" in given and family not in EMBEDDED:
+    for sample in calls(before, rows, length):
+        if "inputs_embeds" in sample and family not in EMBEDDED:
             continue
-        wanted, found = before(**given), text(**given)
-        assert torch.equal(found.last_hidden_state, wanted.last_hidden_state)
-        if given.get("use_cache") and "position_ids" not in given:
+        expected, actual = before(**sample), text(**sample)
+        assert torch.equal(actual.last_hidden_state, expected.last_hidden_state)
+        if sample.get("use_cache") and "position_ids" not in sample:
             step = {"input_ids": tokens(rows, 1)}
-            wanted = before(**step, **{CACHE: wanted[CACHE]}).last_hidden_state
-            assert torch.equal(text(**step, **{CACHE: found[CACHE]}).last_hidden_state, wanted)
+            expected = before(**step, **{CACHE: expected[CACHE]}).last_hidden_state
+            assert torch.equal(text(**step, **{CACHE: actual[CACHE]}).last_hidden_state, expected)
 
 
 @pytest.mark.parametrize(("spec", "late"), [("vrope", False), ("v2pe", False), ("mrope_i", True)])
@@ -86,44 +86,44 @@ def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
     ids, keys = tokens(2, 7), torch.arange(7).expand(1, 2, 7)
     where = torch.cumsum(torch.rand(axes, 2, 7, dtype=torch.float64), 2)
     for said in (where, torch.cat([keys.double(), where])):
-        wanted = model.model(input_ids=ids, position_ids=said).last_hidden_state
+        expected = model.model(input_ids=ids, position_ids=said).last_hidden_state
         out = text(input_ids=ids, position_ids=said, use_cache=True)
-        assert torch.equal(out.last_hidden_state, wanted)
+        assert torch.equal(out.last_hidden_state, expected)
         through = model.model(input_ids=ids, position_ids=said, use_cache=True)
         steps = [
             m(input_ids=ids[:, :2], **{CACHE: o[CACHE]}) for m, o in ((text, out), (model.model, through))
         ]
         assert torch.equal(*(s.last_hidden_state for s in steps))
-    wanted = model.model(input_ids=ids).last_hidden_state
-    assert torch.equal(text(input_ids=ids).last_hidden_state, wanted)
-    assert torch.equal(text(inputs_embeds=text.get_input_embeddings()(ids)).last_hidden_state, wanted)
+    expected = model.model(input_ids=ids).last_hidden_state
+    assert torch.equal(text(input_ids=ids).last_hidden_state, expected)
+    assert torch.equal(text(inputs_embeds=text.get_input_embeddings()(ids)).last_hidden_state, expected)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
 @torch.no_grad()
 def test_it_goes_on_after_an_image_in_the_cache(family):
-    model, given = converted(family, "vrope"), batch(family, [3, "image", 4], [7])
-    caches = [model(**given.inputs, use_cache=True)[CACHE] for _ in range(2)]
+    model, sample = converted(family, "vrope"), batch(family, [3, "image", 4], [7])
+    caches = [model(**sample.inputs, use_cache=True)[CACHE] for _ in range(2)]
     step = {"input_ids": tokens(2, 2)}
-    step["attention_mask"] = torch.cat([given["attention_mask"], torch.ones_like(step["input_ids"])], 1)
-    found, wanted = (
+    step["attention_mask"] = torch.cat([sample["attention_mask"], torch.ones_like(step["input_ids"])], 1)
+    actual, expected = (
         m(**step, **{CACHE: c}) for m, c in zip((text_of(model.model), model.model), caches, strict=True)
     )
-    assert torch.equal(found.last_hidden_state, wanted.last_hidden_state)
+    assert torch.equal(actual.last_hidden_state, expected.last_hidden_state)
 
 
 def recorded(text, ids):
     """Return the arguments and the output of each layer of a stock language model."""
-    seen, hooks = [], []
+    visible, hooks = [], []
     for layer in text.layers:
         keep = functools.partial(
-            lambda n, _, args, kwargs, out: seen.append((n, args, kwargs, out)), len(hooks)
+            lambda n, _, args, kwargs, out: visible.append((n, args, kwargs, out)), len(hooks)
         )
         hooks.append(layer.register_forward_hook(keep, with_kwargs=True))
     text(input_ids=ids, use_cache=False)
     for hook in hooks:
         hook.remove()
-    return seen
+    return visible
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,18 +133,18 @@ def test_layers_are_those_of_the_stock_model(family):
     models = [converted(family, "mrope_i")]
     with contextlib.suppress(UnsupportedHost):
         models.append(converted(family, "mrope_i", True))
-    for number, args, kwargs, wanted in recorded(before, tokens(2, 5)):
+    for number, args, kwargs, expected in recorded(before, tokens(2, 5)):
         for model in models:
             layer = text_of(model.model).layers[number]
-            kept = {k: v for k, v in kwargs.items() if k != "shared_kv_states"}
+            remaining = {k: v for k, v in kwargs.items() if k != "shared_kv_states"}
             more_kept = (
                 {"shared_kv_states": dict(kwargs["shared_kv_states"])} if "shared_kv_states" in kwargs else {}
             )
-            found = layer(*args, **kept, **more_kept)
-            assert torch.equal(found, wanted)
-            if "position_embeddings" in kept:
+            actual = layer(*args, **remaining, **more_kept)
+            assert torch.equal(actual, expected)
+            if "position_embeddings" in remaining:
                 with pytest.raises(InputError, match="position_embeddings are missing"):
-                    layer(*args, **kept | {"position_embeddings": None}, **more_kept)
+                    layer(*args, **remaining | {"position_embeddings": None}, **more_kept)
 
 
 @torch.no_grad()
@@ -160,14 +160,14 @@ def test_a_layer_alone_refuses_a_cache_without_rotation():
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_neither_and_both_are_refused_as_before(family):
     text = text_of(converted(family, "mrope_i").model)
-    for given in ({}, {"input_ids": tokens(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}):
+    for sample in ({}, {"input_ids": tokens(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}):
         with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
-            text(**given)
+            text(**sample)
 
 
 def test_gradients_with_checkpointing_are_those_without():
     text = copy.deepcopy(text_of(converted("qwen2_5_vl", "mrope_i").model)).train()
-    found = []
+    actual = []
     for reentrant in (None, False, True):
         text.zero_grad()
         if reentrant is not None:
@@ -175,8 +175,8 @@ def test_gradients_with_checkpointing_are_those_without():
         embeds = torch.randn(2, 5, text.config.hidden_size, generator=torch.Generator().manual_seed(1))
         out = text(inputs_embeds=embeds.requires_grad_(), use_cache=False).last_hidden_state
         (out * out.detach().cos()).sum().backward()
-        found.append([w.grad.clone() for w in text.parameters() if w.grad is not None])
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+        actual.append([w.grad.clone() for w in text.parameters() if w.grad is not None])
+    assert all(torch.equal(a, b) for other in actual[1:] for a, b in zip(actual[0], other, strict=True))
 
 
 @torch.no_grad()
@@ -185,17 +185,17 @@ def test_positions_pass_wrappers_untouched():
     from torch.distributed.utils import _apply_to_tensors
 
     ids = torch.rand(3, 1, 4, dtype=torch.float64) + 1e4
-    given = {"position_ids": TokenPositions(torch.arange(4)[None], ids)}
+    sample = {"position_ids": TokenPositions(torch.arange(4)[None], ids)}
 
     def half(x):
         return x.bfloat16().to(x) if x.is_floating_point() else x
 
-    cast = _apply_to_tensors(half, given)
+    cast = _apply_to_tensors(half, sample)
     assert torch.equal(cast["position_ids"].coordinates, ids)
     model, sequence = copy.deepcopy(converted("qwen2_vl", "mrope_i")), torch.arange(1, 300)[None]
-    wanted = model(input_ids=sequence).logits
+    expected = model(input_ids=sequence).logits
     model.model.language_model.register_forward_pre_hook(
         lambda _, args, kwargs: (args, _apply_to_tensors(half, kwargs)), with_kwargs=True
     )
-    found = model(input_ids=sequence).logits
-    assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()  # embeddings are cast
+    actual = model(input_ids=sequence).logits
+    assert (actual - expected).abs().max() < 0.05 * expected.abs().max()  # embeddings are cast

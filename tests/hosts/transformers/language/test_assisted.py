@@ -31,24 +31,26 @@ def fresh(model):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_assistant_changes_nothing(family, spec, helper):
-    model, given = converted(family, named(family, spec)), batch(family, [3, "image", 4, "wide", 2])
-    wanted = model.generate(**given.inputs, **SETTINGS)
+    model, sample = converted(family, named(family, spec)), batch(family, [3, "image", 4, "wide", 2])
+    expected = model.generate(**sample.inputs, **SETTINGS)
     options = {
         "itself": {"assistant_model": fresh(model)},
         "stock": {"assistant_model": copy_of(family)},
         "lookup": {"prompt_lookup_num_tokens": 2},
     }[helper]
-    assert torch.equal(model.generate(**given.inputs, **SETTINGS, **options), wanted)
+    assert torch.equal(model.generate(**sample.inputs, **SETTINGS, **options), expected)
     if spec == "own":
-        assert torch.equal(wanted, stock(family).generate(**given.inputs, **SETTINGS))
+        assert torch.equal(expected, stock(family).generate(**sample.inputs, **SETTINGS))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_converted_assistant_of_a_stock_model(family):
-    given = batch(family, [3, "image", 4])
-    wanted = stock(family).generate(**given.inputs, **SETTINGS)
+    sample = batch(family, [3, "image", 4])
+    expected = stock(family).generate(**sample.inputs, **SETTINGS)
     helper = fresh(converted(family, named(family, "own")))
-    assert torch.equal(copy_of(family).generate(**given.inputs, **SETTINGS, assistant_model=helper), wanted)
+    assert torch.equal(
+        copy_of(family).generate(**sample.inputs, **SETTINGS, assistant_model=helper), expected
+    )
 
 
 @pytest.mark.parametrize("kept", ["grids", "types", "nothing"])
@@ -57,39 +59,39 @@ def test_a_converted_assistant_of_a_stock_model(family):
 def test_generation_goes_on_with_what_was_given_before(family, spec, kept):
     """A loop that keeps its inputs, but for the pixels, and the cache of the turn before."""
     model = converted(family, named(family, spec))
-    given = batch(family, [2, "image", 3], [3, "image", 4, "wide", 2])
-    wanted = model.generate(**given.inputs, **SETTINGS)
-    first = model.generate(**given.inputs, **SETTINGS | {"max_new_tokens": 3}, return_dict_in_generate=True)
-    longer = given.with_tokens(first.sequences[:, given["input_ids"].shape[1] :])
+    sample = batch(family, [2, "image", 3], [3, "image", 4, "wide", 2])
+    expected = model.generate(**sample.inputs, **SETTINGS)
+    first = model.generate(**sample.inputs, **SETTINGS | {"max_new_tokens": 3}, return_dict_in_generate=True)
+    longer = sample.with_tokens(first.sequences[:, sample["input_ids"].shape[1] :])
     dropped = {"pixel_values", "image_sizes", "batch_num_images"}
     dropped |= {"image_grid_thw"} if kept != "grids" else set()
     dropped |= {"mm_token_type_ids"} if kept == "nothing" else set()
     rest = {k: v for k, v in longer.items() if k not in dropped}
     said = model.generate(**rest, **{CACHE: first[CACHE]}, **SETTINGS | {"max_new_tokens": 3})
-    assert torch.equal(said, wanted)
+    assert torch.equal(said, expected)
     if spec == "own":
-        assert torch.equal(said, stock(family).generate(**given.inputs, **SETTINGS))
+        assert torch.equal(said, stock(family).generate(**sample.inputs, **SETTINGS))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ordinary_ids_may_be_given_with_pictures(family, spec):
-    model, given = (
+    model, sample = (
         converted(family, named(family, spec)),
         batch(family, [2, "image", 3], [3, "image", 4, "wide", 2]),
     )
-    wanted = model.generate(**given.inputs, **SETTINGS)
-    mask = given["attention_mask"]
+    expected = model.generate(**sample.inputs, **SETTINGS)
+    mask = sample["attention_mask"]
     ids = (mask.cumsum(1) - 1).masked_fill(mask == 0, 0)
-    assert torch.equal(model.generate(**given.inputs, position_ids=ids, **SETTINGS), wanted)
+    assert torch.equal(model.generate(**sample.inputs, position_ids=ids, **SETTINGS), expected)
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_new_pictures_without_their_grids_are_missed(family):
     """Placeholders among the new tokens are counted against the grids, cache or not."""
-    model, given = converted(family, "mrope_i"), batch(family, [2, "image", 3])
-    first = model.generate(**given.inputs, max_new_tokens=2, return_dict_in_generate=True)
-    longer = given.with_tokens(torch.tensor([[5, 6, VIDEO, 7]]))
+    model, sample = converted(family, "mrope_i"), batch(family, [2, "image", 3])
+    first = model.generate(**sample.inputs, max_new_tokens=2, return_dict_in_generate=True)
+    longer = sample.with_tokens(torch.tensor([[5, 6, VIDEO, 7]]))
     longer.pop("pixel_values")
     with pytest.raises(InputError, match="video placeholders more than the video grids"):
         model.generate(**longer, **{CACHE: first[CACHE]}, max_new_tokens=2)
@@ -98,8 +100,8 @@ def test_new_pictures_without_their_grids_are_missed(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings_are_gone_on_from(family):
     """A prompt as embeddings, its pictures found by theirs: the same words as from tokens."""
-    model, given = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])
-    embeds = model.get_input_embeddings()(given["input_ids"])
-    wanted = model.generate(**given.inputs, **SETTINGS)[:, given["input_ids"].shape[1] :]
-    inputs = given.without("input_ids", "mm_token_type_ids")
-    assert torch.equal(model.generate(inputs_embeds=embeds, **inputs, **SETTINGS), wanted)
+    model, sample = converted(family, "v2pe(stride=4)"), batch(family, [3, "image", 4, "wide", 2])
+    embeds = model.get_input_embeddings()(sample["input_ids"])
+    expected = model.generate(**sample.inputs, **SETTINGS)[:, sample["input_ids"].shape[1] :]
+    inputs = sample.without("input_ids", "mm_token_type_ids")
+    assert torch.equal(model.generate(inputs_embeds=embeds, **inputs, **SETTINGS), expected)

@@ -18,7 +18,7 @@ both = pytest.mark.skipif(CACHE == "past_key_values", reason="one name before tr
 def assert_equal_under_both(model, inputs):
     """An empty cache under either name, and a step after it."""
     config = model.config.get_text_config(decoder=True)
-    found = {}
+    actual = {}
     for name in NAMES:
         cache = transformers.DynamicCache(config=config)
         with torch.no_grad():
@@ -26,8 +26,8 @@ def assert_equal_under_both(model, inputs):
             assert first[CACHE] is cache
             assert isinstance(cache, transformers.DynamicCache)
             step = model(input_ids=inputs["input_ids"][:, :1], **{name: cache})
-        found[name] = first.logits, step.logits
-    assert all(map(torch.equal, *(found[name] for name in NAMES)))
+        actual[name] = first.logits, step.logits
+    assert all(map(torch.equal, *(actual[name] for name in NAMES)))
 
 
 @both

@@ -46,30 +46,30 @@ def frequencies(model):
 
 def tables_of(model):
     """Return what the attention of each layer rotates by at positions 9,999 and 10,000."""
-    found, hooks = {}, []
+    actual, hooks = {}, []
     for number, layer in enumerate(text_of(model.model).layers):
         if hasattr(layer, "self_attn"):
 
             def keep(_, args, kwargs, number=number):
-                found[number] = kwargs["position_embeddings"]
+                actual[number] = kwargs["position_embeddings"]
 
             hooks.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
     text_of(model.model)(input_ids=torch.tensor([[5, 6]]), position_ids=torch.tensor([[9999, 10000]]))
     for hook in hooks:
         hook.remove()
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_cast_changes_frequencies(family, cast):
-    wanted = {name: buffer.clone() for name, buffer in frequencies(stock(family)).items()}
-    assert wanted
-    found = frequencies(CASTS[cast](copy.deepcopy(converted(family, "vrope"))))
-    assert set(found) == set(wanted)
-    for name, buffer in found.items():
+    expected = {name: buffer.clone() for name, buffer in frequencies(stock(family)).items()}
+    assert expected
+    actual = frequencies(CASTS[cast](copy.deepcopy(converted(family, "vrope"))))
+    assert set(actual) == set(expected)
+    for name, buffer in actual.items():
         assert buffer.dtype == torch.float32
-        assert torch.equal(buffer, wanted[name])
+        assert torch.equal(buffer, expected[name])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -77,35 +77,35 @@ def test_no_cast_changes_frequencies(family, cast):
 def test_angles_of_a_far_position(family):
     """The layers of a model in bfloat16 rotate by the cosines of the float32 model, rounded once."""
     before = converted(family, "vrope")
-    seen = [tables_of(model) for model in (before, copy.deepcopy(before).to(torch.bfloat16))]
-    assert seen[0]
-    assert set(seen[0]) == set(seen[1])
-    for number, tables in seen[0].items():
-        for wanted, found in zip(tables, seen[1][number], strict=True):
-            assert torch.equal(found, wanted.to(found.dtype))
+    recorded = [tables_of(model) for model in (before, copy.deepcopy(before).to(torch.bfloat16))]
+    assert recorded[0]
+    assert set(recorded[0]) == set(recorded[1])
+    for number, tables in recorded[0].items():
+        for expected, actual in zip(tables, recorded[1][number], strict=True):
+            assert torch.equal(actual, expected.to(actual.dtype))
 
 
 def test_autocast_computes_the_same_angles():
     model = converted("llava", "vrope")
-    given = {"input_ids": torch.tensor([[5, 6]]), "position_ids": torch.tensor([[9999, 10000]])}
-    found = []
+    sample = {"input_ids": torch.tensor([[5, 6]]), "position_ids": torch.tensor([[9999, 10000]])}
+    actual = []
 
     def keep(_, args, kwargs):
-        found.append(kwargs["position_embeddings"])
+        actual.append(kwargs["position_embeddings"])
 
     hook = text_of(model.model).layers[0].self_attn.register_forward_pre_hook(keep, with_kwargs=True)
     with torch.no_grad():
-        model(**given)
+        model(**sample)
         with torch.autocast("cpu", torch.bfloat16):
-            model(**given)
+            model(**sample)
     hook.remove()
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*is saved with:UserWarning")
 def test_loaded_in_half_precision(tmp_path, caplog):
     model = copy_of("llava")
-    wanted = {name: buffer.clone() for name, buffer in frequencies(model).items()}
+    expected = {name: buffer.clone() for name, buffer in frequencies(model).items()}
     model.save_pretrained(tmp_path / "stock")
     vispe.convert(model, "vrope").save_pretrained(tmp_path / "ours")
     made = type(stock("llava"))
@@ -116,7 +116,7 @@ def test_loaded_in_half_precision(tmp_path, caplog):
     for one in loaded:
         vispe.convert(one, "mrope_i")
         assert one.dtype == torch.bfloat16
-        assert all(torch.equal(b, wanted[n]) for n, b in frequencies(one).items())
+        assert all(torch.equal(b, expected[n]) for n, b in frequencies(one).items())
     assert not [r for r in caplog.records if "frequencies" in r.getMessage()]
 
 
@@ -125,9 +125,9 @@ def test_on_meta_and_cast_before_there_are_values():
         model = type(stock("llava"))(copy.deepcopy(stock("llava").config))
     model = vispe.convert(model, "mrope_i").to(torch.bfloat16).to_empty(device="cpu")
     model.init_weights()
-    wanted = frequencies(stock("llava"))
+    expected = frequencies(stock("llava"))
     for name, buffer in frequencies(model).items():
-        assert torch.equal(buffer, wanted[name])
+        assert torch.equal(buffer, expected[name])
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
@@ -135,8 +135,8 @@ def test_a_model_that_was_cast_before_is_named(family, caplog):
     """Its text keeps the angles of the stock model, and these are wrong far away."""
     model = vispe.convert(copy_of(family, 1, torch.bfloat16), "mrope_i")
     assert "angles at position 10,000 are off by up to 39 radians" in caplog.text
-    wanted = frequencies(copy_of(family, 1, torch.bfloat16))
-    assert all(torch.equal(buffer, wanted[name]) for name, buffer in frequencies(model).items())
+    expected = frequencies(copy_of(family, 1, torch.bfloat16))
+    assert all(torch.equal(buffer, expected[name]) for name, buffer in frequencies(model).items())
     caplog.clear()
     vispe.convert(copy_of(family), "mrope_i").bfloat16()
     assert not caplog.text

@@ -13,17 +13,17 @@ from tests.hosts.transformers.tiny import batch
 from vispe.errors import InputError
 from vispe.hosts.transformers.language import traced_positions
 from vispe.hosts.transformers.language.call import Call
-from vispe.hosts.transformers.language.kv_cache import prompt_keys
+from vispe.hosts.transformers.language.kv_cache import prompt_token_index
 from vispe.multimodal import alternating
 
 ROWS = [[3, "image", 4]], [[7], [3, "image", 4], [1, "wide", 1, "image", 2]], [[5]]
 
 
-def asked(model, inputs):
+def requested(model, inputs):
     """The tensors and keyword arguments of a prompt, as the operator takes them."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    keys = prompt_keys(ids.shape[1], len(ids), mask, ids.device)
-    kwargs = {k: v for k, v in inputs.items() if k in traced_positions.READ}
+    keys = prompt_token_index(ids.shape[1], len(ids), mask, ids.device)
+    kwargs = {k: v for k, v in inputs.items() if k in traced_positions.TENSORS}
     return [ids, None, None, keys, mask.bool(), None], kwargs
 
 
@@ -34,12 +34,14 @@ def test_the_operator_gives_what_the_code_gives(family, spec, rows):
     if family in ("llava", "internvl"):
         rows = [[w for w in row if w != "wide"] for row in rows]
     model = converted(family, spec).model
-    tensors, kwargs = asked(model, batch(family, *rows).inputs)
-    found = traced_positions.coordinates(model, tensors, kwargs)
-    wanted = Call(model, tensors[0], None, None, None, None, kwargs).coordinates(tensors[3], tensors[4], None)
-    assert torch.equal(found.ids, wanted.ids)
-    assert torch.equal(found.next, wanted.next)
-    assert found.ids.dtype == torch.float64
+    tensors, kwargs = requested(model, batch(family, *rows).inputs)
+    actual = traced_positions.coordinates(model, tensors, kwargs)
+    expected = Call(model, tensors[0], None, None, None, None, kwargs).coordinates(
+        tensors[3], tensors[4], None
+    )
+    assert torch.equal(actual.ids, expected.ids)
+    assert torch.equal(actual.next, expected.next)
+    assert actual.ids.dtype == torch.float64
 
 
 @pytest.mark.parametrize("layers", [False, True])
@@ -47,11 +49,11 @@ def test_the_operator_is_one_that_compilers_know(layers):
     model = converted("qwen2_vl", "vrope").model
     if layers:
         model = vispe.convert(copy.deepcopy(model), alternating(["circlerope", "mrope"], 2))
-    tensors, kwargs = asked(model, batch("qwen2_vl", *ROWS[1]).inputs)
-    given = [t for t in tensors if t is not None]
+    tensors, kwargs = requested(model, batch("qwen2_vl", *ROWS[1]).inputs)
+    sample = [t for t in tensors if t is not None]
     known = "".join("1" if t is not None else "0" for t in tensors)
     arguments = (
-        given,
+        sample,
         list(kwargs.values()),
         known,
         ",".join(kwargs),
@@ -75,7 +77,7 @@ def test_copies_have_numbers_of_their_own():
 
 def test_wrong_grids_are_refused():
     model = converted("qwen2_vl", "mrope_i").model
-    tensors, kwargs = asked(model, batch("qwen2_vl", *ROWS[0]).inputs)
+    tensors, kwargs = requested(model, batch("qwen2_vl", *ROWS[0]).inputs)
     with pytest.raises(InputError, match=r"placeholder|grid|tokens"):
         traced_positions.coordinates(
             model, tensors, {**kwargs, "image_grid_thw": kwargs["image_grid_thw"] * 2}
@@ -89,9 +91,9 @@ def test_a_compiled_prompt():
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         for rows in (ROWS[0], [[3, "image", 4], [1, "image", 6]]):
-            given = batch("llava", *rows).inputs
-            found, wanted = compiled(**given).logits, model(**given).logits
-            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+            sample = batch("llava", *rows).inputs
+            actual, expected = compiled(**sample).logits, model(**sample).logits
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -110,8 +112,8 @@ def test_no_more_pieces_than_stock(family, cache):
         utils._compilation_metrics.clear()
         compiled = torch.compile(model, backend="eager")
         with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
-            for given in prompts:
-                compiled(**given, use_cache=cache)
+            for sample in prompts:
+                compiled(**sample, use_cache=cache)
         again = sum(1 for metric in utils._compilation_metrics if metric.recompile_reason)
         counted.append((sum(utils.counters["graph_break"].values()), again))
     assert all(ours <= theirs for ours, theirs in zip(counted[1], counted[0], strict=True)), counted

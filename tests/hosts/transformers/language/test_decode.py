@@ -14,73 +14,73 @@ from vispe.errors import InputError
 ROWS = [7], [3, "image", 4], [1, "wide", 1, "image", 2]
 
 
-def prefilled(model, given):
+def prefilled(model, sample):
     """The output for a prompt."""
     with torch.no_grad():
-        return model(**given.inputs, use_cache=True)
+        return model(**sample.inputs, use_cache=True)
 
 
-def step(model, cache, seen, token) -> Tensor:
+def step(model, cache, recorded, token) -> Tensor:
     """Logits (b, v) after one more token."""
     with torch.no_grad():
-        out = model(input_ids=token, attention_mask=seen, **{CACHE: cache})
+        out = model(input_ids=token, attention_mask=recorded, **{CACHE: cache})
     return out.logits[:, -1]
 
 
-def after(model, given, tokens) -> Tensor:
+def after(model, sample, tokens) -> Tensor:
     """Logits (b, v) after more tokens (b, n), from nothing."""
     with torch.no_grad():
-        return model(**given.with_tokens(tokens)).logits[:, -1]
+        return model(**sample.with_tokens(tokens)).logits[:, -1]
 
 
-def close(found, wanted):
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def beams(model, given, count, steps):
+def beams(model, sample, count, steps):
     """The best sequence of a beam search without a cache and without an end, (steps)."""
     alive = [(0.0, [])]
     for _ in range(steps):
-        found = []
+        actual = []
         for score, tokens in alive:
-            scores = after(model, given, torch.tensor([tokens], dtype=torch.long)).log_softmax(-1)[0]
+            scores = after(model, sample, torch.tensor([tokens], dtype=torch.long)).log_softmax(-1)[0]
             best = scores.topk(2 * count)
-            found += [(score + float(s), [*tokens, int(t)]) for s, t in zip(*best, strict=True)]
-        alive = sorted(found, reverse=True)[:count]
+            actual += [(score + float(s), [*tokens, int(t)]) for s, t in zip(*best, strict=True)]
+        alive = sorted(actual, reverse=True)[:count]
     return torch.tensor(alive[0][1])
 
 
 @pytest.mark.parametrize(("family", "spec"), [("qwen2_vl", "v2pe"), *((f, "mrope_i") for f in FAMILIES)])
 def test_beam_search(family, spec):
     model = converted(family, spec)
-    given = batch(family, ROWS[2])
-    found = model.generate(**given.inputs, max_new_tokens=3, num_beams=3, do_sample=False)
-    assert torch.equal(found[0, given["input_ids"].shape[1] :], beams(model, given, 3, 3))
+    sample = batch(family, ROWS[2])
+    actual = model.generate(**sample.inputs, max_new_tokens=3, num_beams=3, do_sample=False)
+    assert torch.equal(actual[0, sample["input_ids"].shape[1] :], beams(model, sample, 3, 3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_beam_search_of_a_batch(family):
     """Rows of different offsets change places all the time: each is scored as it would be from nothing."""
-    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
+    model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
     out = model.generate(
-        **given.inputs,
+        **sample.inputs,
         max_new_tokens=4,
         num_beams=3,
         length_penalty=0.0,
         output_scores=True,
         return_dict_in_generate=True,
     )
-    said = out.sequences[:, given["input_ids"].shape[1] :]
+    said = out.sequences[:, sample["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**given.with_tokens(said)).logits[:, -5:-1]
+        logits = model(**sample.with_tokens(said)).logits[:, -5:-1]
     close(out.sequences_scores, logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("change", ["reorder", "select", "repeat", "copy"])
 def test_rows_of_a_cache_may_move(family, change):
-    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
-    cache = prefilled(model, given)[CACHE]
+    model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
+    cache = prefilled(model, sample)[CACHE]
     rows = {"reorder": [2, 0, 0], "select": [2, 1], "repeat": [0, 0, 1, 1, 2, 2], "copy": [0, 1, 2]}[change]
     if change == "reorder":
         cache.reorder_cache(torch.tensor(rows))
@@ -91,12 +91,12 @@ def test_rows_of_a_cache_may_move(family, change):
     else:
         other = copy.deepcopy(cache)
         step(
-            model, cache, given.with_tokens(torch.ones(3, 1).long())["attention_mask"], torch.full((3, 1), 9)
+            model, cache, sample.with_tokens(torch.ones(3, 1).long())["attention_mask"], torch.full((3, 1), 9)
         )
         cache = other
     words = torch.tensor([[5], [6], [7]])
-    seen = given.with_tokens(words)["attention_mask"]
-    close(step(model, cache, seen[rows], words[rows]), after(model, given, words)[rows])
+    recorded = sample.with_tokens(words)["attention_mask"]
+    close(step(model, cache, recorded[rows], words[rows]), after(model, sample, words)[rows])
 
 
 @pytest.mark.parametrize("spec", ["mrope_i", "v2pe", "mrope(spatial_reset=true)"])
@@ -107,15 +107,15 @@ def test_a_conversation_goes_on_with_another_picture(family, spec):
     whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
     parts, at = pictures_of(family, whole), cut_of(whole)
     with torch.no_grad():
-        wanted = model(**whole.inputs).logits
+        expected = model(**whole.inputs).logits
         shared = {
             k: whole[k] for k in ("input_ids", "attention_mask", "mm_token_type_ids") if k in whole.inputs
         }
         out = model(**{k: v[:, :at] for k, v in shared.items()}, **parts[0], use_cache=True)
-        close(out.logits, wanted[:, :at])
+        close(out.logits, expected[:, :at])
         rest = {k: v if k == "attention_mask" else v[:, at:] for k, v in shared.items()}
         again = model(**rest, **parts[1], **{CACHE: copy.deepcopy(out[CACHE])})
-        close(again.logits, wanted[:, at:])
+        close(again.logits, expected[:, at:])
         said = model.generate(
             **shared,
             **parts[1],
@@ -127,12 +127,12 @@ def test_a_conversation_goes_on_with_another_picture(family, spec):
     same(looped_from(model, whole, again[CACHE], again.logits[:, -1]), recomputed(model, whole, 3))
 
 
-def looped_from(model, given, cache, logits):
+def looped_from(model, sample, cache, logits):
     """Greedy decoding from a cache that holds a prompt, and its last logits (b, v)."""
     tokens, all_logits = logits.argmax(-1, keepdim=True), [logits]
     for _ in range(2):
-        seen = given.with_tokens(tokens)["attention_mask"]
-        all_logits.append(step(model, cache, seen, tokens[:, -1:]))
+        recorded = sample.with_tokens(tokens)["attention_mask"]
+        all_logits.append(step(model, cache, recorded, tokens[:, -1:]))
         tokens = torch.cat([tokens, all_logits[-1].argmax(-1, keepdim=True)], 1)
     return tokens, torch.stack(all_logits, 1)
 
@@ -167,45 +167,45 @@ def test_rows_of_a_conversation_may_be_padded_between_turns(family, picture, cou
     turn = batch(family, [2], [1, "wide", 3] if picture else [5], seed=8, counted=False)
     out = prefilled(model, first)
     length = turn["input_ids"].shape[1]
-    seen = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
-    ids = (seen.cumsum(1) - 1).clamp(min=0)
+    recorded = torch.cat([first["attention_mask"], turn["attention_mask"]], 1)
+    ids = (recorded.cumsum(1) - 1).clamp(min=0)
     word = torch.tensor([[5], [6]])
     whole = {
-        "attention_mask": torch.cat([seen, torch.ones_like(word)], 1),
+        "attention_mask": torch.cat([recorded, torch.ones_like(word)], 1),
         "position_ids": torch.cat([ids, ids[:, -1:] + 1], 1),
     }
     whole["input_ids"] = torch.cat([first["input_ids"], turn["input_ids"], word], 1)
     if family in QWEN:
         whole["mm_token_type_ids"] = (whole["input_ids"] == IMAGE).long()
     pictures = ("pixel_values", "image_grid_thw", "image_sizes")
-    given = {n: turn[n] for n in pictures if n in turn.inputs}
+    sample = {n: turn[n] for n in pictures if n in turn.inputs}
     for name in pictures:
         if name in first.inputs:
             whole[name] = joined(*(t[name] for t in (first, turn) if name in t.inputs))
     with torch.no_grad():
-        wanted = model(**whole).logits
-        given |= {"input_ids": turn["input_ids"], "attention_mask": seen}
-        given |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
-        given |= {"position_ids": ids[:, -length:]} if counted else {}
-        found = model(**given, **{CACHE: out[CACHE]}).logits
+        expected = model(**whole).logits
+        sample |= {"input_ids": turn["input_ids"], "attention_mask": recorded}
+        sample |= {"mm_token_type_ids": turn["mm_token_type_ids"]} if family in QWEN else {}
+        sample |= {"position_ids": ids[:, -length:]} if counted else {}
+        actual = model(**sample, **{CACHE: out[CACHE]}).logits
     valid = turn["attention_mask"].bool()
-    close(found[valid], wanted[:, -length - 1 : -1][valid])
-    close(step(model, out[CACHE], whole["attention_mask"], word), wanted[:, -1])
+    close(actual[valid], expected[:, -length - 1 : -1][valid])
+    close(step(model, out[CACHE], whole["attention_mask"], word), expected[:, -1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_cache_has_the_name_of_the_host_and_that_of_before(family):
-    model, given = converted(family, "mrope_i"), batch(family, ROWS[1])
-    word, seen = torch.tensor([[5]]), torch.ones(1, given["input_ids"].shape[1] + 1, dtype=torch.long)
-    wanted = after(model, given, word)
+    model, sample = converted(family, "mrope_i"), batch(family, ROWS[1])
+    word, recorded = torch.tensor([[5]]), torch.ones(1, sample["input_ids"].shape[1] + 1, dtype=torch.long)
+    expected = after(model, sample, word)
     with warnings.catch_warnings():
         # nothing of ours calls the host by a name that it gives up
         warnings.simplefilter("error", FutureWarning)
-        found = {name: prefilled(model, given)[CACHE] for name in {CACHE, "past_key_values"}}
+        actual = {name: prefilled(model, sample)[CACHE] for name in {CACHE, "past_key_values"}}
         with torch.no_grad():
-            for name, cache in found.items():
-                out = model.model(input_ids=word, attention_mask=seen, **{name: cache})
-                close(model.lm_head(out[0])[:, -1], wanted)
+            for name, cache in actual.items():
+                out = model.model(input_ids=word, attention_mask=recorded, **{name: cache})
+                close(model.lm_head(out[0])[:, -1], expected)
 
 
 def joined(*parts):
@@ -218,46 +218,46 @@ def joined(*parts):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_is_cropped_inside_the_text(family):
-    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4])
-    wanted = recomputed(model, given, 2)
-    out = prefilled(model, given)
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4])
+    expected = recomputed(model, sample, 2)
+    out = prefilled(model, sample)
     cache = out[CACHE]
     for token in (9, 11):
         step(
             model,
             cache,
-            given.with_tokens(torch.full((1, 1 + (token > 9)), 1))["attention_mask"],
+            sample.with_tokens(torch.full((1, 1 + (token > 9)), 1))["attention_mask"],
             torch.tensor([[token]]),
         )
     cache.crop(-2)
-    seen = given.with_tokens(wanted[0][:, :1])["attention_mask"]
-    close(step(model, cache, seen, wanted[0][:, :1]), wanted[1][:, 1])
+    recorded = sample.with_tokens(expected[0][:, :1])["attention_mask"]
+    close(step(model, cache, recorded, expected[0][:, :1]), expected[1][:, 1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_is_cropped_before_a_picture(family):
     """It is refused: text would be placed after the picture that is gone. The cache of before is right."""
-    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
-    at = cut_of(given)
-    cache = prefilled(model, given)[CACHE]
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4, "wide", 5], counted=False)
+    at = cut_of(sample)
+    cache = prefilled(model, sample)[CACHE]
     word = torch.tensor([[7]])
-    pixels = pictures_of(family, given)[0]
-    tokens = torch.cat([given["input_ids"][:, :at], word], 1)
+    pixels = pictures_of(family, sample)[0]
+    tokens = torch.cat([sample["input_ids"][:, :at], word], 1)
     types = {"mm_token_type_ids": (tokens == IMAGE).long()} if family in QWEN else {}
     with torch.no_grad():
-        wanted = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **types, **pixels).logits[
+        expected = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **types, **pixels).logits[
             :, -1
         ]
-        with pytest.raises(InputError, match="the last picture in it ends at token"):
-            cache.crop(at - given["input_ids"].shape[1])
+        with pytest.raises(InputError, match="the last image in it, which ends at token"):
+            cache.crop(at - sample["input_ids"].shape[1])
         out = model(
             input_ids=tokens[:, :-1],
             attention_mask=torch.ones_like(tokens[:, :-1]),
             **first_types(types),
             **pixels,
         )
-    found = step(model, out[CACHE], torch.ones_like(tokens), word)
-    close(found, wanted)
+    actual = step(model, out[CACHE], torch.ones_like(tokens), word)
+    close(actual, expected)
 
 
 def first_types(types):
@@ -267,9 +267,9 @@ def first_types(types):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cache_of_another_model_is_refused(family):
-    given = batch(family, [3, "image", 4])
-    cache = stock(family)(**given.inputs, use_cache=True)[CACHE]
-    with pytest.raises(InputError, match="The cache was filled by a model without"):
+    sample = batch(family, [3, "image", 4])
+    cache = stock(family)(**sample.inputs, use_cache=True)[CACHE]
+    with pytest.raises(InputError, match="The cache must be filled by a model with"):
         converted(family, "mrope_i")(input_ids=torch.tensor([[4]]), **{CACHE: cache})
 
 
@@ -281,41 +281,41 @@ def test_a_cache_is_used_again(family):
     model = converted(family, "mrope_i")
     cache = StaticCache(model.config.get_text_config(), max_cache_len=64)
     for rows in (ROWS, ([2, "image", 6], [3], [5])):
-        given = batch(family, *rows)
-        same(looped(model, given, 3, **{CACHE: cache}), recomputed(model, given, 3))
+        sample = batch(family, *rows)
+        same(looped(model, sample, 3, **{CACHE: cache}), recomputed(model, sample, 3))
         cache.reset()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_with_a_static_cache(family):
-    model, given = converted(family, "v2pe"), batch(family, *ROWS)
-    same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
+    model, sample = converted(family, "v2pe"), batch(family, *ROWS)
+    same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "llava"])
 def test_the_compiled_step_is_compiled_once(family):
     from transformers import StaticCache
 
-    model, given = converted(family, "mrope_i"), batch(family, *ROWS)
-    length = given["input_ids"].shape[1]
+    model, sample = converted(family, "mrope_i"), batch(family, *ROWS)
+    length = sample["input_ids"].shape[1]
     cache = StaticCache(model.config.get_text_config(), max_cache_len=64)
-    wanted = recomputed(model, given, 6)
+    expected = recomputed(model, sample, 6)
     with torch.no_grad():
-        out = model(**given.inputs, **{CACHE: cache}, use_cache=True)
-    close(out.logits[:, -1], wanted[1][:, 0])
+        out = model(**sample.inputs, **{CACHE: cache}, use_cache=True)
+    close(out.logits[:, -1], expected[1][:, 0])
     torch._dynamo.reset()
     compiled = torch.compile(model.forward, fullgraph=True, dynamic=False, backend="eager")
-    seen = torch.zeros(3, 64, dtype=torch.long)
-    seen[:, :length] = given["attention_mask"]
+    recorded = torch.zeros(3, 64, dtype=torch.long)
+    recorded[:, :length] = sample["attention_mask"]
     for i in range(1, 6):
-        seen[:, length + i - 1] = 1
-        mask = torch.where(seen.bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
-        ids = seen.sum(1, keepdim=True) - 1
+        recorded[:, length + i - 1] = 1
+        mask = torch.where(recorded.bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
+        ids = recorded.sum(1, keepdim=True) - 1
         with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=i > 2):
             out = compiled(
-                input_ids=wanted[0][:, i - 1 : i].clone(),
+                input_ids=expected[0][:, i - 1 : i].clone(),
                 attention_mask=mask,
                 position_ids=ids,
                 **{CACHE: cache},
             )
-        close(out.logits[:, -1], wanted[1][:, i])
+        close(out.logits[:, -1], expected[1][:, i])

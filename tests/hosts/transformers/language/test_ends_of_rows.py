@@ -17,11 +17,11 @@ from vispe.multimodal import Image, Stream, Text, create_scheme
 
 def test_tokens_that_end_rows_stand_behind_their_rows():
     """Patches keep rows and columns; what ends a row is in the column after its last."""
-    given, model = prompt("mistral3"), converted("mistral3", "mrope_i")
-    call = Call(model.model, given.inputs["input_ids"], None, None, None, None, dict(given.inputs))
-    keys = torch.arange(given.inputs["input_ids"].shape[1])[None]
+    sample, model = prompt("mistral3"), converted("mistral3", "mrope_i")
+    call = Call(model.model, sample.inputs["input_ids"], None, None, None, None, dict(sample.inputs))
+    keys = torch.arange(sample.inputs["input_ids"].shape[1])[None]
     ids = call.coordinates(keys, torch.ones_like(keys, dtype=torch.bool), None).ids[:, 0]
-    tokens = given.inputs["input_ids"][0]
+    tokens = sample.inputs["input_ids"][0]
     first = int((tokens == IMAGE).nonzero()[0, 0])
     assert tokens[first : first + 8].tolist() == [IMAGE] * 3 + [BREAK] + [IMAGE] * 3 + [END]
     assert ids[1, first : first + 8].sub(first).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -33,13 +33,13 @@ def test_rows_without_such_tokens_are_taken_too():
     """transformers' own tests write none."""
     inputs = dict(prompt("mistral3").inputs)
     tokens = inputs["input_ids"][0].tolist()
-    kept = [n for n, t in enumerate(tokens) if t != BREAK]
-    inputs |= {n: inputs[n][:, kept] for n in ("input_ids", "attention_mask")}
+    remaining = [n for n, t in enumerate(tokens) if t != BREAK]
+    inputs |= {n: inputs[n][:, remaining] for n in ("input_ids", "attention_mask")}
     segments = [Text(3), Image(2, 3), Text(5), Image(3, 2), Text(4)]
     ids = create_scheme("vrope").coordinates(Stream.of([segments])).ids
     model = converted("mistral3", "vrope")
-    wanted = logits(model, inputs | {"position_ids": ids})
-    torch.testing.assert_close(logits(model, inputs), wanted, rtol=1e-5, atol=1e-5)
+    expected = logits(model, inputs | {"position_ids": ids})
+    torch.testing.assert_close(logits(model, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_picture_of_one_row_ends_in_a_word():
@@ -47,18 +47,18 @@ def test_a_picture_of_one_row_ends_in_a_word():
     line |= {"pixel_values": torch.randn(1, 3, 8, 24), "image_sizes": torch.tensor([[8, 24]])}
     model = converted("mistral3", "vrope")
     ids = create_scheme("vrope").coordinates(Stream.of([[Text(1), Image(1, 4), Text(1)]])).ids
-    wanted = logits(model, line | {"position_ids": ids})
-    torch.testing.assert_close(logits(model, line), wanted, rtol=1e-5, atol=1e-5)
+    expected = logits(model, line | {"position_ids": ids})
+    torch.testing.assert_close(logits(model, line), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_which_one_has_no_end_are_refused():
     inputs = dict(prompt("mistral3").inputs)
     at = int((inputs["input_ids"][0] == BREAK).nonzero()[0, 0])
-    kept = [n for n in range(inputs["input_ids"].shape[1]) if n != at]
-    inputs |= {n: inputs[n][:, kept] for n in ("input_ids", "attention_mask")}
-    with pytest.raises(InputError, match=r"image placeholders stand together|more than the image grids"):
+    remaining = [n for n in range(inputs["input_ids"].shape[1]) if n != at]
+    inputs |= {n: inputs[n][:, remaining] for n in ("input_ids", "attention_mask")}
+    with pytest.raises(InputError, match=r"adjacent image placeholders|more than the image grids"):
         converted("mistral3", "vrope")(**inputs)
-    with pytest.raises(InputError, match="12 placeholders of images came without image_sizes"):
+    with pytest.raises(InputError, match="12 image placeholders are unknown, got no image_sizes"):
         converted("mistral3", "vrope")(**prompt("mistral3").inputs | {"image_sizes": None})
 
 
@@ -77,27 +77,27 @@ def test_pixtral_inside_llava_ends_its_rows_too():
     inputs["image_sizes"] = torch.tensor([[16, 24]])
     before = logits(model, inputs)
     assert torch.equal(logits(vispe.convert(copy.deepcopy(model), "rope1d"), inputs), before)
-    places = create_scheme("vrope").coordinates(Stream.of([[Text(2), Image(4, 7), Text(1)]])).ids
+    positions = create_scheme("vrope").coordinates(Stream.of([[Text(2), Image(4, 7), Text(1)]])).ids
     model = vispe.convert(model, "vrope")
-    wanted = logits(model, inputs | {"position_ids": places})
-    torch.testing.assert_close(logits(model, inputs), wanted, rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(wanted, before, atol=1e-4)
+    expected = logits(model, inputs | {"position_ids": positions})
+    torch.testing.assert_close(logits(model, inputs), expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(expected, before, atol=1e-4)
 
 
 def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
     for family in SIZED:
-        given, model, seen = prompt(family).inputs, stock(family), []
+        sample, model, seen = prompt(family).inputs, stock(family), []
         hook = text_of(model.model).layers[0].register_forward_pre_hook(
             lambda _, args, kw, seen=seen: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
         )  # fmt: skip
-        placeholders = given["input_ids"][0] == IMAGE
-        logits(model, given)
+        placeholders = sample["input_ids"][0] == IMAGE
+        logits(model, sample)
         changed = []
         for row in range(2):
             for column in range(3):
-                other = given["pixel_values"].clone()
+                other = sample["pixel_values"].clone()
                 other[0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] += 3 * torch.randn(3, 8, 8)
-                logits(model, given | {"pixel_values": other})
+                logits(model, sample | {"pixel_values": other})
                 changed.append(int((seen[-1] - seen[0])[0].norm(dim=-1)[placeholders][:6].argmax()))
         hook.remove()
         assert changed == list(range(6))
@@ -121,9 +121,7 @@ def run_on(place):
 def test_the_run_that_is_odd_is_named(place):
     """A model may say the token of an image, before, between or behind its images."""
     inputs, token, count = run_on(place)
-    with pytest.raises(
-        InputError, match=f"Sample 0, token {token} .*: {count} image placeholders stand together"
-    ):
+    with pytest.raises(InputError, match=f"Sample 0, token {token} .*: {count} adjacent image placeholders"):
         converted("mistral3", "vrope")(**inputs)
 
 
@@ -133,6 +131,6 @@ def test_an_end_that_is_missing_is_named():
     inputs["input_ids"] = inputs["input_ids"].clone()
     inputs["input_ids"][0, at] = IMAGE
     with pytest.raises(
-        InputError, match=r"token 3 .*: 7 image placeholders stand together, where image 0 has 2 rows"
+        InputError, match=r"token 3 .*: 7 adjacent image placeholders, where image 0 has 2 rows"
     ):
         converted("mistral3", "vrope")(**inputs)

@@ -43,42 +43,42 @@ CASES = [(f, k) for f in FAMILIES for k in PROMPTS if k != "video" or f in WITH_
     [(*c, "mrope_i") for c in CASES] + [(*c, "v2pe") for c in CASES if c[1] in ("mixed", "video")],
 )
 def test_all_ways_to_decode_agree(family, kind, spec):
-    model, given = converted(family, spec), prompt(family, kind)
-    wanted = recomputed(model, given, STEPS)
-    same(generated(model, given, STEPS), wanted)
-    same(looped(model, given, STEPS), wanted)
+    model, sample = converted(family, spec), prompt(family, kind)
+    expected = recomputed(model, sample, STEPS)
+    same(generated(model, sample, STEPS), expected)
+    same(looped(model, sample, STEPS), expected)
     if spec == "mrope_i":
-        same(looped(model, given, STEPS, ids=True), wanted)
-    if spec == "mrope_i" and bool(given["attention_mask"].all()):
-        same(looped(model, given, STEPS, mask=False), wanted)
-        same(looped(model, given, STEPS, mask=False, ids=True), wanted)
+        same(looped(model, sample, STEPS, ids=True), expected)
+    if spec == "mrope_i" and bool(sample["attention_mask"].all()):
+        same(looped(model, sample, STEPS, mask=False), expected)
+        same(looped(model, sample, STEPS, mask=False, ids=True), expected)
 
 
 @pytest.mark.parametrize("scheme", list_schemes())
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
 def test_every_scheme_decodes(family, scheme):
     kv_heads = 2 if scheme == "mhrope" else 1
-    model, given = converted(family, scheme, kv_heads), batch(family, [5], [2, "image", 2], [1, "video", 1])
-    same(generated(model, given, 2), recomputed(model, given, 2))
+    model, sample = converted(family, scheme, kv_heads), batch(family, [5], [2, "image", 2], [1, "video", 1])
+    same(generated(model, sample, 2), recomputed(model, sample, 2))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", KINDS)
 def test_rows_padded_on_the_right(family, spec):
-    model, given = converted(family, spec), prompt(family, "mixed", "right")
-    wanted = recomputed(model, given, 3)
-    same(looped(model, given, 3), wanted)
-    same(looped(model, given, 3, ids=True), wanted)
+    model, sample = converted(family, spec), prompt(family, "mixed", "right")
+    expected = recomputed(model, sample, 3)
+    same(looped(model, sample, 3), expected)
+    same(looped(model, sample, 3, ids=True), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
-    given = prompt(family, "mixed")
+    sample = prompt(family, "mixed")
     alone = batch(family, [7])
-    alone.inputs["input_ids"] = given["input_ids"][:1, -7:]
+    alone.inputs["input_ids"] = sample["input_ids"][:1, -7:]
     for spec in ("mrope_i", "v2pe"):
-        found = generated(converted(family, spec), given, STEPS)
-        same((found[0][:1], found[1][:1]), generated(stock(family), alone, STEPS))
+        actual = generated(converted(family, spec), sample, STEPS)
+        same((actual[0][:1], actual[1][:1]), generated(stock(family), alone, STEPS))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,67 +86,67 @@ def test_text_beside_pictures_decodes_as_the_stock_does_alone(family):
 def test_coordinates_of_the_prompt_are_gone_on_from(family, spec):
     """A prompt with coordinates by hand, then no ids at all: decoding goes on after the last of them."""
     model = converted(family, spec)
-    given = batch(family, [3, "image", 4], [2, "image", 1, "wide", 3])
-    coordinates = scheme_of(family, spec).coordinates(given.stream)
-    keys = (given["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    sample = batch(family, [3, "image", 4], [2, "image", 1, "wide", 3])
+    coordinates = scheme_of(family, spec).coordinates(sample.stream)
+    keys = (sample["attention_mask"].cumsum(1) - 1).clamp(min=0)
     both = torch.cat([keys[None].double(), coordinates.ids])
-    wanted = recomputed(model, given, STEPS)
-    same(looped(model, given, STEPS, position_ids=both), wanted)
-    out = generated(model, given, STEPS, position_ids=both)
-    same(out, wanted)
+    expected = recomputed(model, sample, STEPS)
+    same(looped(model, sample, STEPS, position_ids=both), expected)
+    out = generated(model, sample, STEPS, position_ids=both)
+    same(out, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mask_of_four_dimensions(family):
     """With a mask that says nothing about counting, the cache knows how many tokens of each row are padding."""
-    model, given = converted(family, "mrope_i"), prompt(family, "mixed")
-    wanted = recomputed(model, given, 3)
+    model, sample = converted(family, "mrope_i"), prompt(family, "mixed")
+    expected = recomputed(model, sample, 3)
     with torch.no_grad():
-        out = model(**given.inputs, use_cache=True)
-        seen = given["attention_mask"]
+        out = model(**sample.inputs, use_cache=True)
+        recorded = sample["attention_mask"]
         for step in range(1, 3):
-            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-            mask = torch.where(seen.bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
-            token = wanted[0][:, step - 1 : step]
+            recorded = torch.cat([recorded, torch.ones_like(recorded[:, :1])], 1)
+            mask = torch.where(recorded.bool(), 0.0, torch.finfo(torch.float32).min)[:, None, None]
+            token = expected[0][:, step - 1 : step]
             out = model(input_ids=token, attention_mask=mask, **{CACHE: out[CACHE]})
-            torch.testing.assert_close(out.logits[:, -1], wanted[1][:, step], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(out.logits[:, -1], expected[1][:, step], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_tokens_at_once(family):
     """Chunks of text after the prompt, as with speculative decoding and chunked prefill."""
-    model, given = converted(family, "v2pe"), prompt(family, "mixed")
+    model, sample = converted(family, "v2pe"), prompt(family, "mixed")
     words = torch.tensor([[3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]])
     with torch.no_grad():
-        wanted = model(**given.with_tokens(words)).logits[:, -3:]
-        out = model(**given.inputs, use_cache=True)
-        seen = given.with_tokens(words)["attention_mask"]
-        found = model(input_ids=words, attention_mask=seen, **{CACHE: out[CACHE]}).logits
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        expected = model(**sample.with_tokens(words)).logits[:, -3:]
+        out = model(**sample.inputs, use_cache=True)
+        recorded = sample.with_tokens(words)["attention_mask"]
+        actual = model(input_ids=words, attention_mask=recorded, **{CACHE: out[CACHE]}).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
 def test_text_after_a_long_video_stands_where_the_scheme_says(family):
-    given = batch(family, [2, "video", 3])  # five frames of 2 x 3 tokens
+    sample = batch(family, [2, "video", 3])  # five frames of 2 x 3 tokens
     said = []
     for spec in ("mrope(after=side)", "mrope(after=max)"):
-        said.append(generated(converted(family, spec), given, STEPS))
-        same(said[-1], recomputed(converted(family, spec), given, STEPS))
+        said.append(generated(converted(family, spec), sample, STEPS))
+        same(said[-1], recomputed(converted(family, spec), sample, STEPS))
     assert (said[0][1][:, 0] - said[1][1][:, 0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_two_models_do_not_touch_each_other(family):
-    given, other = prompt(family, "mixed"), prompt(family, "several")
-    wanted = {s: recomputed(converted(family, s), given, 3) for s in ("mrope_i", "v2pe")}
-    caches = {s: converted(family, s)(**given.inputs, use_cache=True)[CACHE] for s in wanted}
+    sample, other = prompt(family, "mixed"), prompt(family, "several")
+    expected = {s: recomputed(converted(family, s), sample, 3) for s in ("mrope_i", "v2pe")}
+    caches = {s: converted(family, s)(**sample.inputs, use_cache=True)[CACHE] for s in expected}
     converted(family, "mrope_i")(**other.inputs, use_cache=True)
     generated(stock(family), other, 2)
     for step in range(2):
-        seen = given.with_tokens(wanted["mrope_i"][0][:, : step + 1])["attention_mask"]
-        for spec, (tokens, logits) in wanted.items():
+        recorded = sample.with_tokens(expected["mrope_i"][0][:, : step + 1])["attention_mask"]
+        for spec, (tokens, logits) in expected.items():
             token = tokens[:, step : step + 1]
-            out = converted(family, spec)(input_ids=token, attention_mask=seen, **{CACHE: caches[spec]})
+            out = converted(family, spec)(input_ids=token, attention_mask=recorded, **{CACHE: caches[spec]})
             torch.testing.assert_close(out.logits[:, -1], logits[:, step + 1], rtol=1e-5, atol=1e-5)
 
 
@@ -154,26 +154,26 @@ def test_two_models_do_not_touch_each_other(family):
 def test_threads_may_share_a_model(family):
     model = converted(family, "mrope_i")
     prompts = [prompt(family, kind) for kind in ("mixed", "several", "text")]
-    wanted = [generated(model, p, STEPS)[0] for p in prompts]
-    found: dict[int, list[torch.Tensor]] = {i: [] for i in range(len(prompts))}
+    expected = [generated(model, p, STEPS)[0] for p in prompts]
+    actual: dict[int, list[torch.Tensor]] = {i: [] for i in range(len(prompts))}
 
     def work(i: int) -> None:
         for _ in range(2):
-            found[i].append(generated(model, prompts[i], STEPS)[0])
+            actual[i].append(generated(model, prompts[i], STEPS)[0])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in found]
+    threads = [threading.Thread(target=work, args=(i,)) for i in actual]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for i, said in found.items():
+    for i, said in actual.items():
         assert len(said) == 2
-        assert all(torch.equal(s, wanted[i]) for s in said)
+        assert all(torch.equal(s, expected[i]) for s in said)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_leave_nothing_on_the_modules(family):
-    def kept(model):
+    def remaining(model):
         return {
             (name, key): value if isinstance(value, (int, float, str, bool, type(None))) else id(value)
             for name, module in model.named_modules()
@@ -182,7 +182,7 @@ def test_calls_leave_nothing_on_the_modules(family):
 
     model = converted(family, "mrope_i")
     generated(model, prompt(family, "text"), 2)
-    before = kept(model)
+    before = remaining(model)
     generated(model, prompt(family, "mixed"), 2)
     looped(model, prompt(family, "several"), 2)
-    assert kept(model) == before
+    assert remaining(model) == before

@@ -27,34 +27,34 @@ def dispatched(model, family):
     return accelerate.dispatch_model(model, dict.fromkeys(parts, "cpu"), main_device="cpu", force_hooks=True)
 
 
-def logits(model, given):
+def logits(model, sample):
     with torch.no_grad():
-        return model(**given.inputs).logits
+        return model(**sample.inputs).logits
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_convert_and_then_dispatch(family, late):
-    given = batch(family, [7], [3, "image", 4, "wide", 2])
-    wanted = logits(vispe.convert(copy_of(family), SPEC, late_rotation=late), given)
+    sample = batch(family, [7], [3, "image", 4, "wide", 2])
+    expected = logits(vispe.convert(copy_of(family), SPEC, late_rotation=late), sample)
     model = dispatched(vispe.convert(copy_of(family), SPEC, late_rotation=late), family)
-    assert torch.equal(logits(model, given), wanted)
+    assert torch.equal(logits(model, sample), expected)
     with pytest.raises(UnsupportedHost, match="remove_hook_from_submodules"):
         vispe.restore(model)
     accelerate.hooks.remove_hook_from_submodules(model)
-    assert torch.equal(logits(vispe.convert(model, SPEC), given), wanted)
+    assert torch.equal(logits(vispe.convert(model, SPEC), sample), expected)
     vispe.restore(model)
-    assert torch.equal(logits(model, given), logits(copy_of(family), given))
+    assert torch.equal(logits(model, sample), logits(copy_of(family), sample))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_converting_after_dispatch_is_refused_before_the_first_change(family):
-    given = batch(family, [7], [3, "image", 4, "wide", 2])
+    sample = batch(family, [7], [3, "image", 4, "wide", 2])
     model = dispatched(copy_of(family), family)
     with pytest.raises(UnsupportedHost, match=r"layers\.0 has forward replaced .* convert it"):
         vispe.convert(model, SPEC)
     assert "own position scheme" in vispe.describe(model)
-    assert torch.equal(logits(model, given), logits(stock(family), given))
+    assert torch.equal(logits(model, sample), logits(stock(family), sample))
 
 
 @pytest.mark.parametrize("inside", ["model", "model.language_model", "model.language_model.layers.1"])
@@ -73,10 +73,10 @@ def test_every_part_that_is_exchanged_is_looked_at(family, inside):
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_hooks_that_hide_nothing_stay(family, tmp_path):
     """Weights kept on the disk are fetched by hooks of the modules that hold them."""
-    given = batch(family, [7], [3, "image", 4, "wide", 2])
+    sample = batch(family, [7], [3, "image", 4, "wide", 2])
     model = accelerate.disk_offload(copy_of(family), tmp_path, execution_device="cpu")
-    found = logits(vispe.convert(model, SPEC), given)
-    torch.testing.assert_close(found, logits(converted(family, SPEC), given))
+    actual = logits(vispe.convert(model, SPEC), sample)
+    torch.testing.assert_close(actual, logits(converted(family, SPEC), sample))
 
 
 def test_tables_follow_a_layer_to_its_device():

@@ -21,17 +21,17 @@ kinds = pytest.mark.parametrize("family", KINDS)
 
 def turned_by(model, inputs):
     """Return what each layer turns its queries and keys by."""
-    seen, hooks = {}, []
+    recorded, hooks = {}, []
     for number, layer in enumerate(text_of(model.model).layers):
 
         def keep(_, args, kwargs, number=number):
-            seen[number] = kwargs["position_embeddings"]
+            recorded[number] = kwargs["position_embeddings"]
 
         hooks.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
-    found = logits(model, inputs)
+    actual = logits(model, inputs)
     for hook in hooks:
         hook.remove()
-    return found, seen
+    return actual, recorded
 
 
 def rates_of(config, kind, pairs):
@@ -45,21 +45,21 @@ def rates_of(config, kind, pairs):
 @kinds
 @pytest.mark.parametrize("spec", ["vrope", "mrope_i", "v2pe", "videorope"])
 def test_every_kind_of_layers_has_its_own_angles(family, spec):
-    given, model = prompt(family), converted(family, spec)
-    changed, seen = turned_by(model, given.inputs)
+    sample, model = prompt(family), converted(family, spec)
+    changed, recorded = turned_by(model, sample.inputs)
     config, scheme = text_of(model.model).config, model.model.vispe_scheme
-    ids = scheme.coordinates(Stream.of([given.segments])).ids
+    ids = scheme.coordinates(Stream.of([sample.segments])).ids
     for number, kind in enumerate(config.layer_types):
-        pairs = seen[number][0].shape[-1] // 2
+        pairs = recorded[number][0].shape[-1] // 2
         assert pairs == (32 if family == "gemma4" and kind == "full_attention" else 16)
         rates = rates_of(config, kind, pairs)
         turning = int((rates > 0).sum())
         axes = scheme.allocation(turning).tolist() + [0] * (pairs - turning)
         angle = torch.stack([ids[axis, 0] * rate for axis, rate in zip(axes, rates, strict=True)], -1)
         angle = torch.cat([angle, angle], -1)
-        for found, wanted in zip(seen[number], (angle.cos(), angle.sin()), strict=True):
-            torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=1e-5)
-    assert not torch.allclose(changed, logits(stock(family), given.inputs), atol=1e-4)
+        for actual, expected in zip(recorded[number], (angle.cos(), angle.sin()), strict=True):
+            torch.testing.assert_close(actual[0].double(), expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(changed, logits(stock(family), sample.inputs), atol=1e-4)
 
 
 @kinds
@@ -71,16 +71,16 @@ def test_pictures_see_themselves_whole_as_before(family):
         inputs["token_type_ids"] = types
     if family == "gemma4":
         inputs["mm_token_type_ids"] = types
-    for given in (inputs, {n: v for n, v in inputs.items() if n != "attention_mask"}):
-        wanted = logits(stock(family), given)
-        assert torch.equal(logits(converted(family, "rope1d"), given), wanted)
+    for sample in (inputs, {n: v for n, v in inputs.items() if n != "attention_mask"}):
+        expected = logits(stock(family), sample)
+        assert torch.equal(logits(converted(family, "rope1d"), sample), expected)
         said = (
-            m.generate(**given, max_new_tokens=4, do_sample=False)
+            m.generate(**sample, max_new_tokens=4, do_sample=False)
             for m in (converted(family, "rope1d"), stock(family))
         )
         assert torch.equal(*said)
     one_way = logits(stock(family), prompt(family).inputs)
-    assert torch.equal(one_way, wanted) == (family == "gemma3n")
+    assert torch.equal(one_way, expected) == (family == "gemma3n")
 
 
 @kinds
@@ -109,12 +109,12 @@ def test_described_restored_and_emptied(family):
     assert "in layers of full_attention: " in describe_vlm(model)
     assert "in layers of sliding_attention: t h w t h w" in describe_vlm(model)
     text = text_of(model.model)
-    wanted = {n: b.clone() for n, b in text.named_buffers() if n.startswith("vispe_axis")}
-    assert set(wanted) == {f"vispe_axis_of_pair_{kind}_attention" for kind in ("full", "sliding")}
-    for name in wanted:
+    expected = {n: b.clone() for n, b in text.named_buffers() if n.startswith("vispe_axis")}
+    assert set(expected) == {f"vispe_axis_of_pair_{kind}_attention" for kind in ("full", "sliding")}
+    for name in expected:
         getattr(text, name).fill_(7)
     model.to("cpu", torch.float32)
-    assert all(torch.equal(getattr(text, n), b) for n, b in wanted.items())
+    assert all(torch.equal(getattr(text, n), b) for n, b in expected.items())
     model = vispe.restore(converted(family, "mrope_i"))
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
     assert not any(n.startswith("vispe") for layer in text_of(model.model).layers for n in vars(layer))
@@ -122,15 +122,15 @@ def test_described_restored_and_emptied(family):
 
 @kinds
 def test_on_meta_and_filled_later(family):
-    wanted = converted(family, "vrope")
+    expected = converted(family, "vrope")
     with torch.device("meta"):
         # a copy: conversion writes into the configuration, and `stock` is shared by all tests
         made = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")
         model = made(copy.deepcopy(stock(family).config))
     model = vispe.convert(model.eval(), "vrope").to_empty(device="cpu")
     model.init_weights()
-    model.load_state_dict(wanted.state_dict())
-    assert torch.equal(logits(model, prompt(family).inputs), logits(wanted, prompt(family).inputs))
+    model.load_state_dict(expected.state_dict())
+    assert torch.equal(logits(model, prompt(family).inputs), logits(expected, prompt(family).inputs))
 
 
 @kinds
@@ -140,7 +140,7 @@ def test_gradients_with_checkpointing_are_those_without(family):
         inputs = inputs | {"token_type_ids": (inputs["input_ids"] == IMAGE).long()}
     if family == "gemma4":
         inputs = inputs | {"mm_token_type_ids": (inputs["input_ids"] == IMAGE).long()}
-    found = []
+    actual = []
     for saving in (False, True):
         model = converted(family, "vrope").train()
         if saving:
@@ -148,9 +148,9 @@ def test_gradients_with_checkpointing_are_those_without(family):
         torch.manual_seed(1)
         out = model(**inputs).logits
         (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
-        found.append([w.grad for w in text_of(model.model).layers.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True) if a is not None)
-    assert sum(g is not None and bool(g.abs().sum() > 0) for g in found[0]) > 10
+        actual.append([w.grad for w in text_of(model.model).layers.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True) if a is not None)
+    assert sum(g is not None and bool(g.abs().sum() > 0) for g in actual[0]) > 10
 
 
 def test_layers_share_keys_and_key_heads_of_their_own():
@@ -184,10 +184,10 @@ def test_layers_share_keys_and_key_heads_of_their_own():
 def test_frames_of_gemma_4_are_pictures_with_words_between():
     inputs = dict(prompt("gemma4").inputs)
     inputs.pop("pixel_values"), inputs.pop("image_position_ids")
-    places = torch.tensor([[[x, y] for y in range(4) for x in range(6)]] * 2)
+    positions = torch.tensor([[[x, y] for y in range(4) for x in range(6)]] * 2)
     ids = [5, 6, 292, *[291] * 6, 293, 7, 292, *[291] * 6, 293, 8]
     inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
-    inputs |= {"pixel_values_videos": torch.rand(2, 24, 48), "video_position_ids": places}
+    inputs |= {"pixel_values_videos": torch.rand(2, 24, 48), "video_position_ids": positions}
     inputs["num_frames_per_video"] = torch.tensor([2])
     assert torch.equal(logits(converted("gemma4", "rope1d"), inputs), logits(stock("gemma4"), inputs))
     segments = [Text(3), Video(1, 2, 3), Text(3), Video(1, 2, 3), Text(2)]
@@ -225,7 +225,7 @@ def by_layer(old):
 @pytest.mark.parametrize("grouped", [False, True])
 def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch):
     """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
-    wanted = logits(converted(family, "vrope"), prompt(family).inputs)
+    expected = logits(converted(family, "vrope"), prompt(family).inputs)
     model = copy.deepcopy(stock(family))
     text = text_of(model.model)
     made = type(text.rotary_emb)
@@ -236,7 +236,7 @@ def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch)
     with pytest.MonkeyPatch.context() as patch:
         vispe.convert(model, "vrope")
         patch.setattr(made, "forward", old)  # what the model calls while it runs
-        assert torch.equal(logits(model, prompt(family).inputs), wanted)
+        assert torch.equal(logits(model, prompt(family).inputs), expected)
     assert set(text.vispe_rotary) == {"full_attention", "sliding_attention"}
 
 
@@ -261,6 +261,6 @@ def test_groups_of_layers_with_names_of_their_own():
     text.rotary_emb, text.layers = Rotary(), torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
     text.config = types.SimpleNamespace(layer_types=["full_attention"] * 3)
     assert kinds_of(text) == ["near", "far", "near"]
-    found = rotaries_of(text)
-    assert set(found) == {"near", "far"}
-    assert torch.equal(found["far"].rates(text), text.rotary_emb.far_inv_freq)
+    actual = rotaries_of(text)
+    assert set(actual) == {"near", "far"}
+    assert torch.equal(actual["far"].rates(text), text.rotary_emb.far_inv_freq)

@@ -69,26 +69,28 @@ def angles_of_layers(model, angles):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_layer_turns_by_its_scheme(family, kind):
-    given, model = everything(family), stock(family)
+    sample, model = everything(family), stock(family)
     text = model.model.language_model
     layers, frequencies = KINDS[kind](len(text.layers)), text.rotary_emb.inv_freq.double()
     angles = []
     for layer in range(len(text.layers)):
         scheme = scheme_of(family, str(layers.scheme(layer)))
-        ids = scheme.coordinates(given.stream).ids
+        ids = scheme.coordinates(sample.stream).ids
         axes = scheme.allocation(len(frequencies))
         angles.append(torch.stack([ids[a] * f for a, f in zip(axes, frequencies, strict=True)], -1)[:, None])
-    mask = given.stream.mask.long()
+    mask = sample.stream.mask.long()
     keys = (mask.cumsum(1) - 1).clamp(min=0)
-    inputs = given.without("mm_token_type_ids", "attention_mask", "second_per_grid_ts")
+    inputs = sample.without("mm_token_type_ids", "attention_mask", "second_per_grid_ts")
     inputs["position_ids"] = keys.expand(4, -1, -1) if family in QWEN else keys
     with torch.no_grad(), angles_of_layers(model, angles) as calls:
-        wanted = model(**inputs, attention_mask=mask).logits
+        expected = model(**inputs, attention_mask=mask).logits
     assert len(calls) == len(angles)
     for late in (False, True):
         with torch.no_grad():
-            found = converted(family, kind, late_rotation=late)(**given.inputs).logits
-        torch.testing.assert_close(found[given.stream.mask], wanted[given.stream.mask], rtol=1e-5, atol=1e-5)
+            actual = converted(family, kind, late_rotation=late)(**sample.inputs).logits
+        torch.testing.assert_close(
+            actual[sample.stream.mask], expected[sample.stream.mask], rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -97,31 +99,31 @@ def test_each_layer_turns_by_its_scheme(family, kind):
 def test_decoding_is_that_without_a_cache(family, kind, late):
     model = converted(family, kind, late_rotation=late)
     for rows in ([[3, "image", 4, "wide", 2]], [[7], [3, "image", 4], [1, "wide", 2]]):
-        given = batch(family, *rows)
-        wanted = recomputed(model, given, 4)
-        same(generated(model, given, 4), wanted)
-        same(looped(model, given, 4), wanted)
+        sample = batch(family, *rows)
+        expected = recomputed(model, sample, 4)
+        same(generated(model, sample, 4), expected)
+        same(looped(model, sample, 4), expected)
 
 
 def test_beams_keep_the_counters_of_their_rows():
     """Rows of different counters change places all the time: each is scored as it would be from nothing."""
-    model, given = (
+    model, sample = (
         converted("qwen2_vl", "alternating"),
         batch("qwen2_vl", [7], [3, "image", 4], [1, "wide", 2]),
     )
     out = model.generate(
-        **given.inputs,
+        **sample.inputs,
         max_new_tokens=4,
         num_beams=3,
         length_penalty=0.0,
         output_scores=True,
         return_dict_in_generate=True,
     )
-    said = out.sequences[:, given["input_ids"].shape[1] :]
+    said = out.sequences[:, sample["input_ids"].shape[1] :]
     with torch.no_grad():
-        logits = model(**given.with_tokens(said)).logits[:, -5:-1]
-    wanted = logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2))
-    torch.testing.assert_close(out.sequences_scores, wanted, rtol=1e-5, atol=1e-5)
+        logits = model(**sample.with_tokens(said)).logits[:, -5:-1]
+    expected = logits.log_softmax(-1).gather(2, said[..., None]).sum((1, 2))
+    torch.testing.assert_close(out.sequences_scores, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_another_picture_after_an_answer():
@@ -131,7 +133,7 @@ def test_another_picture_after_an_answer():
     first = batch("qwen2_vl", [3, "image", 4])
     done = first["input_ids"].shape[1]
     with torch.no_grad():
-        wanted = model(**whole.inputs).logits
+        expected = model(**whole.inputs).logits
         out = model(**first.inputs, use_cache=True)
         grids, pixels = whole["image_grid_thw"], whole["pixel_values"]
         rest = model(
@@ -140,16 +142,16 @@ def test_another_picture_after_an_answer():
             image_grid_thw=grids[1:],
             **{CACHE: out[CACHE]},
         ).logits
-    torch.testing.assert_close(rest, wanted[:, done:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rest, expected[:, done:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_it_is_saved_and_restored(family, tmp_path):
-    model, given = converted(family, "alternating"), everything(family)
+    model, sample = converted(family, "alternating"), everything(family)
     assert "mrope" in vispe.describe(model)
     assert "in layers of circlerope: t" in vispe.describe(model)
     with torch.no_grad():
-        wanted = model(**given.inputs).logits
+        expected = model(**sample.inputs).logits
     record = json.loads(json.dumps(model.model.config.vispe["scheme"]))
     assert record["of_layer"] == [0, 1]
     with pytest.warns(UserWarning, match="vispe"):
@@ -159,10 +161,10 @@ def test_it_is_saved_and_restored(family, tmp_path):
     vispe.convert(again[1], model.model.vispe_scheme)
     for one in again:
         with torch.no_grad():
-            assert torch.equal(one(**given.inputs).logits, wanted)
+            assert torch.equal(one(**sample.inputs).logits, expected)
     vispe.restore(model)
     with torch.no_grad():
-        assert torch.equal(model(**given.inputs).logits, stock(family)(**given.inputs).logits)
+        assert torch.equal(model(**sample.inputs).logits, stock(family)(**sample.inputs).logits)
 
 
 def test_layers_that_differ_in_their_frequencies_too():
@@ -181,21 +183,21 @@ def test_layers_that_differ_in_their_frequencies_too():
 
 @pytest.mark.slow
 def test_a_compiled_prompt():
-    model, given = converted("qwen2_vl", "alternating"), everything("qwen2_vl")
+    model, sample = converted("qwen2_vl", "alternating"), everything("qwen2_vl")
     torch._dynamo.reset()
     with torch.no_grad():
-        wanted = model(**given.inputs).logits
-        found = torch.compile(model, backend="eager")(**given.inputs).logits
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        expected = model(**sample.inputs).logits
+        actual = torch.compile(model, backend="eager")(**sample.inputs).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_refusals(tmp_path):
     model, layers = copy_of("qwen2_vl"), alternating(["circlerope", "mrope"], 2)
-    with pytest.raises(OptionError, match="Schemes for 5 layers were given to a Qwen2VLTextModel with 2"):
-        vispe.convert(model, alternating(["circlerope", "mrope"], 5))
     with pytest.raises(
-        UnsupportedCombination, match="parallel='pine' says how far tokens are apart in all layers"
+        OptionError, match="Qwen2VLTextModel needs one scheme for each of 2 layers, got schemes for 5"
     ):
+        vispe.convert(model, alternating(["circlerope", "mrope"], 5))
+    with pytest.raises(UnsupportedCombination, match="parallel='pine' determines distances in all layers"):
         vispe.convert(model, layers, parallel="pine")
     with pytest.raises(
         UnsupportedCombination, match=r"Options \(radius\) were given beside schemes of layers"
@@ -205,13 +207,15 @@ def test_refusals(tmp_path):
         vispe.convert(model, alternating(["bilevel", "mrope"], 2))
     assert type(model) is type(stock("qwen2_vl"))
     vispe.convert(model, layers)
-    given = everything("qwen2_vl")
+    sample = everything("qwen2_vl")
     with pytest.raises(OptionError, match="Layers count on from 2 numbers"):
         model.model.get_rope_index(
-            given["input_ids"], image_grid_thw=given["image_grid_thw"], video_grid_thw=given["video_grid_thw"]
+            sample["input_ids"],
+            image_grid_thw=sample["image_grid_thw"],
+            video_grid_thw=sample["video_grid_thw"],
         )
     model.config.save_pretrained(tmp_path / "model")
     with pytest.raises(UnsupportedCombination, match="engines go on by one delta"):
         serve_positions(tmp_path / "model", positions=64)
-    with pytest.raises(VispeError, match="VisionTransformer cannot take the position scheme circlerope"):
+    with pytest.raises(VispeError, match="VisionTransformer does not support the position scheme circlerope"):
         vispe.convert(timm.create_model("test_vit"), layers)

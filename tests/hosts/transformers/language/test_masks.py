@@ -13,34 +13,34 @@ SENTENCE = "attention_mask .*must be 1 for tokens and 0 for padding, got the val
 @pytest.mark.parametrize("prompt", [[3, "image", 4, "wide", 2], [9]], ids=["images", "text"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_numbers_of_packed_samples_are_refused(family, prompt):
-    given, model = batch(family, prompt), converted(family, "vrope")
+    sample, model = batch(family, prompt), converted(family, "vrope")
     for dtype in (torch.long, torch.int32, torch.float32):
-        mask = torch.ones_like(given["input_ids"]).to(dtype)
+        mask = torch.ones_like(sample["input_ids"]).to(dtype)
         mask[:, 5:] = 2
         with pytest.raises(InputError, match=SENTENCE):
-            model(**given.inputs | {"attention_mask": mask})
+            model(**sample.inputs | {"attention_mask": mask})
         with pytest.raises(InputError, match=SENTENCE):
-            model.generate(**given.inputs | {"attention_mask": mask}, max_new_tokens=2)
+            model.generate(**sample.inputs | {"attention_mask": mask}, max_new_tokens=2)
         if family in QWEN:
             with pytest.raises(InputError, match=SENTENCE):
-                model.model.get_rope_index(given["input_ids"], attention_mask=mask)
+                model.model.get_rope_index(sample["input_ids"], attention_mask=mask)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_masks_of_any_dtype_are_equal(family):
-    given, model = batch(family, [4], [3, "image", 4]), converted(family, "vrope")
-    wanted = model(**given.inputs).logits
+    sample, model = batch(family, [4], [3, "image", 4]), converted(family, "vrope")
+    expected = model(**sample.inputs).logits
     for dtype in (torch.bool, torch.int32, torch.float32):
-        mask = given["attention_mask"].to(dtype)
-        found = model(**given.inputs | {"attention_mask": mask}).logits
-        assert torch.equal(found[mask.bool()], wanted[mask.bool()])
+        mask = sample["attention_mask"].to(dtype)
+        actual = model(**sample.inputs | {"attention_mask": mask}).logits
+        assert torch.equal(actual[mask.bool()], expected[mask.bool()])
 
 
 def test_a_second_turn_is_checked():
-    given, model = batch("llava", [3, "image", 4]), converted("llava", "vrope")
-    first = model(**given.inputs, use_cache=True)
-    seen = given["input_ids"].shape[1]
-    mask = torch.ones(1, seen + 3)
+    sample, model = batch("llava", [3, "image", 4]), converted("llava", "vrope")
+    first = model(**sample.inputs, use_cache=True)
+    recorded = sample["input_ids"].shape[1]
+    mask = torch.ones(1, recorded + 3)
     mask[:, -2:] = 3
     cache = {name: first[name] for name in ("cache", "past_key_values") if name in first}
     with pytest.raises(InputError, match="got the value 3"):

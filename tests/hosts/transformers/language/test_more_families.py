@@ -72,13 +72,13 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     inputs = prompt(family).inputs
     model = converted(family, own_of(family))
     texts = {"input_ids": torch.tensor([[5, 6, 7, 8, 9]])}
-    for given in (inputs, texts):
-        assert torch.equal(logits(model, given), logits(stock(family), given))
+    for sample in (inputs, texts):
+        assert torch.equal(logits(model, sample), logits(stock(family), sample))
     behind = padded(inputs)
     keys = (behind["attention_mask"].cumsum(1) - 1).clamp(min=0)
     ids = {} if family in GRIDS else {"position_ids": keys}  # without them the other families count padding
-    found, wanted = logits(model, behind), logits(stock(family), behind | ids)
-    torch.testing.assert_close(found[:, 3:], wanted[:, 3:], rtol=0, atol=0)
+    actual, expected = logits(model, behind), logits(stock(family), behind | ids)
+    torch.testing.assert_close(actual[:, 3:], expected[:, 3:], rtol=0, atol=0)
     said = (
         m.generate(**behind, max_new_tokens=4, do_sample=False) for m in (model, copy.deepcopy(stock(family)))
     )
@@ -94,36 +94,36 @@ def test_videos_are_where_stock_has_them(family):
 @pytest.mark.parametrize("family", [f for f in CLASSES if f not in KINDS])
 @pytest.mark.parametrize("spec", ["vrope", "mrope_i"])
 def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
-    given, model = prompt(family), converted(family, spec)
-    seen = []
+    sample, model = prompt(family), converted(family, spec)
+    recorded = []
     layer = text_of(model.model).layers[-1]
     hook = layer.register_forward_pre_hook(
-        lambda _, __, kw: seen.append(kw["vispe_rotation"]), with_kwargs=True
+        lambda _, __, kw: recorded.append(kw["vispe_rotation"]), with_kwargs=True
     )
-    changed = logits(model, given.inputs)
+    changed = logits(model, sample.inputs)
     hook.remove()
     config = text_of(model.model).config
     rope, width = config.rope_parameters, getattr(config, "head_dim", None) or config.hidden_size // 2
-    turned = int(width * rope.get("partial_rotary_factor", 1.0))
-    rates = rope["rope_theta"] ** (-torch.arange(0, turned, 2).double() / turned)
+    rotated = int(width * rope.get("partial_rotary_factor", 1.0))
+    rates = rope["rope_theta"] ** (-torch.arange(0, rotated, 2).double() / rotated)
     scheme = model.model.vispe_scheme
-    ids = scheme.coordinates(Stream.of([given.segments])).ids
+    ids = scheme.coordinates(Stream.of([sample.segments])).ids
     angle = torch.stack(
         [
             ids[axis, 0] * rate
-            for axis, rate in zip(scheme.allocation(turned // 2).tolist(), rates, strict=True)
+            for axis, rate in zip(scheme.allocation(rotated // 2).tolist(), rates, strict=True)
         ],
         -1,
     )
     neighbours = family.startswith(("glm", "ernie", "aya", "cohere")) and family != "glm4v_moe"
     angle = angle.repeat_interleave(2, -1) if neighbours else torch.cat([angle, angle], -1)
-    rotation = seen[0][layer.vispe_kind] if isinstance(seen[0], dict) else seen[0]
-    for found, wanted in zip(rotation, (angle.cos(), angle.sin()), strict=True):
+    rotation = recorded[0][layer.vispe_kind] if isinstance(recorded[0], dict) else recorded[0]
+    for actual, expected in zip(rotation, (angle.cos(), angle.sin()), strict=True):
         # frequencies of the models are float32, angles up to 90 radians
-        torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(actual[0].double(), expected, rtol=0, atol=1e-5)
     same = own_of(family).name in (scheme.name, f"t{scheme.name}")  # tmrope differs in videos only
-    assert same == torch.equal(changed, logits(stock(family), given.inputs))
-    by_hand = given.inputs | {"position_ids": ids}
+    assert same == torch.equal(changed, logits(stock(family), sample.inputs))
+    by_hand = sample.inputs | {"position_ids": ids}
     torch.testing.assert_close(logits(model, by_hand), changed, rtol=1e-5, atol=1e-5)
 
 
@@ -131,18 +131,18 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     "family", [f for f in CLASSES if f not in (*GRIDS, *SIZED, *PACKED, "got_ocr2", "gemma3n")]
 )  # which mixes neighbours
 def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
-    given, model, seen = prompt(family).inputs, stock(family), []
+    sample, model, recorded = prompt(family).inputs, stock(family), []
     hook = (
         text_of(model.model)
         .layers[0]
         .register_forward_pre_hook(
-            lambda _, args, kw: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
+            lambda _, args, kw: recorded.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
         )
     )
-    placeholders = given["input_ids"][0] == IMAGE
-    pixels, side = given["pixel_values"], SIDES.get(family, 3)
+    placeholders = sample["input_ids"][0] == IMAGE
+    pixels, side = sample["pixel_values"], SIDES.get(family, 3)
     step, changed = pixels.shape[-1] // side, []
-    logits(model, given)
+    logits(model, sample)
     for row in range(side):
         for column in range(side):
             other = pixels.clone()
@@ -150,8 +150,8 @@ def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
                 (other[0, 0] if other.ndim == 5 else other[0]).unfold(-2, step, step).unfold(-2, step, step)
             )
             part[:, row, column] += 3 * torch.randn_like(part[:, row, column])
-            logits(model, given | {"pixel_values": other})
-            moved = (seen[-1] - seen[0])[0].norm(dim=-1)[placeholders]
+            logits(model, sample | {"pixel_values": other})
+            moved = (recorded[-1] - recorded[0])[0].norm(dim=-1)[placeholders]
             changed.append(int(moved[: side**2].argmax()))  # of the first tile
     hook.remove()
     assert changed == list(range(side**2))
@@ -176,8 +176,10 @@ def test_late_rotation_is_early_rotation(family):
             converted(family, "vrope", late_rotation=True)
         return
     inputs = prompt(family).inputs
-    found, wanted = (logits(converted(family, "vrope", late_rotation=late), inputs) for late in (True, False))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    actual, expected = (
+        logits(converted(family, "vrope", late_rotation=late), inputs) for late in (True, False)
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -189,12 +191,12 @@ def test_every_scheme_goes_into_every_family(family, scheme):
         with pytest.raises(UnsupportedHost, match="sliding window"):
             converted(family, spec)
         return
-    given, model = prompt(family), converted(family, spec)
-    found, before = logits(model, given.inputs), logits(stock(family), given.inputs)
-    assert found.isfinite().all()
+    sample, model = prompt(family), converted(family, spec)
+    actual, before = logits(model, sample.inputs), logits(stock(family), sample.inputs)
+    assert actual.isfinite().all()
     other = ("vrope", "videorope", "hope_vlm", "circlerope", "mousi", "mmrope", "omnirope")
-    assert not (scheme in other and torch.equal(found, before))
-    assert torch.equal(found, before) or scheme != own_of(family).name
+    assert not (scheme in other and torch.equal(actual, before))
+    assert torch.equal(actual, before) or scheme != own_of(family).name
 
 
 @every
@@ -207,21 +209,21 @@ def test_loaded_in_half_precision(family, tmp_path):
         direct.save_pretrained(tmp_path / "own")
     loaded = vispe.from_pretrained(kind, tmp_path / "own", dtype=torch.bfloat16).eval()
     inputs = prompt(family).inputs
-    given = {n: v.bfloat16() if v.is_floating_point() else v for n, v in inputs.items()}
-    wanted = logits(kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), given)
-    assert torch.equal(logits(loaded, given), wanted)
+    sample = {n: v.bfloat16() if v.is_floating_point() else v for n, v in inputs.items()}
+    expected = logits(kind.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), sample)
+    assert torch.equal(logits(loaded, sample), expected)
 
 
 @every
 def test_restored_and_saved(family, tmp_path):
     inputs, model = prompt(family).inputs, converted(family, "vrope")
-    wanted = logits(model, inputs)
+    expected = logits(model, inputs)
     with pytest.warns(UserWarning, match="is saved with the position scheme vrope"):
         model.save_pretrained(tmp_path)
     again = vispe.from_pretrained(
         getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration"), tmp_path
     ).eval()
-    assert torch.equal(logits(again, inputs), wanted)
+    assert torch.equal(logits(again, inputs), expected)
     vispe.restore(model)
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
 
@@ -240,47 +242,47 @@ def test_sections_that_fit_only_the_layer_itself(family, sections, options):
     torch.manual_seed(1)
     model = type(stock(family))(config).eval()
     inputs = prompt(family).inputs
-    wanted = logits(model, inputs)
+    expected = logits(model, inputs)
     model.model.rope_deltas = None
     vispe.convert(model, own_of(family))
     assert options.items() <= model.model.vispe_scheme.options().items()
-    assert torch.equal(logits(model, inputs), wanted)
+    assert torch.equal(logits(model, inputs), expected)
 
 
 @pytest.mark.parametrize("family", ["glm4v", "qwen3_5"])
 def test_logits_of_their_own_need_heads_that_turn_whole_in_halves(family):
     with pytest.raises(
-        UnsupportedHost, match=r"parallel makes logits of heads whose halves .* 16 of 32 channels turn"
+        UnsupportedHost, match=r"parallel needs heads whose channels are all rotated .* 16 of 32 channels"
     ):
         converted(family, "mrope_i", parallel="pine")
 
 
 def test_tiles_are_not_named_where_the_model_says_them():
-    with pytest.raises(InputError, match="tile_grids was given to a idefics3"):
+    with pytest.raises(InputError, match="tile_grids is not supported by idefics3"):
         converted("idefics3", "vrope")(**prompt("idefics3").inputs, tile_grids=torch.tensor([[1, 1]]))
 
 
 def test_tiles_are_not_guessed_from_the_size_of_pictures():
     """Of 36 tokens nobody knows whether they are one square or four."""
     inputs = {n: v for n, v in prompt("aya_vision").inputs.items() if n != "pixel_values"}
-    seen = stock("aya_vision").model.get_image_features(prompt("aya_vision").inputs["pixel_values"])
-    encoded = {"mm_encoder_outputs": {"image": seen}}
-    with pytest.raises(InputError, match="mm_encoder_outputs came without pixel_values, which gives"):
+    recorded = stock("aya_vision").model.get_image_features(prompt("aya_vision").inputs["pixel_values"])
+    encoded = {"mm_encoder_outputs": {"image": recorded}}
+    with pytest.raises(InputError, match="mm_encoder_outputs needs pixel_values"):
         converted("aya_vision", "vrope")(**inputs, **encoded)
 
 
 def test_rounded_frequencies_are_still_known(monkeypatch):
     model = copy.deepcopy(stock("ernie4_5_vl_moe"))
     kind = type(text_of(model.model).rotary_emb)
-    turned = kind.forward
-    wanted = rotary_of(text_of(model.model))
+    rotated = kind.forward
+    expected = rotary_of(text_of(model.model))
 
     def rough(self, x, position_ids):
-        return tuple(t.bfloat16().float() for t in turned(self, x, position_ids))
+        return tuple(t.bfloat16().float() for t in rotated(self, x, position_ids))
 
     monkeypatch.setattr(kind, "forward", rough)
-    assert rotary_of(text_of(model.model)) == wanted
-    assert not wanted.usual
+    assert rotary_of(text_of(model.model)) == expected
+    assert not expected.is_ordered
 
 
 def test_conversion_while_another_dtype_is_the_default():
@@ -297,17 +299,17 @@ def test_conversion_while_another_dtype_is_the_default():
 
 def test_placeholders_that_are_no_squares():
     inputs = prompt("idefics3").inputs
-    with pytest.raises(InputError, match="14 placeholders of images were found, which are not squares"):
+    with pytest.raises(InputError, match="must form equal squares, one per tile, got 14 placeholders"):
         converted("idefics3", "vrope")(
             **inputs | {n: inputs[n][:, :-7] for n in ("input_ids", "attention_mask")}
         )
 
 
 REASONS = {
-    "mllama": "layers of their own attend to them",
+    "mllama": "the input of cross-attention layers",
     "florence2": "an encoder and a decoder",
     "blip-2": "OPTForCausalLM has no rotary embedding",
-    "fuyu": "nothing that vispe knows says where its pictures are",
+    "fuyu": "the image placeholders and image sizes of this model type are unknown",
 }
 
 
@@ -331,7 +333,7 @@ def test_refusals_name_what_is_missing(family):
 
 def test_frequencies_in_an_order_of_their_own():
     rotary = text_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary[""]
-    assert not rotary.usual
+    assert not rotary.is_ordered
     assert rotary.interleaved
     assert sorted(rotary.order) == list(range(16))
 
@@ -339,8 +341,8 @@ def test_frequencies_in_an_order_of_their_own():
 def test_a_rotation_that_is_none_of_these_is_refused():
     model = copy.deepcopy(stock("glm4v"))
     rotary = text_of(model.model).rotary_emb
-    turned = rotary.forward
-    rotary.forward = lambda x, position_ids: tuple(t.square() for t in turned(x, position_ids))
+    rotated = rotary.forward
+    rotary.forward = lambda x, position_ids: tuple(t.square() for t in rotated(x, position_ids))
     with pytest.raises(UnsupportedHost, match="not those of its frequencies"):
         vispe.convert(model, "mrope")
 
@@ -354,14 +356,14 @@ def test_a_rotation_that_is_none_of_these_is_refused():
 )
 def test_the_model_inside_alone_generates_equally_or_is_refused(family):
     """A head of the stock class may encode images first and drop their sizes, or count positions itself."""
-    given, inner = prompt(family).inputs, copy.deepcopy(stock(family))
+    sample, inner = prompt(family).inputs, copy.deepcopy(stock(family))
     vispe.convert(inner.model, "videorope")
     settings = {"max_new_tokens": 2, "do_sample": False}
     try:
-        found = inner.generate(**given, **settings)
+        actual = inner.generate(**sample, **settings)
     except InputError as error:
-        found, said = None, str(error)
-    if found is None:
-        assert "call vispe.convert with the whole model" in said
+        actual, said = None, str(error)
+    if actual is None:
+        assert "call vispe.convert with the complete model" in said
     else:
-        assert torch.equal(found, converted(family, "videorope").generate(**given, **settings))
+        assert torch.equal(actual, converted(family, "videorope").generate(**sample, **settings))

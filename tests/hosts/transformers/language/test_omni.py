@@ -67,21 +67,21 @@ def audio_tokens(family, length):
 @omni
 @pytest.mark.parametrize("seed", range(40))
 def test_ids_are_those_of_the_model_before(family, seed):
-    tokens, given = batch(family, seed, times=(None, 1.0, 0.5, 0.08, 2 / 3)[seed % 5])
-    mask = given["attention_mask"].bool()
-    wanted, delta = copy.deepcopy(stock(family)).model.get_rope_index(tokens, **given)
+    tokens, sample = batch(family, seed, times=(None, 1.0, 0.5, 0.08, 2 / 3)[seed % 5])
+    mask = sample["attention_mask"].bool()
+    expected, delta = copy.deepcopy(stock(family)).model.get_rope_index(tokens, **sample)
     model = converted(family, own_of(family))
-    for asked in (model, model.model):
-        found, next_delta = asked.get_rope_index(tokens, **given)
+    for requested in (model, model.model):
+        actual, next_delta = requested.get_rope_index(tokens, **sample)
         if family == "qwen2_5_omni_thinker":  # whole numbers
-            assert found.dtype == wanted.dtype
-            assert torch.equal(found[:, mask], wanted[:, mask])
+            assert actual.dtype == expected.dtype
+            assert torch.equal(actual[:, mask], expected[:, mask])
             assert torch.equal(next_delta, delta)
         else:  # fractions, which the model adds up in float32
-            torch.testing.assert_close(found[:, mask].float(), wanted[:, mask], rtol=3e-7, atol=1e-5)
+            torch.testing.assert_close(actual[:, mask].float(), expected[:, mask], rtol=3e-7, atol=1e-5)
             torch.testing.assert_close(next_delta.float(), delta.float(), rtol=3e-7, atol=1e-4)
     if seed % 5 == 1:  # a second from frame to frame
-        assert torch.equal(found[:, mask].double(), wanted[:, mask].double())
+        assert torch.equal(actual[:, mask].double(), expected[:, mask].double())
 
 
 @omni
@@ -95,12 +95,12 @@ def test_audio_and_videos_are_where_the_model_before_has_them(family):
     inputs["input_features"] = torch.randn(1, 20, length)
     inputs["feature_attention_mask"] = torch.ones(1, length, dtype=torch.long)
     model, before = converted(family, own_of(family)), copy.deepcopy(stock(family))
-    wanted = logits(before, inputs)
-    found = logits(model, inputs)
+    expected = logits(before, inputs)
+    actual = logits(model, inputs)
     if family == "qwen2_5_omni_thinker":
-        assert torch.equal(found, wanted)
+        assert torch.equal(actual, expected)
     else:  # 18.75 positions from frame to frame
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     said = (m.generate(**inputs, max_new_tokens=4, do_sample=False) for m in (model, before))
     assert torch.equal(*said)
     other = converted(family, "vrope")
@@ -115,9 +115,9 @@ def test_audio_and_videos_are_where_the_model_before_has_them(family):
 def test_audio_inside_of_videos_is_refused(family):
     inputs = prompt(family, video=True).inputs | {"use_audio_in_video": True}
     model = converted(family, own_of(family))
-    with pytest.raises(InputError, match="weaves the audio of a video into its frames"):
+    with pytest.raises(InputError, match="interleaves audio with the frames of a video"):
         model(**inputs)
-    with pytest.raises(InputError, match="weaves the audio of a video into its frames"):
+    with pytest.raises(InputError, match="interleaves audio with the frames of a video"):
         model.get_rope_index(
             inputs["input_ids"], video_grid_thw=inputs["video_grid_thw"], use_audio_in_video=True,
             attention_mask=inputs["attention_mask"], second_per_grids=torch.tensor([1.0]),
@@ -135,8 +135,8 @@ def test_the_head_goes_back_to_its_own_class(family):
 
 def test_clocks_of_both():
     stream = Stream.of([[Text(2), Video(3, 1, 1, seconds=0.75), Text(1)]])
-    whole, kept = (
+    whole, remaining = (
         create_scheme(name).coordinates(stream).ids[0, 0].tolist() for name in ("tmrope", "tmrope_i")
     )
     assert whole == [0, 1, 2, 20, 39, 40]
-    assert kept == [0, 1, 2, 20.75, 39.5, 40.5]
+    assert remaining == [0, 1, 2, 20.75, 39.5, 40.5]

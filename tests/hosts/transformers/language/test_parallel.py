@@ -13,9 +13,9 @@ WAYS = ("graph_kv", "pine")
 ROWS = ([3, "image", "wide", "image", 4], [1, "image", 5, "wide", "image", 2])
 
 
-def permuted(given, spans, sizes, order):
+def permuted(sample, spans, sizes, order):
     """Exchange images of the first row, with their markers: spans of tokens, and patches of each."""
-    inputs = dict(given.inputs)
+    inputs = dict(sample.inputs)
     ids = inputs["input_ids"].clone()
     tokens = [ids[0, a:b] for a, b in spans]
     ids[0, spans[0][0] : spans[-1][1]] = torch.cat([tokens[m] for m in order])
@@ -30,12 +30,12 @@ def permuted(given, spans, sizes, order):
 
 
 def prepared(family, padding="left"):
-    given = batch(family, *ROWS, padding=padding)
-    start = int(given["attention_mask"][0].argmax()) + 3
+    sample = batch(family, *ROWS, padding=padding)
+    start = int(sample["attention_mask"][0].argmax()) + 3
     lengths = [8, 12, 8]
     ends = torch.tensor(lengths).cumsum(0).tolist()
     spans = [(start + end - n, start + end) for n, end in zip(lengths, ends, strict=True)]
-    return given, spans, given["image_grid_thw"].prod(1).tolist()
+    return sample, spans, sample["image_grid_thw"].prod(1).tolist()
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
@@ -45,25 +45,25 @@ def prepared(family, padding="left"):
     [("qwen2_vl", "mrope"), ("qwen2_5_vl", "mrope_i(spatial_reset=true)"), ("qwen3_vl", "rope1d")],
 )
 def test_permuted_images_leave_the_answer_unchanged(family, spec, parallel, padding):
-    given, spans, sizes = prepared(family, padding)
+    sample, spans, sizes = prepared(family, padding)
     model = vispe.convert(copy_of(family), spec, parallel=parallel)
     plain = vispe.convert(copy_of(family), spec)
     with torch.no_grad():
-        logits, before = model(**given.inputs).logits, plain(**given.inputs).logits
+        logits, before = model(**sample.inputs).logits, plain(**sample.inputs).logits
         for order in ((1, 0, 2), (2, 0, 1)):
-            moved = permuted(given, spans, sizes, order)
-            found = model(**moved).logits
-            where = given["attention_mask"][0].bool()
+            moved = permuted(sample, spans, sizes, order)
+            actual = model(**moved).logits
+            where = sample["attention_mask"][0].bool()
             where[: spans[-1][1]] = False
             assert where.any()
             scale = logits[0, where].abs().max()
-            assert (found[0, where] - logits[0, where]).abs().max() < 1e-5 * scale
-            assert (found[1] - logits[1])[given["attention_mask"][1].bool()].abs().max() < 1e-5 * scale
+            assert (actual[0, where] - logits[0, where]).abs().max() < 1e-5 * scale
+            assert (actual[1] - logits[1])[sample["attention_mask"][1].bool()].abs().max() < 1e-5 * scale
             assert (plain(**moved).logits - before)[0, where].abs().max() > 1e-3 * scale
             if padding == "left":
                 tokens = [
                     model.generate(**g, max_new_tokens=5, do_sample=False)[0, -5:]
-                    for g in (given.inputs, moved)
+                    for g in (sample.inputs, moved)
                 ]
                 assert torch.equal(*tokens)
 
@@ -71,9 +71,9 @@ def test_permuted_images_leave_the_answer_unchanged(family, spec, parallel, padd
 @pytest.mark.parametrize("parallel", WAYS)
 @pytest.mark.parametrize("family", QWEN)
 def test_decoding_is_what_the_prompt_would_have(family, parallel):
-    given, *_ = prepared(family)
+    sample, *_ = prepared(family)
     model = vispe.convert(copy_of(family), "mrope", parallel=parallel)
-    same(generated(model, given, 4), recomputed(model, given, 4))
+    same(generated(model, sample, 4), recomputed(model, sample, 4))
 
 
 @pytest.mark.parametrize(
@@ -81,41 +81,41 @@ def test_decoding_is_what_the_prompt_would_have(family, parallel):
 )
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
 def test_text_alone_is_as_before(family, options):
-    given = batch(family, [9], [4])
+    sample = batch(family, [9], [4])
     model, stock = vispe.convert(copy_of(family), "mrope_i", **options), copy_of(family)
     with torch.no_grad():
-        assert torch.equal(model(**given.inputs).logits, stock(**given.inputs).logits)
-        tokens = [m.generate(**given.inputs, max_new_tokens=4, do_sample=False) for m in (model, stock)]
+        assert torch.equal(model(**sample.inputs).logits, stock(**sample.inputs).logits)
+        tokens = [m.generate(**sample.inputs, max_new_tokens=4, do_sample=False) for m in (model, stock)]
         assert torch.equal(*tokens)
         vispe.restore(model)
-        assert torch.equal(model(**given.inputs).logits, stock(**given.inputs).logits)
+        assert torch.equal(model(**sample.inputs).logits, stock(**sample.inputs).logits)
 
 
 @pytest.mark.parametrize("parallel", WAYS)
 @pytest.mark.parametrize("family", ["llava", "internvl", "llava_onevision"])
 def test_families_without_sizes_in_the_call(family, parallel):
     """All images have one size, so exchanging pixels exchanges images; markers of InternVL are not in its config."""
-    given = batch(family, [3, *["bare" if family == "internvl" else "image"] * 3, 4])
+    sample = batch(family, [3, *["bare" if family == "internvl" else "image"] * 3, 4])
     model = vispe.convert(copy_of(family), "rope1d", parallel=parallel)
-    moved = dict(given.inputs, pixel_values=given["pixel_values"][[2, 0, 1]])
+    moved = dict(sample.inputs, pixel_values=sample["pixel_values"][[2, 0, 1]])
     with torch.no_grad():
-        a, b = (model(**x).logits[:, -4:] for x in (given.inputs, moved))
+        a, b = (model(**x).logits[:, -4:] for x in (sample.inputs, moved))
         assert (a - b).abs().max() < 1e-5 * a.abs().max()
-        same(generated(model, given, 3), recomputed(model, given, 3))
+        same(generated(model, sample, 3), recomputed(model, sample, 3))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("parallel", WAYS)
 def test_caches_of_fixed_size_and_beams(parallel, implementation):
-    given, *_ = prepared("qwen2_5_vl")
+    sample, *_ = prepared("qwen2_5_vl")
     model = copy_of("qwen2_5_vl", 2)
     model.set_attn_implementation(implementation)
     vispe.convert(model, "mrope", parallel=parallel)
-    same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
+    same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
     with torch.no_grad():
-        beams = model.generate(**given.inputs, max_new_tokens=3, num_beams=3, do_sample=False)
-        longer = given.with_tokens(beams[:, -3:-2])
-        assert beams.shape == (2, given["input_ids"].shape[1] + 3)
+        beams = model.generate(**sample.inputs, max_new_tokens=3, num_beams=3, do_sample=False)
+        longer = sample.with_tokens(beams[:, -3:-2])
+        assert beams.shape == (2, sample["input_ids"].shape[1] + 3)
         assert torch.isfinite(model(**longer).logits).all()
 
 
@@ -168,48 +168,49 @@ def test_a_second_turn_after_a_cache(parallel):
 
 
 def test_gradients_with_blocks_and_none_with_pine():
-    given, *_ = prepared("qwen2_vl")
+    sample, *_ = prepared("qwen2_vl")
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", parallel="graph_kv").train()
-    model(**given.inputs).logits.mul(torch.randn(300)).sum().backward()
+    model(**sample.inputs).logits.mul(torch.randn(300)).sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     with pytest.raises(UnsupportedCombination, match="importance, which has no gradient"):
-        vispe.convert(model, "mrope", parallel="pine")(**given.inputs)
+        vispe.convert(model, "mrope", parallel="pine")(**sample.inputs)
 
 
 def test_what_does_not_go_is_refused():
     model = copy_of("qwen2_vl")
-    with pytest.raises(OptionError, match="parallel is 'graph_kv', 'pine' or None"):
+    with pytest.raises(OptionError, match="parallel must be 'graph_kv', 'pine' or None"):
         vispe.convert(model, "mrope", parallel="all")
-    with pytest.raises(UnsupportedCombination, match="how far tokens are apart"):
+    with pytest.raises(UnsupportedCombination, match="exclude"):
         vispe.convert(model, "mrope", parallel="pine", self_extend=(2, 4))
     with pytest.raises(OptionError, match="a group and a window"):
         vispe.convert(model, "mrope", self_extend=4)
     model.model.language_model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(
-        UnsupportedHost, match="takes a mask of blocks, sdpa or eager; the model uses 'flash_attention_2'"
+        UnsupportedHost,
+        match="needs the attention implementation sdpa or eager, with dense masks, got 'flash_attention_2'",
     ):
         vispe.convert(model, "mrope", parallel="pine")
     model.model.language_model.config._attn_implementation = "sdpa"
     ids, members = torch.ones(1, 5, dtype=torch.long), torch.zeros(1, 5, dtype=torch.long)
-    with pytest.raises(InputError, match="whose images stand in order"):
+    with pytest.raises(InputError, match="whose images are ordered"):
         vispe.convert(model, "mrope")(input_ids=ids, parallel_ids=members)
     vispe.convert(model, "mrope", parallel="pine")
-    with pytest.raises(InputError, match="member of each token"):
+    with pytest.raises(InputError, match="one member per token"):
         model(input_ids=ids, parallel_ids=members[:, :3])
-    given, *_ = prepared("qwen2_vl")
+    sample, *_ = prepared("qwen2_vl")
     with pytest.raises(InputError, match="prompt came in pieces"):
-        model.generate(**given.inputs, max_new_tokens=2, prefill_chunk_size=9)
+        model.generate(**sample.inputs, max_new_tokens=2, prefill_chunk_size=9)
     assert "no order: pine" in vispe.describe(model)
 
 
 @pytest.mark.parametrize("options", [{"parallel": "pine"}, {"self_extend": [2, 6]}], ids=str)
 def test_configurations_say_it(options, tmp_path):
-    given, *_ = prepared("qwen2_vl")
+    sample, *_ = prepared("qwen2_vl")
     model = vispe.convert(copy_of("qwen2_vl"), "mrope", **options)
     model.save_pretrained(tmp_path)
     other = type(model).from_pretrained(tmp_path)
     with torch.no_grad():
-        torch.testing.assert_close(other(**given.inputs).logits, model(**given.inputs).logits)
+        torch.testing.assert_close(other(**sample.inputs).logits, model(**sample.inputs).logits)
     assert vispe.describe(other) == vispe.describe(model)
 
 
@@ -218,15 +219,15 @@ def test_configurations_say_it(options, tmp_path):
     ("family", "spec"), [("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope_i"), ("llava", "rope1d")]
 )
 def test_self_extend_decodes_what_the_prompt_would_have(family, spec, padding):
-    given = batch(family, [3, "image", "image", 4], [6, "image", 2], padding=padding)
+    sample = batch(family, [3, "image", "image", 4], [6, "image", 2], padding=padding)
     model = vispe.convert(copy_of(family), spec, self_extend=(2, 6))
     plain = vispe.convert(copy_of(family), spec, late_rotation=True)
     alone = vispe.convert(copy_of(family), spec, self_extend=(1, 6))
     if padding == "left":
-        same(generated(model, given, 6), recomputed(model, given, 6))
-        same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
-    mask = given["attention_mask"].bool()
+        same(generated(model, sample, 6), recomputed(model, sample, 6))
+        same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
+    mask = sample["attention_mask"].bool()
     with torch.no_grad():
-        found, before, one = (m(**given.inputs).logits[mask] for m in (model, plain, alone))
-    assert (found - before).abs().max() > 1e-3
+        actual, before, one = (m(**sample.inputs).logits[mask] for m in (model, plain, alone))
+    assert (actual - before).abs().max() > 1e-3
     torch.testing.assert_close(one, before, rtol=1e-4, atol=1e-4)  # groups of one

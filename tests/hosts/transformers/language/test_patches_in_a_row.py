@@ -31,16 +31,16 @@ def by_hand(spec, *segments):
 @pytest.mark.parametrize(("family", "side"), [("gemma4", 2), ("minicpmv4_6", 4)])
 def test_tokens_are_rows_of_their_patches(family, side):
     """Patches of one token at a time are changed; that token moves most."""
-    given, model, seen = prompt(family).inputs, stock(family), []
+    sample, model, recorded = prompt(family).inputs, stock(family), []
     hook = text_of(model.model).layers[0].register_forward_pre_hook(
-        lambda _, args, kw: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
+        lambda _, args, kw: recorded.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
     )  # fmt: skip
-    places = (given["input_ids"][0] == IMAGE).nonzero()[:6, 0]
+    positions = (sample["input_ids"][0] == IMAGE).nonzero()[:6, 0]
     changed = []
-    logits(model, given)
+    logits(model, sample)
     for row in range(2):
         for column in range(3):
-            other = given["pixel_values"].clone()
+            other = sample["pixel_values"].clone()
             for y in range(side * row, side * row + side):
                 for x in range(side * column, side * column + side):
                     n = y * 3 * side + x  # patches of the first picture, row by row
@@ -48,8 +48,8 @@ def test_tokens_are_rows_of_their_patches(family, side):
                         other[0, n] if family == "gemma4" else other[0, :, :, n * PATCH : n * PATCH + PATCH]
                     )
                     part += 2 * torch.randn_like(part)
-            logits(model, given | {"pixel_values": other})
-            changed.append(int((seen[-1] - seen[0])[0].norm(dim=-1)[places].argmax()))
+            logits(model, sample | {"pixel_values": other})
+            changed.append(int((recorded[-1] - recorded[0])[0].norm(dim=-1)[positions].argmax()))
     hook.remove()
     assert changed == list(range(6))
 
@@ -65,8 +65,8 @@ def test_minicpm_keeps_more_tokens_where_the_call_says_so():
     assert torch.equal(
         logits(converted("minicpmv4_6", "rope1d"), inputs), logits(stock("minicpmv4_6"), inputs)
     )
-    wanted = by_hand("mrope_i", Text(2), Image(2, 3), Text(2))
-    assert torch.equal(ids_of(converted("minicpmv4_6", "mrope_i"), inputs), wanted)
+    expected = by_hand("mrope_i", Text(2), Image(2, 3), Text(2))
+    assert torch.equal(ids_of(converted("minicpmv4_6", "mrope_i"), inputs), expected)
 
 
 def test_frames_of_minicpm_are_blocks_of_their_own():
@@ -77,8 +77,8 @@ def test_frames_of_minicpm_are_blocks_of_their_own():
     assert torch.equal(
         logits(converted("minicpmv4_6", "rope1d"), inputs), logits(stock("minicpmv4_6"), inputs)
     )
-    wanted = by_hand("vrope", Text(2), Video(1, 2, 3), Text(2), Video(1, 2, 3), Text(2))
-    assert torch.equal(ids_of(converted("minicpmv4_6", "vrope"), inputs), wanted)
+    expected = by_hand("vrope", Text(2), Video(1, 2, 3), Text(2), Video(1, 2, 3), Text(2))
+    assert torch.equal(ids_of(converted("minicpmv4_6", "vrope"), inputs), expected)
 
 
 def molmo(columns=(True, True), video=False):
@@ -113,8 +113,8 @@ def test_each_view_of_molmo_ends_its_rows_or_not(columns):
     # a picture of one row is like the others of its call, and the token behind it then ends its row
     low_end = int(high)
     between = 2 if low or not high else 1
-    wanted = by_hand("vrope", Text(2), Image(1, 2 + low_end), Text(between), Image(2, 3 + high), Text(2))
-    assert torch.equal(ids_of(converted("molmo2", "vrope"), inputs), wanted)
+    expected = by_hand("vrope", Text(2), Image(1, 2 + low_end), Text(between), Image(2, 3 + high), Text(2))
+    assert torch.equal(ids_of(converted("molmo2", "vrope"), inputs), expected)
 
 
 @here
@@ -123,18 +123,18 @@ def test_frames_of_molmo_share_the_token_of_images(columns):
     inputs = molmo((columns, columns), video=True)
     assert torch.equal(logits(converted("molmo2", "rope1d"), inputs), logits(stock("molmo2"), inputs))
     frame = Video(1, 2, 2 + columns)
-    wanted = by_hand("mrope_i", Text(2), frame, Text(3), frame, Text(2))
-    assert torch.equal(ids_of(converted("molmo2", "mrope_i"), inputs), wanted)
+    expected = by_hand("mrope_i", Text(2), frame, Text(3), frame, Text(2))
+    assert torch.equal(ids_of(converted("molmo2", "mrope_i"), inputs), expected)
 
 
 @here
 def test_molmo_without_tokens_finds_pictures_by_their_embedding():
     """Its types count the markers around pictures, too."""
     inputs, model = molmo(), converted("molmo2", "vrope")
-    wanted = logits(model, inputs)
+    expected = logits(model, inputs)
     embeds = model.get_input_embeddings()(inputs["input_ids"])
-    given = {n: v for n, v in inputs.items() if n != "input_ids"} | {"inputs_embeds": embeds}
-    torch.testing.assert_close(logits(model, given), wanted, rtol=0, atol=0)
+    sample = {n: v for n, v in inputs.items() if n != "input_ids"} | {"inputs_embeds": embeds}
+    torch.testing.assert_close(logits(model, sample), expected, rtol=0, atol=0)
 
 
 @here
@@ -145,14 +145,14 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
     torch.manual_seed(0)
     model = transformers.Molmo2ForConditionalGeneration(transformers.Molmo2Config(**config)).eval()
     inputs = molmo()
-    before, seen = logits(model, inputs), {}
+    before, recorded = logits(model, inputs), {}
     vispe.convert(model, "rope1d")
     assert torch.equal(logits(model, inputs), before)
     vispe.convert(model, "vrope")
     for number, layer in enumerate(text_of(model.model).layers):
 
         def keep(_, args, kwargs, number=number):
-            seen[number] = kwargs["position_embeddings"]
+            recorded[number] = kwargs["position_embeddings"]
 
         layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True)
     early = logits(model, inputs)
@@ -162,8 +162,8 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
         angle = torch.stack(
             [ids[a] * r.double() for a, r in zip(axes.tolist(), module.inv_freq, strict=True)], -1
         )
-        wanted = torch.cat([angle, angle], -1).cos() * module.attention_scaling
-        torch.testing.assert_close(seen[number][0][0].double(), wanted, rtol=0, atol=1e-5)
+        expected = torch.cat([angle, angle], -1).cos() * module.attention_scaling
+        torch.testing.assert_close(recorded[number][0][0].double(), expected, rtol=0, atol=1e-5)
     assert text.rotary_emb.attention_scaling != 1
     late = logits(vispe.convert(model, "vrope", late_rotation=True), inputs)
     torch.testing.assert_close(late, early, rtol=1e-4, atol=1e-5)

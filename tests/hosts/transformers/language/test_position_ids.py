@@ -32,30 +32,30 @@ def prompt(family):
     return batch(family, [3, "image", 4], [7], [5])
 
 
-def coordinates(model, given, mask):
+def coordinates(model, sample, mask):
     """Return the coordinates of a prompt (axes, b, s), and its ordinary ids (b, s)."""
     scheme = model.model.vispe_scheme
-    return scheme.coordinates(given.stream).ids, (mask.cumsum(1) - 1).clamp(min=0)
+    return scheme.coordinates(sample.stream).ids, (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def step(model, given, length=2, **first):
+def step(model, sample, length=2, **first):
     """Return the inputs of text tokens after a prompt, which is in the cache."""
     with torch.no_grad():
-        cache = model(**given.inputs, use_cache=True, **first)[CACHE]
-    seen = torch.cat([given["attention_mask"], torch.ones(3, length, dtype=torch.long)], 1)
-    return {"input_ids": torch.full((3, length), 7), "attention_mask": seen, CACHE: cache}
+        cache = model(**sample.inputs, use_cache=True, **first)[CACHE]
+    recorded = torch.cat([sample["attention_mask"], torch.ones(3, length, dtype=torch.long)], 1)
+    return {"input_ids": torch.full((3, length), 7), "attention_mask": recorded, CACHE: cache}
 
 
-def calls(model, given):
+def calls(model, sample):
     """Yield the inputs of calls of several kinds, and coordinates and ordinary ids that fit them."""
-    ids, keys = coordinates(model, given, given["attention_mask"])
-    yield given.inputs, ids, keys
-    embeds = model.get_input_embeddings()(given["input_ids"]).detach()
-    yield {"inputs_embeds": embeds, "attention_mask": given["attention_mask"]}, ids, keys
+    ids, keys = coordinates(model, sample, sample["attention_mask"])
+    yield sample.inputs, ids, keys
+    embeds = model.get_input_embeddings()(sample["input_ids"]).detach()
+    yield {"inputs_embeds": embeds, "attention_mask": sample["attention_mask"]}, ids, keys
     static = transformers.StaticCache(config=model.config.get_text_config(), max_cache_len=64)
     for cache in ({}, {CACHE: static}):
         for length in (1, 3):
-            inputs = step(model, given, length, **cache)
+            inputs = step(model, sample, length, **cache)
             text = torch.arange(length).expand(3, length) + 9
             yield inputs, text.expand(len(ids), 3, length).double(), text
             if cache:
@@ -66,8 +66,8 @@ def calls(model, given):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
 @torch.no_grad()
 def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
-    model, given = converted(family, spec), prompt(family)
-    for inputs, ids, keys in calls(model, given):
+    model, sample = converted(family, spec), prompt(family)
+    for inputs, ids, keys in calls(model, sample):
         length = ids.shape[-1]
         for base in (ids, keys, torch.cat([keys[None].double(), ids])):
             for name, form in FORMS.items():
@@ -79,7 +79,7 @@ def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
                 )
                 if fits or wrong.shape[-1:] == (0,) or (name == "a vector" and length == 1):
                     continue
-                with pytest.raises(ShapeError, match=r"position_ids needs the shape \(b, s\)") as error:
+                with pytest.raises(ShapeError, match=r"position_ids must have the shape \(b, s\)") as error:
                     model(**inputs, position_ids=wrong)
                 assert str(tuple(wrong.shape)) in str(error.value)
                 assert f"(3, {length})" in str(error.value)
@@ -89,14 +89,16 @@ def test_other_shapes_are_refused_in_every_kind_of_call(family, spec):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_ids_of_one_row_are_those_of_all(family, spec):
-    model, given = converted(family, spec), batch(family, [6], [6])
+    model, sample = converted(family, spec), batch(family, [6], [6])
     keys = torch.arange(6)[None]
     ids = keys.expand(AXES[spec], 1, 6)
-    wanted = model(**given.inputs, position_ids=keys.expand(2, 6)).logits
-    asked = [keys, ids, torch.cat([keys[None], ids])]
-    asked = asked[:2] if spec == "v2pe" else asked  # (2, 1, s) of two rows and one axis has two meanings
-    for said in asked:
-        assert torch.equal(model(**given.inputs, position_ids=said).logits, wanted)
+    expected = model(**sample.inputs, position_ids=keys.expand(2, 6)).logits
+    requested = [keys, ids, torch.cat([keys[None], ids])]
+    requested = (
+        requested[:2] if spec == "v2pe" else requested
+    )  # (2, 1, s) of two rows and one axis has two meanings
+    for said in requested:
+        assert torch.equal(model(**sample.inputs, position_ids=said).logits, expected)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -106,27 +108,27 @@ def test_ids_of_one_row_are_those_of_all(family, spec):
 def test_the_layout_with_rows_first_is_refused(family, rows, spec):
     """verl keeps ids as (b, axes, s); where b is the number of axes, the shape says nothing."""
     items = [[3, "image", 4], [9], [5], [2, "image", 1], [1]][:rows]
-    model, given = converted(family, spec), batch(family, *items)
-    ids, keys = coordinates(model, given, given["attention_mask"])
-    embeds = model.get_input_embeddings()(given["input_ids"]).detach()
-    text = {"inputs_embeds": embeds, "attention_mask": given["attention_mask"]}
-    for inputs in (given.inputs, {k: given[k] for k in ("input_ids", "attention_mask")}, text):
+    model, sample = converted(family, spec), batch(family, *items)
+    ids, keys = coordinates(model, sample, sample["attention_mask"])
+    embeds = model.get_input_embeddings()(sample["input_ids"]).detach()
+    text = {"inputs_embeds": embeds, "attention_mask": sample["attention_mask"]}
+    for inputs in (sample.inputs, {k: sample[k] for k in ("input_ids", "attention_mask")}, text):
         for said in (ids, torch.cat([keys[None].double(), ids])):
-            valid = given["attention_mask"].bool()
-            if inputs is given.inputs:
-                wanted = model(**inputs).logits[valid]
+            valid = sample["attention_mask"].bool()
+            if inputs is sample.inputs:
+                expected = model(**inputs).logits[valid]
                 torch.testing.assert_close(
-                    model(**inputs, position_ids=said).logits[valid], wanted, rtol=1e-5, atol=1e-5
+                    model(**inputs, position_ids=said).logits[valid], expected, rtol=1e-5, atol=1e-5
                 )
             else:
                 model(**inputs, position_ids=said)
-            turned = said.movedim(0, 1)
-            if turned.shape == said.shape and torch.equal(turned, said):
+            rotated = said.movedim(0, 1)
+            if rotated.shape == said.shape and torch.equal(rotated, said):
                 continue
-            if inputs is text and len(turned) == len(said):
+            if inputs is text and len(rotated) == len(said):
                 continue  # nothing says what stands in the sequence
             with pytest.raises((ShapeError, InputError), match=r"position_ids") as error:
-                model(**inputs, position_ids=turned)
+                model(**inputs, position_ids=rotated)
             if isinstance(error.value, ShapeError):
                 assert "not (b, axes, s)" in str(error.value)
 
@@ -136,11 +138,11 @@ def test_the_layout_with_rows_first_is_refused(family, rows, spec):
 def test_rows_first_are_refused_with_a_cache_and_in_the_language_model_alone(spec):
     rows = AXES[spec]
     model = converted("qwen2_vl", spec)
-    given = batch("qwen2_vl", *[[n + 2, "image", 2] for n in range(rows)])
-    cache = model(**given.inputs, use_cache=True)[CACHE]
-    seen = torch.cat([given["attention_mask"], torch.ones(rows, 2, dtype=torch.long)], 1)
-    ids = (given["attention_mask"].sum(1)[:, None] + torch.arange(2)).expand(rows, rows, 2)
-    inputs = {"input_ids": torch.full((rows, 2), 7), "attention_mask": seen}
+    sample = batch("qwen2_vl", *[[n + 2, "image", 2] for n in range(rows)])
+    cache = model(**sample.inputs, use_cache=True)[CACHE]
+    recorded = torch.cat([sample["attention_mask"], torch.ones(rows, 2, dtype=torch.long)], 1)
+    ids = (sample["attention_mask"].sum(1)[:, None] + torch.arange(2)).expand(rows, rows, 2)
+    inputs = {"input_ids": torch.full((rows, 2), 7), "attention_mask": recorded}
     with pytest.raises(ShapeError, match=r"not \(b, axes, s\)"):
         model(**inputs, **{CACHE: copy.deepcopy(cache)}, position_ids=ids.movedim(0, 1))
     model(**inputs, **{CACHE: cache}, position_ids=ids)
@@ -155,43 +157,43 @@ def test_rows_first_are_refused_with_a_cache_and_in_the_language_model_alone(spe
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl"])
 @torch.no_grad()
 def test_dtypes_and_values(family):
-    model, given = converted(family, "mrope_i"), prompt(family)
-    ids, keys = coordinates(model, given, given["attention_mask"])
-    valid = given["attention_mask"].bool()
-    wanted = model(**given.inputs).logits[valid]
+    model, sample = converted(family, "mrope_i"), prompt(family)
+    ids, keys = coordinates(model, sample, sample["attention_mask"])
+    valid = sample["attention_mask"].bool()
+    expected = model(**sample.inputs).logits[valid]
     for kind in (torch.int32, torch.uint8, torch.int16, torch.float32, torch.float64):
         for said in (keys, ids, torch.cat([keys[None].double(), ids])):
-            assert torch.equal(model(**given.inputs, position_ids=said.to(kind)).logits[valid], wanted)
+            assert torch.equal(model(**sample.inputs, position_ids=said.to(kind)).logits[valid], expected)
     below = keys.masked_fill(~valid, -1)  # cumsum(-1) - 1, as it is often written
-    assert torch.equal(model(**given.inputs, position_ids=below).logits[valid], wanted)
-    early = model(**given.inputs, position_ids=keys - 5).logits[valid]
-    torch.testing.assert_close(early, wanted, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model(**sample.inputs, position_ids=below).logits[valid], expected)
+    early = model(**sample.inputs, position_ids=keys - 5).logits[valid]
+    torch.testing.assert_close(early, expected, rtol=1e-4, atol=1e-4)
     wrong = {
         "must be a tensor, got list": keys.tolist(),
         "got torch.bool": keys.bool(),
         "got torch.complex64": keys.to(torch.complex64),
-        "must be whole, got 0.5": keys.float() + 0.5,
+        "must be integers, got 0.5": keys.float() + 0.5,
         "must be finite": ids.masked_fill(ids == 3, torch.nan),
         "finite, got NaN or infinity": keys.float().masked_fill(keys == 3, torch.inf),
-        "does not tell positions beyond 256 apart": ids.bfloat16(),
+        "rounds positions above 256": ids.bfloat16(),
         "beyond 2048": ids.half(),
     }
     for words, said in wrong.items():
         with pytest.raises(InputError, match=words):
-            model(**given.inputs, position_ids=said)
+            model(**sample.inputs, position_ids=said)
         if torch.is_tensor(said):
             last = said[..., -1:] * torch.nan if "finite" in words else said[..., :1]
             with pytest.raises(InputError, match=words):
-                model(**step(model, given, 1), position_ids=last)
+                model(**step(model, sample, 1), position_ids=last)
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_generate_refuses_them_too(family):
-    model, given = converted(family, "mrope_i"), prompt(family)
-    ids, _ = coordinates(model, given, given["attention_mask"])
+    model, sample = converted(family, "mrope_i"), prompt(family)
+    ids, _ = coordinates(model, sample, sample["attention_mask"])
     for wrong in (ids[..., 1:], ids[:, :2], ids.movedim(0, 1)):
         with pytest.raises(ShapeError, match="position_ids"):
-            model.generate(**given.inputs, position_ids=wrong, max_new_tokens=2, do_sample=False)
+            model.generate(**sample.inputs, position_ids=wrong, max_new_tokens=2, do_sample=False)
 
 
 def test_the_type_that_travels():
@@ -206,6 +208,6 @@ def test_the_type_that_travels():
         assert torch.equal(same.keys, keys)
         assert torch.equal(same.coordinates, ids)
         assert same.coordinates.dtype == torch.float64
-        assert same.marks is None
+        assert same.token_attributes is None
     assert not hasattr(first, "__dict__")
     assert "TokenPositions" in dict(inspect.getmembers(vispe.hosts.transformers.language.position_ids))

@@ -25,25 +25,27 @@ def late(family, spec, layers=2, **kwargs):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_late_is_early(family, dtype):
-    given = batch(family, *ROWS)
+    sample = batch(family, *ROWS)
     early = vispe.convert(copy_of(family, dtype=dtype), "mrope_i")
     model = late(family, "mrope_i", dtype=dtype)
     with torch.no_grad():
-        assert torch.equal(early(**given.inputs).logits, model(**given.inputs).logits)
-        tokens = [m.generate(**given.inputs, max_new_tokens=4, do_sample=False) for m in (early, model)]
+        assert torch.equal(early(**sample.inputs).logits, model(**sample.inputs).logits)
+        tokens = [m.generate(**sample.inputs, max_new_tokens=4, do_sample=False) for m in (early, model)]
         assert torch.equal(*tokens)
         assert "inside the attention" in vispe.describe(model)
         vispe.restore(model)
-        assert torch.equal(model(**given.inputs).logits, copy_of(family, dtype=dtype)(**given.inputs).logits)
+        assert torch.equal(
+            model(**sample.inputs).logits, copy_of(family, dtype=dtype)(**sample.inputs).logits
+        )
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_every_attention_of_the_host(implementation):
-    given = batch("qwen2_5_vl", *ROWS)
+    sample = batch("qwen2_5_vl", *ROWS)
     model = copy_of("qwen2_5_vl")
     model.set_attn_implementation(implementation)
     vispe.convert(model, "vrope", late_rotation=True)
-    same(generated(model, given, 3), recomputed(model, given, 3))
+    same(generated(model, sample, 3), recomputed(model, sample, 3))
     vispe.restore(model)
     assert model.model.language_model.config._attn_implementation == implementation
 
@@ -52,65 +54,65 @@ def test_every_attention_of_the_host(implementation):
 @pytest.mark.parametrize("spec", ["mhrope(sections=[1,0,1])", "v2pe(stride=4)"])
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_another_attention_chosen_after_the_conversion(family, spec, where):
-    given = batch(family, *ROWS)
+    sample = batch(family, *ROWS)
     model = vispe.convert(copy_of(family, 2), spec, late_rotation=True)
     text = model.model.language_model
     with torch.no_grad():
-        wanted = model(**given.inputs).logits
+        expected = model(**sample.inputs).logits
         if where == "config":
             text.config._attn_implementation = "eager"
         else:
             {"model": model, "model.model": model.model}.get(where, text).set_attn_implementation("eager")
-        found = model(**given.inputs, output_attentions=True)
-    mask = given.stream.mask
-    torch.testing.assert_close(found.logits[mask], wanted[mask], rtol=1e-5, atol=1e-5)
-    assert all(a is not None for a in found.attentions)  # those of eager: sdpa gives none
-    same(generated(model, given, 3, cache_implementation="static"), recomputed(model, given, 3))
+        actual = model(**sample.inputs, output_attentions=True)
+    mask = sample.stream.mask
+    torch.testing.assert_close(actual.logits[mask], expected[mask], rtol=1e-5, atol=1e-5)
+    assert all(a is not None for a in actual.attentions)  # those of eager: sdpa gives none
+    same(generated(model, sample, 3, cache_implementation="static"), recomputed(model, sample, 3))
     text.config._attn_implementation = "paged|sdpa"
-    with pytest.raises(UnsupportedHost, match=r"the model uses 'paged\|sdpa'"):
-        model(**given.inputs)
+    with pytest.raises(UnsupportedHost, match=r"got 'paged\|sdpa'"):
+        model(**sample.inputs)
     model.set_attn_implementation("sdpa")
     vispe.restore(model)
     assert text.config._attn_implementation == "sdpa"
-    assert torch.equal(model(**given.inputs).logits, copy_of(family, 2)(**given.inputs).logits)
+    assert torch.equal(model(**sample.inputs).logits, copy_of(family, 2)(**sample.inputs).logits)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_tokens_get_other_positions(family):
     """With one layer what is cached depends on tokens alone, so another stride is as if it had been there before."""
-    given, after = batch(family, [2, "image", 3], [1, "wide", 1, "image", 2]), torch.tensor([[5], [6]])
+    sample, after = batch(family, [2, "image", 3], [1, "wide", 1, "image", 2]), torch.tensor([[5], [6]])
     old, new = (late(family, f"v2pe(stride={stride})", layers=1) for stride in (16, 4))
-    mask = torch.cat([given["attention_mask"], torch.ones(2, 1, dtype=torch.long)], 1)
+    mask = torch.cat([sample["attention_mask"], torch.ones(2, 1, dtype=torch.long)], 1)
 
     def step(model, cache):
         return model(input_ids=after, attention_mask=mask, **{CACHE: cache}).logits
 
     with torch.no_grad():
-        wanted = step(new, _again(new, given))
-        cache = _again(old, given)
+        expected = step(new, _again(new, sample))
+        cache = _again(old, sample)
         unmoved = step(old, cache)
         cache.crop(-1)
-        reposition(cache, create_scheme("v2pe(stride=4)").coordinates(given.stream))
+        reposition(cache, create_scheme("v2pe(stride=4)").coordinates(sample.stream))
         moved = step(old, cache)
-    torch.testing.assert_close(moved, wanted, atol=1e-5, rtol=1e-5)
-    assert (unmoved - wanted).abs().max() > 1e-3
+    torch.testing.assert_close(moved, expected, atol=1e-5, rtol=1e-5)
+    assert (unmoved - expected).abs().max() > 1e-3
 
 
-def _again(model, given):
-    return model(**given.inputs, use_cache=True)[CACHE]
+def _again(model, sample):
+    return model(**sample.inputs, use_cache=True)[CACHE]
 
 
 def test_what_cannot_be_moved_is_refused():
-    given = batch("llava", [2, "image", 3])
+    sample = batch("llava", [2, "image", 3])
     early = vispe.convert(copy_of("llava"), "mrope_i")
-    coordinates = create_scheme("mrope_i").coordinates(given.stream)
+    coordinates = create_scheme("mrope_i").coordinates(sample.stream)
     with torch.no_grad():
-        cache = _again(early, given)
+        cache = _again(early, sample)
         with pytest.raises(
-            UnsupportedHost, match="turned already; convert the model with late_rotation=True"
+            UnsupportedHost, match=r"already rotated\. Convert the model with late_rotation=True"
         ):
             reposition(cache, coordinates)
-        cache = _again(late("llava", "v2pe"), given)
+        cache = _again(late("llava", "v2pe"), sample)
     with pytest.raises(ShapeError, match=r"\(axes, rows, tokens\) \(1, 1, \d+\), got \(3, 1, \d+\)"):
         reposition(cache, coordinates)
     model = copy_of("llava")

@@ -19,15 +19,15 @@ def everything(family):
     return batch(family, [7], [3, "image", 4, "wide", 2], [2, "video", 3])
 
 
-def asked(model, given):
+def requested(model, sample):
     """What `get_rope_index` says of a batch."""
     return model.model.get_rope_index(
-        given["input_ids"], **{k: given[k] for k in GRIDS if k in given.inputs and k != "input_ids"}
+        sample["input_ids"], **{k: sample[k] for k in GRIDS if k in sample.inputs and k != "input_ids"}
     )
 
 
-def keys_of(given):
-    return (given["attention_mask"].cumsum(1) - 1).clamp(min=0)[None]
+def keys_of(sample):
+    return (sample["attention_mask"].cumsum(1) - 1).clamp(min=0)[None]
 
 
 def own_of(family):
@@ -39,31 +39,33 @@ def own_of(family):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("family", QWEN)
 def test_ids_asked_for_are_those_of_the_scheme(family, spec):
-    model, given = converted(family, spec), everything(family)
-    scheme, mask = scheme_of(family, spec), given.stream.mask
-    made = scheme.coordinates(given.stream)
-    ids, delta = asked(model, given)
-    assert ids.shape == (scheme.axes, *given["input_ids"].shape)
+    model, sample = converted(family, spec), everything(family)
+    scheme, mask = scheme_of(family, spec), sample.stream.mask
+    made = scheme.coordinates(sample.stream)
+    ids, delta = requested(model, sample)
+    assert ids.shape == (scheme.axes, *sample["input_ids"].shape)
     assert torch.equal(ids.double(), made.ids)
     assert torch.equal(delta.double(), made.delta())
     assert (
         ids.dtype == delta.dtype == (torch.float64 if scheme.name in ("circlerope", "v2pe") else torch.long)
     )
     with torch.no_grad():
-        wanted = model(**given.inputs).logits[mask]
-        for said in (ids, torch.cat([keys_of(given), ids])):
-            assert torch.equal(model(**given.inputs, position_ids=said).logits[mask], wanted)
+        expected = model(**sample.inputs).logits[mask]
+        for said in (ids, torch.cat([keys_of(sample), ids])):
+            assert torch.equal(model(**sample.inputs, position_ids=said).logits[mask], expected)
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_ids_of_the_own_scheme_are_those_of_before(family):
-    given = everything(family)
-    before = asked(stock(family), given)
-    found = asked(converted(family, own_of(family)), given)
-    assert found[0].dtype == before[0].dtype
-    assert torch.equal(found[0], before[0])
+    sample = everything(family)
+    before = requested(stock(family), sample)
+    actual = requested(converted(family, own_of(family)), sample)
+    assert actual[0].dtype == before[0].dtype
+    assert torch.equal(actual[0], before[0])
     alone = batch(family, [7], [3, "image", 4, "wide", 2])  # of a long video, before counts past the text
-    assert torch.equal(asked(converted(family, own_of(family)), alone)[1], asked(copy_of(family), alone)[1])
+    assert torch.equal(
+        requested(converted(family, own_of(family)), alone)[1], requested(copy_of(family), alone)[1]
+    )
 
 
 @pytest.mark.parametrize("name", ["get_rope_index", "compute_3d_position_ids", "forward"])
@@ -73,23 +75,23 @@ def test_methods_keep_their_signatures(family, name):
     if before is None:
         assert after is None
         return
-    wanted = dict(inspect.signature(before).parameters)
-    found = dict(inspect.signature(after).parameters)
-    more = {"tile_grids", "mm_token_type_ids", "parallel_ids"} - set(wanted) if name == "forward" else set()
-    assert set(found) - set(wanted) == more
-    assert {k: found[k] for k in wanted} == wanted
-    assert [k for k in found if k in wanted] == list(wanted)
+    expected = dict(inspect.signature(before).parameters)
+    actual = dict(inspect.signature(after).parameters)
+    more = {"tile_grids", "mm_token_type_ids", "parallel_ids"} - set(expected) if name == "forward" else set()
+    assert set(actual) - set(expected) == more
+    assert {k: actual[k] for k in expected} == expected
+    assert [k for k in actual if k in expected] == list(expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_arguments_by_place_go_where_they_went(family):
-    model, given = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
+    model, sample = converted(family, "mrope_i"), batch(family, [3, "image", 4], [2, "wide", 3])
     order = [p for p in inspect.signature(stock(family).model.forward).parameters if p != "kwargs"]
     with torch.no_grad():
-        found = model.model(*(given.inputs.get(name) for name in order)).last_hidden_state
-        wanted = model.model(**given.inputs).last_hidden_state
-        assert torch.equal(found, wanted)
-        with pytest.raises(TypeError, match=f"takes {len(order)} arguments by place"):
+        actual = model.model(*(sample.inputs.get(name) for name in order)).last_hidden_state
+        expected = model.model(**sample.inputs).last_hidden_state
+        assert torch.equal(actual, expected)
+        with pytest.raises(TypeError, match=f"takes {len(order)} positional arguments"):
             model.model(*([None] * (len(order) + 1)))
 
 
@@ -98,16 +100,16 @@ def test_arguments_by_place_go_where_they_went(family):
 @pytest.mark.parametrize("family", QWEN)
 def test_ids_of_before_the_conversion_are_refused(family, spec, rows):
     """A collator that holds a stock model, or its own copy of the function, gives them."""
-    model, given = converted(family, spec), everything(family)
-    ids = asked(stock(family), given)[0]
-    ids = torch.cat([keys_of(given), ids]) if rows == 4 else ids
-    error, words = InputError, "had before it was converted"
+    model, sample = converted(family, spec), everything(family)
+    ids = requested(stock(family), sample)[0]
+    ids = torch.cat([keys_of(sample), ids]) if rows == 4 else ids
+    error, words = InputError, "those of the stock model"
     if len(ids) not in (model.model.vispe_scheme.axes, model.model.vispe_scheme.axes + 1):
         error, words = ShapeError, "get_rope_index of the converted model"
     elif spec == "vrope":
-        words = "the first of which numbers the tokens"
+        words = "got ordinary ids and three axes"
     with torch.no_grad(), pytest.raises(error, match=words):
-        model(**given.inputs, position_ids=ids)
+        model(**sample.inputs, position_ids=ids)
 
 
 @pytest.mark.parametrize("family", QWEN)
@@ -116,9 +118,9 @@ def test_four_rows_without_grids_are_refused_for_four_axes(family):
     model = converted(family, "vrope")
     tokens, keys = torch.arange(1, 9)[None], torch.arange(8)[None, None]
     with torch.no_grad():
-        wanted = model(input_ids=tokens).logits
-        assert torch.equal(model(input_ids=tokens, position_ids=keys.expand(4, 1, 8)).logits, wanted)
-        with pytest.raises(InputError, match=r"Give \(5, b, s\)"):
+        expected = model(input_ids=tokens).logits
+        assert torch.equal(model(input_ids=tokens, position_ids=keys.expand(4, 1, 8)).logits, expected)
+        with pytest.raises(InputError, match=r"Pass \(5, b, s\)"):
             model(input_ids=tokens, position_ids=torch.cat([keys, 2 * keys.expand(3, 1, 8)]))
         five = torch.cat([keys, 2 * keys.expand(4, 1, 8)])
         assert torch.equal(
@@ -134,70 +136,72 @@ def test_ids_of_packed_samples_are_known_again():
     one |= {k: torch.cat([p[k] for p in parts]) for k in ("pixel_values", "image_grid_thw")}
 
     def packed(model):
-        return torch.cat([torch.cat([keys_of(p), asked(model, p)[0]]) for p in parts], 2)
+        return torch.cat([torch.cat([keys_of(p), requested(model, p)[0]]) for p in parts], 2)
 
     model = converted("qwen2_vl", "videorope")
     with torch.no_grad():
-        found = model(**one, position_ids=packed(model)).logits
-        wanted = torch.cat([model(**p.inputs).logits for p in parts], 1)
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-        with pytest.raises(InputError, match="had before it was converted"):
+        actual = model(**one, position_ids=packed(model)).logits
+        expected = torch.cat([model(**p.inputs).logits for p in parts], 1)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        with pytest.raises(InputError, match="those of the stock model"):
             model(**one, position_ids=packed(stock("qwen2_vl")))
 
 
 @pytest.mark.parametrize("family", QWEN)
 def test_positions_of_a_call_can_be_asked_for(family):
-    model, given = converted(family, "v2pe(stride=4)"), everything(family)
-    grids = {k: given[k] for k in GRIDS if k in given.inputs}
+    model, sample = converted(family, "v2pe(stride=4)"), everything(family)
+    grids = {k: sample[k] for k in GRIDS if k in sample.inputs}
     ask = model.model.compute_3d_position_ids
     empty = dict.fromkeys(inspect.signature(ask).parameters)
-    wanted = scheme_of(family, "v2pe(stride=4)").coordinates(given.stream)
-    assert torch.equal(ask(**empty | {"input_ids": given["input_ids"]} | grids), wanted.ids)
-    assert ask(**empty | {"input_ids": given["input_ids"]}) is None
+    expected = scheme_of(family, "v2pe(stride=4)").coordinates(sample.stream)
+    assert torch.equal(ask(**empty | {"input_ids": sample["input_ids"]} | grids), expected.ids)
+    assert ask(**empty | {"input_ids": sample["input_ids"]}) is None
     with torch.no_grad():
-        cache = model(**given.inputs, use_cache=True)[CACHE]
+        cache = model(**sample.inputs, use_cache=True)[CACHE]
     words = torch.ones(3, 2, dtype=torch.long)
-    seen = given.with_tokens(words)["attention_mask"]
-    said = ask(**empty | {"input_ids": words, "attention_mask": seen, CACHE: cache})
-    assert torch.equal(said, wanted.decode(2))
+    recorded = sample.with_tokens(words)["attention_mask"]
+    said = ask(**empty | {"input_ids": words, "attention_mask": recorded, CACHE: cache})
+    assert torch.equal(said, expected.decode(2))
     assert model.model.rope_deltas is None
 
 
 def test_what_is_not_an_index_is_refused():
-    model, given = converted("qwen2_vl", "videorope"), everything("qwen2_vl")
-    numbered = given["attention_mask"] * 2
+    model, sample = converted("qwen2_vl", "videorope"), everything("qwen2_vl")
+    numbered = sample["attention_mask"] * 2
     with pytest.raises(InputError, match="one by one"):
-        model.model.get_rope_index(given["input_ids"], attention_mask=numbered)
-    half = keys_of(given).bfloat16()
-    with pytest.raises(InputError, match="does not tell positions beyond 256 apart"):
-        model(**given.inputs, position_ids=half)
+        model.model.get_rope_index(sample["input_ids"], attention_mask=numbered)
+    half = keys_of(sample).bfloat16()
+    with pytest.raises(InputError, match="rounds positions above 256"):
+        model(**sample.inputs, position_ids=half)
 
 
 @pytest.mark.parametrize("spec", ["videorope", "v2pe(stride=4)", "vrope"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_model_inside_alone(family, spec):
     """Its forward pass is right below a head of before; a head that would count by itself refuses."""
-    given, whole, inner = everything_of(family), converted(family, spec), copy_of(family)
+    sample, whole, inner = everything_of(family), converted(family, spec), copy_of(family)
     vispe.convert(inner.model, spec)
     with torch.no_grad():
-        assert torch.equal(inner(**given.inputs).logits, whole(**given.inputs).logits)
+        assert torch.equal(inner(**sample.inputs).logits, whole(**sample.inputs).logits)
     settings = {"max_new_tokens": 3, "do_sample": False}
     if family in QWEN:
-        for inputs in (given.inputs, batch(family, [5]).inputs):
-            with pytest.raises(InputError, match=r"call vispe\.convert with the whole model"):
+        for inputs in (sample.inputs, batch(family, [5]).inputs):
+            with pytest.raises(InputError, match=r"call vispe\.convert with the complete model"):
                 inner.generate(**inputs, **settings)
     elif family == "llava_onevision":
-        with pytest.raises(InputError, match=r"call vispe\.convert with the whole model"):
-            inner.generate(**given.inputs, **settings)
+        with pytest.raises(InputError, match=r"call vispe\.convert with the complete model"):
+            inner.generate(**sample.inputs, **settings)
     else:
         assert torch.equal(
-            inner.generate(**given.inputs, **settings), whole.generate(**given.inputs, **settings)
+            inner.generate(**sample.inputs, **settings), whole.generate(**sample.inputs, **settings)
         )
     vispe.convert(inner, spec)
-    assert torch.equal(inner.generate(**given.inputs, **settings), whole.generate(**given.inputs, **settings))
+    assert torch.equal(
+        inner.generate(**sample.inputs, **settings), whole.generate(**sample.inputs, **settings)
+    )
     vispe.restore(inner)
     assert torch.equal(
-        inner.generate(**given.inputs, **settings), stock(family).generate(**given.inputs, **settings)
+        inner.generate(**sample.inputs, **settings), stock(family).generate(**sample.inputs, **settings)
     )
 
 

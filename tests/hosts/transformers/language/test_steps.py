@@ -38,16 +38,16 @@ def steps(monkeypatch):
 
 def both(model, inputs, steps, monkeypatch, **settings):
     """Return what is generated the short way, and one token at a time."""
-    found = model.generate(**inputs, **LONG, **settings)
+    actual = model.generate(**inputs, **LONG, **settings)
     assert steps
     with monkeypatch.context() as patch:
         patch.setattr(converted_classes, "step_of", lambda *args: None)
-        return found, model.generate(**inputs, **LONG, **settings)
+        return actual, model.generate(**inputs, **LONG, **settings)
 
 
-def assert_equal(found, wanted):
-    assert torch.equal(found.sequences, wanted.sequences)
-    assert all(map(torch.equal, found.logits, wanted.logits))
+def assert_equal(actual, expected):
+    assert torch.equal(actual.sequences, expected.sequences)
+    assert all(map(torch.equal, actual.logits, expected.logits))
 
 
 SPECS = ("v2pe(stride=4)", "tad_rope", "bilevel(rotate=both)")
@@ -59,22 +59,22 @@ slow = pytest.mark.slow
     ("family", "spec"), [*((f, "vrope") for f in FAMILIES), *(("qwen2_vl", s) for s in SPECS)]
 )
 def test_a_batch_with_padding(family, spec, steps, monkeypatch):
-    given = batch(family, [7], [3, "image", 4, "wide", 2], padding="left")
-    assert_equal(*both(converted(family, spec), given.inputs, steps, monkeypatch))
+    sample = batch(family, [7], [3, "image", 4, "wide", 2], padding="left")
+    assert_equal(*both(converted(family, spec), sample.inputs, steps, monkeypatch))
     assert len(steps) == 5
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_of_generation(way, steps, monkeypatch):
-    given = batch("qwen2_5_vl", [4], [3, "image", 4, "wide", 2], padding="left")
-    assert_equal(*both(converted("qwen2_5_vl", "vrope"), given.inputs, steps, monkeypatch, **WAYS[way]))
+    sample = batch("qwen2_5_vl", [4], [3, "image", 4, "wide", 2], padding="left")
+    assert_equal(*both(converted("qwen2_5_vl", "vrope"), sample.inputs, steps, monkeypatch, **WAYS[way]))
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "internvl"])
 def test_assisted_generation(family, steps, monkeypatch):
-    model, given = converted(family, "vrope"), batch(family, [3, "image", 4])
-    found, wanted = both(model, given.inputs, steps, monkeypatch, assistant_model=copy.deepcopy(model))
-    assert torch.equal(found.sequences, wanted.sequences)
+    model, sample = converted(family, "vrope"), batch(family, [3, "image", 4])
+    actual, expected = both(model, sample.inputs, steps, monkeypatch, assistant_model=copy.deepcopy(model))
+    assert torch.equal(actual.sequences, expected.sequences)
 
 
 @pytest.mark.parametrize("family", [f if f in SAMPLE else pytest.param(f, marks=slow) for f in CLASSES])
@@ -85,40 +85,40 @@ def test_all_families(family, steps, monkeypatch):
 @pytest.mark.parametrize("family", QWEN)
 def test_a_loop_over_a_cache(family, steps):
     """Without position ids, with two turns, and with the cache cropped in between."""
-    model, given = converted(family, "vrope"), batch(family, [3, "image", 4, "wide", 2])
+    model, sample = converted(family, "vrope"), batch(family, [3, "image", 4, "wide", 2])
     tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
     with torch.no_grad():
-        wanted = model(**given.with_tokens(tokens)).logits[:, -7:]
-        seen = model(**given.inputs, use_cache=True)
-        cache = seen[CACHE]
-        rows = [seen.logits[:, -1:]]
+        expected = model(**sample.with_tokens(tokens)).logits[:, -7:]
+        recorded = model(**sample.inputs, use_cache=True)
+        cache = recorded[CACHE]
+        rows = [recorded.logits[:, -1:]]
         rows += [model(input_ids=tokens[:, n : n + 1], **{CACHE: cache}).logits for n in range(3)]
         cache.crop(-2)
         rows[2:] = [model(input_ids=tokens[:, n : n + 1], **{CACHE: cache}).logits for n in range(1, 4)]
         rows.append(model(input_ids=tokens[:, 4:], **{CACHE: cache}).logits)
         rows.append(model(input_ids=tokens[:, :1], **{CACHE: cache}).logits)
-    torch.testing.assert_close(torch.cat(rows[:-1], 1), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(rows[:-1], 1), expected, rtol=1e-5, atol=1e-5)
     assert len(steps) == 7
 
 
 def test_rotation_is_computed_once_for_many_tokens(steps, monkeypatch):
     made = []
-    turned = converted_classes.PositionedText._turned
+    rotated = converted_classes.PositionedText._rotation
     monkeypatch.setattr(
         converted_classes.PositionedText,
-        "_turned",
-        lambda self, *args: made.append(args) or turned(self, *args),
+        "_rotation",
+        lambda self, *args: made.append(args) or rotated(self, *args),
     )
     monkeypatch.setattr(converted_classes, "STEPS", position_assignment.STEPS)
-    given = batch("qwen2_vl", [3, "image", 4])
-    converted("qwen2_vl", "vrope").generate(**given.inputs, max_new_tokens=20, do_sample=False)
+    sample = batch("qwen2_vl", [3, "image", 4])
+    converted("qwen2_vl", "vrope").generate(**sample.inputs, max_new_tokens=20, do_sample=False)
     assert len(made) == 2  # the prompt, then all steps
 
 
 def test_a_cache_made_in_inference_mode_can_be_trained_on(steps):
-    model, given = converted("llava", "vrope"), batch("llava", [3, "image", 4])
+    model, sample = converted("llava", "vrope"), batch("llava", [3, "image", 4])
     with torch.inference_mode():
-        cache = model(**given.inputs, use_cache=True)[CACHE]
+        cache = model(**sample.inputs, use_cache=True)[CACHE]
         model(input_ids=torch.tensor([[5]]), **{CACHE: cache})
     known = cache.vispe_state.upcoming
     assert not any(t.is_inference() for pair in known.rotation.values() for t in pair)

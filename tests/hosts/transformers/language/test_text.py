@@ -45,25 +45,25 @@ def stock_logits(family, dtype):
 @torch.no_grad()
 def test_logits_are_bit_equal(family, scheme, dtype):
     model = vispe.convert(changing(family, dtype), named(scheme, 1))
-    for given, wanted in zip(prompts(family), stock_logits(family, dtype), strict=True):
-        found = model(**given.inputs).logits
-        assert found.dtype == dtype
-        assert torch.equal(found, wanted)
+    for sample, expected in zip(prompts(family), stock_logits(family, dtype), strict=True):
+        actual = model(**sample.inputs).logits
+        assert actual.dtype == dtype
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_logits_are_bit_equal_with_ids(family):
     model, before = converted(family, "mrope_i"), stock(family)
-    for given in prompts(family):
-        seen = given.inputs.get("attention_mask", torch.ones_like(given["input_ids"]))
-        ids = (seen.cumsum(1) - 1).masked_fill(seen == 0, 0)
-        wanted = before(**given.inputs, position_ids=ids).logits
-        assert torch.equal(model(**given.inputs, position_ids=ids).logits, wanted)
+    for sample in prompts(family):
+        recorded = sample.inputs.get("attention_mask", torch.ones_like(sample["input_ids"]))
+        ids = (recorded.cumsum(1) - 1).masked_fill(recorded == 0, 0)
+        expected = before(**sample.inputs, position_ids=ids).logits
+        assert torch.equal(model(**sample.inputs, position_ids=ids).logits, expected)
     one_row = torch.arange(6)[None]  # for a batch of two
-    given = batch(family, [6], [6])
-    wanted = before(**given.inputs, position_ids=one_row).logits
-    assert torch.equal(model(**given.inputs, position_ids=one_row).logits, wanted)
+    sample = batch(family, [6], [6])
+    expected = before(**sample.inputs, position_ids=one_row).logits
+    assert torch.equal(model(**sample.inputs, position_ids=one_row).logits, expected)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_logits_are_bit_equal_with_ids(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generation_is_bit_equal(family, scheme, dtype):
     kv_heads = 2 if scheme == "mhrope" else 1
-    given = batch(family, [5], [9], [1])
-    found, wanted = (
-        generated(m(family, *args, kv_heads, dtype), given, 3)
+    sample = batch(family, [5], [9], [1])
+    actual, expected = (
+        generated(m(family, *args, kv_heads, dtype), sample, 3)
         for m, args in ((converted, [scheme]), (stock, []))
     )
-    assert torch.equal(found[0], wanted[0])
-    assert torch.equal(found[1], wanted[1])
+    assert torch.equal(actual[0], expected[0])
+    assert torch.equal(actual[1], expected[1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,12 +88,12 @@ def test_a_cached_loop_is_bit_equal(family):
     """Right-padded rows go on after their padding; what a call after an image computes is not changed by it."""
     model, before = converted(family, "mrope_i"), copy_of(family)
     model(**batch(family, [2, "image", 2], [1, "wide"]).inputs)
-    for given in (batch(family, [6], [6]), batch(family, [5], [9], padding="left")):
+    for sample in (batch(family, [6], [6]), batch(family, [5], [9], padding="left")):
         logits = []
         for m in (model, before):
-            out = m(**given.inputs, use_cache=True)
+            out = m(**sample.inputs, use_cache=True)
             steps = [out.logits]
-            mask = given["attention_mask"]
+            mask = sample["attention_mask"]
             for token in (3, 8):
                 mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
                 out = m(
@@ -109,19 +109,19 @@ def test_a_cached_loop_is_bit_equal(family):
 @pytest.mark.parametrize("family", [*QWEN[:1], "llava"])
 def test_bf16_models_keep_positions_above_256(family):
     model, before = converted(family, "v2pe", 1, torch.bfloat16), stock(family, 1, torch.bfloat16)
-    given = batch(family, [301], seed=4)
+    sample = batch(family, [301], seed=4)
     with torch.no_grad():
-        assert torch.equal(model(**given.inputs).logits, before(**given.inputs).logits)
+        assert torch.equal(model(**sample.inputs).logits, before(**sample.inputs).logits)
 
 
 @pytest.mark.parametrize("scheme", INEXACT)
 def test_schemes_that_change_text_warn(scheme):
-    model, given = copy_of("qwen2_vl"), batch("qwen2_vl", [9])
+    model, sample = copy_of("qwen2_vl"), batch("qwen2_vl", [9])
     with pytest.warns(UserWarning, match="does not encode text as"):
         vispe.convert(model, scheme)
     with torch.no_grad():
         assert not torch.allclose(
-            model(**given.inputs).logits, stock("qwen2_vl")(**given.inputs).logits, atol=1e-3
+            model(**sample.inputs).logits, stock("qwen2_vl")(**sample.inputs).logits, atol=1e-3
         )
 
 
@@ -131,10 +131,10 @@ def test_schemes_that_change_text_warn(scheme):
 def test_options_that_change_text_warn(spec):
     with pytest.warns(UserWarning, match="does not encode text as"):
         model = vispe.convert(copy_of("llava", 2), spec)
-    given = batch("llava", [9])
+    sample = batch("llava", [9])
     with torch.no_grad():
         assert not torch.allclose(
-            model(**given.inputs).logits, stock("llava", 2)(**given.inputs).logits, atol=1e-3
+            model(**sample.inputs).logits, stock("llava", 2)(**sample.inputs).logits, atol=1e-3
         )
 
 

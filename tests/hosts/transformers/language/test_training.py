@@ -29,27 +29,27 @@ def test_ids_that_do_not_count_by_one_do_not_cut_attention(family, spec):
     model = trained(family, spec)
     bare = batch(family, [4, "image", 3, "wide", 2], mask=False)
     masked = batch(family, [4, "image", 3, "wide", 2])
-    found, wanted = [], []
-    for out, given in ((found, bare), (wanted, masked)):
+    actual, expected = [], []
+    for out, sample in ((actual, bare), (expected, masked)):
         torch.manual_seed(11)  # v2pe draws its strides
-        logits = model(**given.inputs).logits
+        logits = model(**sample.inputs).logits
         out.extend((logits, gradients(model, logits)))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
     changed = dict(bare.inputs, input_ids=bare["input_ids"].clone())
     changed["input_ids"][0, 0] = changed["input_ids"][0, 0] % 200 + 7
     torch.manual_seed(11)
     with torch.no_grad():
         other = model(**changed).logits
-    assert (other[0, -1] - found[0][0, -1]).abs().max() > 1e-3  # the last token sees the first
+    assert (other[0, -1] - actual[0][0, -1]).abs().max() > 1e-3  # the last token sees the first
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_strides_are_drawn_in_training_only(family):
-    model, given = trained(family, "v2pe"), batch(family, [4, "image", 3])
+    model, sample = trained(family, "v2pe"), batch(family, [4, "image", 3])
     with torch.no_grad():
-        drawn = torch.stack([model(**given.inputs).logits[0, -1] for _ in range(6)])
+        drawn = torch.stack([model(**sample.inputs).logits[0, -1] for _ in range(6)])
         model.eval()
-        fixed = torch.stack([model(**given.inputs).logits[0, -1] for _ in range(2)])
+        fixed = torch.stack([model(**sample.inputs).logits[0, -1] for _ in range(2)])
     assert len({tuple(d.tolist()) for d in drawn}) > 1
     assert torch.equal(fixed[0], fixed[1])
 
@@ -77,14 +77,14 @@ def test_packing_cuts_exactly(family, spec):
             packed[name] = torch.cat([p[name] for p in parts], 1)
     ids = torch.cat([torch.arange(p["input_ids"].shape[1]) for p in parts])[None]
     with torch.no_grad():
-        found = model(**packed, position_ids=ids).logits
-        wanted = [model(**p.inputs).logits for p in parts]
-        torch.testing.assert_close(found, torch.cat(wanted, 1), rtol=1e-5, atol=1e-5)
+        actual = model(**packed, position_ids=ids).logits
+        expected = [model(**p.inputs).logits for p in parts]
+        torch.testing.assert_close(actual, torch.cat(expected, 1), rtol=1e-5, atol=1e-5)
         first = parts[0]["input_ids"].shape[1]
         packed["input_ids"][0, :2] = torch.tensor([17, 18])
         changed = model(**packed, position_ids=ids).logits
-    assert torch.equal(changed[:, first:], found[:, first:])
-    assert not torch.equal(changed[:, first - 1], found[:, first - 1])
+    assert torch.equal(changed[:, first:], actual[:, first:])
+    assert not torch.equal(changed[:, first - 1], actual[:, first - 1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,12 +97,12 @@ def test_packing_takes_coordinates_too(family):
     both = torch.cat([keys[None], 0.5 * keys[None]])
     types = {"mm_token_type_ids": torch.zeros_like(tokens)} if family in QWEN else {}
     with torch.no_grad():
-        found = model(input_ids=tokens, position_ids=both, **types).logits
+        actual = model(input_ids=tokens, position_ids=both, **types).logits
         halves = [
             model(**p.inputs, position_ids=0.5 * torch.arange(n)[None, None]).logits
             for p, n in ((first, 6), (second, 8))
         ]
-    torch.testing.assert_close(found, torch.cat(halves, 1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual, torch.cat(halves, 1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_packing_takes_coordinates_too(family):
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
-    given = batch(family, [3, "image", 4], [2, "wide", 3])
-    labels = given["input_ids"].masked_fill(given["input_ids"] > 249, -100)
+    sample = batch(family, [3, "image", 4], [2, "wide", 3])
+    labels = sample["input_ids"].masked_fill(sample["input_ids"] > 249, -100)
     results = []
     for checkpointing in (False, True):
         model = trained(family, spec, 2)
@@ -119,7 +119,7 @@ def test_gradient_checkpointing_changes_nothing(family, spec, reentrant):
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
         torch.manual_seed(3)
-        out = model(**given.inputs, labels=labels)
+        out = model(**sample.inputs, labels=labels)
         out.loss.backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         results.append((out.loss.detach(), grads))
@@ -136,6 +136,6 @@ def test_every_layer_is_computed_again_where_checkpointing_is_on(family, reentra
     layers, runs = model.model.language_model.layers, []
     for number, layer in enumerate(layers):
         layer.self_attn.register_forward_pre_hook(lambda *_, number=number: runs.append(number))
-    given = batch(family, [3, "image", 4])
-    model(**given.inputs).logits.sum().backward()
+    sample = batch(family, [3, "image", 4])
+    model(**sample.inputs).logits.sum().backward()
     assert sorted(runs) == sorted([*range(len(layers))] * 2)

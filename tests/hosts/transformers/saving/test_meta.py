@@ -33,24 +33,24 @@ def allocated(model):
 def test_emptied_models_know_their_allocation(family, spec, inside):
     model = on_meta(family, spec, inside)
     assert allocated(model).is_meta
-    wanted = allocated(converted(family, spec, 2))
+    expected = allocated(converted(family, spec, 2))
     model.to_empty(device="cpu")
-    assert torch.equal(allocated(model), wanted)
+    assert torch.equal(allocated(model), expected)
     allocated(model).fill_(7)  # what loading without values leaves
     model.init_weights()
-    assert torch.equal(allocated(model), wanted)
+    assert torch.equal(allocated(model), expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_can_come_later(family):
-    given = batch(family, [7], [3, "image", 4, "wide", 2])
-    wanted = vispe.convert(copy.deepcopy(stock(family, 2)), "vrope")
+    sample = batch(family, [7], [3, "image", 4, "wide", 2])
+    expected = vispe.convert(copy.deepcopy(stock(family, 2)), "vrope")
     model = on_meta(family, "vrope", True)
     model.to_empty(device="cpu")
     model.init_weights()
-    model.load_state_dict(wanted.state_dict())
+    model.load_state_dict(expected.state_dict())
     with torch.no_grad():
-        assert torch.equal(model(**given.inputs).logits, wanted(**given.inputs).logits)
+        assert torch.equal(model(**sample.inputs).logits, expected(**sample.inputs).logits)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
@@ -58,22 +58,22 @@ def test_weights_can_come_later(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_towers_can_be_converted_without_values(family, spec, inside):
     """What stands where the absolute table was adds nothing, whatever memory its buffer got."""
-    given = batch(family, [3, "image", 4, "wide", 2])
-    wanted = vispe.convert(copy.deepcopy(stock(family, 2)), spec)
+    sample = batch(family, [3, "image", 4, "wide", 2])
+    expected = vispe.convert(copy.deepcopy(stock(family, 2)), spec)
     model = on_meta(family, spec, inside)
     model.to_empty(device="cpu")
     model.init_weights()
     for name, buffer in model.named_buffers():
         if name.endswith(".zero"):
             buffer.fill_(torch.nan)
-    model.load_state_dict(wanted.state_dict())
+    model.load_state_dict(expected.state_dict())
     with torch.no_grad():
-        assert torch.equal(model(**given.inputs).logits, wanted(**given.inputs).logits)
+        assert torch.equal(model(**sample.inputs).logits, expected(**sample.inputs).logits)
 
 
 def test_an_allocation_moves_with_its_model():
     model = vispe.convert(copy.deepcopy(stock("llava", 2)), "vrope")
-    wanted = allocated(model).clone()
+    expected = allocated(model).clone()
     for moved in (model.double(), model.bfloat16(), model.to("cpu")):
-        assert torch.equal(allocated(moved), wanted)
+        assert torch.equal(allocated(moved), expected)
     assert "vispe_axis_of_pair" not in "".join(model.state_dict())

@@ -56,9 +56,9 @@ def test_models_without_an_encoding_are_saved_and_loaded_as_ever(tmp_path):
     model = build("CLIPModel")
     with warnings.catch_warnings(action="error"):
         model.save_pretrained(tmp_path)
-        found, info = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+        actual, info = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
-    same(found, model)
+    same(actual, model)
     assert "vispe" not in (tmp_path / "config.json").read_text()
 
 
@@ -105,7 +105,7 @@ def test_a_failure_in_between_leaves_the_next_load_alone(tmp_path):
         vispe.from_pretrained(transformers.AutoModel, tmp_path / "nowhere")
     plain = build("CLIPVisionModel")
     plain.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="names no encoding or position scheme"):
+    with pytest.raises(InputError, match="must name an encoding or position scheme"):
         vispe.from_pretrained(transformers.AutoModel, tmp_path)
-    found = transformers.AutoModel.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(outputs(found), outputs(plain), strict=True))
+    actual = transformers.AutoModel.from_pretrained(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(outputs(actual), outputs(plain), strict=True))

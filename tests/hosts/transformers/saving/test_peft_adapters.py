@@ -65,10 +65,10 @@ def test_text_is_that_of_the_stock_model(family, kind):
     stock, model = tuned(family, kind=kind), tuned(family, "vrope", kind)
     text = {"input_ids": ROWS[1:]}
     for inputs in (text, text | {"attention_mask": SEEN[1:]}, {"input_ids": ROWS, "attention_mask": SEEN}):
-        wanted, found = logits(stock, **inputs), logits(model, **inputs)
-        if len(wanted) > 1 and wanted.shape[1] == ROWS.shape[1]:  # of rows of padding nothing is said
-            wanted, found = (x[SEEN.bool()] for x in (wanted, found))
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        expected, actual = logits(stock, **inputs), logits(model, **inputs)
+        if len(expected) > 1 and expected.shape[1] == ROWS.shape[1]:  # of rows of padding nothing is said
+            expected, actual = (x[SEEN.bool()] for x in (expected, actual))
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
         if kind == "PrefixTuningConfig" or len(inputs["input_ids"]) == 1:
             assert torch.equal(spoken(model, **inputs), spoken(tuned(family, kind=kind), **inputs))
 
@@ -128,11 +128,11 @@ def test_images_follow_the_slots_as_they_follow_text(family, spec, late):
         placed.clear()
         spoken(model, **inputs)
         spoken(model.get_base_model(), **longer)
-    given, wanted = (
+    sample, expected = (
         [rows(p) for p in half] for half in (placed[: len(placed) // 2], placed[len(placed) // 2 :])
     )
-    assert torch.equal(given[0], wanted[0][..., SLOTS:])
-    assert all(torch.equal(a, b) for a, b in zip(given[1:], wanted[1:], strict=True))
+    assert torch.equal(sample[0], expected[0][..., SLOTS:])
+    assert all(torch.equal(a, b) for a, b in zip(sample[1:], expected[1:], strict=True))
 
 
 def test_other_caches_without_a_state_are_refused():
@@ -140,5 +140,5 @@ def test_other_caches_without_a_state_are_refused():
     with torch.no_grad():
         out = stock(input_ids=ROWS[1:])
         name = next(n for n in ("cache", "past_key_values") if out.get(n) is not None)
-        with pytest.raises(vispe.errors.InputError, match="The cache was filled by a model without"):
+        with pytest.raises(vispe.errors.InputError, match="The cache must be filled by a model with"):
             model(input_ids=ROWS[1:], **{name: out[name]})

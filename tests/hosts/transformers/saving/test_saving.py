@@ -16,7 +16,7 @@ from vispe.multimodal import list_schemes
 
 AUTO = transformers.AutoModelForImageTextToText
 SAVED = "is saved with .* load it with vispe.from_pretrained"
-LOADED = "was loaded without, so its outputs are not those .* load it with vispe.from_pretrained"
+LOADED = "was loaded without, so its outputs are not those .* Load it with vispe.from_pretrained"
 TOWERS = ("alibi2d", "alibi2d(slopes=learned)+irpe", "rope_mixed")  # none, per layer, turning with weights
 
 
@@ -50,13 +50,15 @@ def logits(model, family):
         return copy.deepcopy(model)(**everything(family).inputs).logits
 
 
-def same_model(found, wanted, family):
-    assert type(found) is type(wanted)
-    assert {n: type(m) for n, m in found.named_modules()} == {n: type(m) for n, m in wanted.named_modules()}
-    for name, value in wanted.state_dict().items():
-        assert torch.equal(found.state_dict()[name], value), name
-    assert found.state_dict().keys() == wanted.state_dict().keys()
-    assert torch.equal(logits(found, family), logits(wanted, family))
+def same_model(actual, expected, family):
+    assert type(actual) is type(expected)
+    assert {n: type(m) for n, m in actual.named_modules()} == {
+        n: type(m) for n, m in expected.named_modules()
+    }
+    for name, value in expected.state_dict().items():
+        assert torch.equal(actual.state_dict()[name], value), name
+    assert actual.state_dict().keys() == expected.state_dict().keys()
+    assert torch.equal(logits(actual, family), logits(expected, family))
 
 
 @pytest.mark.parametrize("which", ["own", "other"])
@@ -77,7 +79,7 @@ def test_a_scheme_comes_back(family, which, tmp_path):
     with warnings.catch_warnings(action="error"):
         model.save_pretrained(tmp_path)
         AUTO.from_pretrained(tmp_path)
-    with pytest.raises(InputError, match="names no encoding or position scheme of vispe"):
+    with pytest.raises(InputError, match="must name an encoding or position scheme of vispe"):
         vispe.from_pretrained(AUTO, tmp_path)
 
 
@@ -86,10 +88,10 @@ def test_a_scheme_comes_back(family, which, tmp_path):
 def test_an_encoding_of_the_tower_comes_back_with_its_weights(family, spec, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), spec)
     save(model, tmp_path)
-    found = vispe.from_pretrained(AUTO, tmp_path)
-    same_model(found, model, family)
-    vispe.convert(found)  # everything that is named is there
-    same_model(found, model, family)
+    actual = vispe.from_pretrained(AUTO, tmp_path)
+    same_model(actual, model, family)
+    vispe.convert(actual)  # everything that is named is there
+    same_model(actual, model, family)
     alone = with_tower(copy_of(family), spec)
     save(alone, tmp_path / "alone")
     same_model(
@@ -108,10 +110,10 @@ def test_precision_shards_devices_and_other_files(family, tmp_path):
     cls = getattr(
         transformers, CLASSES[family]
     )  # built in half precision: `.to` would round frequencies, too
-    wanted = cls._from_config(copy.deepcopy(stock(family).config), dtype=torch.bfloat16).eval()
-    vispe.convert(vispe.convert(wanted, "v2pe"), TOWERS[1])
-    wanted.load_state_dict(model.state_dict())
-    same_model(half, wanted, family)
+    expected = cls._from_config(copy.deepcopy(stock(family).config), dtype=torch.bfloat16).eval()
+    vispe.convert(vispe.convert(expected, "v2pe"), TOWERS[1])
+    expected.load_state_dict(model.state_dict())
+    same_model(half, expected, family)
     assert half.dtype == torch.bfloat16
     for file in tmp_path.glob("*.safetensors*"):
         file.unlink()
@@ -124,10 +126,10 @@ def test_layers_on_several_devices(family, tmp_path):
     model = with_tower(vispe.convert(copy_of(family), "v2pe"), TOWERS[1])
     save(model, tmp_path)
     map_of = {name: "cpu" for name, _ in model.named_children()} | {"lm_head": "disk"}
-    found = vispe.from_pretrained(AUTO, tmp_path, device_map=map_of, offload_folder=tmp_path / "offload")
-    assert found.hf_device_map == map_of
+    actual = vispe.from_pretrained(AUTO, tmp_path, device_map=map_of, offload_folder=tmp_path / "offload")
+    assert actual.hf_device_map == map_of
     with torch.no_grad():  # hooks hold on to the model that they were made for, so there is no copy
-        out = found(**everything(family).inputs).logits
+        out = actual(**everything(family).inputs).logits
     assert torch.equal(out, logits(model, family))
 
 
@@ -138,10 +140,10 @@ def test_weights_that_are_missing_or_too_many_are_an_error(family, tmp_path):
     weights = model.state_dict()
     (tmp_path / "model.safetensors").unlink()
     torch.save({k: v for k, v in weights.items() if "slope" not in k}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"2 weights of the model are missing \(.*slope.*slope"):
+    with pytest.raises(InputError, match=r"2 weights are missing \(.*slope.*slope"):
         vispe.from_pretrained(AUTO, tmp_path)
     torch.save({**weights, "model.junk": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"1 weights are not of this model \(.*junk"):
+    with pytest.raises(InputError, match=r"1 weights are unexpected \(.*junk"):
         vispe.from_pretrained(AUTO, tmp_path)
     torch.save(stock(family).state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(InputError, match="are missing"):
@@ -161,9 +163,9 @@ def test_the_class_of_a_converted_model_builds_converted_models(family, tmp_path
     inner.load_state_dict(model.model.state_dict())
     same_model(_with_head(inner, model), model, family)
     save(model, tmp_path)
-    found, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    actual, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
-    same_model(found, model, family)
+    same_model(actual, model, family)
     for part in (again, inner):
         vispe.restore(part)
     assert all(type(a) is type(b) for a, b in zip(again.modules(), stock(family).modules(), strict=True))
@@ -187,9 +189,9 @@ def test_the_class_of_a_converted_model_builds_stock_models_from_stock_configura
         logits(vispe.convert(again, "v2pe"), family), logits(vispe.convert(copy_of(family), "v2pe"), family)
     )
     plain.save_pretrained(tmp_path)
-    found = made.from_pretrained(tmp_path)
-    assert type(found) is type(plain)
-    assert torch.equal(logits(found, family), logits(plain, family))
+    actual = made.from_pretrained(tmp_path)
+    assert type(actual) is type(plain)
+    assert torch.equal(logits(actual, family), logits(plain, family))
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava", "internvl"])
@@ -222,7 +224,7 @@ def test_a_class_that_derives_from_that_of_a_converted_model_says_so():
     model = vispe.convert(make("llava"), "v2pe")
     derived = type("Mine", (type(model),), {})
     with pytest.raises(
-        UnsupportedHost, match="Mine derives from the class of a converted LlavaForConditional"
+        UnsupportedHost, match="Mine must not derive from the class of a converted LlavaForConditional"
     ):
         derived(model.config)
 
@@ -259,11 +261,11 @@ def test_every_scheme_is_said_in_plain_numbers(name):
 
 
 def test_no_spec_and_none_that_is_named():
-    with pytest.raises(InputError, match="configuration of this Qwen2VLForConditionalGeneration names none"):
+    with pytest.raises(InputError, match="got that of a Qwen2VLForConditionalGeneration without one"):
         vispe.convert(make("qwen2_vl"))
     with pytest.raises(OptionError, match="a Linear has no config"):
         vispe.convert(torch.nn.Linear(2, 2))
-    with pytest.raises(OptionError, match=r"options were given \(stride\)"):
+    with pytest.raises(OptionError, match=r"got the options stride"):
         vispe.convert(vispe.convert(make("qwen2_vl"), "v2pe"), stride=4)
 
 
@@ -277,12 +279,12 @@ def test_what_another_version_wrote_is_refused():
 def test_the_absolute_table_of_a_loaded_tower_cannot_come_back(tmp_path):
     model = with_tower(copy_of("llava"), "alibi2d")
     save(model, tmp_path)
-    found = vispe.from_pretrained(AUTO, tmp_path)
-    for ask in (lambda: vispe.restore(found), lambda: vispe.convert(found, "alibi2d", keep_abs=True)):
+    actual = vispe.from_pretrained(AUTO, tmp_path)
+    for ask in (lambda: vispe.restore(actual), lambda: vispe.convert(actual, "alibi2d", keep_abs=True)):
         with pytest.raises(UnsupportedCombination, match="saved without its absolute table"):
             ask()
-    same_model(found, model, "llava")
-    vispe.convert(found, "rope_mixed")
+    same_model(actual, model, "llava")
+    vispe.convert(actual, "rope_mixed")
 
 
 def test_weights_that_are_new_are_told_of(tmp_path):
@@ -290,5 +292,5 @@ def test_weights_that_are_new_are_told_of(tmp_path):
     save(model, tmp_path)
     with pytest.warns(UserWarning, match=LOADED):
         plain = AUTO.from_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="4 weights of the encoding were made anew"):
+    with pytest.warns(UserWarning, match="4 weights of the encoding were initialised"):
         vispe.convert(plain)

@@ -44,22 +44,22 @@ def test_adapters_on_a_converted_model(family, tmp_path):
     save(model, tmp_path / "base")
     base = vispe.from_pretrained(AUTO, tmp_path / "base")
     tuned = adapted(base)
-    wanted = logits(tuned, family)
-    assert not torch.equal(wanted, before)
+    expected = logits(tuned, family)
+    assert not torch.equal(expected, before)
     with pytest.warns(UserWarning, match=ADAPTED):
         tuned.save_pretrained(tmp_path / "adapter")
-    found = peft.PeftModel.from_pretrained(
+    actual = peft.PeftModel.from_pretrained(
         vispe.from_pretrained(AUTO, tmp_path / "base"), tmp_path / "adapter"
     )
-    assert torch.equal(logits(found, family), wanted)
+    assert torch.equal(logits(actual, family), expected)
     at_once = vispe.from_pretrained(AUTO, tmp_path / "adapter")  # transformers finds the base model
-    assert torch.equal(logits(at_once, family), wanted)
+    assert torch.equal(logits(at_once, family), expected)
     with pytest.warns(UserWarning, match=LOADED):
         peft.AutoPeftModel.from_pretrained(tmp_path / "adapter")
     merged = tuned.merge_and_unload()
     save(merged, tmp_path / "merged")
     same_model(vispe.from_pretrained(AUTO, tmp_path / "merged"), merged, family)
-    torch.testing.assert_close(logits(merged, family), wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(merged, family), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", ["alibi2d(slopes=learned)", "rope_mixed"])
@@ -72,13 +72,13 @@ def test_weights_of_an_encoding_in_an_adapter(spec, tmp_path):
     with torch.no_grad():
         for p in trained:
             p.add_(0.5)
-    wanted = logits(tuned, "llava")
+    expected = logits(tuned, "llava")
     with pytest.warns(UserWarning, match="is saved without its base model, which has the encoding"):
         tuned.save_pretrained(tmp_path / "adapter")
-    found = peft.PeftModel.from_pretrained(
+    actual = peft.PeftModel.from_pretrained(
         vispe.from_pretrained(AUTO, tmp_path / "base"), tmp_path / "adapter"
     )
-    assert torch.equal(logits(found, "llava"), wanted)
+    assert torch.equal(logits(actual, "llava"), expected)
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -129,10 +129,10 @@ def test_a_reference_model_and_an_average_of_weights():
     reference.load_state_dict(model.state_dict())
     same_model(reference, model, "qwen2_vl")
     same_model(copy.deepcopy(reference), model, "qwen2_vl")
-    given = everything("qwen2_vl").inputs
+    sample = everything("qwen2_vl").inputs
     assert torch.equal(
-        model.generate(**given, max_new_tokens=3, do_sample=False),
-        reference.generate(**given, max_new_tokens=3, do_sample=False),
+        model.generate(**sample, max_new_tokens=3, do_sample=False),
+        reference.generate(**sample, max_new_tokens=3, do_sample=False),
     )
 
 

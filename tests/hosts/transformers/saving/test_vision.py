@@ -77,10 +77,10 @@ def converted(name, spec):
     return model
 
 
-def same(found, wanted):
-    assert found.state_dict().keys() == wanted.state_dict().keys()
-    assert all(torch.equal(a, b) for a, b in zip(outputs(found), outputs(wanted), strict=True))
-    assert all(a.isfinite().all() for a in outputs(found))
+def same(actual, expected):
+    assert actual.state_dict().keys() == expected.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(outputs(actual), outputs(expected), strict=True))
+    assert all(a.isfinite().all() for a in outputs(actual))
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -137,10 +137,10 @@ def test_a_table_that_was_not_saved_cannot_come_back(name, tmp_path):
     model = converted(name, "alibi2d")
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(tmp_path)
-    found = vispe.from_pretrained(getattr(transformers, name), tmp_path)
+    actual = vispe.from_pretrained(getattr(transformers, name), tmp_path)
     with pytest.raises(UnsupportedCombination, match="absolute table"):
-        vispe.restore(found)
-    same(found, model)
+        vispe.restore(actual)
+    same(actual, model)
 
 
 @pytest.mark.parametrize("kind", ["llava", "perception_lm"])
@@ -149,10 +149,10 @@ def test_a_tower_of_timm_in_a_language_model_comes_back(kind, tmp_path):
     inputs = batch("llava", [3, "image", 2]).inputs
     with torch.no_grad():
         vispe.convert(model, "rope_mixed")
-        wanted = logits(model, inputs)
+        expected = logits(model, inputs)
         model.save_pretrained(tmp_path)
         for load in (type(model).from_pretrained, lambda path: vispe.from_pretrained(type(model), path)):
-            assert torch.equal(logits(load(tmp_path).eval(), inputs), wanted)
+            assert torch.equal(logits(load(tmp_path).eval(), inputs), expected)
 
 
 def test_a_part_that_was_converted_alone_is_saved_with_the_whole(tmp_path):
@@ -168,7 +168,7 @@ def test_a_part_that_was_converted_alone_is_saved_with_the_whole(tmp_path):
 
 
 def test_a_class_that_loads_no_model_is_refused(tmp_path):
-    with pytest.raises(InputError, match="needs a class of transformers that loads models"):
+    with pytest.raises(InputError, match="must be a class of transformers that loads models"):
         vispe.from_pretrained("AutoModel", tmp_path)
     build("CLIPVisionModel").config.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="gave a CLIPVisionConfig"):

@@ -34,12 +34,12 @@ SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
 EVERY = (*ALONE, *BACKBONES, *HEADS)
 
 
-def masks_of(name, given, slopes):
+def masks_of(name, sample, slopes):
     """-slope * distance of all tokens that are there, for every block."""
-    h, w = (size // 4 for size in given["pixel_values"].shape[-2:])
+    h, w = (size // 4 for size in sample["pixel_values"].shape[-2:])
     prefix = ALONE[f"{stem(name)}Model"]
     far = dense(h, w, prefix).double()
-    keep = kept(name, given, prefix)
+    keep = kept(name, sample, prefix)
     if keep is not None:
         far = torch.stack([far[k][:, k] for k in keep])[:, None]
     return [-far * s[:, None, None] for s in slopes]
@@ -58,18 +58,18 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
         ours.train()
         ours.gradient_checkpointing_enable({"use_reentrant": mode == "reentrant"})
     for size in ((16, 16), (12, 28), (16, 16)):  # another size, and the first again
-        given = inputs(name, *size)
+        sample = inputs(name, *size)
         ours.zero_grad()
         own.grad = None
-        images = [given["pixel_values"].clone().requires_grad_() for _ in range(2)]
-        found = ours(**given | {"pixel_values": images[0]}, output_hidden_states=True)
-        by_hand(stock, masks_of(name, given, own))
-        wanted = stock(**given | {"pixel_values": images[1]}, output_hidden_states=True)
-        for a, b in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        images = [sample["pixel_values"].clone().requires_grad_() for _ in range(2)]
+        actual = ours(**sample | {"pixel_values": images[0]}, output_hidden_states=True)
+        by_hand(stock, masks_of(name, sample, own))
+        expected = stock(**sample | {"pixel_values": images[1]}, output_hidden_states=True)
+        for a, b in zip(actual.hidden_states, expected.hidden_states, strict=True):
             close(a, b, 1e-6)
-        for out in (found.last_hidden_state, wanted.last_hidden_state):
+        for out in (actual.last_hidden_state, expected.last_hidden_state):
             out.backward(cotangent(out))
-        close(found.last_hidden_state, wanted.last_hidden_state, 1e-6)
+        close(actual.last_hidden_state, expected.last_hidden_state, 1e-6)
         close(images[0].grad, images[1].grad, 1e-6)
         for i, _, attn in attentions(ours):
             close(attn.pos_enc.slope.grad, own.grad[i], 1e-6)
@@ -78,14 +78,14 @@ def test_slopes_and_their_gradients_are_those_of_dense_attention(name, mode):
 @pytest.mark.parametrize("name", EVERY)
 def test_a_model_is_converted_and_restored_bit_by_bit(name):
     model = build(name)
-    stock, given = copy.deepcopy(model), inputs(name)
+    stock, sample = copy.deepcopy(model), inputs(name)
     types, names = [type(m) for m in model.modules()], list(model.state_dict())
-    before = outputs(model, given)
+    before = outputs(model, sample)
     vispe.convert(model, "none", keep_abs="DINOv3" not in name, keep_rope="DINOv3" in name)
-    for a, b in zip(outputs(model, given), before, strict=True):
+    for a, b in zip(outputs(model, sample), before, strict=True):
         close(a, b, 1e-12)  # all that it has of its own is kept
     vispe.convert(model, "alibi2d(slopes=learned)+irpe")
-    after = outputs(model, given)
+    after = outputs(model, sample)
     assert max((a - b).abs().max() for a, b in zip(after, before, strict=True)) > 1e-3
     assert "alibi2d" in vispe.describe(model)
     model.load_state_dict(stock.state_dict())  # strictly, though it has tables
@@ -93,14 +93,14 @@ def test_a_model_is_converted_and_restored_bit_by_bit(name):
     if name not in BACKBONES:  # stock backbones carry hooks of transformers that cannot be pickled
         copies.append(pickle.loads(pickle.dumps(model)))
     for again in copies:
-        assert all(torch.equal(a, b) for a, b in zip(outputs(again, given), after, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(outputs(again, sample), after, strict=True))
         vispe.restore(again)
-        assert all(torch.equal(a, b) for a, b in zip(outputs(again, given), before, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(outputs(again, sample), before, strict=True))
     vispe.restore(model)
     assert [type(m) for m in model.modules()] == types
     assert list(model.state_dict()) == names
     assert model.config.to_dict() == stock.config.to_dict()
-    assert all(torch.equal(a, b) for a, b in zip(outputs(model, given), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outputs(model, sample), before, strict=True))
 
 
 @pytest.mark.parametrize("name", [n for n in ALONE if n != "DINOv3ViTModel"])
@@ -108,8 +108,8 @@ def test_a_table_is_gone_and_comes_back_in_another_precision(name):
     model, stock = build(name), without_tables(build(name))
     vispe.convert(model, "none")
     for size in ((16, 16), (12, 28)):
-        given = inputs(name, *size)
-        for a, b in zip(outputs(model, given), outputs(stock, given), strict=True):
+        sample = inputs(name, *size)
+        for a, b in zip(outputs(model, sample), outputs(stock, sample), strict=True):
             close(a, b, 1e-12)
     assert not any("relative_position" in n or "position_embedding" in n for n in model.state_dict())
     model.float()
@@ -120,16 +120,16 @@ def test_a_table_is_gone_and_comes_back_in_another_precision(name):
 
 @pytest.mark.parametrize("name", ["DINOv3ViTModel", "DINOv3ViTBackbone"])
 def test_the_rotation_of_dinov3_is_kept_or_replaced(name):
-    model, given = build(name), inputs(name, 12, 28)
+    model, sample = build(name), inputs(name, 12, 28)
     tower = vision_tower_of(model)
-    masks = masks_of(name, given, torch.ones(2, 2).double())
+    masks = masks_of(name, sample, torch.ones(2, 2).double())
     stock = by_hand(build(name), masks, rope=True)
     vispe.convert(model, "alibi2d+rope")
-    for a, b in zip(outputs(model, given), outputs(stock, given), strict=True):
+    for a, b in zip(outputs(model, sample), outputs(stock, sample), strict=True):
         close(a, b, 1e-6)
     vispe.convert(model, "alibi2d")
     by_hand(stock, masks, rope=False)
-    for a, b in zip(outputs(model, given), outputs(stock, given), strict=True):
+    for a, b in zip(outputs(model, sample), outputs(stock, sample), strict=True):
         close(a, b, 1e-6)
     with pytest.raises(UnsupportedCombination, match="two rotary encodings"):
         vispe.convert(model, "rope_axial+rope")
@@ -141,10 +141,10 @@ def test_the_rotation_of_dinov3_is_kept_or_replaced(name):
 
 
 def test_dinov3_turns_as_its_encoding_of_the_same_name():
-    model, given = build("DINOv3ViTModel"), inputs("DINOv3ViTModel", 12, 28)
-    before = outputs(model, given)
+    model, sample = build("DINOv3ViTModel"), inputs("DINOv3ViTModel", 12, 28)
+    before = outputs(model, sample)
     vispe.convert(model, "rope_dinov3")
-    for a, b in zip(outputs(model, given), before, strict=True):
+    for a, b in zip(outputs(model, sample), before, strict=True):
         close(a, b, 1e-6)
 
 
@@ -161,38 +161,38 @@ def test_mae_without_noise_draws_as_before():
 
 @pytest.mark.parametrize("name", ALONE)
 def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(name):
-    model, given = build(name), inputs(name)
+    model, sample = build(name), inputs(name)
     stock = without_tables(build(name))
     model.set_attn_implementation("eager")
     vispe.convert(model, "alibi2d")
-    masks = masks_of(name, given, torch.ones(2, 2).double())
-    found = model(**given, output_attentions=True)
-    close(found.last_hidden_state, by_hand(stock, masks)(**given).last_hidden_state, 1e-6)
-    assert len(found.attentions) == 2
-    close(found.attentions[1].sum(-1), torch.ones(found.attentions[1].shape[:3]).double(), 1e-12)
+    masks = masks_of(name, sample, torch.ones(2, 2).double())
+    actual = model(**sample, output_attentions=True)
+    close(actual.last_hidden_state, by_hand(stock, masks)(**sample).last_hidden_state, 1e-6)
+    assert len(actual.attentions) == 2
+    close(actual.attentions[1].sum(-1), torch.ones(actual.attentions[1].shape[:3]).double(), 1e-12)
     if name in ("DINOv3ViTModel",):  # its forward pass makes no mask
         return
-    tokens = found.last_hidden_state.shape[1]
-    seen = torch.ones(2, tokens, dtype=torch.long)
-    seen[0, 3] = seen[1, -1] = 0
-    hidden = [m.masked_fill(seen[:, None, None] == 0, float("-inf")) for m in masks]
-    wanted = by_hand(stock, hidden)(**given).last_hidden_state
+    tokens = actual.last_hidden_state.shape[1]
+    recorded = torch.ones(2, tokens, dtype=torch.long)
+    recorded[0, 3] = recorded[1, -1] = 0
+    hidden = [m.masked_fill(recorded[:, None, None] == 0, float("-inf")) for m in masks]
+    expected = by_hand(stock, hidden)(**sample).last_hidden_state
     for kind in ("eager", "sdpa"):
         model.set_attn_implementation(kind)
-        close(model(**given, attention_mask=seen).last_hidden_state, wanted, 1e-6)
+        close(model(**sample, attention_mask=recorded).last_hidden_state, expected, 1e-6)
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_weights_that_are_shown_are_those_that_made_the_output(name):
     """Gradients reach them, as saliency maps need; dropout is in them, as in transformers."""
-    model, given = build(name), inputs(name)
+    model, sample = build(name), inputs(name)
     model.set_attn_implementation("eager")
     vispe.convert(model, "alibi2d")
-    found = model(**given, output_attentions=True)
-    for weights in found.attentions:
+    actual = model(**sample, output_attentions=True)
+    for weights in actual.attentions:
         weights.retain_grad()
-    (found.last_hidden_state * cotangent(found.last_hidden_state, 3)).sum().backward()
-    assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in found.attentions)
+    (actual.last_hidden_state * cotangent(actual.last_hidden_state, 3)).sum().backward()
+    assert all(weights.grad is not None and weights.grad.abs().max() > 0 for weights in actual.attentions)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -207,8 +207,8 @@ def test_forward_keeps_the_signature_of_stock(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
-    model, given = build(name).float(), inputs(name)
-    given |= {k: v.float() for k, v in given.items() if isinstance(v, torch.Tensor)}
+    model, sample = build(name).float(), inputs(name)
+    sample |= {k: v.float() for k, v in sample.items() if isinstance(v, torch.Tensor)}
     vispe.convert(model, "alibi2d(slopes=learned)")
     with torch.no_grad():
         for p in (p for n, p in model.named_parameters() if "pos_enc" in n):
@@ -217,9 +217,9 @@ def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
         model.save_pretrained(tmp_path)
     # AutoBackbone reads no folders, of stock models either
     auto = transformers.AutoModel if name in ALONE else getattr(transformers, name)
-    found = vispe.from_pretrained(auto, tmp_path).eval()
-    assert found.state_dict().keys() == model.state_dict().keys()
-    pairs = zip(outputs(found, given), outputs(copy.deepcopy(model), given), strict=True)
+    actual = vispe.from_pretrained(auto, tmp_path).eval()
+    assert actual.state_dict().keys() == model.state_dict().keys()
+    pairs = zip(outputs(actual, sample), outputs(copy.deepcopy(model), sample), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -237,8 +237,8 @@ def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
                 tensor.fill_(float("nan"))
     model.init_weights()
     tower, fresh = vision_tower_of(model), vision_tower_of(vispe.convert(stock, spec))
-    for (path, tensor), (_, wanted) in zip(tower.named_buffers(), fresh.named_buffers(), strict=True):
-        torch.testing.assert_close(tensor, wanted, rtol=0, atol=0, msg=path)
+    for (path, tensor), (_, expected) in zip(tower.named_buffers(), fresh.named_buffers(), strict=True):
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=0, msg=path)
     for (path, tensor), (_, other) in zip(tower.named_parameters(), fresh.named_parameters(), strict=True):
         assert tensor.isfinite().all(), path
         assert (tensor.abs().max() == 0) == (other.abs().max() == 0) or "pos_enc" not in path, path
@@ -247,8 +247,8 @@ def test_weights_of_an_encoding_are_initialised_with_the_model(name, spec):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViTModel", "Dinov2Model", "DINOv3ViTModel"])
 def test_a_converted_model_is_exported_with_free_sizes_of_the_batch(name):
-    model, given = build(name).float(), inputs(name)
-    pixels = given["pixel_values"].float()
+    model, sample = build(name).float(), inputs(name)
+    pixels = sample["pixel_values"].float()
     vispe.convert(model, "alibi2d(slopes=learned)")
     program = torch.export.export(
         model, (pixels,), dynamic_shapes=({0: torch.export.Dim("b")},), strict=False
@@ -265,9 +265,9 @@ def test_a_converted_model_is_compiled_without_a_break(name):
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for size in ((16, 16), (12, 28)):
-        given = inputs(name, *size)
-        given["pixel_values"] = given["pixel_values"].float()
-        close(compiled(**given).last_hidden_state, model(**given).last_hidden_state, 1e-5)
+        sample = inputs(name, *size)
+        sample["pixel_values"] = sample["pixel_values"].float()
+        close(compiled(**sample).last_hidden_state, model(**sample).last_hidden_state, 1e-5)
 
 
 def test_a_pipeline_runs_the_encoding():

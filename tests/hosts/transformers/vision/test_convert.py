@@ -29,7 +29,7 @@ from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 from vispe.hosts.transformers.vision.convert import convert_vision, describe_vision, restore_vision
 from vispe.hosts.transformers.vision.families import attentions
-from vispe.hosts.transformers.vision.packed_tokens import prepared_alike
+from vispe.hosts.transformers.vision.packed_tokens import seeded_prepare
 
 
 @cache
@@ -58,13 +58,13 @@ def test_a_bias_in_a_qwen_tower_is_that_of_rows_and_columns(family, name):
     plain = ours(x, grid_thw=grids).pooler_output
     convert_vision(ours, spec)
     for _ in range(2):
-        out, wanted = (m(x, grid_thw=grids, output_hidden_states=True) for m in (ours, stock))
-        for got, ref in zip(out.hidden_states, wanted.hidden_states, strict=True):
+        out, expected = (m(x, grid_thw=grids, output_hidden_states=True) for m in (ours, stock))
+        for got, ref in zip(out.hidden_states, expected.hidden_states, strict=True):
             close(got, ref)
-        close(out.last_hidden_state, wanted.last_hidden_state)
-        close(out.pooler_output, wanted.pooler_output)
+        close(out.last_hidden_state, expected.last_hidden_state)
+        close(out.pooler_output, expected.pooler_output)
     for got, ref in zip(
-        out.get("deepstack_features") or (), wanted.get("deepstack_features") or (), strict=True
+        out.get("deepstack_features") or (), expected.get("deepstack_features") or (), strict=True
     ):
         close(got, ref)
     assert (out.pooler_output - plain).abs().max() > 1e-2
@@ -83,8 +83,8 @@ def test_images_and_videos_of_one_call_do_not_touch(family):
     for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
         close(together[start:end], ours(x[start:end], grids[i : i + 1]).last_hidden_state, 1e-12)
     frames = x[24:48].unflatten(0, (3, 8))  # the video as three images
-    apart = ours(frames.flatten(0, 1), torch.tensor([[1, 2, 4]] * 3)).last_hidden_state
-    close(together[24:48], apart, 1e-12)
+    separate = ours(frames.flatten(0, 1), torch.tensor([[1, 2, 4]] * 3)).last_hidden_state
+    close(together[24:48], separate, 1e-12)
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl"])
@@ -122,10 +122,10 @@ def test_gradients_of_slopes_are_those_of_dense_attention(family, mode):
     for p in ours.parameters():
         p.grad = None
     out = ours(x, grids).last_hidden_state
-    wanted = by_hand(stock, masks)(y := x.detach().clone().requires_grad_(), grids).last_hidden_state
-    close(out, wanted)
+    expected = by_hand(stock, masks)(y := x.detach().clone().requires_grad_(), grids).last_hidden_state
+    close(out, expected)
     out.backward(cotangent(out))
-    wanted.backward(cotangent(wanted))
+    expected.backward(cotangent(expected))
     close(x.grad, y.grad)
     for (i, path, attn), ref in zip(attentions(ours), own, strict=True):
         close(attn.pos_enc.slope.grad, ref.grad)
@@ -150,10 +150,10 @@ def test_gradients_of_a_table_are_those_of_dense_attention(family):
         return lambda a, b, _: own[i][(a - b + torch.tensor([3, 5])) @ torch.tensor([11, 1])].permute(2, 0, 1)
 
     out = ours(x, thw).last_hidden_state
-    wanted = by_hand(stock, [mask(family, pair(i), i, grids) for i in range(2)])(x, thw).last_hidden_state
-    close(out, wanted, 1e-10)
+    expected = by_hand(stock, [mask(family, pair(i), i, grids) for i in range(2)])(x, thw).last_hidden_state
+    close(out, expected, 1e-10)
     out.backward(cotangent(out))
-    wanted.backward(cotangent(wanted))
+    expected.backward(cotangent(expected))
     for i, _, attn in attentions(ours):
         close(attn.pos_enc.relative_position_bias_table.grad, own[i].grad, 1e-10)
 
@@ -170,24 +170,24 @@ def test_a_bias_of_zero_changes_nothing(family):
 
 @pytest.mark.parametrize("family", QWEN)
 def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch):
-    seen = []
+    recorded = []
     real = vispe.encodings.attention_layer.attention
     monkeypatch.setattr(
         vispe.encodings.attention_layer,
         "attention",
-        lambda q, *a, bias, **kw: seen.append((q, bias)) or real(q, *a, bias=bias, **kw),
+        lambda q, *a, bias, **kw: recorded.append((q, bias)) or real(q, *a, bias=bias, **kw),
     )
     ours = tower(family, double=False)
     convert_vision(ours, "alibi2d", slopes="learned")
     ours(*patches(double=False))
     tokens = line(family)
-    for q, bias in seen:
+    for q, bias in recorded:
         assert type(bias).__name__ == "DistanceBias"
         assert not_placed(bias) is None
         assert bias.pos.coords.shape[0] in (1, q.shape[0])
         assert bias.pos.extent.tolist() == [list(bias.pos.grid.shape)]
         assert torch.equal(bias.pos.cells().float(), bias.pos.coords)
-    whole = [(q, b) for q, b in seen if b.pos.tokens in (24, 8, 60)][-3:]
+    whole = [(q, b) for q, b in recorded if b.pos.tokens in (24, 8, 60)][-3:]
     assert [(q.shape[0], b.pos.tokens) for q, b in whole] == [
         (2, 24),
         (3, 8),
@@ -211,7 +211,7 @@ def test_own_rotation_and_table_can_be_switched_off(family):
     convert_vision(ours, "none", keep_rope=False)
     close(ours(x, grids).last_hidden_state, stock(x, grids).last_hidden_state, 1e-6)
     if family == "qwen3_vl":
-        kept = ours.pos_embed
+        remaining = ours.pos_embed
         convert_vision(ours, "none", keep_rope=False, keep_abs=False)
         stock.pos_embed.weight.data.zero_()
         out = ours(x, grids).last_hidden_state
@@ -219,7 +219,7 @@ def test_own_rotation_and_table_can_be_switched_off(family):
         assert "pos_embed.weight" not in ours.state_dict()
         assert "absolute table: taken out" in describe_vision(ours)
         restore_vision(ours)
-        assert ours.pos_embed is kept
+        assert ours.pos_embed is remaining
     else:
         with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
             convert_vision(ours, "alibi2d", keep_abs=True)
@@ -300,15 +300,15 @@ def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(family)
     far = dense(*([6, 6] if family == "internvl" else [3, 3]), 1).double()
     stock = copy.deepcopy(ours)
     restore_vision(stock)
-    wanted = by_hand(stock, [-far] * 2)(x)
-    close(out.last_hidden_state, wanted.last_hidden_state)
+    expected = by_hand(stock, [-far] * 2)(x)
+    close(out.last_hidden_state, expected.last_hidden_state)
     assert len(out.attentions) == 2
     attn = stock.get_submodule(next(path for _, path, _ in attentions(stock)))
     close(out.attentions[0].sum(-1), torch.ones(2, attn.num_heads, len(far), dtype=torch.float64))
     if family == "llava":
-        seen = torch.ones(1, 1, 10, 10, dtype=torch.bool)
-        seen[..., 4] = False
-        masked = ours(x, attention_mask=seen, output_attentions=True)
+        recorded = torch.ones(1, 1, 10, 10, dtype=torch.bool)
+        recorded[..., 4] = False
+        masked = ours(x, attention_mask=recorded, output_attentions=True)
         hidden = -far.masked_fill(torch.arange(10) == 4, float("inf"))
         close(masked.last_hidden_state, by_hand(stock, [hidden] * 2)(x).last_hidden_state)
         assert masked.attentions[1][..., 4].abs().max() == 0
@@ -316,10 +316,10 @@ def test_eager_attention_shows_its_weights_and_a_mask_of_the_user_counts(family)
 
 def test_one_forward_pass_makes_one_draw():
     encoding = vispe.create_encoding("rope_dinov3", dim=32, num_heads=2, depth=2, rescale_coords=2.0).train()
-    prepare = prepared_alike([encoding], training=True)
+    prepare = seeded_prepare([encoding], training=True)
     one, two = (prepare(Positions(torch.rand(n, 2))) for n in (5, 7))
     assert torch.equal(one.attrs["rope"].rescale_coords, two.attrs["rope"].rescale_coords)
-    other = prepared_alike([encoding], training=True)(Positions(torch.rand(5, 2)))
+    other = seeded_prepare([encoding], training=True)(Positions(torch.rand(5, 2)))
     assert not torch.equal(one.attrs["rope"].rescale_coords, other.attrs["rope"].rescale_coords)
     ours = tower("qwen2_5_vl").train()
     convert_vision(ours, "alibi2d", jitter=0.5)

@@ -20,9 +20,9 @@ from vispe.hosts.transformers.vision.families import attentions
 
 SLOPES = torch.tensor([[0.7, 1.9], [1.7, 2.9]], dtype=torch.float64)
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-FILMS = ("VideoMAEModel", "VJEPA2Model")
+VIDEO_KINDS = ("VideoMAEModel", "VJEPA2Model")
 HEADS = ("VideoMAEForVideoClassification", "VideoMAEForPreTraining", "VJEPA2ForVideoClassification")
-EVERY = (*FILMS, "Siglip2VisionModel")
+EVERY = (*VIDEO_KINDS, "Siglip2VisionModel")
 
 
 def build(name, attention="sdpa"):
@@ -58,10 +58,10 @@ def inputs(name, frames=4, height=16, width=16):
         pixels = torch.randn(2, 16, 48, generator=generator).double()
         return {"pixel_values": pixels, "pixel_attention_mask": mask, "spatial_shapes": shapes}
     key = "pixel_values" if name.startswith("VideoMAE") else "pixel_values_videos"
-    given = {key: torch.randn(2, frames, 3, height, width, generator=generator).double()}
+    sample = {key: torch.randn(2, frames, 3, height, width, generator=generator).double()}
     if name.startswith("VJEPA2"):
-        given["skip_predictor"] = True
-    return given
+        sample["skip_predictor"] = True
+    return sample
 
 
 def far(t, h, w):
@@ -80,8 +80,8 @@ def by_hand(model, biases):
         if id(module) in number:
             logits = logits + biases[number[id(module)]]
         if attention_mask is not None:
-            seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
-            logits = logits.masked_fill(~seen, float("-inf"))
+            recorded = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+            logits = logits.masked_fill(~recorded, float("-inf"))
         weights = logits.softmax(-1)
         return (weights @ value).transpose(1, 2), weights
 
@@ -105,14 +105,14 @@ def bare(model):
     return model
 
 
-def biases(name, slopes, given):
+def biases(name, slopes, sample):
     """-slope * distance of all tokens that are there."""
     if not name.startswith("Siglip2"):
-        pixels = next(v for k, v in given.items() if k.startswith("pixel_values"))
+        pixels = next(v for k, v in sample.items() if k.startswith("pixel_values"))
         distance = far(pixels.shape[1] // 2, pixels.shape[3] // 4, pixels.shape[4] // 4)[None]
     else:
         distance = torch.zeros(2, 16, 16, dtype=torch.float64)
-        for i, (h, w) in enumerate(given["spatial_shapes"].tolist()):
+        for i, (h, w) in enumerate(sample["spatial_shapes"].tolist()):
             distance[i, : h * w, : h * w] = far(1, h, w)
     return [-distance[:, None] * s[:, None, None] for s in slopes]
 
@@ -139,22 +139,22 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mod
         ours.gradient_checkpointing_enable()
     sizes = [{}] if name != "VJEPA2Model" else [{}, {"frames": 6, "height": 12, "width": 20}, {}]
     for size in sizes:  # another size, and the first again
-        given = inputs(name, **size)
-        found = ours(**given).last_hidden_state
-        wanted = by_hand(stock, biases(name, own, given))(**given).last_hidden_state
+        sample = inputs(name, **size)
+        actual = ours(**sample).last_hidden_state
+        expected = by_hand(stock, biases(name, own, sample))(**sample).last_hidden_state
         if name.startswith("Siglip2"):  # what stands in padding is not read
-            there = given["pixel_attention_mask"].bool()
-            found, wanted = found[there], wanted[there]
-        close(found, wanted, 1e-6)
-        towards = cotangent(found, 3)
+            there = sample["pixel_attention_mask"].bool()
+            actual, expected = actual[there], expected[there]
+        close(actual, expected, 1e-6)
+        towards = cotangent(actual, 3)
         names, parameters = zip(
             *((n, p) for n, p in stock.named_parameters() if "table" not in n), strict=True
         )
         grads = torch.autograd.grad(
-            (wanted * towards).sum(), (own, *parameters), retain_graph=True, allow_unused=True
+            (expected * towards).sum(), (own, *parameters), retain_graph=True, allow_unused=True
         )
         ours.zero_grad()
-        (found * towards).sum().backward()
+        (actual * towards).sum().backward()
         layers = [attn for _, _, attn in attentions(vision_tower_of(ours))]
         close(torch.stack([attn.pos_enc.slope.grad for attn in layers]), grads[0], 1e-6)
         mine = dict(ours.named_parameters())
@@ -165,14 +165,14 @@ def test_slopes_and_their_gradients_are_those_of_attention_written_out(name, mod
 
 @pytest.mark.parametrize("name", [*EVERY, *HEADS])
 def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
-    model, given = build(name), inputs(name)
+    model, sample = build(name), inputs(name)
     if name.endswith("PreTraining"):
-        given["bool_masked_pos"] = torch.arange(32).remainder(2).bool().expand(2, -1)
-    given.pop("skip_predictor", None)
+        sample["bool_masked_pos"] = torch.arange(32).remainder(2).bool().expand(2, -1)
+    sample.pop("skip_predictor", None)
 
     def said(m):
         torch.manual_seed(0)
-        out = m(**given)
+        out = m(**sample)
         return out.last_hidden_state if "last_hidden_state" in out else out.logits
 
     before, keys, signature = said(model), list(model.state_dict()), inspect.signature(type(model).forward)
@@ -190,24 +190,24 @@ def test_a_model_is_converted_copied_and_restored_bit_by_bit(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_kept_tables_and_rotations_are_those_of_stock(name):
     own = {"keep_rope": True} if name == "VJEPA2Model" else {"keep_abs": True}
-    model, given = build(name), inputs(name)
-    before = model(**given).last_hidden_state
+    model, sample = build(name), inputs(name)
+    before = model(**sample).last_hidden_state
     vispe.convert(model, spec_of(name), **own)
     set_slopes(model, torch.zeros(2, 2))
-    close(model(**given).last_hidden_state, before, 1e-12)
+    close(model(**sample).last_hidden_state, before, 1e-12)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_weights_and_encoding_are_saved_and_loaded(name, tmp_path):
-    model, given = build(name).float(), inputs(name)
-    given = {k: v.float() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in given.items()}
+    model, sample = build(name).float(), inputs(name)
+    sample = {k: v.float() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in sample.items()}
     vispe.convert(model, spec_of(name))
     set_slopes(model, SLOPES.float())
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(tmp_path)
     auto = getattr(transformers, name) if name.startswith("Siglip2") else transformers.AutoModel
-    found = vispe.from_pretrained(auto, tmp_path).eval()
-    assert torch.equal(found(**given).last_hidden_state, model(**given).last_hidden_state)
+    actual = vispe.from_pretrained(auto, tmp_path).eval()
+    assert torch.equal(actual(**sample).last_hidden_state, model(**sample).last_hidden_state)
     stock = build(name).float()
     model.load_state_dict(stock.state_dict())  # strictly; the encoding keeps its values
     assert torch.equal(attentions_of(model)[0].pos_enc.slope.data, SLOPES[0].float())
@@ -224,48 +224,48 @@ def test_masked_cells_are_where_they_were():
         bare(build("VideoMAEModel")),
     )
     set_slopes(ours, SLOPES)
-    given = inputs("VideoMAEModel")
+    sample = inputs("VideoMAEModel")
     order = torch.stack([torch.randperm(32, generator=torch.Generator().manual_seed(s)) for s in (0, 1)])
-    given["bool_masked_pos"] = order < 19
-    kept = torch.stack([(~m).nonzero()[:, 0] for m in given["bool_masked_pos"]])
+    sample["bool_masked_pos"] = order < 19
+    remaining = torch.stack([(~m).nonzero()[:, 0] for m in sample["bool_masked_pos"]])
     whole = far(2, 4, 4)
-    distance = torch.stack([whole[k][:, k] for k in kept])
+    distance = torch.stack([whole[k][:, k] for k in remaining])
     by_hand(stock, [-distance[:, None] * s[:, None, None] for s in SLOPES])
-    close(ours(**given).last_hidden_state, stock(**given).last_hidden_state, 1e-6)
+    close(ours(**sample).last_hidden_state, stock(**sample).last_hidden_state, 1e-6)
 
 
 def test_the_predictor_of_v_jepa_stays_as_it_is():
     model = vispe.convert(build("VJEPA2Model"), "alibi3d")
-    given = inputs("VJEPA2Model") | {"skip_predictor": False}
-    out = model(**given)
+    sample = inputs("VJEPA2Model") | {"skip_predictor": False}
+    out = model(**sample)
     stock = build("VJEPA2Model")
     cells = torch.arange(32).expand(2, -1)
-    wanted = stock.predictor(
+    expected = stock.predictor(
         encoder_hidden_states=out.last_hidden_state, context_mask=[cells], target_mask=[cells]
     )
-    close(out.predictor_output.last_hidden_state, wanted.last_hidden_state, 1e-12)
+    close(out.predictor_output.last_hidden_state, expected.last_hidden_state, 1e-12)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_eager_attention_shows_the_weights_that_made_the_output(name):
-    model, given = vispe.convert(build(name, "eager"), spec_of(name, False)), inputs(name)
-    out = model(**given, output_attentions=True)
+    model, sample = vispe.convert(build(name, "eager"), spec_of(name, False)), inputs(name)
+    out = model(**sample, output_attentions=True)
     assert len(out.attentions) == 2
     close(out.attentions[0].sum(-1), torch.ones(out.attentions[0].shape[:3]).double(), 1e-12)
     for weights in out.attentions:
         weights.retain_grad()
     out.last_hidden_state.square().sum().backward()
     assert all(weights.grad.abs().max() > 0 for weights in out.attentions)
-    fused = vispe.convert(build(name), spec_of(name, False))(**given).last_hidden_state
-    there = given.get("pixel_attention_mask", torch.ones(fused.shape[:2])).bool()
+    fused = vispe.convert(build(name), spec_of(name, False))(**sample).last_hidden_state
+    there = sample.get("pixel_attention_mask", torch.ones(fused.shape[:2])).bool()
     close(out.last_hidden_state[there], fused[there], 1e-6)
 
 
-@pytest.mark.parametrize("name", FILMS)
+@pytest.mark.parametrize("name", VIDEO_KINDS)
 def test_a_compiled_model_says_the_same(name):
-    model, given = vispe.convert(build(name), spec_of(name)), inputs(name)
+    model, sample = vispe.convert(build(name), spec_of(name)), inputs(name)
     compiled = torch.compile(model, backend="aot_eager")
-    close(compiled(**given).last_hidden_state, model(**given).last_hidden_state, 1e-12)
+    close(compiled(**sample).last_hidden_state, model(**sample).last_hidden_state, 1e-12)
 
 
 @pytest.mark.parametrize("spec", ["lookhere", "alibi2d"])

@@ -28,7 +28,7 @@ def test_a_table_that_was_taken_out_comes_back(family):
     stock, x = copy.deepcopy(ours), pictures(family)
     before, names = ours(x).last_hidden_state, list(ours.state_dict())
     path = next(n for n, p in ours.named_parameters() if "position_embedding" in n)
-    kept = ours.get_parameter(path)
+    remaining = ours.get_parameter(path)
     convert_vision(ours, "alibi2d", keep_abs=False)
     convert_vision(ours, "none", keep_abs=False)
     stock.get_parameter(path).data.zero_()
@@ -41,12 +41,12 @@ def test_a_table_that_was_taken_out_comes_back(family):
     with pytest.raises(UnsupportedCombination, match="no rotary embedding to keep"):
         convert_vision(ours, "alibi2d+rope")
     convert_vision(ours, "alibi2d+learn")
-    assert ours.get_parameter(path) is kept
+    assert ours.get_parameter(path) is remaining
     convert_vision(ours, "alibi2d", keep_abs=False)
     restore_vision(ours)
     assert list(ours.state_dict()) == names
     assert torch.equal(ours(x).last_hidden_state, before)
-    assert ours.get_parameter(path) is kept
+    assert ours.get_parameter(path) is remaining
     convert_vision(ours, "alibi2d", keep_abs=False)
     ours.bfloat16()
     restore_vision(ours)
@@ -79,7 +79,7 @@ def test_a_whole_model_is_converted_and_restored(family):
         assert all(
             torch.equal(model(**b.inputs).logits, ref) for b, ref in zip((text, picture), before, strict=True)
         )
-    with pytest.raises(UnsupportedHost, match="nothing to restore"):
+    with pytest.raises(UnsupportedHost, match="must be a converted one"):
         restore_vision(model)
     assert "without an encoding" in describe_vision(model)
 
@@ -103,11 +103,11 @@ def logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     """The whole way from pixels to words; LLaVA must be told that timm's maps shall be rows of tokens."""
     if "perception" in model.config.model_type:
         return model(**{**inputs, "pixel_values": inputs["pixel_values"][None]}).logits
-    seen = model.get_image_features(
+    recorded = model.get_image_features(
         inputs["pixel_values"], vision_feature_select_strategy="full", output_fmt="NLC", return_dict=True
     )
     words = {k: v for k, v in inputs.items() if k != "pixel_values"}
-    return model(**words, mm_encoder_outputs={"image": seen}).logits
+    return model(**words, mm_encoder_outputs={"image": recorded}).logits
 
 
 @pytest.mark.parametrize("kind", ["llava", "perception_lm"])
@@ -123,8 +123,8 @@ def test_a_language_model_sees_images_through_a_converted_tower_of_timm(kind):
         assert "model.vision_tower.timm_model.pos_embed" not in model.state_dict()
         assert (without - before).abs().max() > 1e-5
         pixels = inputs["pixel_values"]
-        turned = pixels.unflatten(-1, (3, 4)).flip(-2).flatten(-2)
-        features, swapped = (inner.forward_features(p)[:, 1:].unflatten(1, (3, 3)) for p in (pixels, turned))
+        rotated = pixels.unflatten(-1, (3, 4)).flip(-2).flatten(-2)
+        features, swapped = (inner.forward_features(p)[:, 1:].unflatten(1, (3, 3)) for p in (pixels, rotated))
         close(swapped.flip(2), features, 1e-6)  # no position is left: columns may be exchanged
         convert_vision(model, "alibi2d", keep_abs=True)
         assert "alibi2d" in describe_vision(model)
@@ -143,25 +143,25 @@ def test_what_has_no_place_is_refused_and_nothing_changes(family):
     x = patches(double=False) if family in QWEN else (pictures(family, double=False),)
     before, types = ours(*x).last_hidden_state, [type(m) for m in ours.modules()]
     refused = {
-        "sincos2d": "outside of attention",
-        "peg": "outside of attention",
-        "learned": "outside of attention",
+        "sincos2d": "outside attention",
+        "peg": "outside attention",
+        "learned": "outside attention",
     }
     refused |= {
         "alibi3d": "3 axes",
         "alibi": "1 axes",
         "gta(so3=true)": "pose|so3",
-        "alibi2d+peg": "outside of attention",
+        "alibi2d+peg": "outside attention",
     }
     for spec, why in refused.items():
         with pytest.raises((UnsupportedCombination, ShapeError, OptionError), match=why):
             convert_vision(ours, spec, keep_rope=False if family in QWEN else None)
     if family in QWEN:
-        with pytest.raises(OptionError, match=r"say grid=\[h, w\]"):
+        with pytest.raises(OptionError, match=r"Pass grid=\[h, w\]"):
             convert_vision(ours, "rpb")
     ours_attn = next(attn for _, _, attn in attentions(ours))
     ours_attn.forward = ours_attn.forward
-    with pytest.raises(UnsupportedHost, match="replaced on the instance"):
+    with pytest.raises(UnsupportedHost, match="patched on the instance"):
         convert_vision(ours, "alibi2d")
     del ours_attn.forward
     assert [type(m) for m in ours.modules()] == types
@@ -189,7 +189,7 @@ def test_towers_that_are_not_known_are_refused():
 
     changed = tower("qwen2_vl")
     changed.__class__ = Own
-    with pytest.raises(UnsupportedHost, match="convert a plain tower"):
+    with pytest.raises(UnsupportedHost, match="Convert a stock tower"):
         convert_vision(changed, "alibi2d")
     with pytest.raises(UnsupportedHost, match="looked for in a Qwen2VLTextModel"):
         convert_vision(make("qwen2_vl").model.language_model, "alibi2d")
@@ -213,9 +213,9 @@ def test_places_that_are_not_on_the_grid_are_refused():
     x, grids = patches(GRIDS[:1])
     ids = torch.tensor([t[2:4] for t in line("qwen2_vl", GRIDS[:1])])
     for wrong in (ids + 3, ids + 0.5, ids - 1):
-        with pytest.raises(ShapeError, match="outside of the rows and columns"):
+        with pytest.raises(ShapeError, match="must be rows and columns of the grid"):
             ours(x, grids, position_ids=wrong)
-    with pytest.raises(ShapeError, match="one row and column for each patch"):
+    with pytest.raises(ShapeError, match="one row and column per patch"):
         ours(x, grids, position_ids=ids[:-1])
 
 

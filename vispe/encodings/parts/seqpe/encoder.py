@@ -1,4 +1,4 @@
-"""The network of SeqPE: a small pre-norm transformer that reads a position as a sequence of digits."""
+"""Network of SeqPE: a small pre-norm transformer over the digits of a position (arXiv 2506.13277)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Direction = Literal["causal", "bi"]
 
 
 def digits_of(cells: Tensor, count: int, base: int = 10) -> tuple[Tensor, Tensor]:
-    """Return the digits of whole numbers (p, a), and which of them are no padding.
+    """Return the digits of integers (p, a), and a mask of the digits that are not padding.
 
     Args:
         cells: (p, a) int64, 0 or more.
-        count: digits per axis; numbers are padded with zeros on the left.
-        base: of the digits.
+        count: digits per axis; numbers are zero-padded on the left.
+        base: base of the digits.
 
     Returns:
-        digits (p, a * count) int64 and a bool mask of the same shape; 0 itself has one real digit.
+        digits (p, a * count) int64 and a bool mask of the same shape; the number 0 has one digit.
     """
     powers = base ** torch.arange(count - 1, -1, -1, device=cells.device)
     lead = cells[..., None].div(powers, rounding_mode="floor")
@@ -32,7 +32,7 @@ def digits_of(cells: Tensor, count: int, base: int = 10) -> tuple[Tensor, Tensor
 
 
 def may_attend(real: Tensor, direction: Direction, mask_padding: bool, class_token: bool) -> Tensor:
-    """Return the mask (p, s, s), True = may attend, of digits (p, s or s - 1) with a class vector behind them."""
+    """Return the attention mask (p, s, s), True = attend, of digits (p, s or s - 1) and a class token, if any."""
     keys = real if mask_padding else torch.ones_like(real)
     if class_token:
         keys = F.pad(keys, (0, 1), value=True)
@@ -67,7 +67,7 @@ class DigitAttention(nn.Module):
         """Return the sequences (p, s, e) after attention within `mask` (p, s, s)."""
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
         logits = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
-        # a padded digit may see nothing; nobody reads it, but it must not be NaN
+        # a padded digit may have no visible key; its output is not used, but must not be NaN
         weights = logits.masked_fill(~mask[:, None], torch.finfo(logits.dtype).min).softmax(-1)
         return self.c_proj((weights @ v).transpose(1, 2).flatten(2))
 
@@ -101,22 +101,22 @@ class DigitBlock(nn.Module):
 
 
 class DigitEncoder(nn.Module):
-    """Encodes whole-number positions (p, a) as vectors (p, out).
+    """Encodes integer positions (p, a) as vectors (p, out).
 
     Args:
-        width: of the transformer, e.
-        heads: of its attention.
-        layers: blocks.
+        width: channels of the transformer, e.
+        heads: attention heads.
+        layers: number of blocks.
         axes: numbers per position, a.
         max_digits: digits per number.
-        out: channels of the result.
+        out: channels of the output.
         direction: 'causal' or 'bi'.
-        final_norm: whether a norm precedes the last linear map.
-        mask_padding: whether padded digits are hidden.
-        class_token: whether a learned vector is read at the end, instead of the last digit.
-        temperature: divisor of the result.
-        base: of the digits.
-        eps: of the norms.
+        final_norm: whether a norm precedes the output projection.
+        mask_padding: whether padded digits are masked.
+        class_token: whether the output is read from a learned class token instead of the last digit.
+        temperature: divisor of the output.
+        base: base of the digits.
+        eps: epsilon of the norms.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class DigitEncoder(nn.Module):
         return self.axes * self.max_digits + int(self.class_token)
 
     def reset_parameters(self) -> None:
-        """Draw matrices and vectors from a truncated normal of 0.02; biases are 0, norms the identity."""
+        """Draw weights from a truncated normal with std 0.02; biases are 0, norms the identity."""
         norms = {id(p) for m in self.modules() if isinstance(m, PreciseNorm) for p in m.parameters()}
         for name, p in self.named_parameters():
             if id(p) in norms:
@@ -170,13 +170,13 @@ class DigitEncoder(nn.Module):
 
         Args:
             cells: positions, each below ``base ** max_digits``.
-            keep: factors of dropout (layers, 2, p, s, e), or None.
+            keep: dropout factors (layers, 2, p, s, e), or None.
         """
         digits, real = digits_of(cells, self.max_digits, self.base)
         mask = may_attend(real, self.direction, self.mask_padding, self.class_token)
         with no_autocast(cells.device):
             embed = at_least_float32(self.token_of_seqpe_embed.weight)
-            # the digit, its place in the sequence, and the axis that it belongs to
+            # embeddings of the digit, of its index in the sequence, and of its axis
             x = embed.index_select(0, digits.flatten()).reshape(*digits.shape, -1)
             x = x + at_least_float32(self.pos_of_seqpe_embed.weight)
             if self.dim_token_embed is not None:
@@ -186,7 +186,7 @@ class DigitEncoder(nn.Module):
                 x = torch.cat([x, last], 1)
             for i, block in enumerate(self.transformers):
                 x = block(x, mask, None if keep is None else keep[i])
-            # the last entry has seen all digits
+            # the last token has attended to all digits
             x = x[:, -1]
             if self.layernorm is not None:
                 x = self.layernorm(x)

@@ -1,4 +1,4 @@
-"""The auxiliary losses of SeqPE and the positions that they are computed on (arXiv 2506.13277)."""
+"""Auxiliary losses of SeqPE and samplers of the positions for them (arXiv 2506.13277)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def contrastive_loss(
     logit_scale: float = 1.0,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return the cross entropy of finding the nearest candidate by dot product.
+    """Return the cross entropy of identifying the nearest candidate by dot product.
 
     Args:
         pivot: vectors (b, d).
         candidates: vectors (b * n, d), those of the first pivot first.
-        labels: (b,) int64, which of its n candidates is nearest to each pivot.
+        labels: (b,) int64, index of the nearest of the n candidates of each pivot.
         heads: split the channels into heads and average their losses; None takes all channels as one.
         logit_scale: factor of the dot products, which are not normalised.
         label_smoothing: of the cross entropy.
@@ -54,15 +54,15 @@ def transfer_loss(
     heads: int | None = None,
     logit_scale: float = 1.0,
 ) -> Tensor:
-    """Return how much the self-similarity of a far window differs from that of the training window.
+    """Return the difference in self-similarity between a far window and the training window.
 
     With S = log_softmax(scale * e e^T) of teacher and student rows, 'kl_div' is the symmetric KL divergence, averaged
-    over all elements of S (not over rows). The teacher gets no gradient; with beta < 1 a second term of weight 1 - beta
-    has the student detached instead.
+    over all elements of S (not over rows). The teacher gets no gradient; with beta < 1, a second term of weight
+    1 - beta has the student detached instead.
 
     Args:
         main: vectors of the training window (m, d).
-        main_indices: (samples * n,) int64, which rows of `main` are the teachers.
+        main_indices: (samples * n,) int64, indices of the teacher rows in `main`.
         transfer: vectors of the same cells of a far window (samples * n, d).
         samples: independent groups of n cells.
         beta: weight of the main term.
@@ -95,7 +95,7 @@ def _symmetric_kl(a: Tensor, b: Tensor) -> Tensor:
 
 
 def nearest(pivot: Tensor, candidates: Tensor) -> Tensor:
-    """Return which candidate (b, n, a) has the smallest squared distance to its pivot (b, a); the first of equals."""
+    """Return the index of the candidate (b, n, a) nearest to its pivot (b, a) by squared distance; first of ties."""
     return (candidates - pivot[:, None]).square().sum(-1).argmin(1)
 
 
@@ -109,11 +109,11 @@ def contrastive_positions(
     window: int | None = None,
     base: int = 10,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw pivots (b, a), candidates (b, n, a) and labels (b,) for `contrastive_loss`; a pivot is no candidate.
+    """Draw pivots (b, a), candidates (b, n, a) and labels (b,) for `contrastive_loss`; candidates exclude the pivot.
 
-    Half of the pivots have uniformly random candidates. For 30 % a fifth of these are replaced by hard negatives:
-    the digits of one of the pivot's numbers with one inserted, deleted, swapped or changed, unless that is nearer
-    than the nearest random one. For 20 % all candidates lie in one window around the pivot.
+    Half of the pivots have uniformly random candidates. For 30 %, a fifth of these are replaced by hard negatives:
+    the digits of one of the pivot's numbers with one digit inserted, deleted, swapped or changed, unless that is
+    nearer than the nearest random candidate. For 20 %, all candidates are in one window around the pivot.
 
     Args:
         axes: numbers per position.
@@ -121,14 +121,16 @@ def contrastive_positions(
         pivots: b.
         candidates: n.
         generator: source of the draws.
-        window: side of the local window; 14, in 1D 196, by default.
-        base: of the digits.
+        window: side of the local window; by default 14, or 196 in 1D.
+        base: base of the digits.
     """
-    # pivots anywhere, with candidates anywhere (half of them) or in a window around the pivot (a fifth)
+    # uniform pivots, with uniform candidates (half of the pivots) or candidates in a window around the pivot (a fifth)
     side = base**max_digits
     window = min(window or (196 if axes == 1 else 14), side)
     if window**axes < 2:
-        raise OptionError(f"A window of {window} cells per axis has no candidate beside the pivot.")
+        raise OptionError(
+            f"contrastive_positions needs candidates besides the pivot, got window={window}. Use a larger window."
+        )
     pivot = torch.randint(side, (pivots, axes), generator=generator)
     origin = pivot.new_zeros(pivots, axes)
     spread = _others(pivot, origin, side, candidates, generator)
@@ -137,14 +139,14 @@ def contrastive_positions(
     corner = low + (fraction * (high - low + 1)).long().clamp(max=high - low)
     local = _others(pivot, corner, window, candidates, generator)
     kind = torch.rand(pivots, generator=generator)[:, None, None]
-    # a fifth of the candidates of the rest are edited pivots, unless one is nearer than the nearest of the others
+    # for the rest, a fifth of the candidates are edited pivots, unless nearer than the nearest random candidate
     hard = _edited(pivot, candidates, max_digits, base, generator)
     reach = (spread - pivot[:, None]).square().sum(-1).amin(1)
-    apart = (hard - pivot[:, None]).square().sum(-1)
+    hard_distance = (hard - pivot[:, None]).square().sum(-1)
     chosen = torch.rand(pivots, candidates, generator=generator).argsort(1) < round(0.2 * candidates)
-    mixed = torch.where((chosen & (apart >= reach[:, None]))[..., None], hard, spread)
-    found = torch.where(kind < 0.5, spread, torch.where(kind < 0.8, mixed, local))
-    return pivot, found, nearest(pivot, found)
+    mixed = torch.where((chosen & (hard_distance >= reach[:, None]))[..., None], hard, spread)
+    positions = torch.where(kind < 0.5, spread, torch.where(kind < 0.8, mixed, local))
+    return pivot, positions, nearest(pivot, positions)
 
 
 def _others(
@@ -153,9 +155,9 @@ def _others(
     """Return uniform draws (b, count, a) from a window of `side` cells per axis at `corner`, never the pivot."""
     b, axes = pivot.shape
     powers = side ** torch.arange(axes - 1, -1, -1)
-    own = ((pivot - corner) * powers).sum(1, keepdim=True)
+    pivot_index = ((pivot - corner) * powers).sum(1, keepdim=True)
     flat = torch.randint(side**axes - 1, (b, count), generator=generator)
-    flat = flat + (flat >= own)
+    flat = flat + (flat >= pivot_index)
     return flat[..., None].div(powers, rounding_mode="floor") % side + corner[:, None]
 
 
@@ -172,9 +174,9 @@ def _edited(
     axis, at, new, action = draw(axes)[..., None], draw(max_digits), draw(base), draw(4)
     value = many.gather(-1, axis).squeeze(-1)
     unit = base**at
-    digit, left = value // unit % base, value // (unit * base) % base
+    digit, left_digit = value // unit % base, value // (unit * base) % base
     changed = value + (new - digit) * unit
-    swapped = value + (digit - left) * (base - 1) * unit  # with its left neighbour
+    swapped = value + (digit - left_digit) * (base - 1) * unit  # with its left neighbour
     deleted = value // (unit * base) * unit + value % unit
     inserted = value // unit * (unit * base) + new * unit + value % unit
     edits = torch.stack([changed, swapped, deleted, inserted], -1) % base**max_digits
@@ -189,9 +191,9 @@ def transfer_positions(
     *,
     base: int = 10,
 ) -> tuple[Tensor, Tensor]:
-    """Draw random cells of the training window, as row numbers (n,), and the same cells of a far window (n, a).
+    """Draw random cells of the training window, as row indices (n,), and the same cells of a far window (n, a).
 
-    The far window does not overlap the training window, which starts at 0, wherever the digits have room for that.
+    The far window does not overlap the training window, which starts at 0, if the number of digits permits.
     """
     side = base**max_digits
     size = torch.tensor(shape)

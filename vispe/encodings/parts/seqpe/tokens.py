@@ -1,4 +1,4 @@
-"""A vector for every token, read from the digits of its position: the base of `seqpe` and `seqpe_input`."""
+"""Base of `seqpe` and `seqpe_input`: a vector per token, computed from the digits of its position."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vispe.options import Axes, Chance, Count, Positive, Whole
 
 
 class DigitEncoding(Encoding):
-    """Holds the encoder of digits; `seqpe` and `seqpe_input` say where its vectors go."""
+    """Encoding with a digit encoder; `seqpe` and `seqpe_input` define how its vectors are used."""
 
     ndim = (1, 2, 3)
 
@@ -52,7 +52,7 @@ class DigitEncoding(Encoding):
             )
         if self.direction == "bi" and not self.class_token:
             raise OptionError(
-                f"{self.name} with direction='bi' reads its result from the class vector; say class_token=true."
+                f"{self.name} with direction='bi' needs the class token, got class_token=false. Use class_token=true."
             )
         self.digits = self.max_digits or (4 if self.coordinates == 1 else 2)
         self.encoder = DigitEncoder(
@@ -76,7 +76,7 @@ class DigitEncoding(Encoding):
         return self.dim
 
     def reset_parameters(self) -> None:
-        """Initialise the encoder and the vector of prefix tokens, which is drawn as the digits are."""
+        """Initialise the encoder and the vector of prefix tokens (truncated normal with std 0.02)."""
         self.encoder.reset_parameters()
         if self.prefix_vector is not None:
             nn.init.trunc_normal_(self.prefix_vector, std=0.02)
@@ -89,7 +89,7 @@ class DigitEncoding(Encoding):
         Args:
             pos: positions of the input.
             generator: source of the draws; the global one by default.
-            draws: 'dropout' (layers, 2, cells, sequence, width) factors and 'shift' (axes,) whole numbers.
+            draws: 'dropout' (layers, 2, cells, sequence, width) factors and 'shift' (axes,) integers.
         """
         if pos.grid is None or pos.axes not in self.ndim or "seqpe_drawn" in pos.attrs:
             return pos
@@ -97,9 +97,9 @@ class DigitEncoding(Encoding):
         if self.training:
             device = pos.coords.device
             if self.shift and "seqpe_shift" not in given:
-                chance = torch.rand(1 + pos.axes, generator=generator, device=device)
+                uniform = torch.rand(1 + pos.axes, generator=generator, device=device)
                 room = 10**self.digits - torch.tensor(pos.grid.shape, device=device)
-                given["seqpe_shift"] = (chance[1:] * (room + 1)).long() * (chance[0] < self.shift)
+                given["seqpe_shift"] = (uniform[1:] * (room + 1)).long() * (uniform[0] < self.shift)
             if self.dropout and "seqpe_dropout" not in given:
                 size = (pos.grid.patches, self.encoder.length, self.width)
                 drawn = torch.rand(self.layers, 2, *size, generator=generator, device=device)
@@ -109,8 +109,8 @@ class DigitEncoding(Encoding):
     def vectors(self, pos: Positions, again: bool = False) -> Tensor:
         """Return the encoder's vector of every token, (1 or b, n, out); 0 for prefix tokens without `class_vector`.
 
-        `again` says that this forward pass has asked before, with the same parameters. Vectors that are in
-        ``pos.attrs['seqpe']``, a `PerToken` (b or 1, n, out), are used in place of the own encoder.
+        `again` states that this forward pass has called it before with the same parameters. Vectors in
+        ``pos.attrs['seqpe']``, a `PerToken` (b or 1, n, out), replace those of the encoder.
         """
         given = pos.attrs.get("seqpe")
         if isinstance(given, PerToken):
@@ -119,7 +119,7 @@ class DigitEncoding(Encoding):
         self._need_start(pos)
         if pos.grid is None:
             raise ShapeError(
-                f"{self.name} spells whole-number positions, got free coordinates ({pos}); use grid.positions()."
+                f"{self.name} needs integer positions, got free coordinates ({pos}). Use grid.positions()."
             )
         table = self._kept(self.encoder, pos, lambda: self._encoded(pos), trust=again)
         if self.prefix_vector is None:
@@ -135,8 +135,8 @@ class DigitEncoding(Encoding):
         shape: Sequence[int] = () if pos.grid is None else pos.grid.shape
         if max(shape) > 10**self.digits:
             raise ShapeError(
-                f"{self.name} has {self.digits} digits per axis, too few for a grid of {tuple(shape)}; "
-                "build it with a larger max_digits."
+                f"{self.name} has {self.digits} digits per axis, too few for a grid of {tuple(shape)}. "
+                "Use a larger max_digits."
             )
         lines = [torch.arange(n, device=pos.coords.device) for n in shape]
         cells = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
@@ -154,20 +154,20 @@ class DigitEncoding(Encoding):
         heads: int | None = None,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Return the losses 'contrastive' and 'transfer' on freshly drawn positions; the paper weighs each by 0.1.
+        """Return the losses 'contrastive' and 'transfer' on newly drawn positions; the paper weights each by 0.1.
 
         Args:
             shape: the grid of the training resolution.
             pivots: pivots of the contrastive loss.
-            candidates: candidates of each.
+            candidates: candidates per pivot.
             cells: cells of the far window.
-            beta: weight of the main term of the transfer loss; below 1 the training window learns from it too.
-            heads: take the dot products per head; None takes all channels as one.
+            beta: weight of the main term of the transfer loss; below 1, the training window gets a gradient too.
+            heads: compute dot products per head; None for all channels at once.
             generator: source of the draws.
         """
         if len(shape) != self.coordinates or min(shape) < 1 or max(shape) > 10**self.digits:
             raise ShapeError(
-                f"{self.name} needs a grid of {self.coordinates} axes of 1 to {10**self.digits} cells, "
+                f"{self.name} needs a grid of {self.coordinates} axes with 1 to {10**self.digits} cells, "
                 f"got {tuple(shape)}."
             )
         device = self.encoder.out_proj.weight.device

@@ -1,1 +1,1 @@
-"""Pictures and the page of the probe."""
+"""Figures and HTML report of the probe."""

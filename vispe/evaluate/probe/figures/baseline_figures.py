@@ -1,6 +1,6 @@
-"""Pictures of remedies: readable position before and after each, and what it costs.
+"""Figures of debiasing methods: remaining position, and cost.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def plot_probe_baselines(table: BaselineTable, target: str | None = None, ax: "Axes | None" = None) -> "Axes":
-    """Draw held-out R² before and after every remedy: a dot for each image, a line at the median, which is written.
+    """Plot held-out R² before and after every debiasing method: a dot per image, and the median as line and text.
 
-    The axis ends at -1, where farther dots are drawn; the diamond is the shuffled control.
+    Values are clipped at -1; the diamond is the shuffled control.
 
     Args:
-        table: what `probe_baselines` returned.
-        target: of `table.targets`; the headline by default.
-        ax: where to draw; a new figure by default.
+        table: return value of `probe_baselines`.
+        target: one of `table.targets`; the headline by default.
+        ax: axes; a new figure by default.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -34,7 +34,7 @@ def plot_probe_baselines(table: BaselineTable, target: str | None = None, ax: "A
     k = table.targets.index(name)
     for y, row in enumerate(reversed(table.rows)):
         if not row.known:
-            ax.text(0, y, "  not possible, see the notes", va="center", size=9, color=GREY)
+            ax.text(0, y, "  not available, see the notes", va="center", size=9, color=GREY)
             continue
         colour = ORANGE if row.key == "none" else BLUE
         middle = float(np.median(row.r2[k]))
@@ -52,7 +52,7 @@ def plot_probe_baselines(table: BaselineTable, target: str | None = None, ax: "A
 
 
 def baselines_figure(table: BaselineTable) -> "Figure":
-    """Return a sheet of all remedies: headline, distance to the centre where it was probed, and what they cost."""
+    """Return a figure of all methods: headline target, distance to the centre if it was probed, and cost."""
     names = [table.targets[0], *(["radial"] if "radial" in table.targets[1:] else [])]
     figure = new_figure(12, 0.5 * len(table.rows) + 1.5)
     axes = figure.subplots(1, len(names) + 1, width_ratios=[1] * len(names) + [0.75])
@@ -61,7 +61,7 @@ def baselines_figure(table: BaselineTable) -> "Figure":
         if j:
             axes[j].set_yticklabels([])
     cost = axes[-1]
-    heads = ("effective\nrank", "cosine to\nuntouched", "forward\npasses")
+    heads = ("effective\nrank", "cosine to\noriginal", "forward\npasses")
     cost.set(xlim=(0, 3), ylim=axes[0].get_ylim())
     cost.axis("off")
     for x, head in enumerate(heads):

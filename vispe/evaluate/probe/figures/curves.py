@@ -1,6 +1,6 @@
-"""Pictures of where position is: after every block, and in every channel.
+"""Figures of position by block and by channel.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean, new
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LOOK = {  # colours of Okabe and Ito, and a marker, by which lines differ in grey too
+_STYLES = {  # colours of Okabe and Ito, and markers to distinguish lines in greyscale
     "lr+ud": (INK, "o"),
     "lr": (BLUE, ">"),
     "ud": ("#56B4E9", "v"),
@@ -22,7 +22,7 @@ _LOOK = {  # colours of Okabe and Ito, and a marker, by which lines differ in gr
     "radial": (ORANGE, "s"),
     "raster": ("#CC79A7", "P"),
 }
-_BESIDE = {
+_LEGEND = {
     "loc": "center left",
     "bbox_to_anchor": (1.0, 0.5),
     "frameon": False,
@@ -32,13 +32,13 @@ _BESIDE = {
 
 
 def plot_probe_layers(result: LayerProbe, ax: "Axes | None" = None) -> "Axes":
-    """Draw held-out R² after every block, median over images; the first place are the pixels of the patches.
+    """Plot held-out R² after every block, median over images; the first point is the pixels of the patches.
 
-    The band holds the middle half of the images for the headline target. Values below -1 are drawn at -1.
+    The band is the interquartile range over images of the headline target. Values are clipped at -1.
 
     Args:
-        result: what `probe_layers` returned.
-        ax: where to draw; a new figure by default.
+        result: return value of `probe_layers`.
+        ax: axes; a new figure by default.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -46,7 +46,7 @@ def plot_probe_layers(result: LayerProbe, ax: "Axes | None" = None) -> "Axes":
     ax = new(ax, (7.6, 4.2))
     blocks, low = np.arange(len(result.r2)), -1.0
     for k, name in reversed(list(enumerate(result.targets))):
-        colour, marker = _LOOK[name]
+        colour, marker = _STYLES[name]
         lead = k == 0
         style = {"color": colour, "marker": marker, "markersize": 6 if lead else 4.5, "zorder": 3 + lead}
         middle = np.maximum(np.median(result.r2[:, k], axis=1), low)
@@ -70,19 +70,19 @@ def plot_probe_layers(result: LayerProbe, ax: "Axes | None" = None) -> "Axes":
     handles, labels = ax.get_legend_handles_labels()
     # targets from the headline on, the control last
     order = [*range(len(labels) - 2, -1, -1), len(labels) - 1]
-    ax.legend([handles[i] for i in order], [labels[i] for i in order], **_BESIDE)
-    ax.set_title("What can be read from the patches", size=10.5, loc="left", color=INK)
+    ax.legend([handles[i] for i in order], [labels[i] for i in order], **_LEGEND)
+    ax.set_title("Position by block", size=10.5, loc="left", color=INK)
     return ax
 
 
 def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" = None, n: int = 6) -> "Axes":
-    """Draw what every single channel of a block tells: held-out R² of the target that it tells best.
+    """Plot the held-out R² of every channel of a block, for its best target.
 
     Args:
-        result: what `probe_layers` returned.
-        block: number of the block; negative counts from the end.
-        ax: where to draw; a new figure by default.
-        n: channels whose numbers are written, the most telling ones, where their R² is above 0.05.
+        result: return value of `probe_layers`.
+        block: index of the block; negative counts from the end.
+        ax: axes; a new figure by default.
+        n: number of labelled channels, those with the highest R² above 0.05.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -94,7 +94,7 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
     floor = -0.1
     for j, k in enumerate(single):
         name = result.targets[k]
-        colour, marker = _LOOK[name]
+        colour, marker = _STYLES[name]
         channels = np.flatnonzero(which == j)
         heights = np.maximum(best[channels], floor)
         ax.vlines(channels, 0, heights, color=colour, linewidth=1.1)
@@ -107,18 +107,18 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
     ax.set_ylim(floor * 1.15, top)
     _label_peaks(ax, best, n, top - floor)
     number = block % len(result.channel_r2)
-    ax.set_title(f"What one channel alone tells, after block {number}", size=10.5, loc="left", color=INK)
+    ax.set_title(f"Position by channel, after block {number}", size=10.5, loc="left", color=INK)
     ax.set_xlabel("channel", color=INK)
     ax.set_ylabel("held-out R²", color=INK)
     ticks = [t for t in ax.get_yticks() if 0 <= t <= 1]
     ax.set_yticks([floor, *ticks], [f"≤ {floor:g}", *(f"{t:g}" for t in ticks)])
-    ax.legend(**_BESIDE)
+    ax.legend(**_LEGEND)
     clean(ax)
     return ax
 
 
 def _label_peaks(ax: "Axes", best: np.ndarray, n: int, span: float) -> None:
-    """Write the numbers of the highest channels above them, neighbours together."""
+    """Label the highest channels, adjacent ones together."""
     peaks = sorted(int(c) for c in np.argsort(-best, kind="stable")[:n] if best[c] > 0.05)
     groups: list[list[int]] = []
     for c in peaks:
@@ -132,6 +132,6 @@ def _label_peaks(ax: "Axes", best: np.ndarray, n: int, span: float) -> None:
 
 
 def _numbers(group: list[int]) -> str:
-    """Return '54-57' for whole runs of three and more, else '54, 57'."""
-    whole = len(group) > 2 and group[-1] - group[0] == len(group) - 1
-    return f"{group[0]}-{group[-1]}" if whole else ", ".join(map(str, group))
+    """Return '54-57' for runs of three or more consecutive numbers, otherwise '54, 57'."""
+    consecutive = len(group) > 2 and group[-1] - group[0] == len(group) - 1
+    return f"{group[0]}-{group[-1]}" if consecutive else ", ".join(map(str, group))

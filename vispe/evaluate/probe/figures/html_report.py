@@ -1,4 +1,4 @@
-"""The report of a positional probe as one HTML page: verdict, tables, curves, remedies, and how to read them."""
+"""HTML report of a positional probe: verdict, tables, curves, debiasing methods, and explanations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINDS = {"noise": "noise image", "textures": "texture", "images": "image"}
-"""What one picture of each source is called; a verdict leads with the first source that was probed."""
+"""Singular name of an image of each source; the verdict is that of the first source that was probed."""
 
 _TARGETS = (
-    "Targets: lr is the column of a patch, ud its row, lr+ud both; diag runs along the diagonal, radial from the "
-    "centre to the rim, raster in reading order. R² is 1 when the place of a patch can be read from its features "
-    "alone, and 0 or less when it cannot. It is measured on patches that were not fitted (held-out)."
+    "Targets: lr is the column of a patch, ud its row, lr+ud both; diag is the diagonal, radial the distance to the "
+    "centre, raster the reading order. R² is 1 if the position of a patch can be decoded from its features, and 0 or "
+    "less if it cannot. It is measured on patches that were not used for training (held-out)."
 )
 _CONTROLS = (
-    "Controls: 'random' are numbers that have nothing to do with the place, and 'shuffled' is the target with its "
-    "patches in random order. A sound probe reads neither, so both must be 0 or less."
+    "Controls: 'random' is noise that is independent of the position, and 'shuffled' is the target with shuffled "
+    "patches. Neither may be predictable, so both must be 0 or less."
 )
 _CONTENT = (
-    "Noise and homogeneous textures look alike everywhere, so what is read there is due to the model. A photograph of "
-    "a layered or unevenly lit sample shows its places itself: compare with what the pixels tell."
+    "Noise and homogeneous textures are statistically equal everywhere, so position in their features is due to the "
+    "model. Images of layered or unevenly lit samples reveal the position themselves: compare with the pixels."
 )
 _REMEDIES = (
-    "Effective rank: in how many directions the features vary; a remedy that lowers it takes more than position. "
-    "Cosine: likeness to the untouched features. Passes: how often the model must run for one image. The published "
-    "form of the average adds the maps of turned and mirrored images as they are, so each patch mixes four places; "
-    "the other averages bring the maps back first. What all eight poses share, the distance to the centre, stays in "
-    "them; only shifts remove it. Shifts roll the image around, which makes a seam in images that do not repeat."
+    "Effective rank: number of directions in which the features vary; a method that lowers it removes more than "
+    "position. Cosine: similarity to the original features. Passes: forward passes per image. The published form of "
+    "the average adds the maps of rotated and reflected images without undoing the transform, so each patch mixes four "
+    "positions; the other averages undo it first. The distance to the centre is common to all eight poses and remains; "
+    "only shifts remove it. Shifts roll the image, which adds a seam to images that are not periodic."
 )
 
 
 @dataclass(frozen=True)
 class SourceProbe:
-    """All that was probed on one kind of pictures.
+    """Results of the probe for one source of images.
 
     Attributes:
-        probe: the final features.
-        layers: every block, or None.
-        baselines: remedies, or None.
+        probe: result for the final features.
+        layers: result for every block, or None.
+        baselines: result for debiasing methods, or None.
     """
 
     probe: ProbeResult
@@ -59,41 +59,41 @@ class SourceProbe:
     baselines: BaselineTable | None = None
 
     def parts(self) -> tuple[tuple[str, LayerProbe | BaselineTable], ...]:
-        """Return what was asked beside the final features, each with words to announce it."""
+        """Return the results other than that of the final features, each with a heading."""
         parts = (("after every block", self.layers), ("remedies", self.baselines))
         return tuple((words, part) for words, part in parts if part is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: those of the probe, and under `layers` and `baselines` what was asked of them."""
+        """Return JSON values: those of the probe, and `layers` and `baselines` if available."""
         parts = {"layers": self.layers, "baselines": self.baselines}
         return self.probe.to_dict() | {key: part.to_dict() for key, part in parts.items() if part is not None}
 
 
 def heading(source: str, result: ProbeResult) -> str:
-    """Return how many pictures of which kind were probed, such as '4 noise images'."""
+    """Return the number and kind of images, such as '4 noise images'."""
     return f"{result.n_images} {KINDS[source]}{'s' * (result.n_images > 1)}"
 
 
 def tone(score: float) -> Tone:
-    """Return the colour of a verdict on an R²."""
+    """Return the tone of a verdict on an R²."""
     if np.isnan(score):
         return "plain"
     return "bad" if score >= 0.5 else "mild" if score >= 0.1 else "good"
 
 
 def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
-    """Return the page of a report.
+    """Return the HTML report.
 
     Args:
-        subject: what was probed, such as the name of a model.
-        results: by source, of `KINDS`; the verdict is that of noise, else of textures, else of images.
+        subject: such as the name of the model.
+        results: by source, a key of `KINDS`; the verdict is that of noise, otherwise of textures, otherwise of images.
 
     Raises:
-        OptionError: nothing was probed, or an unknown source.
+        OptionError: no results, or an unknown source.
     """
     if not results or set(results) - set(KINDS):
         raise OptionError(
-            f"A report of a probe needs results for some of {list(KINDS)}, got {list(results)}."
+            f"probe_page: results must have keys of {list(KINDS)}, got {list(results)}. Pass at least one source."
         )
     lead = next(source for source in KINDS if source in results)
     first = results[lead].probe
@@ -114,7 +114,7 @@ def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
             _add_layers(page, result.layers, title)
         if result.baselines is not None:
             _add_baselines(page, result.baselines, title)
-    page.section("How to read this")
+    page.section("Explanation")
     for words in (_TARGETS, _CONTROLS, _CONTENT):
         page.text(words, soft=True)
     if any(result.baselines is not None for result in results.values()):
@@ -123,7 +123,7 @@ def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
 
 
 def layers_figure(result: LayerProbe) -> "Figure":
-    """Return a sheet of the curve over blocks, and of the channels of the block where position is read best."""
+    """Return a figure of the curve over blocks, and of the channels of the best block."""
     figure = new_figure(9.6, 7.6)
     top, bottom = figure.subplots(2, 1, height_ratios=(1.2, 1))
     figure.get_layout_engine().set(hspace=0.06)
@@ -133,7 +133,7 @@ def layers_figure(result: LayerProbe) -> "Figure":
 
 
 def best_block(result: LayerProbe) -> int:
-    """Return the block after which the headline target is read best."""
+    """Return the block with the highest R² of the headline target."""
     return int(np.nan_to_num(result.curve, nan=-np.inf).argmax())
 
 
@@ -141,19 +141,21 @@ def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
     page.section(f"After every block: {title}")
     page.text(f"{capital(result.verdict)}.")
     page.text(" ".join(result.notes))
-    caption = "Above: held-out R² after every block, before the final norm; median over images, band: the middle half. "
-    caption += f"Below: every channel alone, after block {best_block(result)}, where position is read best."
+    caption = (
+        "Top: held-out R² after every block, before the final norm; median over images, band: quartiles. "
+    )
+    caption += f"Bottom: single channels after block {best_block(result)}, where R² is highest."
     page.figure(layers_figure(result), caption)
     page.table(
-        result.table(), left=(0, len(result.targets) + 2), folded="All blocks, with their telling channels"
+        result.table(), left=(0, len(result.targets) + 2), folded="All blocks, with their positional channels"
     )
 
 
 def _add_baselines(page: Page, table: BaselineTable, title: str) -> None:
-    page.section(f"Remedies: {title}")
+    page.section(f"Debiasing: {title}")
     page.text(f"{capital(table.verdict)}.")
     caption = (
-        f"Each dot is one of {table.n_images} images, lines and numbers are medians, diamonds the shuffled "
+        f"Each dot is one of {table.n_images} images; lines and numbers are medians, diamonds the shuffled "
     )
     page.figure(baselines_figure(table), f"{caption}control. Blanked channels: {table.chosen_on}.")
     page.table(table.table())

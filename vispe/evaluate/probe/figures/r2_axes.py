@@ -1,4 +1,4 @@
-"""What the pictures of the probe share: names of targets, and axes of R²."""
+"""Shared parts of the figures of the probe: names of targets, and axes of R²."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ WORDS = {
 
 
 def r2_axis(ax: "Axes", which: str) -> None:
-    """Let an axis of R² start at -1 at the lowest, and say so where it does."""
+    """Clip an axis of R² at -1, and mark the clipped tick."""
     low = max(min(-0.25, getattr(ax.dataLim, f"{which}0")) - 0.05, -1.05)
     ax.set(**{f"{which}lim": (low, 1.03)})
     ticks = [t for t in (-1, -0.5, 0, 0.5, 1) if t >= low]
@@ -33,13 +33,13 @@ def r2_axis(ax: "Axes", which: str) -> None:
 def r2_dots(
     ax: "Axes", y: float, values: np.ndarray, colour: str, control: np.ndarray | None, size: float
 ) -> None:
-    """Draw the scores of a row as dots, their median as a number, and that of the control as a diamond.
+    """Plot the scores of a row as dots, their median as text, and the median of the control as a diamond.
 
-    Dots below -1 are drawn there. Without a control there is no diamond.
+    Scores are clipped at -1.
     """
     jitter = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
     ax.scatter(np.maximum(values, -1), y + jitter, s=size, color=colour, linewidth=0)
     if control is not None:
-        place = max(float(np.median(control)), -1)
-        ax.plot(place, y, marker="D", markersize=5, color="white", markeredgecolor=INK, markeredgewidth=0.9)
+        median = max(float(np.median(control)), -1)
+        ax.plot(median, y, marker="D", markersize=5, color="white", markeredgecolor=INK, markeredgewidth=0.9)
     ax.text(1.04, y, f"{np.median(values):.2f}", va="center", size=10, color=INK)

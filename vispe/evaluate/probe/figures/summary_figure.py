@@ -1,6 +1,6 @@
-"""The sheet of a positional probe: true ramps and reading, scores with their control, and the telling channels.
+"""Figure of a positional probe: true and predicted ramps, scores with controls, and the best channels.
 
-matplotlib is imported when something is drawn.
+matplotlib is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WORDS = {"lr": "Left to right", "ud": "Top to bottom", "diag": "Diagonal", "radial": "Centre to rim"}
+_WORDS = {"lr": "Left to right", "ud": "Top to bottom", "diag": "Diagonal", "radial": "Centre to border"}
 
 
 def plot_probe(result: ProbeResult, title: str = "") -> "Figure":
-    """Draw what a probe found: true ramp and reading, scores of all targets, the telling channels.
+    """Plot the true and predicted ramp, the scores of all targets, and the best channels.
 
     Args:
-        result: what `positional_probe` returned.
-        title: what was probed, such as the model's name.
+        result: return value of `positional_probe`.
+        title: such as the name of the model.
 
     Returns:
-        A figure; save it with `figure.savefig(path)`.
+        The figure; save it with `figure.savefig(path)`.
 
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    truth, read, mask = (result.example[key] for key in ("ramp", "prediction", "mask"))
+    truth, predicted, mask = (result.example[key] for key in ("ramp", "prediction", "mask"))
     n = truth.shape[2]
     figure = new_figure(12, 2.7 + 2.9 * max(n, 2))
     figure.set_layout_engine(None)
@@ -47,12 +47,12 @@ def plot_probe(result: ProbeResult, title: str = "") -> "Figure":
     maps = figure.add_gridspec(*shape, left=0.04, right=0.55, wspace=0.08, hspace=0.22, **box)
     parts = result.rows[0].target.split("+") if n > 1 else [result.rows[0].target]
     for k, part in enumerate(parts):
-        words = _WORDS.get(part, part)
+        name = _WORDS.get(part, part)
         left, right = (figure.add_subplot(maps[2 * k + j]) for j in (0, 1))
-        _draw_map(left, truth[..., k], f"{words}: the truth")
+        _draw_map(left, truth[..., k], f"{name}: true")
         rows, cols = np.nonzero(mask)
         left.scatter(cols, rows, s=14, color="white", edgecolor=INK, linewidth=0.7)
-        image = _draw_map(right, read[..., k], f"{words}: read from the features")
+        image = _draw_map(right, predicted[..., k], f"{name}: predicted from the features")
         bar = figure.colorbar(image, ax=[left, right], fraction=0.025, pad=0.02, ticks=(0, 0.5, 1))
         bar.outline.set_visible(False)
         bar.ax.tick_params(length=0, labelsize=9, colors=INK)
@@ -73,7 +73,7 @@ def _draw_map(ax: "Axes", values: np.ndarray, title: str) -> Any:
 
 
 def _draw_scores(ax: "Axes", result: ProbeResult) -> None:
-    """One dot per image and mask, a bar at the median; the axis ends at -1, where farther dots are drawn."""
+    """Plot one dot per image and mask, and a bar for the median, clipped at -1."""
     rows = result.rows[::-1]
     for y, row in enumerate(rows):
         values = row.r2_heldout.ravel()
@@ -96,7 +96,7 @@ def _draw_scores(ax: "Axes", result: ProbeResult) -> None:
 
 
 def _draw_channels(ax: "Axes", result: ProbeResult, n: int = 12) -> None:
-    """Bars of the channels that read the headline target best on their own."""
+    """Plot bars of the channels with the highest R² for the headline target."""
     channels = result.top_channels(n)
     values = np.nan_to_num(result.channel_r2[channels])
     ax.bar(range(len(channels)), np.maximum(values, -0.25), color=BLUE, alpha=0.8, width=0.7)
@@ -118,8 +118,8 @@ def _footnote(result: ProbeResult) -> str:
     fit = f"ridge, alpha {settings['alpha']:g}" if settings["regressor"] == "ridge" else "least squares"
     images = f"{result.n_images} image{'s' if result.n_images > 1 else ''}"
     return (
-        f"Maps: first image and mask. White dots: the {result.n_samples} of {h}x{w} patches that were fitted ({fit}, "
-        f"{len(result.channel_r2)} channels).\nScores: patches that were not fitted; one dot per image and mask "
-        f"({images}, {settings['masks_per_image']} masks each). 1 = position is known, 0 or less = unknown.\nControls "
-        "that must not be readable: random = noise; diamonds = the same target with its patches shuffled (median)."
+        f"Maps: first image and mask. White dots: the {result.n_samples} of {h}x{w} patches used for training ({fit}, "
+        f"{len(result.channel_r2)} channels).\nScores: held-out patches; one dot per image and mask ({images}, "
+        f"{settings['masks_per_image']} masks each). 1 = position is known, 0 or less = unknown.\nControls, which must "
+        "not be predictable: random = noise; diamonds = the same target with shuffled patches (median)."
     )

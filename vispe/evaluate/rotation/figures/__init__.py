@@ -1,4 +1,4 @@
-"""Pictures and the page of `vispe rotate`."""
+"""Figures and HTML report of `vispe rotate`."""
 
 from vispe._lazy import face
 

@@ -1,4 +1,4 @@
-"""What the figures of rows share: means and floors, titles, and which parts stand side by side."""
+"""Shared helpers of the figures of records: means and floors, titles, and parts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vispe.report.figure_style import BLUE, GREY, ORANGE
 from vispe.report.table import capital
 
 LIMITS = ((INVARIANT, "invariant"), (MILD, "mild"), (float("inf"), "strong"))
-"""Ends of the zones of the verdict, and their names."""
+"""Upper bounds of the zones of the verdict, and their names."""
 
 
 def mean(row: Measurement | None) -> float:
-    """Return the mean over images; NaN where the row is missing or has no number."""
+    """Return the mean over images; NaN if the record is missing or has no number."""
     return float("nan") if row is None else row.summary().mean
 
 
@@ -25,7 +25,7 @@ def floor(row: Measurement) -> float:
 
 
 def images_of(rows: Iterable[Measurement]) -> str:
-    """Return '1 image' or 'mean of 7 images', and whether there are intervals."""
+    """Return a label such as '1 image' or 'mean of 7 images, lines: 95 % interval'."""
     n = max((row.summary().n for row in rows), default=0)
     if n < 2:
         return f"{n} image{'s' * (n != 1)}"
@@ -33,15 +33,15 @@ def images_of(rows: Iterable[Measurement]) -> str:
 
 
 def title_of(metric: str) -> str:
-    """Return the name of a metric with a capital, but mIoU as it is."""
+    """Return the capitalised name of a metric, mIoU unchanged."""
     words = METRICS[metric].title
     return words if words.startswith("mIoU") else capital(words)
 
 
 def parts_of(metric: str) -> tuple[tuple[str, str, str], ...]:
-    """Return the parts of a metric that are drawn side by side: (part, words, colour)."""
+    """Return the parts of a metric that are plotted together: (part, label, colour)."""
     if metric == "error":
-        return ((FULL, "image turned", BLUE), (POSITION_CODE, "position code alone", ORANGE))
+        return ((FULL, "image transformed", BLUE), (POSITION_CODE, "position code alone", ORANGE))
     return (
         (FULL, "labels", BLUE),
         (EVERY_POSE, f"labels, {EVERY_POSE}", ORANGE),

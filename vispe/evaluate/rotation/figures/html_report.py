@@ -1,4 +1,4 @@
-"""The report of `vispe rotate` as one HTML file: verdict, remedy, headline, figures with words, and every number."""
+"""HTML report of `vispe rotate`: verdict, recommendation, headlines, figures, and all records."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ from vispe.report.table import capital, interval, number
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 
 _INTRO = (
-    "A sample under a microscope mostly has no up: a model should see the same in it however it lies. So the images "
-    "were turned, mirrored and shifted, what the model made of them was moved back, and both were compared."
+    "Micrographs usually have no canonical orientation, so the output of a model should not depend on it. The images "
+    "were rotated, reflected and shifted, the transform was undone on the output, and both were compared."
 )
-_CONTROLS = "Grey rows are controls: they show what a number means, and that the measurement works."
+_CONTROLS = "Grey rows are controls: they give the scale of a number and validate the measurement."
 _FLOOR = (
-    "Floor: what resampling the pixels does by itself. Effect: mean minus floor, the part that can be due to the "
-    "model."
+    "Floor: effect of resampling the pixels alone. Effect: mean minus floor, which can be due to the model."
 )
 
 
 def rotation_page(report: RotationReport) -> Page:
-    """Return a page about a model or a segmenter; `page.write(path)` makes the file.
+    """Return the HTML report; `page.write(path)` writes the file.
 
     Args:
-        report: what was measured. A section appears only where its rows exist.
+        report: the results. Sections without records are omitted.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -45,7 +44,7 @@ def rotation_page(report: RotationReport) -> Page:
     page.text(result.remedy)
     page.text(_INTRO)
     n = len(result.images)
-    intervals = "say how far the mean would move with other images of the kind"
+    intervals = "quantify the variation of the mean over similar images"
     words = (
         f"Intervals {intervals}; they need {FEWEST} images."
         if n < FEWEST
@@ -54,13 +53,13 @@ def rotation_page(report: RotationReport) -> Page:
     page.text(f"{n} image{'s' * (n != 1)}. {words}", soft=True)
     headlines = report.headlines
     if headlines:
-        page.section("In short")
+        page.section("Summary")
         _table(page, headlines)
         page.text(_FLOOR if any(row.floors for row in headlines) else "", soft=True)
         page.text(_CONTROLS if any(row.control for row in headlines) else "", soft=True)
     for section in SECTIONS:
         section(page, report)
-    page.section("Every number")
+    page.section("All records")
     if result.rows:
         _table(page, result.rows, folded=f"All {len(result.rows)} rows")
     if headlines:
@@ -71,16 +70,17 @@ def rotation_page(report: RotationReport) -> Page:
     if result.settings:
         page.table([["setting", "value"], *([k, _value(v)] for k, v in result.settings.items())], left=(0, 1))
     page.text(
-        f"In words, an error or an R² below {INVARIANT:g} is called invariant, below {MILD:g} mild, else "
-        "strong; these limits are our choice. The error of a pose g is sqrt(Σ|F_g - F|² / Σ|F - mean of F|²), F being "
-        "the features of the image and F_g those of the moved image, moved back; sums run over places and channels.",
+        f"An error or an R² below {INVARIANT:g} is called invariant, below {MILD:g} mild, otherwise strong; these "
+        "limits are our choice. The error of a pose g is sqrt(Σ|F_g - F|² / Σ|F - mean of F|²), where F are the "
+        "features of the image and F_g those of the transformed image with g undone; sums are over positions and "
+        "channels.",
         soft=True,
     )
     return page
 
 
 def cells(row: Measurement) -> list[str]:
-    """Return a row as the columns `HEAD`."""
+    """Return the cells of a record for the columns `HEAD`."""
     summary, effect = row.summary(), row.effect()
     return [
         row.transform,
@@ -101,7 +101,7 @@ def _table(page: Page, rows: Sequence[Measurement], folded: str = "") -> None:
 
 
 def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[str]]:
-    """One line for each image, one column for each row."""
+    """Return a table with one row per image and one column per record."""
     parts = ("" if r.part == FULL else f", {r.part}" for r in rows)
     heads = [f"{r.transform}, {METRICS[r.metric].title}{part}" for r, part in zip(rows, parts, strict=True)]
     lines = ([name, *(number(r.values[k]) for r in rows)] for k, name in enumerate(images))
@@ -109,7 +109,7 @@ def _by_image(images: Sequence[str], rows: Sequence[Measurement]) -> list[list[s
 
 
 def _verdict(report: RotationReport) -> tuple[str, Tone]:
-    """Return the sentence that a hurried reader takes away, and its colour: that of the worst of the features."""
+    """Return the verdict and its tone, that of the worst feature metric."""
     full, r2 = report.result.find(D4_MEAN, "error"), report.result.find(UNMOVED, "r2")
     values = [*([full.summary().mean] if full else []), *([r2.summary().median] if r2 else [])]
     worst = max(filter(np.isfinite, values), default=float("nan"))
@@ -121,5 +121,5 @@ def _verdict(report: RotationReport) -> tuple[str, Tone]:
 
 
 def _value(value: Any) -> str:
-    """A setting as text: words as they are, everything else as JSON."""
+    """Return a setting as text: strings unchanged, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

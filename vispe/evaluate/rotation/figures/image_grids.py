@@ -1,6 +1,6 @@
-"""Sheets of pictures: the fingerprint of a model, and one image in all poses, as features and as labels.
+"""Multi-panel figures: fingerprint of a model, and one image in all poses, as features and as labels.
 
-Nothing that a user named is read as markup.
+Names supplied by users are never interpreted as markup.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FAINT_SNR, CLEAR_SNR = 1.5, 3.0
-"""SNR from which a fingerprint is called faint, and clear; 1 is chance. They are our choice."""
+"""Min SNR of a faint and of a clear fingerprint, chosen by us; 1 is the chance level."""
 
 
 def fingerprint_words(fingerprint: Fingerprint) -> str:
-    """Return what the SNR of a fingerprint says, in one sentence."""
+    """Return the verdict on the SNR of a fingerprint in one sentence."""
     snr, of = fingerprint.snr, f"The mean of {fingerprint.n_images} maps"
     if np.isnan(snr):
-        return f"{of} cannot be judged, for the maps do not vary"
+        return f"{of} cannot be judged, because the maps are constant"
     if np.isinf(snr):
-        return f"{of} is each of them: they do not depend on the image"
+        return f"{of} equals each of them: they do not depend on the image"
     times = f"SNR {snr:.3g}; chance gives 1"
     if snr < FAINT_SNR:
         return f"{of} shows no pattern that is fixed to the frame ({times})"
@@ -40,13 +40,13 @@ def fingerprint_words(fingerprint: Fingerprint) -> str:
 
 
 def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
-    """Draw the first principal components of the mean map, and the channels that tell most of the position.
+    """Plot the first principal components of the mean map, and the channels with the highest R² of position.
 
-    The components share one symmetric scale, so that a weak one looks weak.
+    The components share one symmetric colour scale.
 
     Args:
-        fingerprint: what `vispe.evaluate.rotation.metrics.fingerprint` returned.
-        channels: how many are drawn.
+        fingerprint: return value of `vispe.evaluate.rotation.metrics.fingerprint.fingerprint`.
+        channels: number of channels.
     """
     count = len(fingerprint.components)
     figure = figure_style.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
@@ -68,10 +68,10 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
 
 
 def plot_poses(report: RotationReport) -> Figure:
-    """Draw the first image, its features as colours, those of every pose brought back, and how far they are off.
+    """Plot the first image, its features as colours, those of every pose with the pose undone, and their difference.
 
-    Colours are the first three principal components of the map of the image as it stands, for all poses alike. The
-    difference is the root mean square over the three colours, 0 to 1, on one scale for all poses.
+    Colours are the first three principal components of the original map, for all poses. The difference is the root mean
+    square over the three colours, 0 to 1, on one scale for all poses.
 
     Raises:
         InputError: the report has no maps.
@@ -85,16 +85,16 @@ def plot_poses(report: RotationReport) -> Figure:
     image: Any = None
     for (upper, lower), (name, moved) in zip(right, others.items(), strict=True):
         _show(upper, moved, name)
-        words = f"off by {figure_style.short(float(np.sqrt(np.square(off[name]).mean())))}"
-        image = _show(lower, off[name], words, cmap="cividis", vmin=0, vmax=top)
+        label = f"off by {figure_style.short(float(np.sqrt(np.square(off[name]).mean())))}"
+        image = _show(lower, off[name], label, cmap="cividis", vmin=0, vmax=top)
     if image is not None:
-        words = "difference from the features at rest, in colour (0 to 1)"
-        figure_style.scale(image, figure.axes, words, fraction=0.03, aspect=80)
+        label = "difference from the original features, in colour (0 to 1)"
+        figure_style.scale(image, figure.axes, label, fraction=0.03, aspect=80)
     return figure
 
 
 def plot_label_poses(report: RotationReport) -> Figure:
-    """Draw the first image, its labels, those of every pose brought back, and the pixels whose class changed.
+    """Plot the first image, its labels, those of every pose with the pose undone, and the pixels whose class changed.
 
     Raises:
         InputError: the report has no labels.
@@ -115,7 +115,7 @@ def plot_label_poses(report: RotationReport) -> Figure:
 
 
 def _split(maps: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the map at rest, and the others by name."""
+    """Return the original map, and the others by name."""
     rest = "identity" if "identity" in maps else next(iter(maps))
     return maps[rest], {name: m for name, m in maps.items() if name != rest}
 
@@ -123,7 +123,7 @@ def _split(maps: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarra
 def _sheet(
     picture: np.ndarray | None, count: int, shape: tuple[int, ...]
 ) -> tuple[Figure, list[Axes], list[tuple[Axes, Axes]]]:
-    """Return a figure with the image and its map at the left, and a column of two axes for each other pose."""
+    """Return a figure with the image and its map at the left, and a column of two axes per pose."""
     ratio = shape[0] / shape[1]
     stacked = 1 + (picture is not None)
     side = 11.5 / (count + 2.2)
@@ -150,14 +150,14 @@ def _coloured(labels: np.ndarray) -> np.ndarray:
 
 
 def _class_key(figure: Figure, names: Sequence[str]) -> None:
-    """Write the names of classes below a sheet, each behind a square of its colour."""
+    """Add a legend of the classes below the figure."""
     from matplotlib.patches import Patch
 
     handles = [
         Patch(facecolor=np.array(PALETTE[k % len(PALETTE)]) / 255, label=str(k)) for k in range(len(names))
     ]
-    place = {"loc": "outside lower left", "ncols": min(6, max(len(names), 1))}
-    legend = figure.legend(handles=handles, frameon=False, fontsize=10, labelcolor=INK, **place)
+    legend_options = {"loc": "outside lower left", "ncols": min(6, max(len(names), 1))}
+    legend = figure.legend(handles=handles, frameon=False, fontsize=10, labelcolor=INK, **legend_options)
     # set later: a leading _ would drop the entry
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(name)
@@ -165,7 +165,7 @@ def _class_key(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _channels(ax: Axes, fingerprint: Fingerprint, count: int) -> None:
-    """Bars of held-out R² of row and column from the best channels alone; below 0 is drawn as 0."""
+    """Plot bars of held-out R² of row and column from the best single channels, clipped at 0."""
     best = [c for c in fingerprint.top_channels(count) if np.isfinite(fingerprint.channel_r2[c])]
     values = np.maximum(fingerprint.channel_r2[best], 0)
     ax.bar(range(len(best)), values, 0.72, color=BLUE, alpha=0.85, linewidth=0)

@@ -1,4 +1,4 @@
-"""The sections of the report on labels: for each a paragraph for people who look through microscopes."""
+"""Sections of the report on labels, with explanations for microscopists."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ def labels(page: Page, report: RotationReport) -> None:
         return
     page.section("Labels in every pose")
     page.text(
-        "The moved sample was segmented in the same way, and its labels moved back. mIoU compares them with those of "
-        "the image as it stands: 1 says that every pixel kept its class, and values fall with every pixel that did "
-        "not. No masks are needed for that, and it does not say that labels are right. ARI is the same question with 0 "
-        "for chance."
+        "The transformed image was segmented in the same way, and the transform was undone on the labels. mIoU "
+        "compares them with the labels of the original image: 1 means that the class of every pixel is unchanged. No "
+        "masks are needed, and the value does not imply that labels are correct. The chance level of ARI is 0."
     )
     if any(r.transform in POSES and r.metric == "miou" for r in rows):
         drawn(page, record_figures.plot_d4, report.result, f"Consistency by pose. {NAMES}", metric="miou")
     if report.labels:
-        caption = f"Labels of {first_image(result)} in all poses, moved back, and the pixels that changed their class."
+        caption = f"Labels of {first_image(result)} in all poses, undone, and the pixels whose class changed."
         page.figure(image_grids.plot_label_poses(report), caption)
     if angle_rows(result, "miou"):
         drawn(page, record_figures.plot_polar, report.result, "Consistency by angle.", metric="miou")
     moved = [r for r in rows if r.key.question in (RANDOM_PHASES, ALL_PHASES)]
     if moved:
-        page.text("Shifted by parts of a patch:", soft=True)
+        page.text("Shifted by fractions of a patch:", soft=True)
         short_table(page, moved)
 
 
@@ -51,12 +50,12 @@ def accuracy(page: Page, report: RotationReport) -> None:
     parts = [p for p in (FULL, EVERY_POSE) if angle_rows(result, "accuracy", p)]
     if not rows and not areas and not parts:
         return
-    page.section("What the orientation of the sample changes")
+    page.section("Effect of the orientation of the sample")
     page.text(
         "The same disc of the sample was segmented at every angle. "
-        + ("Against the masks, the worst pose is the accuracy that an unlucky orientation gives. " if rows else "")
-        + ("Area fractions should not depend on how the sample lay: spread is largest minus smallest over angles, in "
-           "percentage points." if areas else "")
+        + ("Compared with the masks, the worst pose is the least favourable orientation. " if rows else "")
+        + ("Area fractions should not depend on the orientation: spread is max minus min over angles, in percentage "
+           "points." if areas else "")
     )  # fmt: skip
     for part in parts:
         words = "Accuracy by angle" + (f", {part}." if part != FULL else ".")
@@ -72,9 +71,9 @@ def corners(page: Page, report: RotationReport) -> None:
         return
     page.section("Scribbles in one corner")
     page.text(
-        "A classifier learnt from scribbles in one corner, in each of the four in turn, and was scored everywhere. "
-        "Where it works worse in the other corners (below 0), it may have learnt where it is instead of what it sees. "
-        "Scribbles all over the image are the control: their gaps are differences of the sample."
+        "A classifier was trained on scribbles in one quadrant, each of the four in turn, and evaluated in all. A "
+        "lower accuracy in the other quadrants (below 0) suggests that it learnt position instead of content. "
+        "Scribbles in the full image are the control: their gaps are due to the sample."
     )
     caption = "Accuracy elsewhere minus accuracy in that corner."
     drawn(page, record_figures.plot_quadrants, report.result, caption, (8.4, 4.0))
@@ -87,6 +86,6 @@ def scores(page: Page, report: RotationReport) -> None:
     if rows:
         page.section("Class of the whole image")
         page.text(
-            "How often the predicted class stays when the image is moved, and how much its scores change."
+            "How often the predicted class is unchanged when the image is transformed, and the change of its scores."
         )
         short_table(page, rows)

@@ -1,4 +1,4 @@
-"""One picture of several models: how far each depends on orientation and on position, the best first."""
+"""Comparison figure of several models: dependence on orientation and position, the most invariant first."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ if TYPE_CHECKING:
 Rows = RotationResult | Mapping[str, Any] | Sequence[Measurement | Mapping[str, Any]]
 
 
-def measurements(given: Rows) -> tuple[Measurement, ...]:
-    """Return rows as measurements: of a result, or as its JSON holds them.
+def measurements(source: Rows) -> tuple[Measurement, ...]:
+    """Return the measurements of a result or of its JSON values.
 
     Args:
-        given: a result, what its `to_dict` returned, or rows of either.
+        source: a result, the return value of its `to_dict`, or rows of either.
 
     Raises:
-        InputError: a row lacks what makes it one.
+        InputError: a required key of a row is missing.
     """
-    if isinstance(given, RotationResult):
-        return given.rows
-    rows = given.get("rows") if isinstance(given, Mapping) else given
+    if isinstance(source, RotationResult):
+        return source.rows
+    rows = source.get("rows") if isinstance(source, Mapping) else source
     if rows is None:
-        raise InputError("The results of a model were asked for, and what was given has no 'rows'.")
+        raise InputError(
+            "plot_models: results of a model must have 'rows', got none. Pass the output of `to_dict`."
+        )
     return tuple(row if isinstance(row, Measurement) else _measurement(row) for row in rows)
 
 
 def plot_models(models: Mapping[str, Rows]) -> Figure:
-    """Draw models by row, the most invariant first: error over D4, effect at other angles, readable position.
+    """Plot models by row, the most invariant first: error over D4, effect at other angles, R² of position.
 
-    The first panel shows two errors of each model: tokens turned after the patch embedding (position code alone) and
-    image turned (with the patch kernel); the grey line between them is what the patch kernel adds. Zones are those of
-    the verdict. A held-out R² of 0 or less says that nothing can be read; what is below 0 is drawn hollow at 0. Lines
-    are 95 % intervals over images, from five images up. What was not measured stays empty.
+    The first panel shows two errors per model: tokens permuted after the patch embedding (position code alone) and
+    image transformed (including the patch kernel); the grey line between them is the effect of the patch kernel. Zones
+    are those of the verdict. R² below 0 is drawn hollow at 0. Lines are 95 % intervals over images, for five images or
+    more. Missing measurements are empty.
 
     Args:
         models: results by name.
@@ -64,10 +66,10 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     y = np.arange(len(order))
     columns = {key: [tables[name][key] for name in order] for key in ("full", "position", "effect", "r2")}
     both = np.array([[_mean(a), _mean(b)] for a, b in zip(columns["position"], columns["full"], strict=True)])
-    look = {"color": figure_style.PALE, "linewidth": 5, "zorder": 1, "label": "added by the patch kernel"}
-    left.hlines(y, both[:, 0], both[:, 1], **look)
+    style_ = {"color": figure_style.PALE, "linewidth": 5, "zorder": 1, "label": "added by the patch kernel"}
+    left.hlines(y, both[:, 0], both[:, 1], **style_)
     _dots(left, y + 0.1, columns["position"], ORANGE, "s", "position code alone")
-    _dots(left, y - 0.1, columns["full"], BLUE, "o", "image turned")
+    _dots(left, y - 0.1, columns["full"], BLUE, "o", "image transformed")
     _dots(middle, y, columns["effect"], BLUE, "o", "")
     _dots(right, y, columns["r2"], BLUE, "o", "", lowest=0)
     chance = METRICS["error"].chance or 0.0
@@ -80,13 +82,13 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
         _zones(ax)
     at = {"coords": ("data", "axes fraction"), "size": 8.5, "ha": "right", "va": "bottom"}
     figure_style.remark(left, "unrelated", (chance, 0), (-3, 4), rotation=90, **at)
-    titles = ("Error, turned by quarters and mirrored", "Effect at other angles", "Position that can be read")
-    words = (
+    titles = ("Error, rotations by 90° and reflections", "Effect at other angles", "Linear position")
+    label = (
         "centred equivariance error over D4",
         "centred error minus resampling",
         "held-out R² of row and column",
     )
-    for ax, title, under in zip((left, middle, right), titles, words, strict=True):
+    for ax, title, under in zip((left, middle, right), titles, label, strict=True):
         ax.set_title(title, size=11, color=INK, loc="left", pad=22)
         ax.set_xlabel(under, color=INK, size=9.5)
         figure_style.clean(ax, "x")
@@ -95,13 +97,13 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     left.set_yticks(y, order)
     for label in left.get_yticklabels():
         label.set_parse_math(False)
-    look = {"ncols": 3, "frameon": False, "fontsize": 9.5, "labelcolor": INK}
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **look)
+    style_ = {"ncols": 3, "frameon": False, "fontsize": 9.5, "labelcolor": INK}
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", **style_)
     return figure
 
 
 def _numbers(rows: Sequence[Measurement]) -> dict[str, Summary | None]:
-    """Return the summaries that a model is drawn by, None where it was not measured."""
+    """Return the plotted summaries of a model, None if not measured."""
     result = RotationResult(tuple(rows), tuple(map(str, range(len(rows[0].values) if rows else 0))))
     angles = result.find(ALL_ANGLES, "error")
     rows_by_name = {
@@ -114,11 +116,11 @@ def _numbers(rows: Sequence[Measurement]) -> dict[str, Summary | None]:
 
 
 def _measurement(row: Mapping[str, Any]) -> Measurement:
-    """Return a row of a JSON file; None is NaN."""
+    """Return a measurement from JSON values; None is NaN."""
     missing = [k for k in ("transform", "metric", "values") if k not in row]
     if missing:
         raise InputError(
-            f"A row of results needs {', '.join(missing)}; it has {', '.join(map(str, row)) or 'nothing'}."
+            f"plot_models: rows need the keys {', '.join(missing)}, got {', '.join(map(str, row)) or 'none'}. Add them."
         )
 
     def array(values: Any) -> np.ndarray:
@@ -135,7 +137,7 @@ def _mean(summary: Summary | None, last: bool = False) -> float:
 
 
 def _furthest(summaries: Sequence[Summary | None], low: bool = False) -> float:
-    """Return the largest mean or end of an interval, or the smallest; 0 without any."""
+    """Return the max (or min) of means and interval bounds; 0 without any."""
     values = np.array([v for s in summaries if s is not None for v in (s.mean, *(s.interval or ()))])
     values = values[np.isfinite(values)]
     return float(values.min(initial=0) if low else values.max(initial=0))
@@ -147,26 +149,26 @@ def _dots(
     summaries: Sequence[Summary | None],
     color: str,
     marker: str,
-    words: str,
+    label: str,
     lowest: float = -np.inf,
 ) -> None:
-    """Draw means and intervals; what lies below `lowest` is drawn hollow there."""
+    """Plot means and intervals; means below `lowest` are drawn hollow there."""
     x = np.array([_mean(s) for s in summaries])
     figure_style.whiskers(ax, y, np.maximum(figure_style.spans(summaries), lowest), across=True, color=color)
     style = {"color": color, "markersize": 6, "zorder": 5, "clip_on": False}
-    ax.plot(np.maximum(x, lowest), y, marker, label=words, **style)
+    ax.plot(np.maximum(x, lowest), y, marker, label=label, **style)
     if (x < lowest).any():
         ax.plot(np.full((x < lowest).sum(), lowest), y[x < lowest], marker, markerfacecolor="white", **style)
-    for height in y[~np.isfinite(x)] if not words else ():
+    for height in y[~np.isfinite(x)] if not label else ():
         figure_style.remark(ax, "not measured", (0, height), (6, 0), size=8.5, va="center", color=GREY)
 
 
 def _zones(ax: Axes) -> None:
-    """Mark the limits of the verdict, and name the zones above the axes; the first is narrow: its name ends there."""
+    """Draw the limits of the verdict with labels above the axes, the first one right-aligned."""
     low = 0.0
     for end, word in LIMITS:
         if np.isfinite(end):
             ax.axvline(end, color=GREY, linewidth=1, linestyle=figure_style.DASHED, zorder=0)
-        place, away, side = (end, -3, "right") if low == 0 else (low, 4, "left")
-        figure_style.remark(ax, word, (place, 1), (away, 5), ("data", "axes fraction"), size=8.5, ha=side)
+        position_, away, side = (end, -3, "right") if low == 0 else (low, 4, "left")
+        figure_style.remark(ax, word, (position_, 1), (away, 5), ("data", "axes fraction"), size=8.5, ha=side)
         low = end

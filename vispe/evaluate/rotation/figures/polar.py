@@ -16,24 +16,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOST = "#F2B38A"
-"""Colour of what turning costs beyond resampling."""
+"""Colour of the effect of rotation beyond resampling."""
 
 
 def angle_rows(result: RotationResult, metric: str, part: str = "full") -> dict[float, Measurement]:
     """Return the rows at angles, by degrees in 0 to 360, in order."""
-    wanted = (ANGLE, metric, part)
-    rows = {r.key.amount[0] % 360: r for r in result.rows if (r.key.question, r.metric, r.part) == wanted}
+    names = (ANGLE, metric, part)
+    rows = {r.key.amount[0] % 360: r for r in result.rows if (r.key.question, r.metric, r.part) == names}
     return dict(sorted(rows.items()))
 
 
 def plot_polar(
     result: RotationResult, ax: Axes | None = None, *, metric: str = "error", part: str = "full"
 ) -> Axes:
-    """Draw a metric against the angle, with what resampling alone does in grey and the effect in orange.
+    """Plot a metric by angle, with the effect of resampling alone in grey and the remaining effect in orange.
 
-    0° is at the top, angles run counter-clockwise, and the centre is 0. Where high is good (consistency), grey is
-    what resampling takes away from 1. Accuracy is not perfect at 0° either, so there orange is what turning loses
-    against 0°.
+    0° is at the top, angles are counter-clockwise, and the centre is 0. If high is good (consistency), grey is the loss
+    from 1 by resampling. Accuracy is not 1 at 0° either, so there orange is the loss relative to 0°.
 
     Args:
         result: with rows of `angle_equivariance`, `angle_consistency` or `across_poses`.
@@ -55,19 +54,19 @@ def plot_polar(
     floors = np.nan_to_num(np.array([floor(r) for r in rows.values()]), nan=1.0 if high else 0.0)
     gaps = np.diff(np.append(theta, theta[0] + 2 * np.pi)) if len(theta) > 1 else np.array([0.5])
     width = min(0.92 * float(gaps.min()), 0.5)
-    known = np.isfinite(value)
-    still = metric == "accuracy" and 0.0 in rows
-    start, end = (value, np.full_like(value, value[0]) if still else floors) if high else (floors, value)
-    reach = np.where(known, np.maximum(end - start, 0), 0)
+    finite = np.isfinite(value)
+    at0 = metric == "accuracy" and 0.0 in rows
+    start, end = (value, np.full_like(value, value[0]) if at0 else floors) if high else (floors, value)
+    reach = np.where(finite, np.maximum(end - start, 0), 0)
     bar = {"width": width, "linewidth": 0}
     if high and (floors < 1).any():
         ax.bar(theta, 1 - floors, bottom=floors, color=PALE, label="lost by resampling alone", **bar)
     elif not high:
         ax.bar(theta, floors, color=PALE, label="resampling alone (floor)", **bar)
-    ax.bar(theta, reach, bottom=np.where(known, start, 0), color=LOST,
-           label="lost against 0°" if still else "lost beyond it" if high else "beyond it (effect)", **bar)  # fmt: skip
+    ax.bar(theta, reach, bottom=np.where(finite, start, 0), color=LOST,
+           label="lost against 0°" if at0 else "lost beyond it" if high else "beyond it (effect)", **bar)  # fmt: skip
     dots = {"color": BLUE, "markersize": 5, "clip_on": False, "zorder": 5}
-    ax.plot(theta[known], value[known], "o", label=images_of(rows.values()), **dots)
+    ax.plot(theta[finite], value[finite], "o", label=images_of(rows.values()), **dots)
     figure_style.whiskers(ax, theta, figure_style.spans(r.summary() for r in rows.values()), color=BLUE)
     top = 1.0 if high else 1.12 * max(np.nanmax([*value, *floors]), LIMITS[0][0])
     ax.set_theta_zero_location("N")
@@ -78,15 +77,15 @@ def plot_polar(
     ax.grid(color=FAINT, linewidth=0.8)
     ax.spines[:].set_visible(False)
     ax.tick_params(colors=INK, labelsize=9.5)
-    figure_style.heading(ax, f"{title_of(metric)} by angle", _beyond(rows, still))
+    figure_style.heading(ax, f"{title_of(metric)} by angle", _beyond(rows, at0))
     figure_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
     return ax
 
 
-def _beyond(rows: dict[float, Measurement], still: bool) -> str:
-    """Return the range over angles, or the mean over those that were resampled, of value and of effect, in words."""
+def _beyond(rows: dict[float, Measurement], at0: bool) -> str:
+    """Return the range over angles, or the mean over resampled angles, of value and effect, as text."""
     values = {a: v for a, r in rows.items() if np.isfinite(v := mean(r))}
-    if still and values:
+    if at0 and values:
         rest = figure_style.short(rows[0.0].summary().mean)
         return f"{rest} at 0°, {min(values.values()):.2f} to {max(values.values()):.2f}"
     tilted = [a for a in values if a % 90]

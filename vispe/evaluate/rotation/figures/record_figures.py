@@ -1,7 +1,6 @@
-"""Every picture of this package, here those of rows: by pose, by block, by shift, and by quadrant.
+"""Figures of records: by pose, by block, by shift, and by quadrant; re-exports the other figures.
 
-Each is drawn on one pair of axes. Axes of errors start at 0. A row without a number (NaN) leaves its place empty;
-intervals are drawn from five images up.
+Each is a single axes. Axes of errors start at 0. NaN values are omitted; intervals need five images.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "error") -> Axes:
-    """Draw a metric at the seven exact poses, the image turned beside its tokens turned, with controls as lines.
+    """Plot a metric for the seven exact poses, of the transformed image and of permuted tokens, with controls as lines.
 
     Args:
         result: with rows of `equivariance` and `position_equivariance`, or of `consistency`.
@@ -61,8 +60,8 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
     top = np.nanmax([LIMITS[1][0], *heights, *(y for y, _ in lines)])
     ax.set_ylim(0, 1.05 if METRICS[metric].better == "high" else 1.08 * top)
     ax.set_xticks(range(len(poses)), poses)
-    known = [h for h in heights if np.isfinite(h)]
-    if metric == "error" and known and max(known) < EXACT:
+    finite = [h for h in heights if np.isfinite(h)]
+    if metric == "error" and finite and max(finite) < EXACT:
         ax.text(3, 0.1 * ax.get_ylim()[1], "exact at every pose", size=11, color=INK, ha="center")
     rows = [r for p in parts for g in poses if (r := result.find(g, metric, p[0]))]
     figure_style.finish(ax, f"{title_of(metric)} by pose", images_of(rows))
@@ -70,13 +69,12 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
 
 
 def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
-    """Draw error over D4 and readable position (held-out R²) after every block, with the limits of the verdict.
+    """Plot error over D4 and held-out R² of position after every block, with the limits of the verdict.
 
-    Both have the same limits, so they share an axis, which starts at 0; an R² below 0 says what 0 says, nothing
-    readable, and is drawn hollow at 0.
+    Both have the same limits and share an axis, which starts at 0; R² below 0 is drawn hollow at 0.
 
     Args:
-        result: with rows of `layer_curve`; those of tokens turned are named 'layer 3, position code'.
+        result: with rows of `layer_curve`; those of permuted tokens are named 'layer 3, position code'.
         ax: where to draw; a new figure by default.
 
     Raises:
@@ -89,7 +87,7 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     figure_style.wanted(list(series), "rows after blocks", "layer_curve")
     ax = figure_style.axes(ax, 8.4, 4.4)
     styles = {
-        ("error", record_key.FULL): ("error, image turned", BLUE, "o-"),
+        ("error", record_key.FULL): ("error, image transformed", BLUE, "o-"),
         ("error", record_key.POSITION_CODE): ("error, position code alone", ORANGE, "s-"),
         ("r2", record_key.FULL): ("R² of row and column", INK, "^--"),
     }
@@ -113,20 +111,20 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("after block", color=INK)
     ax.tick_params(axis="x", pad=8)  # below the marks at 0
     under = images_of(r for rows in series.values() for r in rows.values()).replace("lines", "shaded")
-    figure_style.finish(ax, "What every block does", under, low=-0.14, columns=3)
+    figure_style.finish(ax, "Error and position by block", under, low=-0.14, columns=3)
     return ax
 
 
 def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: int | None = None) -> Axes:
-    """Draw the centred error against the shift in pixels, rolled and as moved windows, whole patches marked.
+    """Plot the centred error by shift in pixels, for rolls and moved windows, with integer patches marked.
 
-    Shifts stand in their order, not to scale; several of one length, such as down, right and both, are all dots, and
-    the line runs through their mean.
+    Shifts are ordered, not to scale; shifts of equal length, such as down, right and both, are separate dots, with a
+    line through their mean.
 
     Args:
         result: with rows of `roll_equivariance` or `crop_shift`.
         ax: where to draw; a new figure by default.
-        patch: side of a patch in pixels; by default what the settings of the result say as 'patch'.
+        patch: patch size in pixels; by default the setting 'patch' of the result.
 
     Raises:
         InputError: there are no such rows.
@@ -138,8 +136,8 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     ax = figure_style.axes(ax, 8.4, 4.4)
     patch = result.settings.get("patch") if patch is None else patch
     lengths = sorted({_length(row) for rows in series.values() for row in rows})
-    whole = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
-    ax.bar(whole, [1] * len(whole), 0.9, transform=ax.get_xaxis_transform(), color=figure_style.SHADE, linewidth=0,
+    integer = [k for k, d in enumerate(lengths) if patch and d % patch == 0]
+    ax.bar(integer, [1] * len(integer), 0.9, transform=ax.get_xaxis_transform(), color=figure_style.SHADE, linewidth=0,
            label="whole patches", zorder=0)  # fmt: skip
     styles = {
         record_key.ROLL: ("rolled around", BLUE, "o"),
@@ -150,15 +148,15 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
         words, colour, marker = styles[name]
         x = np.array([lengths.index(_length(row)) for row in rows])
         y = np.array([mean(row) for row in rows])
-        ends = figure_style.spans(row.summary() for row in rows)
-        place = x + 0.12 * (k - (len(series) - 1) / 2)
-        ax.plot(place, y, marker, color=colour, markersize=5, zorder=3)
+        bounds = figure_style.spans(row.summary() for row in rows)
+        x_offset = x + 0.12 * (k - (len(series) - 1) / 2)
+        ax.plot(x_offset, y, marker, color=colour, markersize=5, zorder=3)
         ax.plot([], [], f"{marker}-", color=colour, markersize=5, linewidth=1.2, label=words)
-        figure_style.whiskers(ax, place, ends, color=colour)
+        figure_style.whiskers(ax, x_offset, bounds, color=colour)
         steps = np.unique(x)
         middle = [float(np.mean(y[x == s])) for s in steps]
         ax.plot(steps, middle, color=colour, linewidth=1.2, alpha=0.6)
-        tops += [*y, *ends.ravel()]
+        tops += [*y, *bounds.ravel()]
     ax.set_ylim(0, 1.1 * np.nanmax(tops))
     ax.set_xlim(-0.6, len(lengths) - 0.4)
     every = 1 + len(lengths) // 25
@@ -170,7 +168,7 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
 
 
 def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
-    """Draw the quadrant gap for scribbles in each corner, beside the same with scribbles spread everywhere.
+    """Plot the quadrant gap for scribbles in each quadrant, and for scribbles in the full image.
 
     Args:
         result: with rows of `quadrant_gap`.
@@ -220,19 +218,19 @@ def _length(row: Measurement) -> float:
 
 
 def _control_lines(result: RotationResult, metric: str) -> list[tuple[float, str]]:
-    """Return heights and names of the controls that were measured, and what unrelated maps give."""
+    """Return heights and labels of the controls, and of unrelated maps."""
     if metric != "error":
         return []
-    known = [
+    finite = [
         (mean(result.find(record_key.IDENTICAL, metric)), "identity"),
         (mean(result.find(record_key.D4_MEAN, metric, record_key.RANDOM)), "random\nweights"),
     ]
     chance = METRICS[metric].chance
-    return [(y, w) for y, w in [*known, (chance or float("nan"), "unrelated")] if np.isfinite(y)]
+    return [(y, w) for y, w in [*finite, (chance or float("nan"), "unrelated")] if np.isfinite(y)]
 
 
 def _limits(ax: Axes) -> None:
-    """Draw the limits of the verdict as dashed lines, named at the right."""
+    """Draw the limits of the verdict as dashed lines with labels at the right."""
     low = 0.0
     for end, word in LIMITS:
         if np.isfinite(end):

@@ -1,6 +1,6 @@
-"""The sections of the report: for each kind of measurement a paragraph for people who look through microscopes.
+"""Sections of the report on features, with explanations for microscopists.
 
-A section is a function of the page and the report that adds nothing when its rows were not measured.
+A section is a function of the page and the report; it adds nothing if its records are missing.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from vispe.report.html_page import Page
 
 
 def turned(page: Page, report: RotationReport) -> None:
-    """Quarter turns and mirror images of features."""
+    """Rotations by 90 degrees and reflections of features."""
     result = report.result
     poses = [r for r in result.rows if (r.metric, r.part) == ("error", FULL) and r.transform in POSES]
     if not poses and not report.poses:
         return
-    page.section("Turned by quarters and mirrored")
+    page.section("Rotations by 90° and reflections")
     page.text(
-        "Quarter turns and mirror images move pixels and change none, so every difference is due to the model. The "
-        "error is the size of the difference against how much the features vary over the image. " + SCALE
+        "Rotations by 90° and reflections permute pixels without resampling, so every difference is due to the model. "
+        "The error is the norm of the difference relative to the variation of the features over the image. "
+        + SCALE
     )
     if result.find(D4_MEAN, "error", POSITION_CODE) is not None:
         page.text(
-            "A model cuts the image into patches. Orange: patches were rearranged but not turned themselves, so what "
-            "changes is due to the way the model encodes positions. Blue turns the patches too, which the patch kernel "
-            "reads, the weights that see another thing in a turned patch. The two changes are differences of features: "
-            "they may partly cancel, so orange can be above blue."
+            "A model splits the image into patches. Orange: patches were permuted but not rotated, so the change is "
+            "due to the position code. Blue: patches were rotated as well, which also affects the patch kernel, the "
+            "weights of the patch embedding. Both are differences of features that may partly cancel, so orange can be "
+            "above blue."
         )
     if poses:
         drawn(page, record_figures.plot_d4, report.result, f"Error by pose. {NAMES}")
     if report.poses:
         caption = (
-            f"Features of {first_image(result)} as colours (their first three principal components) in all poses, "
-            "moved back, and where they differ from those of the image as it stands. The same colours for all poses."
+            f"Features of {first_image(result)} as colours (first three principal components) in all poses, with the "
+            "pose undone, and their difference from those of the original image. The colour axes are the same."
         )
         page.figure(image_grids.plot_poses(report), caption)
 
@@ -56,11 +57,11 @@ def angles(page: Page, report: RotationReport) -> None:
     """Features at any angle."""
     if not angle_rows(report.result, "error"):
         return
-    page.section("Turned by any angle")
+    page.section("Rotations by any angle")
     page.text(
-        "At other angles new pixels are computed between the old ones, which changes features by itself. The grey part "
-        "is what this does, measured on the same images; it is an upper bound. Only what lies beyond it can be due to "
-        "the model. Square patches cut a tilted sample in another way, so even a perfect model keeps some orange here."
+        "Other angles need interpolation, which changes features by itself. The grey part is this effect, measured on "
+        "the same images; it is an upper bound. Only the remainder can be due to the model. A square patch grid "
+        "samples a rotated image differently, so even an ideal model has some orange here."
     )
     drawn(page, record_figures.plot_polar, report.result, "Error by angle; the centre of the circle is 0.")
 
@@ -71,23 +72,23 @@ def layers(page: Page, report: RotationReport) -> None:
         return
     page.section("Block by block")
     page.text(
-        "A model works in blocks, one after another. The curves tell where orientation and position come in: high from "
-        "the start is due to the patches or to a position code that is added to them, rising is due to attention. R² "
-        "tells how well the place of a patch can be read from its features (1: exactly, 0 or less: not at all)."
+        "The curves show in which blocks orientation and position enter: high values from the start are due to the "
+        "patch embedding or an additive position code, increasing values to attention. R² measures how well the "
+        "position of a patch can be decoded from its features (1: exactly, 0 or less: not at all)."
     )
-    drawn(page, record_figures.plot_layers, report.result, "Error and readable position after every block.")
+    drawn(page, record_figures.plot_layers, report.result, "Error and linear position after every block.")
 
 
 def shifted(page: Page, report: RotationReport) -> None:
     """Shifts of the image."""
     if not record_figures.shift_rows(report.result):
         return
-    page.section("Shifted")
+    page.section("Shifts")
     page.text(
-        "A sample may lie a little further right. A shift by whole patches brings the same patches to other places: "
-        "what changes is due to the position code, and to borders. A shift by part of a patch cuts the sample in "
-        "another way, and every model with patches changes there. Rolled around: what leaves at one side comes in at "
-        "the other, with a seam; window moved: two windows of a larger image, compared where both look."
+        "A shift by an integer number of patches moves the same patches to other positions: changes are due to the "
+        "position code and to borders. A shift by a fraction of a patch changes the content of every patch, which "
+        "affects every model with patches. Rolled around: cyclic shift, with a seam; window moved: two windows of a "
+        "larger image, compared in their overlap."
     )
     drawn(page, record_figures.plot_translation, report.result, "Error by shift; the axis is not to scale.")
 
@@ -99,21 +100,21 @@ def position(page: Page, report: RotationReport) -> None:
         return
     page.section("Position in the frame")
     page.text(
-        "If the place of a patch in the frame can be read from its features, a classifier may learn the place instead "
-        "of the sample. R² is 1 where row and column are read exactly, 0 or less where they are not; with places "
-        "shuffled it has to be 0 or less. In layered samples the place does tell something: there a high value is no "
-        "fault."
+        "If the position of a patch in the frame can be decoded from its features, a classifier may learn position "
+        "instead of content. R² is 1 if row and column are decoded exactly, and 0 or less if they cannot be decoded; "
+        "for shuffled positions it must be 0 or less. In layered samples position is informative, so a high value is "
+        "expected there."
     )
     if rows:
         short_table(page, rows)
     if report.fingerprint is not None:
         page.text(
-            "The mean of the features of many different images has no content left: what it still shows is a pattern "
-            "that is fixed to the frame, the fingerprint of the position code."
+            "Content averages out in the mean feature map of many different images. A remaining pattern is fixed to "
+            "the frame: the fingerprint of the position code."
         )
         caption = (
-            "Fingerprint: the first principal components of the mean map with their shares of its variance, and how "
-            "well single channels tell row and column."
+            "Fingerprint: the first principal components of the mean map with their fractions of its variance, and the "
+            "R² of row and column from single channels."
         )
         page.figure(image_grids.plot_fingerprint(report.fingerprint), caption)
 
@@ -122,10 +123,10 @@ def motion(page: Page, report: RotationReport) -> None:
     """Lie derivatives."""
     rows = rows_of(report.result, "lie")
     if rows:
-        page.section("The smallest motions")
+        page.section("Infinitesimal motions")
         page.text(
-            "How fast features change when the image begins to move, beyond moving along with it, against how much "
-            "they vary over the image: per radian for rotation, per pixel for shifts. 0 is best."
+            "Rate of change of the features under a motion of the image, beyond the motion of the features themselves, "
+            "relative to their variation over the image: per radian for rotation, per pixel for shifts. 0 is best."
         )
         short_table(page, rows)
 

@@ -1,4 +1,4 @@
-"""The questions of `vispe rotate`, one file each; each enters its answer into the table when it is imported."""
+"""Metrics of `vispe rotate`, one file each, registered on import."""
 
 from vispe.evaluate.rotation.helpers import QUESTIONS, Found
 from vispe.evaluate.rotation.metrics import (
@@ -25,10 +25,10 @@ FILES = (
     segmentation_consistency,
     accuracy,
 )
-"""The files in the order of the results."""
+"""Modules in the order of the results."""
 
 
 def measure_step(measured: Measured, plan: Plan, step: Step, name: str) -> Found:
-    """Answer one question on one step; what could not be measured is said in `step.notes`."""
+    """Compute one metric on one step; reasons for skipped records are in `step.notes`."""
     answer = QUESTIONS[name](measured, plan, step)
     return answer if isinstance(answer, dict) else {name: [(len(step.whole), answer)]}

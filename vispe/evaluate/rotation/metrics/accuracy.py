@@ -1,7 +1,7 @@
-"""What a user meets who lays the sample down in any orientation: accuracy and phase fractions by pose.
+"""Accuracy and phase fractions for arbitrary orientations of the sample.
 
-The same disc of the sample is scored at every pose. The segmenter is used as it is; whether it was trained at pose 0
-only or on all poses is part of what is measured, so report both.
+The same disc of the sample is evaluated at every angle. The segmenter is not modified; report it for both training
+sets, the original pose only and all poses.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,32 +45,35 @@ def across_poses(
     names: Sequence[str] | None = None,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Measure accuracy and phase fractions over poses, always on the same disc of the sample.
+    """Measure accuracy and phase fractions over angles, on the same disc of the sample.
 
     Args:
         s: image (c, side, side) -> labels (side, side).
         images: (c, H, W) each.
         n_classes: K.
-        truths: labels (H, W) of each image; None measures phase fractions alone.
+        truths: labels (H, W) of each image; None measures phase fractions only.
         angles: degrees.
-        margin: pixels off the rim of the disc, and what the window's side is a multiple of: the patch of the model.
-        side: of the window in pixels; default the largest.
-        how: 'crop': only pixels of the image are shown; 'disc': pixels outside the image are mirrored.
-        border: pixels along class borders of the turned truth that do not count.
-        names: of the classes; default 'class 1' ...
-        part: name of the rows of accuracy.
+        margin: pixels excluded at the border of the disc, and divisor of the window side: the patch size of the model.
+        side: of the window in pixels; the largest by default.
+        how: 'crop': only pixels of the image; 'disc': pixels outside of the image are mirrored.
+        border: pixels along class borders of the rotated truth that are ignored.
+        names: of the classes; 'class 1' ... by default.
+        part: of the records of accuracy.
 
     Returns:
-        'accuracy' at each angle with the floor 'truth turned' (truth there and back against truth); for 'all poses'
-        its mean, worst, spread (best minus worst) and standard deviation; and for each class, by name, 'phase_spread':
-        largest minus smallest area share over poses, and 'phase_error': the share furthest from the true one, both in
-        percentage points.
+        'accuracy' at each angle with the floor 'truth turned' (truth rotated forth and back against truth); for 'all
+        poses' its mean, worst, spread (best minus worst) and standard deviation; and for each class, by name,
+        'phase_spread': max minus min area fraction over angles, and 'phase_error': the fraction with the largest
+        deviation from the true one, both in percentage points.
+
+    Raises:
+        OptionError: the number of names differs from `n_classes`, or there are no angles.
     """
     names = [f"class {k + 1}" for k in range(n_classes)] if names is None else list(names)
     if len(names) != n_classes or len(angles) == 0:
         raise OptionError(
-            f"{len(names)} names and {len(angles)} angles were given for n_classes={n_classes}; give a name for each "
-            "class and at least one angle."
+            f"across_poses: expected {n_classes} names and at least one angle, got {len(names)} names and "
+            f"{len(angles)} angles. Pass one name per class."
         )
     area: list[np.ndarray] = []
     true_area: list[np.ndarray] = []
@@ -100,7 +103,7 @@ def across_poses(
 def _accuracy_rows(
     values: Mapping[tuple[Any, str], np.ndarray], angles: Sequence[float], part: str
 ) -> list[Measurement]:
-    """Rows of accuracy at each angle, and of what it does over poses."""
+    """Return the records of accuracy at each angle, and of its statistics over angles."""
     accuracy, floors = (
         np.stack([values[(k, name), "accuracy"] for k in range(len(angles))], 1)
         for name in ("value", "floor")
@@ -121,20 +124,20 @@ def _accuracy_rows(
 
 
 def _area_rows(area: np.ndarray, truth: np.ndarray | None, names: Sequence[str]) -> list[Measurement]:
-    """Rows of area shares (n, angles, K) in per cent."""
+    """Return the records of area fractions (n, angles, K) in per cent."""
     rows = []
     for k, name in enumerate(names):
         rows.append(Measurement.of(Key(ALL_POSES, "phase_spread", name), np.ptp(area[:, :, k], axis=1)))
         if truth is not None:
-            away = area[:, :, k] - truth[:, None, k]
-            worst = np.take_along_axis(away, np.abs(away).argmax(1)[:, None], 1)[:, 0]
+            deviation = area[:, :, k] - truth[:, None, k]
+            worst = np.take_along_axis(deviation, np.abs(deviation).argmax(1)[:, None], 1)[:, 0]
             rows.append(Measurement.of(Key(ALL_POSES, "phase_error", name), worst))
     return rows
 
 
 @question("poses")
 def poses(measured: Measured, plan: Plan, step: Step) -> Found:
-    """Score each image at all angles of the plan, with every training of its segmenter."""
+    """Evaluate each image at all angles of the plan, for every training set of its segmenter."""
     pieces: Found = {}
     for training, elements in trainings(measured):
         for n, image in enumerate(step.whole):

@@ -1,4 +1,4 @@
-"""What the numbers are compared with: pixels themselves, and a network of the same kind that has learnt nothing."""
+"""Controls of equivariance: raw pixels, and the same architecture with random weights."""
 
 from collections.abc import Iterable, Sequence
 
@@ -22,38 +22,37 @@ def control_rows(
     seed: int = 0,
     twin: tuple[nn.Module, Sequence[str]] | None = None,
 ) -> tuple[tuple[Measurement, ...], tuple[str, ...]]:
-    """Measure what is known beforehand, and what chance weights do, on the images of the measurement.
+    """Measure controls with a known result, and random weights, on the same images.
 
-    `equivariance` brings the controls 'identity' and 'shuffled' itself.
+    The controls 'identity' and 'shuffled' are part of `equivariance`.
 
     Args:
-        f: what is measured; a `ModelFeatures` gets the control of random weights, for other functions it is not known
-            what a random one would be.
-        images: (c, H, W) each, gone through once for each control; what is not a sequence is read into memory.
-        elements: poses; the identity is left out.
+        f: feature function; the control of random weights needs a `ModelFeatures`.
+        images: (c, H, W) each, iterated once per control; iterables that are not sequences are read into memory.
+        elements: poses; the identity is ignored.
         measures: of `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
-        batch_size: images of equal size that f sees at once.
+        batch_size: max number of images of equal size per batch.
         seed: of the random weights.
-        twin: what `random_twin` gave for f's model, if it was made before.
+        twin: return value of `random_twin` for the model of f, if available.
 
     Returns:
-        Rows marked as controls: 'raw intensity' (0 exactly), 'random weights' and, where the patch embedding is known,
-        'random weights, position code'; and notes on what was left as it is.
+        Records marked as controls: 'raw intensity' (exactly 0), 'random weights' and, if the patch embedding is known,
+        'random weights, position code'; and notes on unchanged parameters.
 
     >>> rows, notes = control_rows(raw_intensity, Tensor([[[[0.0, 1.0], [2.0, 3.0]]]]))
     >>> rows[0].part, rows[0].values.tolist(), notes
-    ('raw intensity', [0.0], ('There is no control of random weights: they are known of models only.',))
+    ('raw intensity', [0.0], ('There is no control of random weights, which needs a model.',))
     """
     options = {"elements": elements, "measures": measures, "batch_size": batch_size}
     images = list(images) if not isinstance(images, Sequence | Tensor) else images
     rows = relabelled(equivariance(raw_intensity, images, controls=False, **options), RAW, control=True)
     if not isinstance(f, ModelFeatures):
-        return rows, ("There is no control of random weights: they are known of models only.",)
-    net, kept = random_twin(f.model, seed) if twin is None else twin
+        return rows, ("There is no control of random weights, which needs a model.",)
+    net, unchanged = random_twin(f.model, seed) if twin is None else twin
     same = ModelFeatures(net, layer=f.layer, norm=f.norm)
     rows += relabelled(equivariance(same, images, controls=False, **options), RANDOM, control=True)
     if patch_projection(net) is not None:
         moved = position_equivariance(same, images, **options)
         rows += relabelled(moved, f"{RANDOM}, {POSITION_CODE}", control=True)
-    notes = (f"The control of random weights keeps {', '.join(kept)}.",) if kept else ()
+    notes = (f"The control of random weights keeps {', '.join(unchanged)}.",) if unchanged else ()
     return rows, notes

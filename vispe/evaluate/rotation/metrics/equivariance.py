@@ -1,10 +1,10 @@
-"""Equivariance of feature maps over D4: turn and mirror the image, bring the features back, compare.
+"""Equivariance of feature maps over D4: transform the image, undo the transform on the features, compare.
 
-Nothing is interpolated, so 0 is exact. A model breaks the symmetry in two places: its position code and its patch
-kernel. `equivariance` measures both together on the moved image; `position_equivariance` moves the tokens after the
-patch embedding and so measures the position code alone.
+Nothing is interpolated, so 0 is exact. A model breaks the symmetry by its position code and by its patch kernel.
+`equivariance` measures both together on the transformed image; `position_equivariance` permutes the tokens after the
+patch embedding, which isolates the position code.
 
-Memory: one batch of images, its maps at the identity and at one pose, and one sum of maps; results are numbers only.
+Memory: one batch of images, its maps at the identity and at one pose, and one sum of maps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,24 +46,24 @@ def equivariance(
     seed: int = 0,
     first: int = 0,
 ) -> tuple[Measurement, ...]:
-    """Measure f on turned and mirrored images.
+    """Measure the equivariance of f to rotations by 90 degrees and reflections.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w). Both sides of the image must be multiples of the patch
-            (`fit_to_patches`), or the grids of two poses are different places.
+        f: images (b, c, H, W) -> maps (b, d, h, w). Both sides of the image must be multiples of the patch size
+            (`fit_to_patches`), so that the grids of all poses coincide.
         images: (c, H, W) each.
-        elements: poses; the identity is left out of rows and means.
+        elements: poses; the identity is excluded from records and means.
         measures: of `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
-        batch_size: images of equal size that f sees at once.
-        controls: add the rows 'identity' (f a second time: must be 0) and 'shuffled' (tokens in random order: chance).
-        margin: tokens along the frame that do not count, for models that treat borders in their own way.
-        part: name of the rows.
+        batch_size: max number of images of equal size per batch.
+        controls: add the records 'identity' (f evaluated twice: must be 0) and 'shuffled' (shuffled tokens: chance).
+        margin: tokens excluded at the border, for models with special border handling.
+        part: of the records.
         seed: of the shuffled tokens.
-        first: number of the first image in a larger list; every image has its own draw.
+        first: index of the first image in a larger list; random numbers depend on the index of the image.
 
     Returns:
-        For each measure a row for each pose, and one for their mean over poses, 'D4' when all are there; the
-        invariant share has only the latter. 'D4 worst' is the error of each image's worst pose.
+        For each measure a record for each pose, and one for the mean over poses, 'D4' for all of them; the invariant
+        share has only the latter. 'D4 worst' is the error of the worst pose of each image.
     """
 
     def posed(batch: Tensor, g: Element) -> Tensor:
@@ -83,17 +83,18 @@ def position_equivariance(
     margin: int = 0,
     part: str = POSITION_CODE,
 ) -> tuple[Measurement, ...]:
-    """Measure what the position code does, by moving the tokens after the patch embedding.
+    """Measure the equivariance of the position code alone, by permuting the tokens after the patch embedding.
 
-    About 1e-6 in float32 for every isotropic bias and for no position code at all; the arguments are those of
+    About 1e-6 in float32 for every isotropic bias and without a position code; the arguments are those of
     `equivariance`.
 
     Raises:
-        UnsupportedHost: the model's patch embedding is not known.
+        OptionError: f is not a `ModelFeatures`.
+        UnsupportedHost: the patch embedding of the model is unknown.
     """
     if not isinstance(f, ModelFeatures):
         raise OptionError(
-            f"The position code can be measured in a model only, got {type(f).__name__}; give ModelFeatures(model)."
+            f"position_equivariance: f must be a ModelFeatures, got {type(f).__name__}. Pass ModelFeatures(model)."
         )
 
     def posed(batch: Tensor, g: Element) -> Tensor:
@@ -104,7 +105,7 @@ def position_equivariance(
 
 
 def raw_intensity(images: Tensor) -> Tensor:
-    """Return the images themselves, the feature function that is equivariant exactly: (b, c, H, W) -> same.
+    """Return the images unchanged, an exactly equivariant feature function, (b, c, H, W) -> (b, c, H, W).
 
     >>> raw_intensity(torch.ones(1, 1, 2, 2)).shape
     torch.Size([1, 1, 2, 2])
@@ -113,7 +114,7 @@ def raw_intensity(images: Tensor) -> Tensor:
 
 
 def orbit_average(f: FeatureFunction, elements: Sequence[Element] = D4) -> FeatureFunction:
-    """Return f averaged over poses, features brought back: equivariant exactly, at the price of one run for each pose.
+    """Return f averaged over poses with the pose undone: exactly equivariant, with one forward pass per pose.
 
     Args:
         f: feature function.
@@ -144,7 +145,7 @@ def _measured(
     part: str,
     controls: tuple[int, int] | None = None,
 ) -> tuple[Measurement, ...]:
-    """Compare maps of posed images, brought back, with those at rest; `controls` are seed and number of the first."""
+    """Compare maps of transformed images with the original ones; `controls` are seed and index of the first image."""
     scores = measures_named(measures)
     poses = poses_of(elements, "Equivariance")
     shares: list[float] = []
@@ -162,7 +163,7 @@ def _measured(
         shares.extend(total.value() for total in sums)
         if controls is not None:
             yield IDENTICAL, first, _inner(features_of(f, batch), margin)
-            # every image has its own draw, whatever the batches
+            # random numbers depend on the index of the image, not on the batch
             seed, at = controls[0], controls[1] + number
             draws = (np.random.default_rng([seed, at + k]) for k in range(len(batch)))
             yield SHUFFLED, first, (shuffled(one, rng) for one, rng in zip(first, draws, strict=True))
@@ -185,10 +186,10 @@ def _measured(
 
 
 def _inner(maps: Tensor, margin: int) -> Tensor:
-    """Return maps (b, d, h, w) without `margin` tokens along the frame."""
+    """Return maps (b, d, h, w) without `margin` tokens at the border."""
     h, w = maps.shape[-2:]
     if margin < 0 or 2 * margin >= min(h, w):
         raise ShapeError(
-            f"margin={margin} must be 0 or more tokens and leave some of a map of {h}x{w} tokens; choose another."
+            f"equivariance: margin must be at least 0 and below half of {h}x{w} tokens, got {margin}. Use another one."
         )
     return maps[..., margin : h - margin, margin : w - margin]

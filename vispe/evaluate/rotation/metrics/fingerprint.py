@@ -1,8 +1,8 @@
-"""The fingerprint: what the mean of many feature maps still shows is a pattern fixed to the frame.
+"""Fingerprint: mean feature map over many images, which shows patterns that are fixed to the image frame.
 
-Averaged over n different images, content cancels as 1/n and what depends on the place alone stays. Each map is first
-freed of its own mean over positions, so that brightness, which differs between images, is no noise; the ratio is then
-1 on average when there is no pattern, whatever the noise.
+Averaged over n different images, the variance due to content decreases as 1 / n, and positional patterns remain. Each
+map is centred over positions first, so that differences in brightness do not count as noise; without a pattern the SNR
+is then 1 on average, for any noise.
 
 Memory: one batch of images and its maps, and two maps of sums.
 """
@@ -22,24 +22,24 @@ from vispe.evaluate.probe.targets import ramp
 from vispe.report.table import json_entries
 
 ENOUGH = 30
-"""Images below which the mean map is still mostly content."""
+"""Min number of images for the content to average out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """The mean map of a model and how much of it is more than chance.
+    """Mean map of a model and its signal-to-noise ratio.
 
     Attributes:
-        mean: mean over images of the maps less their own mean over positions, (d, h, w) float64.
-        snr: variance of `mean` over positions, divided by what the scatter of n images leaves in it. About 1: no
-            pattern; much more than 1: a fixed one.
-        snr_uncentred: the same with the scatter of the maps as they are, in which the images' brightness counts.
-        channel_snr: `snr` of each channel, (d,); NaN for a channel that never varies.
-        channel_r2: held-out R² of row and column read from each channel of `mean` alone, (d,): names the guilty ones.
+        mean: mean over images of the centred maps, (d, h, w) float64.
+        snr: variance of `mean` over positions, divided by the variance expected from n images without a pattern. About
+            1: no pattern; much more than 1: a fixed pattern.
+        snr_uncentred: the same with the variance of uncentred maps, which includes brightness.
+        channel_snr: `snr` of each channel, (d,); NaN for a constant channel.
+        channel_r2: held-out R² of row and column from single channels of `mean`, (d,).
         components: the first principal components of `mean`, (k, h, w), the strongest first.
-        explained: their shares of its variance, (k,).
+        explained: their fractions of its variance, (k,).
         n_images: n.
-        notes: what weakens the numbers.
+        notes: caveats.
     """
 
     mean: np.ndarray
@@ -53,12 +53,12 @@ class Fingerprint:
     notes: tuple[str, ...] = ()
 
     def top_channels(self, n: int = 6) -> list[int]:
-        """Return the `n` channels that reveal most of the position, best first."""
+        """Return the `n` channels with the highest R² of position, best first."""
         order = np.argsort(-np.nan_to_num(self.channel_r2, nan=-np.inf), kind="stable")
         return [int(c) for c in order[:n]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values, the principal components as the picture of the mean map."""
+        """Return JSON values, with the principal components instead of the mean map."""
         of_channels = json_entries(self, "snr", "snr_uncentred", "channel_snr", "channel_r2")
         of_channels["top_channels"] = self.top_channels()
         return of_channels | json_entries(self, "components", "explained", "n_images", "notes")
@@ -67,13 +67,13 @@ class Fingerprint:
 def fingerprint(
     f: FeatureFunction, images: Iterable[Tensor], *, components: int = 3, batch_size: int = 1
 ) -> Fingerprint:
-    """Average the maps of many images and measure what stays.
+    """Average the feature maps of many images and measure the remaining pattern.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
-        images: (c, H, W), all of one size, at least 2, better 30 or more; `random_crops` makes many of few.
-        components: principal components of the mean map.
-        batch_size: images that f sees at once.
+        images: (c, H, W), all of one size, at least 2, preferably 30 or more; see `random_crops`.
+        components: number of principal components of the mean map.
+        batch_size: batch size.
 
     Raises:
         ShapeError: the maps differ in size.
@@ -92,20 +92,20 @@ def fingerprint(
                 mean, raw = _Moments(centred), _Moments(one)
             if one.shape != mean.mean.shape:
                 raise ShapeError(
-                    f"The fingerprint averages maps of one shape, got {tuple(mean.mean.shape)} and {tuple(one.shape)}; "
-                    "give images of one size, such as random_crops."
+                    f"fingerprint: maps must have one shape, got {tuple(mean.mean.shape)} and {tuple(one.shape)}. Use "
+                    "images of one size, such as random_crops."
                 )
             mean.add(centred)
             raw.add(one)
             count += 1
     if mean is None or raw is None or count < 2:
-        raise InputError(f"The fingerprint compares images, got {count}; give at least 2, better {ENOUGH}.")
+        raise InputError(f"fingerprint: at least 2 images are needed, got {count}. Use {ENOUGH} or more.")
     pattern = mean.mean
     signal = (pattern - pattern.mean((-2, -1), keepdim=True)).square().mean((-2, -1))
     noise, raw_noise = (m.variance().mean((-2, -1)) / count for m in (mean, raw))
     parts, explained = _components(pattern, components)
     table = pattern.permute(1, 2, 0).cpu().numpy()
-    notes = () if count >= ENOUGH else (f"Only {count} images: content has not yet averaged out.",)
+    notes = () if count >= ENOUGH else (f"{count} images are too few for the content to average out.",)
     return Fingerprint(
         mean=pattern.cpu().numpy(),
         snr=_ratio(signal.sum(), noise.sum()),
@@ -122,26 +122,32 @@ def fingerprint(
 def random_crops(
     images: Iterable[Tensor], size: tuple[int, int], per_image: int, *, seed: int = 0
 ) -> Iterator[Tensor]:
-    """Yield random windows of images: many pictures of one sample, at different places.
+    """Yield random windows of images.
 
     Args:
         images: (c, H, W) each, at least as large as the window.
         size: window (height, width) in pixels.
-        per_image: windows of each image.
-        seed: of the places.
+        per_image: number of windows per image.
+        seed: of the positions.
+
+    Raises:
+        OptionError: `per_image` is below 1.
+        ShapeError: an image is smaller than the window.
 
     >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
     [(3, 4, 6), (3, 4, 6)]
     """
     if per_image < 1:
-        raise OptionError(f"random_crops needs at least one window of each image, got per_image={per_image}.")
+        raise OptionError(
+            f"random_crops: per_image must be at least 1, got {per_image}. Use 1 for one window each."
+        )
     rng = np.random.default_rng(seed)
     h, w = size
     for batch in batches(images):
         high, wide = batch.shape[-2:]
         if h > high or w > wide:
             raise ShapeError(
-                f"A window of {size} px does not fit into an image of {(high, wide)} px; make it smaller."
+                f"random_crops: size must be at most the image {(high, wide)} px, got {size}. Use a smaller one."
             )
         for _ in range(per_image):
             y, x = int(rng.integers(high - h + 1)), int(rng.integers(wide - w + 1))
@@ -149,24 +155,24 @@ def random_crops(
 
 
 class _Moments:
-    """Mean and variance of tensors that come one by one (Welford)."""
+    """Running mean and variance of tensors (Welford)."""
 
     def __init__(self, like: Tensor) -> None:
         self.count, self.mean, self._squares = 0, torch.zeros_like(like), torch.zeros_like(like)
 
     def add(self, value: Tensor) -> None:
         self.count += 1
-        away = value - self.mean
-        self.mean = self.mean + away / self.count
-        self._squares += away * (value - self.mean)
+        deviation = value - self.mean
+        self.mean = self.mean + deviation / self.count
+        self._squares += deviation * (value - self.mean)
 
     def variance(self) -> Tensor:
-        """Unbiased variance over what was added."""
+        """Return the unbiased variance."""
         return self._squares / (self.count - 1)
 
 
 def _components(pattern: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Principal components of a map over its positions, with a definite sign, and their shares of the variance."""
+    """Return principal components of a map over positions, with a fixed sign, and their fractions of the variance."""
     h, w = pattern.shape[1:]
     tokens = pattern.flatten(1).T
     tokens = tokens - tokens.mean(0)
@@ -180,7 +186,7 @@ def _components(pattern: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _channel_r2(table: np.ndarray) -> np.ndarray:
-    """Held-out R² of row and column from each channel, fitted on every second token; NaN on a single row or column."""
+    """Return held-out R² of row and column from single channels, trained on every second token; NaN on one row."""
     h, w = table.shape[:2]
     mask = (np.arange(h)[:, None] + np.arange(w)[None, :]) % 2 == 0
     if min(h, w) < 2:
@@ -189,7 +195,7 @@ def _channel_r2(table: np.ndarray) -> np.ndarray:
 
 
 def _ratio(signal: Tensor, noise: Tensor) -> float:
-    """Return signal / noise; NaN for 0/0, infinite for a pattern without any scatter."""
+    """Return signal / noise; NaN for 0 / 0, infinity for a pattern without noise."""
     if float(noise) == 0:
         return float("inf") if float(signal) > 0 else float("nan")
     return float(signal / noise)

@@ -1,4 +1,4 @@
-"""Where in the network position enters: equivariance error and readable position after every block, and at the end."""
+"""Equivariance error and linear probe of position after every block, and for the final features."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -33,26 +33,29 @@ def layer_curve(
 ) -> tuple[Measurement, ...]:
     """Measure the centred error over poses, and the held-out R² of row and column, after every block.
 
-    R² is that of a ridge probe on a random quarter of the tokens of one image, as `vispe.evaluate.probe.positional`,
-    mean over masks. Memory: the maps of all blocks for one batch at two poses.
+    R² is that of a ridge probe trained on a random quarter of the tokens of one image, as in
+    `vispe.evaluate.probe.positional`, averaged over masks. Memory: the maps of all blocks for one batch at two poses.
 
     Args:
-        f: model; its blocks are taken without the final norm.
+        f: model; blocks are evaluated without the final norm.
         images: (3, H, W) each.
-        elements: poses; the identity is left out.
-        position_only: move tokens after the patch embedding instead of the image.
-        probe: measure R² too.
-        masks: random masks for each image.
-        batch_size: images of equal size that the model sees at once.
+        elements: poses; the identity is ignored.
+        position_only: permute tokens after the patch embedding instead of transforming the image.
+        probe: whether to measure R².
+        masks: number of random training masks per image.
+        batch_size: max number of images of equal size per batch.
         seed: of the masks.
-        first: number of the first image in a larger list; every image has its own masks.
+        first: index of the first image in a larger list; masks depend on the index of the image.
 
     Returns:
-        For each block k, from 0, the rows ('D4', 'error') and ('none', 'r2') under the part 'layer k'.
+        For each block k, from 0, the records ('D4', 'error') and ('none', 'r2') with the part 'layer k'.
+
+    Raises:
+        OptionError: no masks, or no pose besides the identity.
     """
     poses = poses_of(elements, "A layer curve")
     if masks < 1:
-        raise OptionError(f"A layer curve needs at least one mask, got {masks=}.")
+        raise OptionError(f"layer_curve: masks must be at least 1, got {masks}. Use 4 by default.")
     scores: list[list[float]] = [[] for _ in range(f.depth)]
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
@@ -85,39 +88,42 @@ def position_r2(
     seed: int = 0,
     first: int = 0,
 ) -> tuple[Measurement, ...]:
-    """Measure how well row and column of a token are read from its features, linearly: held-out R² of a ridge probe.
+    """Measure the held-out R² of a ridge probe of the row and column of tokens.
 
-    Meaningful on noise and homogeneous textures: where the sample is layered, position is information. See
+    Use noise and homogeneous textures: in layered samples the position is content. See
     `vispe.evaluate.probe.positional` for other targets and the settings of published tables.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         images: (c, H, W) each.
-        masks: random quarters of the tokens to fit on, for each image.
-        batch_size: images of equal size that f sees at once.
+        masks: number of random training masks (a quarter of the tokens) per image.
+        batch_size: max number of images of equal size per batch.
         seed: of masks and shuffling.
-        first: number of the first image in a larger list; every image has its own draws.
+        first: index of the first image in a larger list; random numbers depend on the index of the image.
 
     Returns:
-        The row ('none', 'r2'), and the control 'shuffled positions', where a sound probe finds 0 or less.
+        The record ('none', 'r2'), and the control 'shuffled positions', which must be 0 or less.
+
+    Raises:
+        OptionError: no masks.
 
     >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))
-    >>> own, shuffled_places = position_r2(lambda images: images, [ramps])
-    >>> own.summary().mean > 0.99, shuffled_places.control
+    >>> r2, control = position_r2(lambda images: images, [ramps])
+    >>> r2.summary().mean > 0.99, control.control
     (True, True)
     """
     if masks < 1:
-        raise OptionError(f"position_r2 needs at least one mask, got masks={masks}.")
-    own: list[float] = []
+        raise OptionError(f"position_r2: masks must be at least 1, got {masks}. Use 4 by default.")
+    r2: list[float] = []
     control: list[float] = []
     for batch in batches(images, batch_size):
         for one in features_of(f, batch):
-            rng = np.random.default_rng([seed, first + len(own)])
+            rng = np.random.default_rng([seed, first + len(r2)])
             drawn = [_mask(tuple(one.shape[-2:]), rng) for _ in range(masks)]
-            own.append(_r2(one, drawn))
+            r2.append(_r2(one, drawn))
             control.append(_r2(shuffled(one, rng), drawn))
     return (
-        Measurement.of(Key(UNMOVED, "r2"), own),
+        Measurement.of(Key(UNMOVED, "r2"), r2),
         Measurement.of(Key(SHUFFLED_POSITIONS, "r2"), control, control=True),
     )
 
@@ -128,7 +134,7 @@ def _maps(run: Callable[..., Iterable[Tensor]], images: Tensor, *pose: Element) 
 
 
 def _mask(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """A random quarter of the tokens, at least two."""
+    """Return a random quarter of the tokens, at least two."""
     mask = np.zeros(shape, bool)
     chosen = rng.choice(mask.size, max(2, mask.size // 4), replace=False)
     mask.flat[chosen] = True
@@ -136,7 +142,7 @@ def _mask(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
 
 
 def _r2(features: Tensor, masks: Sequence[np.ndarray]) -> float:
-    """Held-out R² of row and column, mean over the masks."""
+    """Return held-out R² of row and column, averaged over masks."""
     table = features.permute(1, 2, 0)
     target = {"lr+ud": ramp("lr+ud", masks[0].shape)}
     return float(np.mean([fit_probe(table, mask, target)["lr+ud"].r2_heldout for mask in masks]))
@@ -144,16 +150,16 @@ def _r2(features: Tensor, masks: Sequence[np.ndarray]) -> float:
 
 @question("position")
 def position(measured: Measured, plan: Plan, step: Step) -> Rows:
-    """Read the position of each token from its features."""
+    """Probe the position of tokens linearly."""
     return position_r2(features(measured), step.fitted, masks=plan.probe_masks, **_draws(plan, step))
 
 
 @question("layers")
 def layers(measured: Measured, plan: Plan, step: Step) -> Rows | None:
-    """Follow error and readable position through the blocks of a model."""
+    """Measure error and probe after every block of a model."""
     f, images = features(measured), step.fitted
     if not isinstance(f, ModelFeatures):
-        step.notes.append("There is no curve over layers: the layers are known of models only.")
+        step.notes.append("There is no curve over layers, which needs a model.")
         return None
     rows = layer_curve(f, images, masks=plan.probe_masks, **_draws(plan, step))
     if patch_projection(f.model) is not None:

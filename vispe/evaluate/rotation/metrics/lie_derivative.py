@@ -1,14 +1,14 @@
-"""The Lie derivative of a feature map: what an infinitely small motion of the image does beyond moving the map.
+"""Lie derivative of feature maps: change under an infinitesimal motion of the image, beyond the motion of the map.
 
     L f(x) = d/dt [ρ(-t) f(ρ(t) x)]  at t = 0
 
-It is zero for an equivariant f and needs no angle to be chosen. Moving by t through bilinear interpolation has a kink
-at t = 0, where pixels sit on their own grid; the mean of both one-sided derivatives is the central difference of
-neighbouring pixels along the motion, so L f = J_f (v·∇x) - (v·∇f), with the Jacobian-vector product J_f. Motions are in
-pixels, about the exact centre, so images need not be square.
+It is zero for an equivariant f and needs no choice of an angle. Bilinear interpolation has a kink at t = 0, where
+pixels are on the grid; the mean of both one-sided derivatives is the central difference of neighbouring pixels along
+the motion, so L f = J_f (v·∇x) - (v·∇f), with the Jacobian-vector product J_f. Motions are in pixels, about the exact
+centre, so images need not be square.
 
 Source: The Lie derivative for measuring learned equivariance (Gruver et al., arXiv 2210.02984). Their implementation
-works in coordinates from -1 to 1, in which a rotation of an image that is not square is a shear; this one does not.
+uses coordinates from -1 to 1, in which a rotation of a non-square image is sheared; this one does not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,20 +44,20 @@ def lie_derivatives(
     batch_size: int = 1,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Measure |L f| relative to the spread of f over positions, for each motion.
+    """Measure |L f| relative to the standard deviation of f over positions, for each motion.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w), differentiable but for `method='difference'`.
-        images: (c, H, W) each; float64 is advised.
+        f: images (b, c, H, W) -> maps (b, d, h, w), differentiable unless `method='difference'`.
+        images: (c, H, W) each; float64 is recommended.
         motions: 'rotation' (per radian), 'down' and 'right' (per pixel).
-        method: 'forward' and 'double backward' take the Jacobian-vector product in either way, 'difference' moves the
-            image by ±STEP: the cross-check, which needs float64.
-        batch_size: images of equal size that f sees at once.
-        part: name of the rows.
+        method: Jacobian-vector product by 'forward' or 'double backward' differentiation, or 'difference', a finite
+            difference of ±STEP as a cross-check, which needs float64.
+        batch_size: max number of images of equal size per batch.
+        part: of the records.
 
     Returns:
-        A row 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over positions.
-        NaN for an image with a map that does not vary.
+        The records 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over
+        positions. NaN for images with a constant map.
 
     >>> rows = lie_derivatives(lambda images: images**2, torch.rand(1, 1, 8, 8, dtype=torch.float64))
     >>> [row.transform for row in rows]
@@ -92,13 +92,13 @@ def lie_derivative(
     """
     if motion not in MOTIONS or method not in ("forward", "double backward", "difference"):
         raise OptionError(
-            f"motion={motion!r} and method={method!r} must be of {', '.join(MOTIONS)} and of forward, double backward, "
-            "difference."
+            f"lie_derivative: motion must be one of {', '.join(MOTIONS)} and method forward, double backward or "
+            f"difference, got {motion!r} and {method!r}. Use one of these."
         )
     if method == "difference" and images.dtype != torch.float64:
         raise OptionError(
-            f"method='difference' drowns in rounding with {images.dtype}; give images and model in float64, or "
-            "method='forward'."
+            f"lie_derivative: method='difference' is dominated by rounding errors, got {images.dtype}. Use float64 for "
+            "images and model, or method='forward'."
         )
     if method == "difference":
         return _difference(f, images, motion)
@@ -112,17 +112,17 @@ def lie_derivative(
     except (NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UnsupportedCombination(
-            f"f has no derivative by method={method!r} ({reason}); use method='difference' in float64."
+            f"lie_derivative: no derivative by method={method!r} ({reason}). Use method='difference' in float64."
         ) from error
     value, pushed = (checked_maps(t.detach(), len(images)) for t in (value, pushed))
     return value, pushed - along(value, motion, _stride(images, value))
 
 
 def along(values: Tensor, motion: Motion, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """Return d/dt of values (b, d, h, w) that are carried along a motion, at t = 0, by central differences.
+    """Return d/dt at t = 0 of values (b, d, h, w) under a motion, by central differences.
 
     Args:
-        values: an image or a map, mirrored at its frame.
+        values: an image or a map, mirrored at its border.
         motion: 'rotation' counter-clockwise by t radians, 'down' or 'right' by t pixels of the image.
         stride: pixels of the image per cell (vertical, horizontal).
     """
@@ -136,7 +136,7 @@ def along(values: Tensor, motion: Motion, stride: tuple[float, float] = (1.0, 1.
 
 
 def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:
-    """Return values (b, d, h, w) carried along a motion by t, bilinearly, mirrored at the frame."""
+    """Return values (b, d, h, w) moved by t with bilinear interpolation, mirrored at the border."""
     v, u = _offsets(values, stride)
     v, u = v + 0 * u, u + 0 * v
     if motion == "rotation":
@@ -153,22 +153,24 @@ def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] 
 
 
 def _difference(f: FeatureFunction, images: Tensor, motion: Motion) -> tuple[Tensor, Tensor]:
-    """The mean of the one-sided derivatives, by moving the image by ±STEP and the map back."""
+    """Return the central difference, by moving the image by ±STEP and the map back."""
     with torch.no_grad():
         value = checked_maps(f(images), len(images))
         stride = _stride(images, value)
-        ends = [
+        both_sides = [
             moved(checked_maps(f(moved(images, motion, t)), len(images)), motion, -t, stride)
             for t in (STEP, -STEP)
         ]
-    return value, (ends[0] - ends[1]) / (2 * STEP)
+    return value, (both_sides[0] - both_sides[1]) / (2 * STEP)
 
 
 def _slope(values: Tensor, axis: int) -> Tensor:
-    """Central difference along an axis; 0 at the frame, where the mirrored neighbours are equal."""
+    """Return the central difference along an axis; 0 at the border, where the mirrored neighbours are equal."""
     n = values.shape[axis]
     if n < 2:
-        raise ShapeError(f"A motion needs at least 2 cells along every axis, got {tuple(values.shape[-2:])}.")
+        raise ShapeError(
+            f"lie_derivative: maps need 2 cells per axis, got {tuple(values.shape[-2:])}. Use larger images."
+        )
     out = torch.zeros_like(values)
     inner = (values.narrow(axis, 2, n - 2) - values.narrow(axis, 0, n - 2)) / 2
     out.narrow(axis, 1, n - 2).copy_(inner)
@@ -176,7 +178,7 @@ def _slope(values: Tensor, axis: int) -> Tensor:
 
 
 def _offsets(values: Tensor, stride: tuple[float, float]) -> tuple[Tensor, Tensor]:
-    """Offsets from the centre in pixels of the image, down (h, 1) and right (1, w)."""
+    """Return offsets from the centre in pixels of the image, down (h, 1) and right (1, w)."""
     h, w = values.shape[-2:]
     v, u = (
         (torch.arange(n, dtype=values.dtype, device=values.device) - (n - 1) / 2) * s
@@ -191,7 +193,7 @@ def _stride(images: Tensor, value: Tensor) -> tuple[float, float]:
 
 @question("lie")
 def lie(measured: Measured, plan: Plan, step: Step) -> Rows | None:
-    """Measure the Lie derivatives of features that have one."""
+    """Measure the Lie derivatives of differentiable features."""
     f, images = features(measured), step.fitted
     try:
         if not isinstance(f, ModelFeatures):
@@ -203,7 +205,7 @@ def lie(measured: Measured, plan: Plan, step: Step) -> Rows | None:
 
 
 def _check_differentiable(f: FeatureFunction, image: Tensor) -> None:
-    """Raise when a motion of the image does not reach the features, because something cut them off from it."""
+    """Raise if the features do not depend differentiably on the image."""
     try:
         _, pushed = torch.func.jvp(f, (image[None],), (along(image[None], "right"),))
     except (RuntimeError, NotImplementedError) as error:

@@ -1,8 +1,8 @@
-"""The quadrant gap: scribbles in one corner of an image, accuracy in all four.
+"""Quadrant gap: train on scribbles in one quadrant of an image, evaluate in all four.
 
-A classifier that learns from one corner and works worse in the others may have learnt where it is instead of what it
-sees. Scribbles move to each corner in turn, so that differences of content average out, and the same number of pixels
-spread everywhere is the control.
+A classifier that is less accurate in the other quadrants may have learnt position instead of content. Each quadrant is
+used for training once, so that differences of content average out; the control is the same number of pixels from the
+full image.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,27 +36,29 @@ def quadrant_gap(
     seed: int = 0,
     first: int = 0,
 ) -> tuple[Measurement, ...]:
-    """Measure mIoU in the three other quadrants minus mIoU in the one with the scribbles.
+    """Measure mIoU in the three other quadrants minus mIoU in the annotated one.
 
     Args:
-        train: learns from an image and its scribbles and segments that image, such as `scribble_classifier(f)`.
+        train: trains on an image and its scribbles and segments that image, such as `scribble_classifier(f)`.
         images: (c, H, W) each.
         truths: labels (H, W) of each image.
         n_classes: K.
-        budget: scribbled pixels of each class, or all that the quadrant has.
-        border: pixels along class borders that are neither scribbled on nor scored.
-        seed: of the scribbles; every image and quadrant has its own draw.
-        first: number of the first image in a larger list.
+        budget: scribbled pixels per class, or all pixels of the quadrant.
+        border: pixels along class borders that are neither annotated nor evaluated.
+        seed: of the scribbles; random numbers depend on the image and the quadrant.
+        first: index of the first image in a larger list.
 
     Returns:
         'quadrant_gap' for 'four corners' (their mean, in which differences of content cancel) and for each of
-        `QUADRANTS`, negative where position leaks. Controls: for each quadrant the same gap with the scribbles spread
-        everywhere, which is due to content alone. 'accuracy' (mIoU) in the quadrants of the scribbles, in the others,
-        and with the scribbles spread. NaN where a quadrant shows fewer than two classes. Scribbled pixels are not
-        scored.
+        `QUADRANTS`, negative if position leaks. Controls: for each quadrant the same gap for scribbles in the full
+        image, which is due to content only. 'accuracy' (mIoU) in the annotated quadrants, in the others, and for
+        scribbles in the full image. NaN if a quadrant has fewer than two classes. Scribbled pixels are not evaluated.
+
+    Raises:
+        OptionError: `budget` is below 1.
     """
     if budget < 1:
-        raise OptionError(f"The scribbles need at least one pixel of each class, got budget={budget}.")
+        raise OptionError(f"quadrant_gap: budget must be at least 1, got {budget}. Use 40 by default.")
     scores: list[list[list[float]]] = []
     for number, batch in enumerate(batches(images)):
         truth = without_borders(truths_of(truths, number, batch), border)
@@ -69,7 +71,7 @@ def quadrant_gap(
 
 
 def quadrants(shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Return masks (H, W) of the four quadrants, as `QUADRANTS`; the middle row or column of odd sides is in none.
+    """Return masks (H, W) of the four `QUADRANTS`; the central row or column of odd sides is excluded.
 
     >>> quadrants((2, 3))[0].tolist()
     [[True, False, False], [False, False, False]]
@@ -81,10 +83,10 @@ def quadrants(shape: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def scribble_classifier(f: FeatureFunction) -> ScribbleSegmenter:
-    """Return a segmenter by logistic regression on f's features, which knows nothing but what f gives.
+    """Return a segmenter by logistic regression on the features of f.
 
-    The map is enlarged to pixels bilinearly, standardised over the scribbled pixels, and classified with
-    scikit-learn's balanced logistic regression.
+    The map is upsampled bilinearly to pixels, standardised over the scribbled pixels, and classified by the balanced
+    logistic regression of scikit-learn.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
@@ -100,16 +102,16 @@ def scribble_classifier(f: FeatureFunction) -> ScribbleSegmenter:
 def _scores(
     train: ScribbleSegmenter, image: Tensor, truth: np.ndarray, marks: np.ndarray, n_classes: int
 ) -> list[float]:
-    """Return mIoU by quadrant after learning from scribbles; NaN when these show fewer than two classes."""
+    """Return mIoU by quadrant after training on scribbles; NaN if these have fewer than two classes."""
     if len(np.unique(marks[marks > 0])) < 2:
         return [float("nan")] * 4
     labels = checked_labels(train(image, marks), truth.shape, "The scribble segmenter returned")
-    wanted = np.where(marks > 0, 0, truth)
-    return [mean_iou(np.where(quarter, wanted, 0), labels, n_classes) for quarter in quadrants(truth.shape)]
+    unmarked = np.where(marks > 0, 0, truth)
+    return [mean_iou(np.where(quarter, unmarked, 0), labels, n_classes) for quarter in quadrants(truth.shape)]
 
 
 def _rows(corner: np.ndarray, spread: np.ndarray) -> tuple[Measurement, ...]:
-    """Make rows of mIoU by image, quadrant with scribbles, quadrant scored (n, 4, 4), and by image, quadrant (n, 4)."""
+    """Return records from mIoU (n, annotated quadrant, evaluated quadrant) and, for spread scribbles, (n, quadrant)."""
     own = np.diagonal(corner, axis1=1, axis2=2)
     others = (corner.sum(2) - own) / 3
     even = (spread.sum(1, keepdims=True) - spread) / 3 - spread
@@ -129,7 +131,7 @@ def _rows(corner: np.ndarray, spread: np.ndarray) -> tuple[Measurement, ...]:
 
 
 def _mean_known(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis of what is not NaN; NaN where nothing is."""
+    """Return the mean over the last axis ignoring NaN; NaN if all are NaN."""
     known = np.isfinite(values)
     count = known.sum(-1)
     return np.where(count > 0, np.where(known, values, 0).sum(-1) / np.maximum(count, 1), np.nan)
@@ -137,7 +139,7 @@ def _mean_known(values: np.ndarray) -> np.ndarray:
 
 @question("quadrant")
 def quadrant(measured: Measured, plan: Plan, step: Step) -> Rows | None:
-    """Train on each corner of images with a mask and score the others."""
+    """Train on each quadrant of images with a mask and evaluate the others."""
     if step.fitted_truths is None or plan.n_classes is None:
         return None
     train = scribble_classifier(features(measured))

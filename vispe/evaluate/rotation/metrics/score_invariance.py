@@ -1,4 +1,4 @@
-"""Invariance of class scores, for comparison with the literature: scores do not move, so nothing is brought back.
+"""Invariance of image-level class scores, for comparison with the literature.
 
 Sources: the companion metrics of Gruver et al. (arXiv 2210.02984) and, for shifts and rotations by any amount, the
 equivariance scores of StyleGAN3 (Karras et al., arXiv 2106.12423) applied to the softmax.
@@ -26,23 +26,28 @@ CHANGES = ("shift by whole pixels", "shift by any amount", "rotation by any angl
 def argmax_consistency(
     classifier: Classifier, images: Iterable[Tensor], *, rolls: Sequence[int] = range(8), batch_size: int = 1
 ) -> tuple[Measurement, ...]:
-    """Measure how often the predicted class stays when an image is rolled by 0 to 7 pixels along each axis.
+    """Measure how often the predicted class is unchanged when an image is rolled by 0 to 7 pixels along each axis.
 
     Args:
         classifier: images (b, c, H, W) -> logits (b, k).
         images: (c, H, W) each.
-        rolls: pixels; every pair of them is a shift, the pair (0, 0) is left out.
-        batch_size: images of equal size that are seen at once.
+        rolls: pixels; every pair of them is a shift, except (0, 0).
+        batch_size: max number of images of equal size per batch.
 
     Returns:
-        One row, the share of shifts with the class of the image at rest.
+        One record, the fraction of shifts with the class of the original image.
+
+    Raises:
+        OptionError: no shift other than (0, 0).
 
     >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()
     [1.0]
     """
     shifts = [(dy, dx) for dy in rolls for dx in rolls if (dy, dx) != (0, 0)]
     if not shifts:
-        raise OptionError("The consistency of classes needs a roll other than 0.")
+        raise OptionError(
+            f"argmax_consistency: rolls must have a value other than 0, got {list(rolls)}. Use range(8)."
+        )
     values: list[float] = []
     for batch in batches(images, batch_size):
         still = _logits(classifier, batch).argmax(1)
@@ -64,24 +69,27 @@ def score_changes(
 ) -> tuple[Measurement, ...]:
     """Measure the mean squared change of the softmax under random shifts and rotations.
 
-    Shifts are cyclic for whole pixels, mirrored at the frame and bilinear else; rotations are bilinear, mirrored.
+    Shifts by integer pixels are cyclic, others bilinear and mirrored at the border; rotations are bilinear, mirrored.
 
     Args:
         classifier: images (b, c, H, W) -> logits (b, k).
         images: (c, H, W) each.
-        draws: of each kind, the same for all images.
-        share: largest shift, as a share of each side.
-        degrees: largest angle, to either side.
-        batch_size: images of equal size that are seen at once.
-        seed: of the draws.
+        draws: number of random transforms of each kind, the same for all images.
+        share: max shift, as a fraction of each side.
+        degrees: max absolute angle.
+        batch_size: max number of images of equal size per batch.
+        seed: of the random transforms.
 
     Returns:
-        A row for each of `CHANGES`.
+        A record for each of `CHANGES`.
+
+    Raises:
+        OptionError: an option is out of range.
     """
     if draws < 1 or not 0 < share < 1 or not 0 < degrees <= 180:
         raise OptionError(
-            f"score_changes needs draws of 1 or more, a share in (0, 1) and degrees in (0, 180], got {draws=}, "
-            f"{share=}, {degrees=}."
+            f"score_changes: draws must be at least 1, share in (0, 1) and degrees in (0, 180], got {draws=}, "
+            f"{share=}, {degrees=}. Use the defaults."
         )
     drawn = np.random.default_rng(seed).uniform(-1, 1, (draws, 5))
     values: dict[str, list[float]] = {name: [] for name in CHANGES}
@@ -90,15 +98,15 @@ def score_changes(
         still = _logits(classifier, batch).softmax(1)
         totals = {name: torch.zeros(len(batch), dtype=torch.float64) for name in CHANGES}
         for a, b, c, d, e in drawn:
-            whole = (round(a * share * h), round(b * share * w))
+            pixels = (round(a * share * h), round(b * share * w))
             changed = (
-                torch.roll(batch, whole, (-2, -1)),
+                torch.roll(batch, pixels, (-2, -1)),
                 moved(moved(batch, "down", c * share * h), "right", d * share * w),
                 rotate(batch, e * degrees, mode="bilinear"),
             )
             for name, image in zip(CHANGES, changed, strict=True):
-                away = _logits(classifier, image).softmax(1) - still
-                totals[name] += away.square().mean(1).cpu()
+                change = _logits(classifier, image).softmax(1) - still
+                totals[name] += change.square().mean(1).cpu()
         for name, total in totals.items():
             values[name] += (total / draws).tolist()
     return tuple(Measurement.of(Key(name, "score_change"), v) for name, v in values.items())
@@ -109,6 +117,7 @@ def _logits(classifier: Classifier, images: Tensor) -> Tensor:
         logits = classifier(images)
     if logits.ndim != 2 or len(logits) != len(images):
         raise ShapeError(
-            f"A classifier returns logits (b, k) for {len(images)} images, got {tuple(logits.shape)}."
+            f"classifier: logits must be (b, k) for {len(images)} images, got {tuple(logits.shape)}. Return one row "
+            "per image."
         )
     return logits.double()

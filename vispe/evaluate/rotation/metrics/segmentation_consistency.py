@@ -1,7 +1,7 @@
-"""Consistency of a segmentation when the sample is turned, mirrored or shifted: no truth is needed.
+"""Consistency of segmentations under rotations, reflections and shifts of the image, without ground truth.
 
-A segmenter takes one image (c, H, W) and returns labels (H, W): 1..K are classes, 0 is no data. The same segmenter is
-used at every pose; nothing is fitted again. Memory: one image and its labels at two poses.
+A segmenter takes one image (c, H, W) and returns labels (H, W): 1 to K are classes, 0 is no data. The same segmenter is
+used at every pose; nothing is refitted. Memory: one image and its labels at two poses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,17 +41,17 @@ def consistency(
     elements: Sequence[Element] = D4,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Compare the labels of turned and mirrored images, brought back, with those of the image: exact, no resampling.
+    """Compare the labels of rotated and reflected images, with the pose undone, with the original labels (exact).
 
     Args:
         s: image (c, H, W) -> labels (H, W).
         images: (c, H, W) each.
         n_classes: K.
-        elements: poses; the identity, s a second time, becomes a control.
-        part: name of the rows.
+        elements: poses; the identity, evaluated twice, is a control.
+        part: of the records.
 
     Returns:
-        mIoU over the classes in either map and adjusted Rand index, for each pose and on average ('D4').
+        mIoU over the classes in either map and adjusted Rand index, for each pose and averaged ('D4').
 
     >>> bright = lambda image: 1 + (image[0] > 0.5).long()
     >>> consistency(bright, torch.rand(1, 3, 8, 8), 2)[0].values.tolist()
@@ -80,7 +80,7 @@ def agreement(n_classes: int) -> dict[str, Callable[[np.ndarray, np.ndarray], fl
 def pose_rows(
     values: Mapping[tuple[Any, str], np.ndarray], poses: Sequence[Element], metric: str, part: str
 ) -> list[Measurement]:
-    """Return the rows of a metric: the mean over poses, and each of them; values are by (pose, part) and metric."""
+    """Return the records of a metric: mean over poses, and each pose; values are by (pose, part) and metric."""
     each = [values[(g, part), metric] for g in poses]
     mean = Measurement.of(Key(label_of(poses), metric, part), np.mean(each, 0))
     return [mean, *(Measurement.of(Key(g.name, metric, part), v) for g, v in zip(poses, each, strict=True))]
@@ -97,21 +97,21 @@ def angle_consistency(
     how: Literal["crop", "disc"] = "crop",
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Compare the labels at any angles, turned back by nearest neighbour, with those at 0 on the same disc.
+    """Compare the labels at any angles, rotated back by nearest neighbour, with those at 0 on the same disc.
 
     Args:
         s: image (c, side, side) -> labels (side, side).
         images: (c, H, W) each.
         n_classes: K.
         angles: degrees.
-        margin: pixels off the rim of the disc, and what the window's side is a multiple of: the patch of the model.
-        side: of the window in pixels; default the largest.
-        how: 'crop': only pixels of the image are shown; 'disc': pixels outside the image are mirrored.
-        part: name of the rows.
+        margin: pixels excluded at the border of the disc, and divisor of the window side: the patch size of the model.
+        side: of the window in pixels; the largest by default.
+        how: 'crop': only pixels of the image; 'disc': pixels outside of the image are mirrored.
+        part: of the records.
 
     Returns:
-        mIoU and adjusted Rand index at each angle, with two floors: 'labels turned', what resampling does to the labels
-        of the image, below 1 for thin phases; and 'round trip', the labels of the image turned there and back.
+        mIoU and adjusted Rand index at each angle, with two floors: 'labels turned', the effect of resampling labels,
+        below 1 for thin phases; and 'round trip', the labels of the image rotated forth and back.
     """
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
@@ -149,19 +149,22 @@ def phase_consistency(
     seed: int = 0,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Compare the labels of images rolled by part of a patch, rolled back pixel by pixel, with those of the image.
+    """Compare the labels of images rolled by a fraction of a patch, with the roll undone, with the original labels.
 
     Args:
         s: image (c, H, W) -> labels (H, W).
         images: (c, H, W) each.
         n_classes: K.
-        patch: side of a patch in pixels; it has patch² phases.
-        phases: how many are drawn at random, without the resting one; None takes all of them.
-        seed: of the draw.
-        part: name of the rows.
+        patch: patch size in pixels; there are patch² phases.
+        phases: number of random phases except (0, 0); None uses all of them.
+        seed: of the random phases.
+        part: of the records.
 
     Returns:
-        The mean over phases 'roll, random phases' of mIoU and adjusted Rand index.
+        mIoU and adjusted Rand index averaged over phases, 'roll, random phases'.
+
+    Raises:
+        OptionError: the patch size is below 2, or there are no phases.
 
     >>> bright = lambda image: 1 + (image[0] > 0.5).long()
     >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
@@ -169,7 +172,7 @@ def phase_consistency(
     """
     if patch < 2 or (phases is not None and phases < 1):
         raise OptionError(
-            f"Phases need a patch of 2 px or more and at least one draw, got {patch=}, {phases=}."
+            f"phase_consistency: patch must be at least 2 and phases at least 1, got {patch=}, {phases=}. Use 8 phases."
         )
     every = np.arange(1, patch**2)
     rng = np.random.default_rng(seed)
@@ -193,7 +196,7 @@ def phase_consistency(
 
 @question("segmentation")
 def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
-    """Compare labels in the eight poses, and, for segmenters that were not trained on these, at angles and phases."""
+    """Compare labels in the eight poses, and, for segmenters trained on the original pose, at angles and phases."""
     k = plan.n_classes or 1
     pieces: Found = {}
     for training, elements in trainings(measured):

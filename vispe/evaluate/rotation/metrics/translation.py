@@ -1,9 +1,9 @@
-"""Translation of the image by whole patches and by parts of a patch: rolled around, or seen through a moved window.
+"""Equivariance of features to shifts by integer and fractional patches: cyclic rolls, and windows of a larger image.
 
-A roll by a whole patch is exact for a model without position code. A roll by part of a patch never is, because every
-patch then shows something else: it measures the phase of the patch grid. A roll makes a seam that no photograph has;
-`crop_shift` cuts two windows out of a larger image and compares them where both look, which is what happens in use.
-Features are brought back by the nearest whole number of tokens.
+A roll by an integer number of patches is exact for a model without a position code. A roll by a fraction of a patch is
+not, because the content of every patch changes: it measures the phase of the patch grid. A roll adds a seam;
+`crop_shift` compares two overlapping windows of a larger image, as in practice. Shifts are undone by the nearest
+integer number of tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ from vispe.evaluate.rotation.records import Measurement
 
 
 def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
-    """Return the shifts (dy, dx) in pixels that are measured by default.
+    """Return the default shifts (dy, dx) in pixels.
 
-    One patch down, right and both; half the grid; and every part of a patch along the diagonal.
+    One patch down, right and both; half of the grid; and all fractions of a patch along the diagonal.
 
     >>> default_shifts(2, (6, 6))
     ((2, 0), (0, 2), (2, 2), (6, 6), (1, 1))
@@ -36,7 +36,7 @@ def default_shifts(patch: int, grid: tuple[int, int]) -> tuple[Shift, ...]:
 
 
 def tokens_of(pixels: int, patch: int) -> int:
-    """Return the whole number of tokens nearest to a shift in pixels; a half goes towards 0.
+    """Return the shift in pixels rounded to an integer number of tokens, halves towards 0.
 
     >>> [tokens_of(d, 4) for d in (2, 3, 5, -7)]
     [0, 1, 1, -2]
@@ -55,20 +55,20 @@ def roll_equivariance(
     batch_size: int = 1,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Measure f on images that were rolled around by (dy, dx) pixels, features rolled back.
+    """Measure the equivariance of f to cyclic shifts by (dy, dx) pixels.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
-        images: (c, H, W) each, both sides multiples of the patch.
-        shifts: (dy, dx) in pixels; default `default_shifts` of the first image.
-        patch: side of a patch in pixels; default `f.patch`.
+        images: (c, H, W) each, both sides multiples of the patch size.
+        shifts: (dy, dx) in pixels; `default_shifts` of the first image by default.
+        patch: patch size in pixels; `f.patch` by default.
         measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
-        batch_size: images of equal size that f sees at once.
-        part: name of the rows.
+        batch_size: max number of images of equal size per batch.
+        part: of the records.
 
     Returns:
-        A row 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of a
-        patch'.
+        A record 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of
+        a patch'.
 
     >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch=4)
     >>> [(row.transform, row.summary().mean) for row in rows if row.metric == "error"]
@@ -100,23 +100,23 @@ def crop_shift(
     margin: int = 0,
     part: str = FULL,
 ) -> tuple[Measurement, ...]:
-    """Measure f on two windows of a larger image, where both look.
+    """Measure f on two windows of a larger image, at the tokens in their overlap.
 
-    The windows lie as far from the middle of the image on either side as the shift allows in whole pixels.
+    The windows are placed symmetrically about the centre of the image, up to a pixel.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         images: (c, H, W) each, larger than the window by the largest shift.
-        size: window (height, width) in pixels, multiples of the patch.
-        shifts: (dy, dx) in pixels; default `default_shifts` without the half grid.
-        patch: side of a patch in pixels; default `f.patch`.
+        size: window (height, width) in pixels, multiples of the patch size.
+        shifts: (dy, dx) in pixels; `default_shifts` without the half grid by default.
+        patch: patch size in pixels; `f.patch` by default.
         measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
-        batch_size: images of equal size that f sees at once.
-        margin: tokens along the frame of either window that are left out, for what happens at borders.
-        part: name of the rows.
+        batch_size: max number of images of equal size per batch.
+        margin: tokens excluded at the border of both windows.
+        part: of the records.
 
     Raises:
-        ShapeError: the image is too small, or the windows have no common area.
+        ShapeError: the image is too small, or the windows do not overlap.
     """
     p, scores = patch_of(f, patch), _scores(measures)
     if shifts is None:
@@ -125,10 +125,10 @@ def crop_shift(
     def pairs(batch: Tensor) -> Iterator[Pair]:
         for dy, dx in shifts:
             first, second = _windows(batch, size, (dy, dx))
-            here, there = features_of(f, first), features_of(f, second)
-            _check_grid(first, here, p)
+            first_maps, second_maps = features_of(f, first), features_of(f, second)
+            _check_grid(first, first_maps, p)
             ty, tx = tokens_of(dy, p), tokens_of(dx, p)
-            yield (dy, dx), _common(here, ty, tx, margin), _common(there, -ty, -tx, margin)
+            yield (dy, dx), _common(first_maps, ty, tx, margin), _common(second_maps, -ty, -tx, margin)
 
     return _rows(compared(images, pairs, scores, batch_size), p, CROP_SHIFT, part)
 
@@ -137,19 +137,19 @@ def _scores(measures: Sequence[str]) -> dict[str, Callable[..., float]]:
     scores = measures_named(measures)
     if "invariant_share" in measures:
         raise OptionError(
-            "The invariant share is defined over a group of poses, not over shifts; leave it out."
+            "crop_shift: 'invariant_share' is defined for groups of poses, got shifts. Omit it."
         )
     return scores
 
 
 def _windows(batch: Tensor, size: tuple[int, int], shift: Shift) -> tuple[Tensor, Tensor]:
-    """Two windows of `size`, the second one `shift` further down and right."""
+    """Return two windows of `size`, the second one shifted down and right by `shift`."""
     starts = []
     for have, want, d in zip(batch.shape[-2:], size, shift, strict=True):
         if want + abs(d) > have or want < 1:
             raise ShapeError(
-                f"Windows of {size} px, {shift} px apart, do not fit into an image of {tuple(batch.shape[-2:])} px; "
-                "give larger images or a smaller window."
+                f"crop_shift: size={size} with shift {shift} must fit into the image, got {tuple(batch.shape[-2:])} "
+                "px. Use larger images or a smaller size."
             )
         low = (have - want - abs(d)) // 2
         starts.append((low, low + d) if d >= 0 else (low - d, low))
@@ -159,14 +159,14 @@ def _windows(batch: Tensor, size: tuple[int, int], shift: Shift) -> tuple[Tensor
 
 
 def _common(maps: Tensor, ty: int, tx: int, margin: int) -> Tensor:
-    """The tokens of a window that another one, further by (ty, tx) tokens, sees too."""
+    """Return the tokens of a window in its overlap with another one, shifted by (ty, tx) tokens."""
     h, w = maps.shape[-2:]
     rows = slice(max(ty, 0) + margin, h + min(ty, 0) - margin)
     cols = slice(max(tx, 0) + margin, w + min(tx, 0) - margin)
     common = maps[..., rows, cols]
     if 0 in common.shape:
         raise ShapeError(
-            f"Windows of {h}x{w} tokens, {(ty, tx)} tokens apart, have nothing in common inside a margin of {margin}."
+            f"crop_shift: windows of {h}x{w} tokens shifted by {(ty, tx)} must overlap, got margin={margin}. Reduce it."
         )
     return common
 
@@ -175,15 +175,15 @@ def _check_grid(images: Tensor, maps: Tensor, patch: int) -> None:
     size, grid = tuple(images.shape[-2:]), tuple(maps.shape[-2:])
     if (grid[0] * patch, grid[1] * patch) != size:
         raise ShapeError(
-            f"A map of {grid} tokens of {patch} px does not cover an image of {size} px; check patch= and fit the "
-            "image with fit_to_patches."
+            f"shift: patch={patch} does not match a map of {grid} tokens, got an image of {size} px. Check patch, and "
+            "use fit_to_patches."
         )
 
 
 def _rows(
     values: Mapping[tuple[Shift, str], np.ndarray], patch: int, word: str, part: str
 ) -> tuple[Measurement, ...]:
-    """Return the means over whole patches and over parts of a patch, and a row for each shift."""
+    """Return the means over shifts by integer and by fractional patches, and a record for each shift."""
     groups: dict[tuple[str, str], list[np.ndarray]] = {}
     for (shift, m), numbers in values.items():
         kind = WHOLE if all(d % patch == 0 for d in shift) else PARTS
@@ -197,20 +197,20 @@ def _rows(
 
 @question("shift")
 def shifts(measured: Measured, plan: Plan, step: Step) -> Found:
-    """Compare features of images rolled around, and of two windows of each image where there is room for them."""
+    """Compare features of rolled images, and of two windows of each image if it is large enough."""
     f, patch = features(measured), plan.step
     options = {"patch": patch, "batch_size": plan.batch_size}
     near = [s for s in plan.shifts if max(map(abs, s)) <= patch]
     crops: list[Piece] = []
     for part in step.shapes():
         images = step.whole[part]
-        # a window is up to a patch further
+        # the second window is shifted by up to a patch
         h, w = (min(side - patch, plan.size or side) // patch * patch for side in images[0].shape[-2:])
         rows = None
         if min(h, w) < 3 * patch or (plan.exact and {h, w} != {plan.size}):
             step.notes.append(
-                f"{size_of(images[0])} are too small for two windows that lie up to {patch} px apart: their error "
-                "under a shift of the window was not measured."
+                f"{size_of(images[0])} are too small for two windows shifted by up to {patch} px, so crop_shift was "
+                "not measured."
             )
         else:
             rows = crop_shift(f, images, (h, w), shifts=near, **options)

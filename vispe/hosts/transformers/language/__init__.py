@@ -1,1 +1,1 @@
-"""A position scheme in a vision-language model of transformers."""
+"""Position schemes in vision-language models of transformers."""

@@ -1,4 +1,4 @@
-"""Position schemes in Hugging Face's vision-language models: convert, restore, describe."""
+"""Conversion of Hugging Face's vision-language models to position schemes: convert, restore, describe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from vispe.attention.pairwise_rope.self_extend import check_grouping
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.diagnosis import refusal
-from vispe.hosts.transformers.language import rope_in_attention
 from vispe.hosts.transformers.language.converted_classes import (
     PositionedGeneration,
     PositionedLayer,
@@ -28,7 +27,13 @@ from vispe.hosts.transformers.language.families import (
     inner_of,
     text_of,
 )
-from vispe.hosts.transformers.language.parallel_sets import Beside, check_beside
+from vispe.hosts.transformers.language.parallel_sets import Parallel, check_parallel
+from vispe.hosts.transformers.language.rope_in_attention import (
+    check_late_rotation,
+    check_pairwise,
+    disable_late_rotation,
+    enable_late_rotation,
+)
 from vispe.hosts.transformers.language.rope_index import (
     INDEX,
     PositionedIndex,
@@ -36,7 +41,7 @@ from vispe.hosts.transformers.language.rope_index import (
 )
 from vispe.hosts.transformers.language.rotary_detection import Rotary, kinds_of, rotaries_of
 from vispe.hosts.transformers.language.traced_positions import numbered
-from vispe.hosts.transformers.subclasses import positioned, stock_of
+from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.multimodal import LayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
 from vispe.multimodal.layered import Layered, scheme_of
@@ -51,9 +56,9 @@ GENERATION = (
 
 
 def is_vlm(model: nn.Module) -> bool:
-    """Whether a model is one of transformers', with a language model inside."""
-    made_there = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
-    return made_there and text_of(inner_of(model)) is not None
+    """Return whether a model is a model of transformers with a language model inside."""
+    of_transformers = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
+    return of_transformers and text_of(inner_of(model)) is not None
 
 
 def convert_vlm(
@@ -61,26 +66,27 @@ def convert_vlm(
     spec: Any,
     *,
     late_rotation: bool = False,
-    parallel: Beside | None = None,
+    parallel: Parallel | None = None,
     self_extend: tuple[int, int] | None = None,
     **options: Any,
 ) -> None:
-    """Exchange the position scheme of a vision-language model, in place; all checks come before the first change.
+    """Replace the position scheme of a vision-language model in place; all checks run before the first change.
 
     Args:
-        model: the model with its head, or without.
-        spec: name of a position scheme, with options, or a finished `Scheme`.
-        late_rotation: turn queries and keys inside the attention, so that the cache holds keys without positions;
-            always so for schemes with an axis for each head.
-        parallel: images that stand together, with nothing but markers between them, have no order: ``'graph_kv'`` lets
-            them start at one position and see themselves only, ``'pine'`` lets each query put what matters most to it
-            nearest. Tokens of a call say otherwise by `parallel_ids`.
-        self_extend: group and window: tokens so far apart are counted in groups (SelfExtend).
+        model: the model with or without its head.
+        spec: name of a position scheme, with options, or a `Scheme` instance.
+        late_rotation: rotate queries and keys inside the attention, so that unrotated keys are cached; always enabled
+            for schemes with an axis per head.
+        parallel: adjacent images, separated by markers only, have no order: with ``'graph_kv'`` they start at the same
+            position and attend to themselves only, with ``'pine'`` each query orders them by importance. A call may
+            define other sets by `parallel_ids`.
+        self_extend: group and window; tokens beyond the window are counted in groups (SelfExtend).
         **options: options of the scheme.
 
     Raises:
-        UnsupportedHost: the model is not of a family that vispe knows, or its rotary embedding is of another kind.
-        UnknownName, OptionError: the spec is not right.
+        UnsupportedHost: the model family, or its rotary embedding, is not supported.
+        UnsupportedCombination: options exclude each other.
+        UnknownName, OptionError: the spec is not valid.
     """
     scheme = scheme_of(spec, **options)
     inner = inner_of(model)
@@ -92,31 +98,31 @@ def convert_vlm(
     text = text_of(inner)
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)
-    with torch.device("cpu"):  # under the meta device there would be no numbers to look at
-        allocated, text_kept = _allocations(scheme, rotaries, heads)
-    kinds = [key_of(kind, number) for kind, number in zip(kinds_of(text), of_layer, strict=True)]
-    check_beside(parallel)
+    with torch.device("cpu"):  # values are needed, also under the meta device
+        allocated, text_unchanged = _allocations(scheme, rotaries, heads)
+    kinds = [kind_key(kind, number) for kind, number in zip(kinds_of(text), of_layer, strict=True)]
+    check_parallel(parallel)
     if self_extend is not None:
         self_extend = _grouping(self_extend, parallel)
     for name, value in (("parallel", parallel), ("self_extend", self_extend)):
         if value is not None and isinstance(scheme, Layered):
             raise UnsupportedCombination(
-                f"{name}={value!r} says how far tokens are apart in all layers, which have schemes of their own "
-                f"({scheme}); leave one of them out."
+                f"{name}={value!r} determines distances in all layers and excludes schemes per layer, got {scheme}. "
+                "Omit one of them."
             )
         if value is not None:
-            rope_in_attention.check_apart(text, name)
+            check_pairwise(text, name)
     by_head = any(axes.ndim == 2 for axes in allocated.values())
     late_rotation = late_rotation or by_head or bool(parallel or self_extend)
     if late_rotation:
-        rope_in_attention.check(text)
+        check_late_rotation(text)
     if parallel or self_extend:
         for rotary in rotaries.values():
             _check_halves(text, rotary, "parallel" if parallel else "self_extend")
-    if not text_kept:
+    if not text_unchanged:
         warnings.warn(
-            f"{scheme} does not encode text as {type(model).__name__} was trained to: its text abilities change until "
-            "it is fine-tuned.",
+            f"{scheme} does not encode text as in the training of {type(model).__name__}: its outputs for text change. "
+            "Fine-tune the model.",
             UserWarning,
             stacklevel=5,
         )
@@ -124,124 +130,133 @@ def convert_vlm(
     if stock_of(type(inner)) is not None:
         restore_vlm(model)
     if model is not inner:
-        answers = hasattr(model, "get_rope_index")
-        model.__class__ = positioned(
-            type(model), PositionedIndexGeneration if answers else PositionedGeneration
+        has_index = hasattr(model, "get_rope_index")
+        model.__class__ = converted_subclass(
+            type(model), PositionedIndexGeneration if has_index else PositionedGeneration
         )
     indexed = hasattr(inner, "get_rope_index")
-    inner.__class__ = positioned(type(inner), PositionedIndex if indexed else PositionedModel)
+    inner.__class__ = converted_subclass(type(inner), PositionedIndex if indexed else PositionedModel)
     inner.vispe_scheme = scheme
     numbered(inner)
-    text.__class__ = positioned(type(text), PositionedText)
+    text.__class__ = converted_subclass(type(text), PositionedText)
     text.vispe_late, text.vispe_given_scheme = late_rotation, scheme
-    text.vispe_rotary = {key_of(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))}
+    text.vispe_rotary = {
+        kind_key(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))
+    }
     text.vispe_beside, text.vispe_extend = parallel, self_extend
     if late_rotation:
-        rope_in_attention.switch_on(text)
+        enable_late_rotation(text)
     text.vispe_allocation = {kind: axes.tolist() for kind, axes in allocated.items()}
     for kind, axes in allocated.items():
         device = text.vispe_rotary[kind].rates(text).device
         text.register_buffer(buffer_of(kind), axes.to(device), persistent=False)
     for layer, kind in zip(text.layers, kinds, strict=True):
-        layer.__class__ = positioned(type(layer), PositionedLayer)
+        layer.__class__ = converted_subclass(type(layer), PositionedLayer)
         layer.vispe_kind = kind
 
 
 def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
-    """Log where the frequencies of a model were cast to half precision before the conversion."""
+    """Log a warning where the frequencies of a model were cast to half precision before the conversion."""
     for rotary in rotaries.values():
         rates = rotary.rates(text)
         if rates.dtype.itemsize < 4:
-            off = 1e4 * torch.finfo(rates.dtype).eps / 2
-            # not a warning: the results are those of the stock model, which says nothing
+            error = 1e4 * torch.finfo(rates.dtype).eps / 2
+            # logged, not warned: the results are those of the stock model, which does not warn
             _logger.warning(
                 "%s: frequencies of the rotary embedding were cast to %s before the conversion, so angles at position "
                 "10,000 are off by up to %.0f radians, as in the stock model. Load the model with "
                 "from_pretrained(dtype=...), which leaves them in float32, or cast it after the conversion.",
                 type(text).__name__,
                 rates.dtype,
-                off,
+                error,
             )
             return
 
 
 def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
-    """Return the number of each scheme of layers, None of the one for all, the scheme, and which axis is its first."""
+    """Return (index, scheme, first axis) of each scheme of layers; the index is None for one scheme of all layers."""
     if isinstance(scheme, Layered):
         return [(number, *part) for number, part in enumerate(scheme.parts)]
     return [(None, scheme, 0)]
 
 
-def key_of(kind: str, number: int | None) -> str:
-    """Return what layers of a kind that take a scheme are called; the kind, where one scheme is for all."""
+def kind_key(kind: str, number: int | None) -> str:
+    """Return the key of layers of one kind and scheme; the kind itself where one scheme is used in all layers."""
     return kind if number is None else f"{kind}{number}"
 
 
 def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
-    """Return the number of the scheme of each layer, None where one is for all."""
+    """Return the index of the scheme of each layer; None where one scheme is used in all layers."""
     if not isinstance(scheme, Layered):
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
         raise OptionError(
-            f"Schemes for {len(scheme.layers.of_layer)} layers were given to a {type(text).__name__} with "
-            f"{len(text.layers)}; give one for each."
+            f"{type(text).__name__} needs one scheme for each of {len(text.layers)} layers, got schemes for "
+            f"{len(scheme.layers.of_layer)}."
         )
     return scheme.layers.of_layer
 
 
 def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
-    """Return `with_host_sections`, of each scheme."""
+    """Return the scheme after `with_host_sections`, applied to the scheme of each layer."""
     if not isinstance(scheme, Layered):
         return with_host_sections(scheme, inner, rotaries)
-    own = tuple(with_host_sections(part, inner, rotaries) for part in scheme.layers.schemes)
-    return Layered(LayerSchemes(own, scheme.layers.of_layer))
+    schemes = tuple(with_host_sections(part, inner, rotaries) for part in scheme.layers.schemes)
+    return Layered(LayerSchemes(schemes, scheme.layers.of_layer))
 
 
 def _allocations(
     scheme: Scheme, rotaries: dict[str, Rotary], heads: dict[str, int]
 ) -> tuple[dict[str, Tensor], bool]:
-    """Return the axis of each pair in each kind of layers, and whether text stays what it was in all of them."""
+    """Return the axis of each channel pair in each kind of layers, and whether text is encoded as before."""
     allocated: dict[str, Tensor] = {}
-    kept = True
+    unchanged = True
     for number, part, first in _parts(scheme):
         for kind, rotary in rotaries.items():
             axes = _allocated(part, rotary, heads[kind])
-            allocated[key_of(kind, number)] = torch.where(axes >= 0, axes + first, axes)
-            kept &= keeps_text(part, rotary.turning, heads[kind])
-    return allocated, kept
+            allocated[kind_key(kind, number)] = torch.where(axes >= 0, axes + first, axes)
+            unchanged &= keeps_text(part, rotary.num_rotated, heads[kind])
+    return allocated, unchanged
 
 
 def _allocated(scheme: Scheme, rotary: Rotary, heads: int) -> Tensor:
-    """Return the axis of each pair; those that the model does not turn have none."""
-    axes = scheme.allocation(rotary.turning, heads)
+    """Return the axis of each pair; `ZERO` for pairs that the model does not rotate."""
+    axes = scheme.allocation(rotary.num_rotated, heads)
     if not rotary.still:
         return axes
-    turning = [n for n in range(rotary.pairs) if n not in rotary.still]
-    every = axes.new_full((*axes.shape[:-1], rotary.pairs), ZERO)
-    every[..., turning] = axes
-    return every
+    rotated = [n for n in range(rotary.pairs) if n not in rotary.still]
+    padded = axes.new_full((*axes.shape[:-1], rotary.pairs), ZERO)
+    padded[..., rotated] = axes
+    return padded
 
 
-def _grouping(given: Any, parallel: Any) -> tuple[int, int]:
+def _grouping(self_extend: Any, parallel: Any) -> tuple[int, int]:
     """Return group and window, checked."""
     if parallel is not None:
         raise UnsupportedCombination(
-            f"parallel={parallel!r} and self_extend={given!r} each say how far tokens are apart; leave one of them out."
+            f"parallel and self_extend exclude each other, got parallel={parallel!r} and self_extend={self_extend!r}. "
+            "Omit one of them."
         )
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise OptionError(f"self_extend is a group and a window, such as (4, 1024), got {given!r}.")
-    check_grouping(*given)
-    return int(given[0]), int(given[1])
+    if not isinstance(self_extend, tuple | list) or len(self_extend) != 2:
+        raise OptionError(
+            f"self_extend must be a group and a window, such as (4, 1024), got {self_extend!r}."
+        )
+    check_grouping(*self_extend)
+    return int(self_extend[0]), int(self_extend[1])
 
 
 def _check_text(text: Any) -> tuple[dict[str, Rotary], dict[str, int]]:
-    """Return the rotary embeddings, one for each kind of layers, and the key heads of a language model."""
+    """Return the rotary embedding and the number of key heads for each kind of layers of a language model."""
     rotaries, layers = rotaries_of(text), getattr(text, "layers", None)
     if not layers:
-        raise UnsupportedHost(f"The language model {type(text).__name__} has no `layers`.")
+        raise UnsupportedHost(
+            f"Position schemes need a language model with `layers`, got {type(text).__name__} without."
+        )
     layer = stock_of(type(layers[0])) or type(layers[0])
     if "position_embeddings" not in inspect.signature(layer.forward).parameters:
-        raise UnsupportedHost(f"The decoder layer {layer.__name__} takes no `position_embeddings`.")
+        raise UnsupportedHost(
+            f"Position schemes need decoder layers with the argument `position_embeddings`, got {layer.__name__}."
+        )
     configs = dict.fromkeys(rotaries, text.config)
     if "" not in rotaries and hasattr(text.config, "per_layer_config"):
         kinds = kinds_of(text)
@@ -250,73 +265,73 @@ def _check_text(text: Any) -> tuple[dict[str, Rotary], dict[str, int]]:
 
 
 def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
-    """Raise unless all channels of a head turn, in the halves that logits of their own are made of."""
+    """Raise `UnsupportedHost` unless all channels of a head are rotated, in the layout of halves."""
     config = text.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if rotary.interleaved or 2 * rotary.pairs != width:
         raise UnsupportedHost(
-            f"{what} makes logits of heads whose halves are pairs and turn whole; in {type(text).__name__} "
-            f"{2 * rotary.pairs} of {width} channels turn, {rotary.layout}."
+            f"{what} needs heads whose channels are all rotated in the layout 'half', got {type(text).__name__} with "
+            f"{2 * rotary.pairs} of {width} channels rotated, {rotary.layout}."
         )
 
 
 def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
-    """Return the scheme with the sections that the model was trained with, where they mean the same."""
+    """Return the scheme with the sections of the host, where they have the same meaning."""
     host = getattr(text_of(inner).rotary_emb, "mrope_section", None)
     pairs = next(iter(rotaries.values())).pairs
     if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:
         return scheme
-    own = family_of(inner.config).own(inner.config)
-    if scheme.name != own.name or "sections" not in own.options():
+    stock = family_of(inner.config).own(inner.config)
+    if scheme.name != stock.name or "sections" not in stock.options():
         return scheme
-    # a configuration may end before the last axis, which then turns nothing
+    # configurations may omit sections of the last axes, which are then 0
     padded = (*host, *[0] * (3 - len(host)))
-    sections = own.options().get("sections") or padded
-    # axes in turn end with the pairs, and the host takes what it finds
+    sections = stock.options().get("sections") or padded
+    # interleaved axes may exceed the number of pairs, which the host clips
     over = any(axis + 3 * (sections[axis] - 1) >= pairs for axis in (1, 2))
     return create_scheme(
-        scheme, sections=sections, **({"clip": True} if over and "clip" in own.options() else {})
+        scheme, sections=sections, **({"clip": True} if over and "clip" in stock.options() else {})
     )
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
-    """Raise where a scheme counts on a table that the model does not have."""
+    """Raise `UnsupportedHost` where a scheme needs an additive table, which the model does not have."""
     if scheme.added:
         raise UnsupportedHost(
-            f"{scheme} leaves the axes {list(scheme.added)} to a table added to the tokens, which {name} does not "
-            "have; choose options under which they turn channels, such as rotate=both."
+            f"{scheme} encodes the axes {list(scheme.added)} by a table added to the tokens, which {name} does not "
+            "have. Use options with which they are rotated, such as rotate=both."
         )
 
 
 def _refuse_hooked(model: Any) -> None:
-    """Raise when a part whose class is exchanged carries methods of its own, which would hide those of the class.
+    """Raise `UnsupportedHost` when methods are patched on an instance, which would hide those of its new class.
 
-    Hooks that were taken off leave the method of the class behind on the instance; that is taken away.
+    Removed hooks of accelerate leave the method of the class on the instance; that attribute is deleted.
     """
     inner = inner_of(model)
     text = text_of(inner)
     parts = {text: ("forward",), inner: ("forward", *INDEX)}
     parts |= {} if model is inner else {model: GENERATION}
     parts |= dict.fromkeys(getattr(text, "layers", ()), ("forward",))
-    carried = [
+    patched = [
         (name, module, method)
         for name, module in model.named_modules()
         for method in parts.get(module, ())
         if method in vars(module)
     ]
-    for name, module, method in carried:
+    for name, module, method in patched:
         if getattr(vars(module)[method], "__func__", None) is not getattr(type(module), method):
             raise UnsupportedHost(
-                f"{name or type(model).__name__} has {method} replaced on the instance, as device_map does with "
-                "several devices, which hides what the class does; load the model without device_map, convert it, and "
-                "call accelerate.dispatch_model then. accelerate.hooks.remove_hook_from_submodules takes hooks off."
+                f"{name or type(model).__name__}: {method} is patched on the instance, as by device_map with several "
+                "devices, which would hide the method of the class. Load the model without device_map, convert it, and "
+                "call accelerate.dispatch_model afterwards; accelerate.hooks.remove_hook_from_submodules removes hooks."
             )
-    for _, module, method in carried:
+    for _, module, method in patched:
         delattr(module, method)
 
 
 def restore_vlm(model: nn.Module) -> None:
-    """Give a converted model its own classes back, in place.
+    """Restore the original classes of a converted model, in place.
 
     Raises:
         UnsupportedHost: the model is not converted.
@@ -324,13 +339,13 @@ def restore_vlm(model: nn.Module) -> None:
     inner = inner_of(model)
     if stock_of(type(inner)) is None:
         raise UnsupportedHost(
-            f"This {type(model).__name__} has its own position scheme; there is nothing to restore."
+            f"vispe.restore: the model must be converted, got {type(model).__name__} with its own position scheme."
         )
     _refuse_hooked(model)
     text = text_of(inner)
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
-    rope_in_attention.switch_off(text)
+    disable_late_rotation(text)
     for layer in text.layers:
         del layer.vispe_kind
     for kind in text.vispe_rotary:
@@ -346,48 +361,46 @@ def restore_vlm(model: nn.Module) -> None:
 
 
 def describe_vlm(model: nn.Module) -> str:
-    """Return what is attached where, in a few lines."""
+    """Return a summary of the conversion of a vision-language model."""
     inner: Any = inner_of(model)
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
     text = text_of(inner)
     lines = [
-        _allocation(part, first, _layers_of(kind, number, part), text.vispe_allocation[key_of(kind, number)])
+        _allocation(
+            part, first, _layers_of(kind, number, part), text.vispe_allocation[kind_key(kind, number)]
+        )
         for number, part, first in _parts(inner.vispe_scheme)
         for kind in dict.fromkeys(kinds_of(text))
     ]
-    where = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
+    rotated = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
-        f"{''.join(lines)}  turns {where}{_shown(text)}"
+        f"{''.join(lines)}  rotates {rotated}{_options_text(text)}"
     )
 
 
 def _layers_of(kind: str, number: int | None, scheme: Scheme) -> str:
-    """Return which layers are meant, in words; none where these are all."""
-    words = [*([kind] if kind else []), *([] if number is None else [scheme.name])]
-    return f" in layers of {' with '.join(words)}" if words else ""
+    """Return a description of some layers by kind and scheme; empty for all layers."""
+    names = [*([kind] if kind else []), *([] if number is None else [scheme.name])]
+    return f" in layers of {' with '.join(names)}" if names else ""
 
 
-def _allocation(scheme: Scheme, first: int, where: str, axes: list[Any]) -> str:
-    """Return which axis turns what in some layers, as a line; `first` is the first axis of their scheme."""
+def _allocation(scheme: Scheme, first: int, layers: str, axes: list[Any]) -> str:
+    """Return a line with the axis of each pair or head in some layers; `first` is the first axis of their scheme."""
     by_head = isinstance(axes[0], list)
     names = {-1: "-", 0: "t", 1: "h", 2: "w"} if scheme.axes == 3 else {-1: "-"}
     each = [row[0] for row in axes] if by_head else axes
-    own = [a - first if a >= 0 else a for a in each]
-    shown = " ".join(names.get(a, str(a)) for a in own)
-    still = any(a < 0 for row in (axes if by_head else [axes]) for a in row)
-    shown += " (-: not turned)" if still else ""
+    in_scheme = [a - first if a >= 0 else a for a in each]
+    line = " ".join(names.get(a, str(a)) for a in in_scheme)
+    unrotated = any(a < 0 for row in (axes if by_head else [axes]) for a in row)
+    line += " (-: not rotated)" if unrotated else ""
     unit = "key head" if by_head else "pair of channels, from the highest frequency"
-    return f"  axis of each {unit}{where}: {shown}\n"
+    return f"  axis of each {unit}{layers}: {line}\n"
 
 
-def _shown(text: Any) -> str:
-    """Return what a language model does beside its scheme, in words."""
+def _options_text(text: Any) -> str:
+    """Return a line with the options of a conversion besides the scheme, if any."""
     if text.vispe_extend is not None:
         return "\n  self_extend: groups of {} from {} positions on".format(*text.vispe_extend)
-    return (
-        ""
-        if text.vispe_beside is None
-        else f"\n  images that stand together have no order: {text.vispe_beside}"
-    )
+    return "" if text.vispe_beside is None else f"\n  adjacent images have no order: {text.vispe_beside}"

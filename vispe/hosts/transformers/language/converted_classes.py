@@ -1,7 +1,7 @@
-"""What the classes of a converted vision-language model do differently: four small subclasses.
+"""Mixins of the classes of converted vision-language models.
 
-The model inside turns tokens and grids into coordinates, once per call, and hands them to its language model as
-position ids; that turns them into cosines and sines for its layers. Nothing about a sequence is kept on a module.
+The model inside computes coordinates from tokens and grids, once per call, and passes them to its language model as
+position ids, which computes cosines and sines for its layers. Modules store no state of a sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from vispe.attention.precision import float32_buffers, restore_buffers
 from vispe.errors import InputError
-from vispe.hosts.transformers.language import rope_in_attention
 from vispe.hosts.transformers.language.call import (
     GRIDS,
     OFFSET,
@@ -25,38 +24,44 @@ from vispe.hosts.transformers.language.call import (
     SPAN,
     TABLE,
     Call,
-    Placed,
-    given,
-    place,
-    place_text,
+    CallPositions,
+    passed,
+    positions_of_call,
+    text_call_positions,
 )
 from vispe.hosts.transformers.language.families import family_of, text_of
 from vispe.hosts.transformers.language.kv_cache import (
     NextTokens,
     SequenceState,
-    by_key,
     check_filled_here,
     check_mask,
     state_after,
+    table_by_index,
     text_state,
     valid_tokens,
 )
-from vispe.hosts.transformers.language.pairwise_scores import Apart, extended, ordered, rates_of
-from vispe.hosts.transformers.language.parallel_sets import IDS, MARKS, Beside, joined, seen
+from vispe.hosts.transformers.language.pairwise_scores import PairwiseLogits, extended, ordered, rates_of
+from vispe.hosts.transformers.language.parallel_sets import (
+    ATTRIBUTES,
+    IDS,
+    Parallel,
+    append_attributes,
+    parallel_mask,
+)
 from vispe.hosts.transformers.language.position_assignment import (
     OWN,
     STEPS,
+    DeferredPositions,
     Step,
-    Waiting,
+    cache_class,
     call_of,
-    keep,
-    kept_class,
+    is_deferred,
     open_cache,
     step_of,
-    waits,
+    store_state,
 )
 from vispe.hosts.transformers.language.position_ids import TokenPositions
-from vispe.hosts.transformers.language.rope_in_attention import LATE, LateRotation
+from vispe.hosts.transformers.language.rope_in_attention import LATE, LateRotation, ensure_late_rotation
 from vispe.hosts.transformers.language.rotary_detection import Rotary
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.packed_samples import (
@@ -67,49 +72,51 @@ from vispe.hosts.transformers.packed_samples import (
     samples_of,
 )
 from vispe.hosts.transformers.saving.peft_adapters import virtual_tokens
-from vispe.hosts.transformers.signature import by_name, like_stock, order_of, signed_like_stock
+from vispe.hosts.transformers.signature import by_name, copy_signature_only, copy_signatures, positional_names
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme, tables
 
-ROTATION = "vispe_rotation"  # cosines and sines, from the language model to its layers
-PLACED = "vispe_placed"  # keys and coordinates, past a model that makes masks of its position ids
+ROTATION = "vispe_rotation"  # keyword: cosines and sines, from the language model to its layers
+POSITIONS = "vispe_placed"  # keyword: positions, in models that create masks from ordinary position ids
 
 
 def buffer_of(kind: str) -> str:
-    """Return the name of the buffer that has the axis of each pair in layers of a kind."""
+    """Return the name of the buffer with the axis of each channel pair, in layers of one kind."""
     return f"vispe_axis_of_pair_{kind}" if kind else "vispe_axis_of_pair"
 
 
 class PositionedGeneration:
-    """The model with a head: it starts generation with ordinary ids, and with the coordinates of the prompt."""
+    """The model with a head: generation starts with ordinary ids, and with the coordinates of the prompt."""
 
     def _prepare_position_ids_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]
     ) -> Tensor:
         from transformers import GenerationMixin
 
-        keys = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
-        self._place_prompt(inputs_tensor, keys, model_kwargs)
-        return keys
+        token_index = GenerationMixin._prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs)  # type: ignore[arg-type]
+        self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
+        return token_index
 
     def _maybe_prepare_encoder_kwargs_for_generation(
         self, inputs_tensor: Tensor, model_kwargs: dict[str, Any], *rest: Any
     ) -> dict[str, Any]:
-        """Place the pictures of a prompt that has ids of its own: the host encodes them next and drops their sizes."""
-        keys, cache = model_kwargs.get("position_ids"), cache_of(model_kwargs)
-        begins = cache is None or not cache.get_seq_length()
+        """Compute the positions of a prompt with ids of the caller, before the host encodes images and drops sizes."""
+        token_index, cache = model_kwargs.get("position_ids"), cache_of(model_kwargs)
+        starts = cache is None or not cache.get_seq_length()
         raw = (
-            begins
+            starts
             and TABLE not in model_kwargs
-            and given(model_kwargs, "pixel_values", "pixel_values_videos")
+            and passed(model_kwargs, "pixel_values", "pixel_values_videos")
         )
-        if raw and keys is not None and keys.ndim == 2:
-            self._place_prompt(inputs_tensor, keys, model_kwargs)
+        if raw and token_index is not None and token_index.ndim == 2:
+            self._add_prompt_positions(inputs_tensor, token_index, model_kwargs)
         return super()._maybe_prepare_encoder_kwargs_for_generation(inputs_tensor, model_kwargs, *rest)  # type: ignore[misc]
 
-    def _place_prompt(self, inputs_tensor: Tensor, keys: Tensor, model_kwargs: dict[str, Any]) -> None:
-        """Add the coordinates of a prompt with pictures, by key, to the arguments that generation hands on."""
-        if not given(model_kwargs, *PIXELS, *GRIDS, IDS):
+    def _add_prompt_positions(
+        self, inputs_tensor: Tensor, token_index: Tensor, model_kwargs: dict[str, Any]
+    ) -> None:
+        """Add the table of coordinates of a prompt with images to the keyword arguments of generation."""
+        if not passed(model_kwargs, *PIXELS, *GRIDS, IDS):
             return
         cache, mask = cache_of(model_kwargs), model_kwargs.get("attention_mask")
         state: SequenceState | None = getattr(cache, "vispe_state", None)
@@ -117,41 +124,43 @@ class PositionedGeneration:
             check_filled_here(cache)
         if mask is not None and mask.ndim == 2:
             check_mask(mask, f"{type(self).__name__}.generate", PACKED)
-        seen = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
-        new = keys.expand(len(inputs_tensor), -1)[:, seen:]
-        if state is None and (virtual := virtual_tokens(self)):  # the prompt follows text without input_ids
+        cached = 0 if state is None else int(cache.get_seq_length())  # type: ignore[union-attr]
+        new = token_index.expand(len(inputs_tensor), -1)[:, cached:]
+        if state is None and (
+            virtual := virtual_tokens(self)
+        ):  # prompt tuning: text without input_ids precedes
             new = new + virtual
             state = text_state(len(new), new.device)
-        call = self._call_of(inputs_tensor, model_kwargs, seen, new.shape[1])
-        # grids of pictures that the cache holds already
-        if seen and not given(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
+        call = self._call_of(inputs_tensor, model_kwargs, cached, new.shape[1])
+        # the grids may be those of images already in the cache
+        if cached and not passed(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
             return
         valid = valid_tokens(new, mask)
         coordinates = call.coordinates(new, valid, state)
-        table, span = by_key(coordinates.ids, new, valid)
+        table, span = table_by_index(coordinates.ids, new, valid)
         model_kwargs.update({TABLE: table, SPAN: span, OFFSET: state_after(coordinates, new, valid).offset})
-        if call.marks is not None:
-            model_kwargs[MARKS] = by_key(call.marks, new, valid)[0]
+        if call.token_attributes is not None:
+            model_kwargs[ATTRIBUTES] = table_by_index(call.token_attributes, new, valid)[0]
         for name in ("tile_grids", IDS):
             model_kwargs.pop(name, None)
 
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], *rest: Any, **more: Any
     ) -> dict[str, Any]:
-        """Go on from coordinates that were given as the scheme does; the host adds 1 on every axis."""
-        given = model_kwargs.get("position_ids")
+        """Continue coordinates of the caller by the scheme; the host would add 1 on every axis."""
+        position_ids = model_kwargs.get("position_ids")
         updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *rest, **more)  # type: ignore[misc]
-        if given is None or given.ndim != 3:
+        if position_ids is None or position_ids.ndim != 3:
             return updated
         scheme: Scheme = self.model.vispe_scheme  # type: ignore[attr-defined]
-        every, length = updated["position_ids"].clone(), given.shape[-1]
-        axes = every[-scheme.axes :]
-        steps = torch.arange(1, every.shape[-1] - length + 1, device=every.device)
-        axes[..., length:] = scheme.going_on(steps, scheme.counter(axes[..., length - 1].double())).to(every)
-        return {**updated, "position_ids": every}
+        ids, length = updated["position_ids"].clone(), position_ids.shape[-1]
+        axes = ids[-scheme.axes :]
+        steps = torch.arange(1, ids.shape[-1] - length + 1, device=ids.device)
+        axes[..., length:] = scheme.going_on(steps, scheme.counter(axes[..., length - 1].double())).to(ids)
+        return {**updated, "position_ids": ids}
 
-    def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], seen: int, length: int) -> Call:
-        """Return the call that generation starts with: the last tokens, `length` of them."""
+    def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int) -> Call:
+        """Return the first call of generation, with the last `length` tokens."""
         ids, embeds = (inputs, None) if inputs.ndim == 2 else (None, inputs)
         if embeds is not None and (named := model_kwargs.get("input_ids")) is not None and named.shape[1]:
             ids = named
@@ -160,139 +169,141 @@ class PositionedGeneration:
             self.model,  # type: ignore[attr-defined]
             None if ids is None else ids[:, -length:],
             None if embeds is None else embeds[:, -length:],
-            None if types is None else types[:, seen:],
+            None if types is None else types[:, cached:],
             mask,
             cache_of(model_kwargs),
             model_kwargs,
         )
 
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
-        """Check what generation was given; it does not know what the model inside takes beside."""
+        """Check the keyword arguments of generation, except those that only the converted model accepts."""
         super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k != IDS})  # type: ignore[misc]
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the prompt by key from an assistant: it has its own model, and reads tokens and grids itself."""
-        own = (TABLE, SPAN, OFFSET, MARKS)
-        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in own}
+        """Remove the table of the prompt from the arguments of an assistant model, which computes its own."""
+        ours = (TABLE, SPAN, OFFSET, ATTRIBUTES)
+        kwargs["model_kwargs"] = {k: v for k, v in kwargs["model_kwargs"].items() if k not in ours}
         return super()._get_candidate_generator(*args, **kwargs)  # type: ignore[misc]
 
 
 class PositionedModel:
-    """The model inside: it knows the scheme."""
+    """The model inside, with the scheme."""
 
     vispe_scheme: Scheme
     vispe_number: int
-    vispe_typed: ClassVar[bool] = False  # whether the model of before takes mm_token_type_ids
-    vispe_cache: ClassVar[str]  # what it calls its cache
-    vispe_order: ClassVar[tuple[str, ...]]  # its arguments by place
+    vispe_typed: ClassVar[bool] = False  # whether the stock model accepts mm_token_type_ids
+    vispe_cache: ClassVar[str]  # its name of the cache argument
+    vispe_order: ClassVar[tuple[str, ...]]  # names of its positional arguments
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy, which compiled programs find by a number of its own."""
+        """Restore the state of a copy, which gets a number of its own for compiled programs."""
         super().__setstate__(state)  # type: ignore[misc]
         numbered(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signature of the class that is replaced."""
+        """Copy the signature from the stock class."""
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "vispe_stock"):
             more = dict.fromkeys(("mm_token_type_ids", "tile_grids", IDS), Tensor | None)
-            signed_like_stock(cls, "forward", **more)
+            copy_signature_only(cls, "forward", **more)
             stock = cls.vispe_stock.forward  # type: ignore[attr-defined]
             named = inspect.signature(stock).parameters
             cls.vispe_typed = "mm_token_type_ids" in named
             cls.vispe_cache = next(name for name in CACHE_NAMES if name in named)
-            cls.vispe_order = order_of(stock)
+            cls.vispe_order = positional_names(stock)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model with the coordinates of its scheme.
 
         Args:
-            *args: arguments by place, as the model of before takes them.
-            **kwargs: what the model of before takes, such as the cache of what came before, which remembers where the
-                sequences stand. `position_ids` are ordinary ids (b, s), where one that does not go on by 1 starts a
-                packed sample; or coordinates (axes, b, s), as `get_rope_index` gives them, or both (1 + axes, b, s).
-                `mm_token_type_ids` (b, s), 0 text, 1 image, 2 video, are only read where there are no `input_ids`;
-                without both, pictures are where `inputs_embeds` has the embedding of their token. Besides:
-                `tile_grids`, rows and columns of the tiles of each image (n, 2), for models that cut images into tiles;
-                and `parallel_ids` (b, s), the member of each token that stands side by side with others, -1 outside,
-                for models converted with `parallel`.
+            *args: positional arguments of the stock model.
+            **kwargs: keyword arguments of the stock model; the KV cache stores the decode state. `position_ids` are
+                ordinary ids (b, s), where an id that is not the previous one plus 1 starts a packed sample; or
+                coordinates (axes, b, s), as returned by `get_rope_index`; or both (1 + axes, b, s).
+                `mm_token_type_ids` (b, s), 0 text, 1 image, 2 video, are only used without `input_ids`; without both,
+                image tokens are those with the embedding of an image placeholder in `inputs_embeds`. Additional
+                arguments: `tile_grids`, rows and columns of the tiles of each image (n, 2), for models with tiled
+                images; and `parallel_ids` (b, s), the member of each token in a parallel set, -1 outside, for models
+                converted with `parallel`.
+
+        Raises:
+            InputError, ShapeError: tokens, grids, masks and position ids do not match.
         """
         named = by_name(f"{type(self).__qualname__}.forward", self.vispe_order, args, kwargs)
         call = call_of(self, named)
-        kept = {name: named[name] for name in named if name not in OWN and name not in CACHE_NAMES}
-        host = kept | {self.vispe_cache: call.cache}
+        host = {name: named[name] for name in named if name not in OWN and name not in CACHE_NAMES}
+        host |= {self.vispe_cache: call.cache}
         if not self.vispe_typed:
             host.pop("mm_token_type_ids", None)
         position_ids = named.get("position_ids")
         if (step := step_of(call, position_ids)) is not None:
             host["position_ids"] = step
             if family_of(self.config).masks:  # type: ignore[attr-defined]
-                host[PLACED], host["position_ids"] = step, step.keys
+                host[POSITIONS], host["position_ids"] = step, step.token_index
             return super().forward(**host)  # type: ignore[misc]
-        if waits(call, position_ids):
-            waiting = Waiting(call, position_ids)
+        if is_deferred(call, position_ids):
+            deferred = DeferredPositions(call, position_ids)
             try:
-                return super().forward(**host | {"position_ids": waiting})  # type: ignore[misc]
+                return super().forward(**host | {"position_ids": deferred})  # type: ignore[misc]
             except Exception:
-                if not waiting.tried:
-                    waiting.place()  # what is wrong with the call is said before what the model says
+                if not deferred.computed:
+                    deferred.compute()  # errors in the arguments take precedence over those of the model
                 raise
-        placed = place(call, position_ids)
-        host["position_ids"] = _positions(placed)
+        positions = positions_of_call(call, position_ids)
+        host["position_ids"] = _token_positions(positions)
         if family_of(self.config).masks:  # type: ignore[attr-defined]
-            host[PLACED], host["position_ids"] = host["position_ids"], placed.keys
-            if placed.packed:
-                # image blocks are found by index, which ids that restart would hide from the host
-                host[SAMPLES] = samples_of(placed.keys)
-                host["position_ids"] = torch.arange(placed.keys.shape[1], device=placed.keys.device)[None]
+            host[POSITIONS], host["position_ids"] = host["position_ids"], positions.token_index
+            if positions.packed:
+                # the host locates image blocks by position id, so ids that restart would merge blocks
+                host[SAMPLES] = samples_of(positions.token_index)
+                length = positions.token_index.shape[1]
+                host["position_ids"] = torch.arange(length, device=positions.token_index.device)[None]
         outputs = super().forward(**host)  # type: ignore[misc]
-        keep(text_of(self), call.cache, outputs, placed)
+        store_state(text_of(self), call.cache, outputs, positions)
         return outputs
 
 
-def _positions(placed: Placed) -> TokenPositions:
-    return TokenPositions(placed.keys, placed.ids, placed.marks)
+def _token_positions(positions: CallPositions) -> TokenPositions:
+    return TokenPositions(positions.token_index, positions.ids, positions.token_attributes)
 
 
 class PositionedText:
-    """The language model: it hands its layers the rotation of the scheme."""
+    """The language model, which passes the rotation of the scheme to its layers."""
 
-    vispe_allocation: dict[str, list[Any]]  # of each kind of layers, what its buffer has, in plain numbers
+    vispe_allocation: dict[str, list[Any]]  # values of the buffer of each kind of layers, as plain numbers
     vispe_late: bool
     vispe_given_scheme: Scheme
-    vispe_rotary: dict[str, Rotary]  # of each kind of layers
-    vispe_beside: Beside | None
+    vispe_rotary: dict[str, Rotary]  # for each kind of layers
+    vispe_beside: Parallel | None
     vispe_extend: tuple[int, int] | None
-    vispe_kept: ClassVar[
-        type | None
-    ]  # the class of a cache that it opens; None where the host opens another kind
+    vispe_kept: ClassVar[type | None]  # the class of the caches that it creates; None for unsupported classes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signature of the class that is replaced."""
+        """Copy the signature from the stock class."""
         super().__init_subclass__(**kwargs)
-        like_stock(cls, "forward")
+        copy_signatures(cls, "forward")
         if hasattr(cls, "vispe_stock"):
-            cls.vispe_kept = kept_class(cls.vispe_stock)
+            cls.vispe_kept = cache_class(cls.vispe_stock)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move or cast the model: frequencies stay in float32.
+        """Move or cast the model; frequencies stay in float32.
 
-        The allocation is written again, as `to_empty` leaves buffers without values.
+        The allocation is written again, as `to_empty` creates buffers without values.
         """
-        before = [(module, float32_buffers(module, "inv_freq")) for module in self.modules()]  # type: ignore[attr-defined]
-        moved = super()._apply(fn, recurse)  # type: ignore[misc]
-        for module, buffers in before:
+        frequencies = [(module, float32_buffers(module, "inv_freq")) for module in self.modules()]  # type: ignore[attr-defined]
+        result = super()._apply(fn, recurse)  # type: ignore[misc]
+        for module, buffers in frequencies:
             restore_buffers(module, buffers)
-        self._fill()
-        return moved
+        self._write_allocation()
+        return result
 
     def _init_weights(self, module: Any) -> None:
-        """Initialise a module; of this one, what is no weight, as the host does for its own buffers."""
+        """Initialise a module, and the buffers of the language model itself."""
         super()._init_weights(module)  # type: ignore[misc]
         if module is self:
-            self._fill()
+            self._write_allocation()
 
-    def _fill(self) -> None:
+    def _write_allocation(self) -> None:
         """Write the allocations into their buffers."""
         for kind, axes in self.vispe_allocation.items():
             buffer: Tensor = getattr(self, buffer_of(kind))
@@ -301,75 +312,88 @@ class PositionedText:
 
     @property
     def vispe_scheme(self) -> Scheme:
-        """The scheme; not an attribute, as the record of a conversion lists the modules that have one."""
+        """The scheme; not an instance attribute, as `saving.record` lists the modules with one."""
         return self.vispe_given_scheme
 
     def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
-        """Run the model, on the positions that the model around it hands down, or alone.
+        """Run the language model, with positions from the model around it, or alone.
 
         Args:
-            *args: arguments by position, as the stock language model takes them.
-            position_ids: `TokenPositions` or `Waiting` from the model around it. Called alone: ordinary ids (b, s), of
-                text; coordinates (axes, b, s); both (1 + axes, b, s); or None for text that is counted from 0, or goes
-                on after what is in the cache.
-            **kwargs: what the stock language model takes.
+            *args: positional arguments of the stock language model.
+            position_ids: positions from the model around it. Called alone: ordinary ids (b, s) of text; coordinates
+                (axes, b, s); both (1 + axes, b, s); or None for text that starts at 0 or follows cached tokens.
+            **kwargs: keyword arguments of the stock language model.
+
+        Raises:
+            InputError, ShapeError: tokens, masks and position ids do not match.
         """
         tokens = [kwargs.get(name) for name in ("input_ids", "inputs_embeds")]
         if (tokens[0] is None) == (tokens[1] is None):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]  # the host refuses both and neither
+            return super().forward(*args, **kwargs)  # type: ignore[misc]  # the host rejects both and neither
         if self.vispe_late:
-            rope_in_attention.keep_on(self)
-        positions, placed, cache = kwargs.pop(PLACED, position_ids), None, cache_of(kwargs)
+            ensure_late_rotation(self)
+        positions, computed, cache = kwargs.pop(POSITIONS, position_ids), None, cache_of(kwargs)
         if isinstance(positions, Step):
             kwargs[ROTATION] = self._rotation_of_step(positions, kwargs["inputs_embeds"])
-            return super().forward(*args, position_ids=self._host_ids(positions.keys), **kwargs)  # type: ignore[misc]
-        # ids that are counted here do not restart, so every row is one sample
-        asked = positions.position_ids if isinstance(positions, Waiting) else positions
+            return super().forward(*args, position_ids=self._host_ids(positions.token_index), **kwargs)  # type: ignore[misc]
+        # only ids of the caller can restart, that is, pack several samples into a row
+        of_caller = positions.position_ids if isinstance(positions, DeferredPositions) else positions
         if not isinstance(positions, TokenPositions):
-            waiting = isinstance(positions, Waiting)
-            placed = positions.place() if waiting else place_text(call_of(self, kwargs), positions)
-            positions, cache = _positions(placed), open_cache(self, kwargs)
+            deferred = isinstance(positions, DeferredPositions)
+            computed = (
+                positions.compute() if deferred else text_call_positions(call_of(self, kwargs), positions)
+            )
+            positions, cache = _token_positions(computed), open_cache(self, kwargs)
         like = self.get_input_embeddings().weight if tokens[1] is None else tokens[1]  # type: ignore[attr-defined]
         positions = positions.to(like.device)
-        keys, ids, marks = positions.keys, positions.coordinates, positions.marks
+        token_index, ids, token_attributes = (
+            positions.token_index,
+            positions.coordinates,
+            positions.token_attributes,
+        )
         state: SequenceState | None = getattr(cache, "vispe_state", None)
         samples = kwargs.pop(SAMPLES, None)
-        if asked is not None and samples is None and state is None and kwargs.get("attention_mask") is None:
-            samples = samples_of(keys)
+        unmasked = kwargs.get("attention_mask") is None
+        if of_caller is not None and samples is None and state is None and unmasked:
+            samples = samples_of(token_index)
         if samples is not None:
             kwargs.update(flash_arguments(self, samples))
             kwargs[SAMPLES] = samples
-        made = {kind: self._turned(kind, ids, marks, state, like.dtype) for kind in self.vispe_rotary}
-        rotation, late = ({kind: both[n] for kind, both in made.items()} for n in (0, 1))
+        both = {
+            kind: self._rotation(kind, ids, token_attributes, state, like.dtype) for kind in self.vispe_rotary
+        }
+        rotation, late = ({kind: pair[n] for kind, pair in both.items()} for n in (0, 1))
         kwargs[ROTATION] = rotation.get("", rotation)
         if self.vispe_late:
             kwargs[LATE] = late.get("", late)
-        outputs = super().forward(*args, position_ids=self._host_ids(keys), **kwargs)  # type: ignore[misc]
-        if placed is not None:
-            keep(self, cache, outputs, placed)
+        outputs = super().forward(*args, position_ids=self._host_ids(token_index), **kwargs)  # type: ignore[misc]
+        if computed is not None:
+            store_state(self, cache, outputs, computed)
         return outputs
 
-    def _host_ids(self, keys: Tensor) -> Tensor:
-        """Return keys (b, s) in the rows of position ids that the stock class takes."""
+    def _host_ids(self, token_index: Tensor) -> Tensor:
+        """Return token indices (b, s) with the number of rows that the stock class expects."""
         rows = next(iter(self.vispe_rotary.values())).rows
-        return keys if rows == 1 else keys.expand(rows, *keys.shape)
+        return token_index if rows == 1 else token_index.expand(rows, *token_index.shape)
 
     def _rotation_of_step(self, step: Step, embeds: Tensor) -> Any:
-        """Return the cosines and sines of one text token for each kind of layers, computed for many at once."""
-        known = step.upcoming()
-        if known is None or any(
+        """Return the cosines and sines of one text token for each kind of layers, computed for `STEPS` tokens."""
+        cached = step.upcoming()
+        if cached is None or any(
             cos.device != embeds.device or (cos.dtype != embeds.dtype and not self.vispe_rotary[kind].full)
-            for kind, (cos, _) in known.rotation.items()
+            for kind, (cos, _) in cached.rotation.items()
         ):
-            # a cache may be used outside of inference mode later
+            # the cache may be used outside inference mode later
             with torch.inference_mode(False), torch.no_grad():
-                keys = step.keys + torch.arange(STEPS, device=step.keys.device)
-                ids = step.scheme.going_on(keys, step.offset).to(embeds.device)
-                made = {k: self._turned(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_rotary}
-            known = NextTokens(step.scheme, keys, step.offset, step.length, made)
-            step.state.upcoming = known
-        at = step.length - known.length
-        rotation = {k: (c[:, at : at + 1], s[:, at : at + 1]) for k, (c, s) in known.rotation.items()}
+                token_index = step.token_index + torch.arange(STEPS, device=step.token_index.device)
+                ids = step.scheme.going_on(token_index, step.offset).to(embeds.device)
+                tables = {
+                    k: self._rotation(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_rotary
+                }
+            cached = NextTokens(step.scheme, token_index, step.offset, step.length, tables)
+            step.state.upcoming = cached
+        i = step.length - cached.length
+        rotation = {k: (c[:, i : i + 1], s[:, i : i + 1]) for k, (c, s) in cached.rotation.items()}
         return rotation.get("", rotation)
 
     def _maybe_slice_kv_shared_inputs(
@@ -381,7 +405,7 @@ class PositionedText:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Take some tokens for layers that share keys (Gemma 4): with them, their part of rotation and masks."""
+        """Select the tokens of layers that share keys (Gemma 4), with their rotations and masks."""
         samples: Samples | None = kwargs.get(SAMPLES)
         if samples is not None:
             kinds, cache, dtype = self.config.layer_types, cache_of(kwargs), hidden_states.dtype  # type: ignore[attr-defined]
@@ -389,46 +413,54 @@ class PositionedText:
             masks = {
                 kind: isolated(mask, samples, layers[kind], cache, dtype) for kind, mask in masks.items()
             }
-        given = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), masks, *args
-        return super()._maybe_slice_kv_shared_inputs(*given, **kwargs)  # type: ignore[misc]
+        inputs = hidden_states, per_layer_inputs, kwargs.get(ROTATION, position_embeddings), masks, *args
+        return super()._maybe_slice_kv_shared_inputs(*inputs, **kwargs)  # type: ignore[misc]
 
-    def _turned(
-        self, kind: str, ids: Tensor, marks: Tensor | None, state: SequenceState | None, dtype: torch.dtype
+    def _rotation(
+        self,
+        kind: str,
+        ids: Tensor,
+        token_attributes: Tensor | None,
+        state: SequenceState | None,
+        dtype: torch.dtype,
     ) -> tuple[tuple[Tensor, Tensor], LateRotation | None]:
-        """Return what layers of a kind turn by, and what their attention does; in its place where that turns."""
-        own = self.vispe_rotary[kind]
-        pairs = {"frequencies": own.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
-        factor, dtype = own.scaling(self), torch.float32 if own.full else dtype
-        turned = partial(tables, **pairs, scaling=factor, dtype=dtype)
-        cos, sin = turned(ids)
+        """Return cosines and sines for layers of a kind, and the late rotation of their attention, if enabled."""
+        rotary = self.vispe_rotary[kind]
+        pairs = {"frequencies": rotary.rates(self), "axis_of_pair": getattr(self, buffer_of(kind))}
+        factor, dtype = rotary.scaling(self), torch.float32 if rotary.full else dtype
+        tables_at = partial(tables, **pairs, scaling=factor, dtype=dtype)
+        cos, sin = tables_at(ids)
         if not self.vispe_late:
-            return (own.wide(cos), own.wide(sin)), None
+            return (rotary.expand(cos), rotary.expand(sin)), None
         past = None if state is None else state.ids
-        every = (cos, sin) if past is None else turned(torch.cat([past, ids], 2))
-        apart = self._apart(ids, marks, state, factor, **pairs)
-        late = LateRotation(_with_heads(cos, sin), _with_heads(*every), *apart, own.layout)
-        still = (1, 1, 2 * own.pairs)
-        return (cos.new_ones(still), cos.new_zeros(still)), late  # the host turns nothing
+        of_keys = (cos, sin) if past is None else tables_at(torch.cat([past, ids], 2))
+        pairwise = self._pairwise(ids, token_attributes, state, factor, **pairs)
+        late = LateRotation(_with_heads(cos, sin), _with_heads(*of_keys), *pairwise, rotary.layout)
+        identity = (1, 1, 2 * rotary.pairs)
+        # the host's own rotation becomes the identity
+        return (cos.new_ones(identity), cos.new_zeros(identity)), late
 
-    def _apart(
+    def _pairwise(
         self,
         ids: Tensor,
-        marks: Tensor | None,
+        token_attributes: Tensor | None,
         state: SequenceState | None,
         factor: float,
         frequencies: Tensor,
         axis_of_pair: Tensor,
-    ) -> tuple[Tensor | None, Apart | None]:
-        """Return the mask of tokens that stand side by side, and how logits are made other than by one rotation."""
-        every = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
-        at = ids.movedim(0, -1), every.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
+    ) -> tuple[Tensor | None, PairwiseLogits | None]:
+        """Return the mask of parallel sets, and the arguments of pairwise logits; None where there are none."""
+        of_keys = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
+        common = ids.movedim(0, -1), of_keys.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
         if self.vispe_extend is not None:
-            return None, extended(*at, factor, *self.vispe_extend)
-        if marks is None:
+            return None, extended(*common, factor, *self.vispe_extend)
+        if token_attributes is None:
             return None, None
-        marks = joined(None if state is None else state.marks, marks)
-        mask = seen(marks, ids.shape[2])
-        return mask, ordered(*at, factor, marks) if self.vispe_beside == "pine" else None
+        token_attributes = append_attributes(
+            None if state is None else state.token_attributes, token_attributes
+        )
+        mask = parallel_mask(token_attributes, ids.shape[2])
+        return mask, ordered(*common, factor, token_attributes) if self.vispe_beside == "pine" else None
 
 
 def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -436,52 +468,52 @@ def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PositionedLayer:
-    """A decoder layer: it turns queries and keys by what the language model hands down."""
+    """A decoder layer, which rotates queries and keys by the cosines and sines of the language model."""
 
     vispe_kind: str
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signature of the class that is replaced; checkpointing goes around all of it, so it comes last."""
-        like_stock(cls, "forward")
+        """Copy the signature from the stock class, before checkpointing wraps the method."""
+        copy_signatures(cls, "forward")
         super().__init_subclass__(**kwargs)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer with the rotation that the language model hands down.
+        """Run the layer with the rotation of the language model.
 
-        Called alone, with the rotation in `position_embeddings`, as the stock layer.
+        Called directly, it needs the rotation in `position_embeddings`, as the stock layer.
 
         Raises:
-            InputError: there is neither; or there is a cache whose keys have no rotation.
+            InputError: there is no rotation, or the cache contains unrotated keys.
         """
         rotation, late = kwargs.pop(ROTATION, None), kwargs.get(LATE)
         if rotation is None:
             self._check_alone(kwargs)
             return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
         samples: Samples | None = kwargs.pop(SAMPLES, None)
-        # layers that share keys may be given the last tokens only, and masks of these; Gemma 3n stacks its inputs
+        # layers that share keys may get the last tokens only, with their masks; Gemma 3n stacks its inputs
         if samples is not None and samples.number.shape[1] == hidden_states.shape[-2]:
             kwargs["attention_mask"] = isolated(
                 kwargs.get("attention_mask"), samples, self, cache_of(kwargs), hidden_states.dtype
             )
         if isinstance(rotation, dict):
-            given, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
-            # layers that share keys may be given some tokens only, and with them the rotation of these
-            rotation = given if given[0].shape[1] < rotation[0].shape[1] else rotation
+            selected, rotation = kwargs["position_embeddings"], rotation[self.vispe_kind]
+            # layers that share keys may get some tokens only, with their rotation
+            rotation = selected if selected[0].shape[1] < rotation[0].shape[1] else rotation
         kwargs["position_embeddings"] = rotation
         if isinstance(late, dict):
             kwargs[LATE] = late[self.vispe_kind]
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
     def _check_alone(self, kwargs: dict[str, Any]) -> None:
-        """Raise `InputError` where a call of the layer alone lacks its rotation, or has the wrong cache for it."""
+        """Raise `InputError` where a direct call of the layer has no rotation, or a cache of unrotated keys."""
         if kwargs.get("position_embeddings") is None:
             raise InputError(
-                f"{type(self).__qualname__}: position_embeddings are missing, got None. Give the cosines and sines "
-                "that the rotary embedding of the language model returns, or call the language model."
+                f"{type(self).__qualname__}: position_embeddings are missing, got None. Pass the cosines and sines "
+                "returned by the rotary embedding of the language model, or call the language model."
             )
         state: SequenceState | None = getattr(cache_of(kwargs), "vispe_state", None)
         if state is not None and state.ids is not None:
             raise InputError(
-                f"{type(self).__qualname__}: the cache holds keys without rotation, which only the attention of the "
-                "language model rotates, got a layer called alone. Call the language model, or leave the cache out."
+                f"{type(self).__qualname__}: the cache contains unrotated keys, which only the attention of the "
+                "language model rotates, got a direct call of a layer. Call the language model, or omit the cache."
             )

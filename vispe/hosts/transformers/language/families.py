@@ -1,7 +1,7 @@
-"""Families of vision-language models: what a model type says of its pictures, and the scheme that it was trained with.
+"""Families of vision-language models: how image sizes are passed, and the scheme that the models were trained with.
 
-The language model itself is looked at, not looked up: how many rows of ids it takes, which channels are pairs, and in
-which order their frequencies stand. What no module says stands here, a line for each family.
+Properties of the language model itself are detected in `rotary`; this table contains what cannot be detected, one line
+per model type.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Literal
 from vispe.multimodal import Scheme, create_scheme
 
 Pictures = Literal["grids", "squares", "sizes", "runs", "places", "patches", "regions", "tiles", "one_vision"]
-"""What says how large a picture is: grids of the call; the configuration, all are squares of one size (`'squares'`);
-sizes of images in pixels, where they are given, whose rows may end in a token (`'sizes'`); tokens, of which every tile
-has as many (`'runs'`); the place of every patch (`'places'`); how many patches they have before these are merged
-(`'patches'`); grids of the small and the whole image (`'regions'`); or sizes and the tiles that images are cut into,
-with one small copy (`'tiles'`, and with a limit `'one_vision'`)."""
+"""How the sizes of images are determined: from grids in the call (`'grids'`); from the configuration, all squares of
+one size (`'squares'`); from sizes in pixels, if passed, with an optional token after each row (`'sizes'`); from the
+number of tokens, equal for all tiles (`'runs'`); from the position of every patch (`'places'`); from the number of
+patches before merging (`'patches'`); from grids of the thumbnail and the image (`'regions'`); or from sizes and tiles,
+with one thumbnail (`'tiles'`, and with an upper bound `'one_vision'`)."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Family:
     """A family of models.
 
     Attributes:
-        pictures: which rule finds the pictures of a call.
-        own: the scheme that its models were trained with, by their configuration; with it nothing changes.
-        frames_apart: frames of a video are blocks of their own, with the time of each in words between them.
-        framed: frames are made of the token of images, and markers around say that they are a video.
-        masks: the model around the language model makes masks itself, from ordinary ids.
+        pictures: how the sizes of images are determined.
+        own: function from a configuration to the scheme that the model was trained with.
+        frames_apart: whether the frames of a video are separate blocks, with timestamps as text between them.
+        framed: whether video frames consist of image tokens, between markers of a video.
+        masks: whether the model around the language model creates masks itself, from ordinary position ids.
     """
 
     pictures: Pictures
@@ -104,7 +104,7 @@ def text_of(inner: Any) -> Any:
     """Return the language model inside a model without its head, or None."""
     if hasattr(inner, "language_model"):
         return inner.language_model
-    # a text tower is called text_model elsewhere
+    # text_model is also the text tower of other models, such as CLIP
     known = getattr(getattr(inner, "config", None), "model_type", None) in FAMILIES
     return getattr(inner, "text_model", None) if known else None
 
@@ -115,5 +115,5 @@ def inner_of(model: Any) -> Any:
 
 
 def family_of(config: Any) -> Family:
-    """Return the family of the configuration of a model without its head, one of `FAMILIES`."""
+    """Return the family, one of `FAMILIES`, for the configuration of a model without its head."""
     return FAMILIES[config.model_type]

@@ -1,7 +1,7 @@
-"""Pictures without an order: which tokens of a call are members of a set, and what of it a cache must remember.
+"""Parallel sets of images without an order: the members of a set, and the attributes stored with the KV cache.
 
-What is said of every token are its `marks` (rows, b, s), float64: the four columns of `Blocks.parallel`, the length of
-its member, the number of its packed sample, whether it is no padding, and, axis by axis, whether it moves with its
+The `token_attributes` of a call are (k, b, s), float64: the four columns of `Blocks.parallel`, the extent of the
+member, the index of the packed sample, whether the token is not padding, and, for each axis, whether it moves with its
 member.
 """
 
@@ -18,25 +18,25 @@ from vispe.multimodal import Coordinates, Scheme, Stream
 from vispe.multimodal.streams.parallel_segments import OUTSIDE, SET, Align, See, seen_by_set
 from vispe.multimodal.streams.segments import IMAGE
 
-Beside = Literal["graph_kv", "pine"]
+Parallel = Literal["graph_kv", "pine"]
 EXTENT, DOCUMENT, VALID, MOVED = range(4, 8)
-IDS, MARKS = "parallel_ids", "vispe_marks"  # keywords: of the user, and of a prompt by key, while generating
+IDS, ATTRIBUTES = "parallel_ids", "vispe_marks"  # keywords: of the user, and of the prompt during generation
 RULES: dict[str, tuple[See, Align]] = {"graph_kv": ("self", "start"), "pine": ("all", "end")}
 
 
-def check_beside(parallel: object) -> None:
-    """Raise `OptionError` unless `parallel` is a way in which pictures stand side by side, or None."""
+def check_parallel(parallel: object) -> None:
+    """Raise `OptionError` unless `parallel` is a rule for parallel sets, or None."""
     if parallel is not None and parallel not in RULES:
-        raise OptionError(f"parallel is 'graph_kv', 'pine' or None, got {parallel!r}.")
+        raise OptionError(f"parallel must be 'graph_kv', 'pine' or None, got {parallel!r}.")
 
 
 def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
-    """Return the member of each token (b, s), -1 outside: every image, with its markers, is one.
+    """Return the member of each token (b, s), -1 outside: every image with its markers is a member.
 
-    Images that nothing but markers stands between are of one set.
+    Images separated by markers only are in one set.
     """
     b = stream.blocks
-    # images in two blocks, the small one and that of the tiles
+    # images of LLaVA-OneVision are two blocks, the thumbnail and the tiles
     pieces = 2 if family_of(config).pictures == "one_vision" else 1
     number = torch.where(b.kind == IMAGE, b.picture.div(pieces, rounding_mode="floor"), -1)
     member = stream.scatter(number[stream.block], -1)
@@ -53,61 +53,65 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
     return member
 
 
-def marks_of(scheme: Scheme, stream: Stream, coordinates: Coordinates) -> Tensor | None:
-    """Return the marks of every token; None where there is no set."""
+def token_attributes_of(scheme: Scheme, stream: Stream, coordinates: Coordinates) -> Tensor | None:
+    """Return the attributes of every token; None where there is no set."""
     b = stream.blocks
     if b.parallel is None or coordinates.extent is None:
         return None
+    # a token moves along the axes that change from one text token to the next, or that follow it in images
     zero = torch.zeros((), dtype=torch.float64, device=stream.mask.device)
     text = scheme.text(zero + 1) - scheme.text(zero)
-    picture = torch.tensor(scheme.follows, dtype=torch.float64, device=zero.device)
-    moved = torch.where(b.visual, picture[:, None], (text != 0).double()[:, None])
+    image = torch.tensor(scheme.follows, dtype=torch.float64, device=zero.device)
+    moved = torch.where(b.visual, image[:, None], (text != 0).double()[:, None])
     of_block = torch.cat([b.parallel.T.double(), torch.zeros_like(b.document)[None].double(),
                           b.document[None].double(), torch.ones_like(moved[:1]), moved])  # fmt: skip
-    marks = stream.scatter(of_block[:, stream.block])
-    outside = marks.new_tensor(OUTSIDE)[:, None, None]
-    marks[: len(OUTSIDE)] = torch.where(stream.mask, marks[: len(OUTSIDE)], outside)
-    marks[EXTENT] = coordinates.extent
-    return marks
+    token_attributes = stream.scatter(of_block[:, stream.block])
+    outside = token_attributes.new_tensor(OUTSIDE)[:, None, None]
+    token_attributes[: len(OUTSIDE)] = torch.where(stream.mask, token_attributes[: len(OUTSIDE)], outside)
+    token_attributes[EXTENT] = coordinates.extent
+    return token_attributes
 
 
-def plain_marks(axes: int, valid: Tensor) -> Tensor:
-    """Return the marks of tokens (b, s) outside of sets."""
-    marks = torch.zeros(MOVED + axes, *valid.shape, dtype=torch.float64, device=valid.device)
-    marks[: len(OUTSIDE)] = marks.new_tensor(OUTSIDE)[:, None, None]
-    marks[VALID] = valid.double()
-    return marks
+def text_attributes(axes: int, valid: Tensor) -> Tensor:
+    """Return the attributes of tokens (b, s) outside sets."""
+    token_attributes = torch.zeros(MOVED + axes, *valid.shape, dtype=torch.float64, device=valid.device)
+    token_attributes[: len(OUTSIDE)] = token_attributes.new_tensor(OUTSIDE)[:, None, None]
+    token_attributes[VALID] = valid.double()
+    return token_attributes
 
 
-def joined(past: Tensor | None, marks: Tensor) -> Tensor:
-    """Return the marks of all tokens, those in the cache first; sets and samples of this call are numbered on."""
+def append_attributes(past: Tensor | None, token_attributes: Tensor) -> Tensor:
+    """Return the attributes of cached tokens and those of a call, whose sets and samples are renumbered."""
     if past is None or not past.shape[2]:
-        return marks
-    marks = marks.clone()
-    marks[SET] = torch.where(marks[SET] >= 0, marks[SET] + past[SET].amax() + 1, marks[SET])
-    marks[DOCUMENT] += past[DOCUMENT].amax(1, keepdim=True)
-    return torch.cat([past, marks], 2)
+        return token_attributes
+    token_attributes = token_attributes.clone()
+    token_attributes[SET] = torch.where(
+        token_attributes[SET] >= 0, token_attributes[SET] + past[SET].amax() + 1, token_attributes[SET]
+    )
+    token_attributes[DOCUMENT] += past[DOCUMENT].amax(1, keepdim=True)
+    return torch.cat([past, token_attributes], 2)
 
 
-def seen(marks: Tensor, queries: int) -> Tensor:
-    """Return which keys the last tokens may attend to, (b, 1, queries, m) bool."""
-    m = marks.shape[2]
-    place = torch.arange(m, device=marks.device)
-    q, k = marks[:, :, m - queries :], marks
-    alike = (q[DOCUMENT][:, None, :, None] == k[DOCUMENT][:, None, None]) & (k[VALID] > 0)[:, None, None]
-    causal = alike & (place[m - queries :, None] >= place)
-    return seen_by_set(causal, alike, q[: len(OUTSIDE)], k[: len(OUTSIDE)])
+def parallel_mask(token_attributes: Tensor, queries: int) -> Tensor:
+    """Return the mask of keys that the last `queries` tokens attend to, (b, 1, queries, m) bool."""
+    m = token_attributes.shape[2]
+    index = torch.arange(m, device=token_attributes.device)
+    q, k = token_attributes[:, :, m - queries :], token_attributes
+    # valid keys of the same packed sample, (b, 1, queries, m)
+    same = (q[DOCUMENT][:, None, :, None] == k[DOCUMENT][:, None, None]) & (k[VALID] > 0)[:, None, None]
+    causal = same & (index[m - queries :, None] >= index)
+    return seen_by_set(causal, same, q[: len(OUTSIDE)], k[: len(OUTSIDE)])
 
 
-def check_whole(marks: Tensor, table: Tensor) -> None:
+def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:
     """Raise `InputError` where a call has some members of a set only, which an order by importance needs whole.
 
     Args:
-        marks: of the tokens of the call.
+        token_attributes: of the tokens of the call.
         table: of the whole prompt (b, rows, s).
     """
     every = torch.where(table[:, VALID] > 0, table[:, SET], -1.0)  # of short rows the table has an empty end
-    here = marks[SET]
+    here = token_attributes[SET]
     for number in here[here >= 0].unique():
         if int((here == number).sum()) != int((every == number).sum()):
             raise InputError(

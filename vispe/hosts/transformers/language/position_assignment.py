@@ -1,7 +1,7 @@
-"""Where the tokens of a call get their coordinates, and what is kept of them.
+"""Assignment of coordinates to the tokens of a call, and storage of the state on the KV cache.
 
-That is before the model runs. In compiled programs it is where the language model starts, so that its graph computes
-them: a graph of their own would be one piece more than the stock model has.
+Coordinates are computed before the model runs. In compiled programs they are deferred to the language model and become
+part of its graph, which avoids a graph break.
 """
 
 from __future__ import annotations
@@ -20,81 +20,83 @@ from vispe.hosts.transformers.language.call import (
     SPAN,
     TABLE,
     Call,
-    Placed,
-    given,
-    keys_of,
-    place,
+    CallPositions,
+    passed,
+    positions_of_call,
+    token_index_of,
 )
 from vispe.hosts.transformers.language.families import family_of, text_of
 from vispe.hosts.transformers.language.kv_cache import (
     NextTokens,
     PositionedCache,
     SequenceState,
-    remember,
-    settled,
+    set_state,
+    settled_length,
 )
-from vispe.hosts.transformers.language.parallel_sets import IDS, MARKS, joined
+from vispe.hosts.transformers.language.parallel_sets import ATTRIBUTES, IDS, append_attributes
 from vispe.hosts.transformers.packed_samples import isolates
-from vispe.hosts.transformers.subclasses import positioned
+from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.version import CACHE_NAMES, cache_of
 from vispe.multimodal import Scheme
 
-STEPS = 32  # tokens whose rotation is computed at once while single tokens are decoded
+STEPS = 32  # number of tokens whose rotation is computed at once during decoding of single tokens
 READ = ("input_ids", "inputs_embeds", "mm_token_type_ids", "attention_mask")
-OWN = (TABLE, SPAN, OFFSET, MARKS, "tile_grids", IDS)  # keywords that the model of before does not take
+OWN = (TABLE, SPAN, OFFSET, ATTRIBUTES, "tile_grids", IDS)  # keywords that the stock model does not accept
 
 
 @dataclass(eq=False)
-class Waiting:
-    """A call that the language model is to place, given to it as its position ids.
+class DeferredPositions:
+    """Positions that are computed by the language model, passed to it as its position ids.
 
     Attributes:
-        call: what is to be placed.
-        position_ids: that the caller gave, or None.
-        tried: whether the language model was reached.
+        call: the call.
+        position_ids: position ids of the caller, or None.
+        computed: whether they were computed, successfully or not.
     """
 
     call: Call
     position_ids: Tensor | None
-    tried: bool = False
+    computed: bool = False
 
-    def place(self) -> Placed:
-        """Return where the tokens of the call are; raises as `place` does."""
-        self.tried = True
-        return place(self.call, self.position_ids)
+    def compute(self) -> CallPositions:
+        """Return the positions of the call; errors as in `positions_of_call`."""
+        self.computed = True
+        return positions_of_call(self.call, self.position_ids)
 
 
 @dataclass(eq=False)
 class Step:
-    """A call of one text token in each row after a cache, given to the language model as its position ids.
+    """A decoding step with one text token per row, passed to the language model as its position ids.
 
     Attributes:
-        keys: (b, 1).
-        offset: of the text, (b) or (b, k): that of the state, or of the prompt that `generate` handed on.
-        length: how many tokens the cache has.
-        state: of the cache.
-        scheme: of the model.
+        token_index: token indices (b, 1).
+        offset: offset of the text, (b) or (b, k): that of the state, or that of the prompt during generation.
+        length: number of cached tokens.
+        state: state of the cache.
+        scheme: scheme of the model.
     """
 
-    keys: Tensor
+    token_index: Tensor
     offset: Tensor
     length: int
     state: SequenceState
     scheme: Scheme
 
     def upcoming(self) -> NextTokens | None:
-        """Return the rotation of this token and those after it where it was computed before, else None."""
-        known = self.state.upcoming
-        if known is None or known.scheme is not self.scheme:
+        """Return the precomputed rotation of this token and the next ones, None where there is none."""
+        cached = self.state.upcoming
+        if cached is None or cached.scheme is not self.scheme:
             return None
-        at = self.length - known.length
-        fits = 0 <= at < known.keys.shape[1] and torch.equal(self.keys, known.keys[:, at : at + 1])
-        same = self.offset is known.offset or torch.equal(self.offset, known.offset)
-        return known if fits and same else None
+        index = self.length - cached.length
+        fits = 0 <= index < cached.token_index.shape[1] and torch.equal(
+            self.token_index, cached.token_index[:, index : index + 1]
+        )
+        same = self.offset is cached.offset or torch.equal(self.offset, cached.offset)
+        return cached if fits and same else None
 
 
 def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
-    """Return a call of one text token after a cache, whose rotation needs no more than a look-up; None for others."""
+    """Return a decoding step of one text token per row, whose rotation can be precomputed; None for other calls."""
     if torch.compiler.is_compiling() or exporting() or text_of(call.model).vispe_late:
         return None
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
@@ -106,31 +108,33 @@ def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
         or state.prefix
     ):
         return None
-    shape = tuple(call.input_ids.shape)  # any other is checked where all calls are
+    shape = tuple(call.input_ids.shape)  # other shapes are checked in `positions_of_call`
     ordinary = position_ids is None or (
         isinstance(position_ids, Tensor)
         and tuple(position_ids.shape) == shape
         and position_ids.dtype == torch.long
     )
-    if not ordinary or state.settled is None or given(call.kwargs, *PIXELS, IDS):
+    if not ordinary or state.settled is None or passed(call.kwargs, *PIXELS, IDS):
         return None
     length = call.cache.get_seq_length()
     if isinstance(length, Tensor) and length.device.type != "cpu":
-        return None  # reading it would wait for the device
-    keys, _ = keys_of(call, call.input_ids, position_ids, state, False)
+        return None  # reading it would synchronise the device
+    token_index, _ = token_index_of(call, call.input_ids, position_ids, state, False)
     offset = call.kwargs.get(OFFSET)
-    step = Step(keys, state.offset if offset is None else offset, int(length), state, call.model.vispe_scheme)
+    step = Step(
+        token_index, state.offset if offset is None else offset, int(length), state, call.model.vispe_scheme
+    )
     if step.upcoming() is None:
         span = call.kwargs.get(SPAN)
-        behind = span is None or bool((keys >= span.sum(1, keepdim=True)).all())
-        if not behind or step.length < int(state.settled):
+        after_prompt = span is None or bool((token_index >= span.sum(1, keepdim=True)).all())
+        if not after_prompt or step.length < int(state.settled):
             return None
         state.upcoming = None
     return step
 
 
 def call_of(model: Any, named: dict[str, Any]) -> Call:
-    """Return the call of a model with these arguments, by name."""
+    """Return the `Call` of a model, from its arguments by name."""
     ids, embeds, types, mask = (named.get(name) for name in READ)
     masked = mask is not None
     if ids is None and _types_of_text_only(types, embeds):
@@ -143,65 +147,66 @@ def call_of(model: Any, named: dict[str, Any]) -> Call:
 
 
 def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
-    """Whether types of text came for a part of the embeddings: prompt tuning puts virtual tokens before the others."""
+    """Return whether types are those of text without the virtual tokens that prompt tuning puts in front of it."""
     if types is None or embeds is None or torch.compiler.is_compiling():
         return False
     return types.ndim == 2 and types.shape[1] < embeds.shape[1] and not bool(types.any())
 
 
-def waits(call: Call, position_ids: Tensor | None) -> bool:
-    """Whether the language model is to place a call: while compiling, where nothing before needs to know of places."""
+def is_deferred(call: Call, position_ids: Tensor | None) -> bool:
+    """Return whether positions are computed by the language model: while compiling, where nothing else needs them."""
     if not torch.compiler.is_compiling() or exporting():
         return False
     model = call.model
     ordinary = position_ids is None or (isinstance(position_ids, Tensor) and position_ids.ndim == 2)
     text = text_of(model)
-    before = family_of(model.config).masks or text.vispe_beside is not None or model.training
-    # whether packed samples can be isolated is known before the model runs only
-    return ordinary and not before and (position_ids is None or isolates(text))
+    needed = family_of(model.config).masks or text.vispe_beside is not None or model.training
+    # errors for packed samples that cannot be isolated are raised before the model runs
+    return ordinary and not needed and (position_ids is None or isolates(text))
 
 
-def kept_class(text: type) -> type | None:
-    """Return the class of the caches that a language model opens, with where its rows stand; None for other kinds."""
+def cache_class(text: type) -> type | None:
+    """Return the class of the caches that a language model creates, with a state; None for unsupported classes."""
     from transformers import DynamicCache
 
-    opened = getattr(sys.modules[text.__module__], "DynamicCache", None)
-    return positioned(DynamicCache, PositionedCache) if opened is DynamicCache else None
+    stock = getattr(sys.modules[text.__module__], "DynamicCache", None)
+    return converted_subclass(DynamicCache, PositionedCache) if stock is DynamicCache else None
 
 
 def open_cache(text: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the cache of a call; while compiling, one of its own where the host would make it: classes stay there."""
-    cache, asked = cache_of(kwargs), kwargs.get("use_cache")
+    """Return the cache of a call; while compiling, create the one that the host would create, with a state."""
+    cache, use_cache = cache_of(kwargs), kwargs.get("use_cache")
     if cache is not None or text.vispe_kept is None or not torch.compiler.is_compiling():
         return cache
-    if text.config.use_cache if asked is None else asked:
+    # a compiled program cannot change the class of the host's cache afterwards
+    if text.config.use_cache if use_cache is None else use_cache:
         name = next(name for name in CACHE_NAMES if name in kwargs)
         cache = kwargs[name] = text.vispe_kept(config=text.config)
     return cache
 
 
-def keep(text: Any, cache: Any, outputs: Any, placed: Placed) -> None:
-    """Put where the sequences stand onto the cache of a call, or the one that came out, where it has changed.
+def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -> None:
+    """Store the state after a call on its cache, or on the cache in its outputs, if the state has changed.
 
     Args:
         text: the language model.
-        cache: of the call, or None.
-        outputs: of the model or its language model.
-        placed: where the tokens of the call are.
+        cache: KV cache of the call, or None.
+        outputs: outputs of the model or its language model.
+        positions: positions of the tokens of the call.
     """
     if cache is None and hasattr(outputs, "get"):
         cache = cache_of(outputs)
     elif cache is None and isinstance(outputs, tuple):
         cache = next((x for x in outputs if hasattr(x, "get_seq_length")), None)
-    after = placed.after
+    after = positions.after
     if text.vispe_late:
-        before = None if placed.before is None else placed.before.ids
-        after = replace(after, ids=placed.ids if before is None else torch.cat([before, placed.ids], 2))
-        if placed.marks is not None:
-            past = None if placed.before is None else placed.before.marks
-            after = replace(after, marks=joined(past, placed.marks))
-    if cache is None or after is placed.before:
+        before = None if positions.before is None else positions.before.ids
+        after = replace(after, ids=positions.ids if before is None else torch.cat([before, positions.ids], 2))
+        if positions.token_attributes is not None:
+            past = None if positions.before is None else positions.before.token_attributes
+            after = replace(after, token_attributes=append_attributes(past, positions.token_attributes))
+    if cache is None or after is positions.before:
         return
     if after.settled is None:
-        after.settled = settled(after, cache, placed.keys, placed.ids, text.vispe_scheme)
-    remember(cache, after)
+        after.settled = settled_length(after, cache, positions.token_index, positions.ids, text.vispe_scheme)
+    set_state(cache, after)

@@ -1,4 +1,4 @@
-"""Position ids: those of the caller, checked against the tokens, and those that a model hands to its language model."""
+"""Position ids: checks of those passed by the caller, and the type passed from the model to its language model."""
 
 from __future__ import annotations
 
@@ -19,46 +19,49 @@ FLOATS = (torch.float32, torch.float64)
 
 
 class TokenPositions:
-    """Keys and coordinates of the tokens of a call, on the way from the model to its language model.
+    """Token indices and coordinates of a call, passed from the model to its language model.
 
-    A type of its own, so that no caller's tensor is mistaken for it. It is neither a tensor nor a container that
-    wrappers look into: FSDP casts floating-point inputs to the dtype of its parameters, which would round coordinates.
+    A type of its own, so that it cannot be confused with a tensor of the caller. It is neither a tensor nor a container
+    that wrappers inspect: FSDP casts floating-point inputs to the dtype of its parameters, which would round
+    coordinates.
 
     Attributes:
-        keys: ordinary position ids (b, s), int64.
+        token_index: ordinary position ids (b, s), int64.
         coordinates: (axes, b, s), float64.
-        marks: members of parallel sets (rows, b, s), float64, or None.
+        token_attributes: attributes of parallel sets (k, b, s), float64, or None.
     """
 
-    __slots__ = ("coordinates", "keys", "marks")
+    __slots__ = ("coordinates", "token_attributes", "token_index")
 
-    def __init__(self, keys: Tensor, coordinates: Tensor, marks: Tensor | None = None) -> None:
-        self.keys = keys.long()
+    def __init__(
+        self, token_index: Tensor, coordinates: Tensor, token_attributes: Tensor | None = None
+    ) -> None:
+        self.token_index = token_index.long()
         self.coordinates = coordinates
-        self.marks = marks
+        self.token_attributes = token_attributes
 
     def to(self, device: Any, non_blocking: bool = False) -> TokenPositions:
-        """Return the same positions on another device; their dtypes are kept."""
+        """Return the same positions on another device; dtypes are not changed."""
         if isinstance(device, torch.dtype):
             return self
         moved = (
             None if x is None else x.to(device=device, non_blocking=non_blocking)
-            for x in (self.keys, self.coordinates, self.marks)
+            for x in (self.token_index, self.coordinates, self.token_attributes)
         )
         return TokenPositions(*moved)  # type: ignore[arg-type]
 
 
 def split_ids(position_ids: Any, axes: int, tokens: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
-    """Return the keys (b, s) and the coordinates (axes, b, s) that a user gave, either or both.
+    """Split position ids of the caller into token indices (b, s) and coordinates (axes, b, s), either or both.
 
     Args:
-        position_ids: (b, s), (axes, b, s) or (1 + axes, b, s); b may be 1 for a batch whose rows are all numbered so.
-        axes: coordinates of a token.
-        tokens: b and s, of the tokens of this call.
+        position_ids: (b, s), (axes, b, s) or (1 + axes, b, s); b may be 1 for equal rows.
+        axes: number of coordinates of a token.
+        tokens: b and s of the tokens of the call.
 
     Raises:
         ShapeError: the shape is none of these.
-        InputError: the values are not positions: of another dtype, not finite, or fractions as ordinary ids.
+        InputError: another dtype, values that are not finite, or fractions as ordinary ids.
     """
     _check_dtype(position_ids)
     rows, length = tokens
@@ -68,14 +71,14 @@ def split_ids(position_ids: Any, axes: int, tokens: tuple[int, int]) -> tuple[Te
         raise ShapeError(_wrong_shape(shape, axes, rows, length))
     position_ids = position_ids.expand(*shape[:-2], rows, length)
     if len(shape) == 2:
-        return _whole(position_ids), None
+        return _as_integers(position_ids), None
     if len(position_ids) == axes:
         return None, position_ids.double()
-    return _whole(position_ids[0]), position_ids[1:].double()
+    return _as_integers(position_ids[0]), position_ids[1:].double()
 
 
 def _check_dtype(position_ids: Any) -> None:
-    """Raise `InputError` unless these are numbers of a dtype that keeps positions, all of them finite."""
+    """Raise `InputError` unless position ids are finite numbers of a dtype that represents positions exactly."""
     if not isinstance(position_ids, Tensor):
         raise InputError(
             f"position_ids must be a tensor, got {type(position_ids).__name__}. Convert it with torch.as_tensor."
@@ -83,8 +86,8 @@ def _check_dtype(position_ids: Any) -> None:
     dtype = position_ids.dtype
     if dtype in HALVES:
         raise InputError(
-            f"position_ids came as {dtype}, which does not tell positions beyond "
-            f"{256 if dtype == torch.bfloat16 else 2048} apart; give whole numbers, float32 or float64."
+            f"position_ids must be integers, float32 or float64, got {dtype}, which rounds positions above "
+            f"{256 if dtype == torch.bfloat16 else 2048}. Pass them in another dtype."
         )
     if dtype == torch.bool or dtype.is_complex or (dtype.is_floating_point and dtype not in FLOATS):
         raise InputError(
@@ -92,74 +95,81 @@ def _check_dtype(position_ids: Any) -> None:
         )
     if dtype in FLOATS and _readable(position_ids) and not bool(position_ids.isfinite().all()):
         raise InputError(
-            "position_ids must be finite, got NaN or infinity. Give every token a number, 0 for padding."
+            "position_ids must be finite, got NaN or infinity. Pass one number per token, 0 for padding."
         )
 
 
-def _whole(keys: Tensor) -> Tensor:
-    """Return ordinary ids (b, s) as int64; raises `InputError` where they are fractions."""
-    if keys.dtype in FLOATS and _readable(keys) and not bool((keys == keys.round()).all()):
-        found = float(keys[keys != keys.round()][0])
+def _as_integers(token_index: Tensor) -> Tensor:
+    """Return ordinary ids (b, s) as int64; raise `InputError` for fractions."""
+    if (
+        token_index.dtype in FLOATS
+        and _readable(token_index)
+        and not bool((token_index == token_index.round()).all())
+    ):
+        fraction = float(token_index[token_index != token_index.round()][0])
         raise InputError(
-            f"Ordinary ids in position_ids, (b, s), number the tokens and must be whole, got {found:g}. Give fractions "
-            "as coordinates, (axes, b, s)."
+            f"Ordinary ids in position_ids, (b, s), must be integers, got {fraction:g}. Pass fractions as coordinates, "
+            "(axes, b, s)."
         )
-    return keys.long()
+    return token_index.long()
 
 
 def _readable(x: Tensor) -> bool:
-    """Whether a tensor has values that Python code may branch on."""
+    """Return whether Python code may branch on the values of a tensor."""
     return not (x.is_meta or torch.compiler.is_compiling() or isinstance(x, FakeTensor))
 
 
 def _wrong_shape(shape: tuple[int, ...], axes: int, rows: int, length: int) -> str:
-    """Return the message for position ids of a shape that does not fit the tokens."""
-    wanted = (
-        f"position_ids needs the shape (b, s) of ordinary ids, ({axes}, b, s) of coordinates or ({axes + 1}, b, s) of "
-        f"both, where (b, s) is ({rows}, {length}), the tokens of this call; got {shape}. "
+    """Return the message for position ids whose shape does not match the tokens."""
+    text = (
+        f"position_ids must have the shape (b, s) of ordinary ids, ({axes}, b, s) of coordinates or ({axes + 1}, b, s) "
+        f"of both, where (b, s) is ({rows}, {length}), the tokens of this call, got {shape}. "
     )
     if _transposed(shape, axes, rows, length):
-        return wanted + f"{_LAYOUT}: use position_ids.movedim(1, 0)."
+        return text + f"{_LAYOUT}: use position_ids.movedim(1, 0)."
     if len(shape) in (2, 3) and shape[-1] != length:
-        return wanted + (
-            f"Give one position for each of the {length} tokens, without those that are in the cache already."
+        return (
+            text + f"Pass one position for each of the {length} tokens, without those already in the cache."
         )
     if len(shape) in (2, 3) and shape[-2] not in (rows, 1):
-        return wanted + f"Give positions of {rows} sequences, or of 1 for all of them."
-    return wanted + "Leave it out to have it computed, or take it from get_rope_index of the converted model."
+        return text + f"Pass positions of {rows} sequences, or of 1 for all of them."
+    return text + "Omit it to have it computed, or use get_rope_index of the converted model."
 
 
 _LAYOUT = "The layout is (axes, b, s), not (b, axes, s)"
 
 
 def _transposed(shape: tuple[int, ...], axes: int, rows: int, length: int) -> bool:
-    """Whether a shape is (b, axes, s) or (b, 1 + axes, s)."""
+    """Return whether a shape is (b, axes, s) or (b, 1 + axes, s)."""
     return len(shape) == 3 and shape[0] in (rows, 1) and shape[1] in (axes, axes + 1) and shape[2] == length
 
 
 def check_layout(
     scheme: Scheme,
     position_ids: Tensor,
-    keys: Tensor,
+    token_index: Tensor,
     text: Callable[[], Tensor | None],
     expected: Callable[[Tensor], Tensor | None],
     valid: Tensor,
 ) -> None:
-    """Raise `ShapeError` where ids fit as (axes, b, s) and as (b, axes, s), and are known to be the latter.
+    """Raise `ShapeError` where the shape is ambiguous, (axes, b, s) or (b, axes, s), and the layout is the latter.
 
-    That is known where they equal the scheme's coordinates if transposed; or where the axes of text tokens agree with
-    each other only if transposed, and number the tokens where nothing says which of them are text. Other ids are taken
-    as (axes, b, s).
+    The layout is (b, axes, s) where ids equal the scheme's coordinates only if transposed; or where the axes of text
+    tokens are equal only if transposed, and count the tokens where text tokens are unknown. Other ids are treated as
+    (axes, b, s).
 
     Args:
-        scheme: that of the model.
-        position_ids: (axes, b, s) or (1 + axes, b, s), as the caller gave them.
-        keys: of the tokens (b, s), for ids without keys of their own.
-        text: returns which tokens (b, s) are text; None where that is not known.
-        expected: returns the coordinates (axes, b, s) of the scheme for keys (b, s); None where they are not known.
-        valid: which tokens (b, s) are not padding.
+        scheme: scheme of the model.
+        position_ids: (axes, b, s) or (1 + axes, b, s), from the caller.
+        token_index: token indices (b, s), for ids without indices.
+        text: function that returns the mask of text tokens (b, s); None where it is unknown.
+        expected: function from token indices (b, s) to the scheme's coordinates (axes, b, s); None where unknown.
+        valid: mask of tokens (b, s) that are not padding.
+
+    Raises:
+        ShapeError: the layout is (b, axes, s), or one sequence of ids is passed for several.
     """
-    rows, length = keys.shape
+    rows, length = token_index.shape
     shape = tuple(position_ids.shape)
     if rows == 1 or shape[0] != rows or not _transposed(shape, scheme.axes, rows, length):
         return
@@ -169,18 +179,18 @@ def check_layout(
     own, direct = split_ids(position_ids, scheme.axes, (rows, length))
     try:
         other, across = split_ids(moved, scheme.axes, (rows, length))
-    except InputError:  # the first row of each sequence would be ordinary ids, but has fractions
+    except InputError:  # transposed, the ordinary ids would have fractions
         return
-    own, other = (keys if x is None else x for x in (own, other))
-    if (known := expected(own)) is not None and _same(direct, known, valid):  # type: ignore[arg-type]
+    own, other = (token_index if x is None else x for x in (own, other))
+    if (scheme_ids := expected(own)) is not None and _same(direct, scheme_ids, valid):  # type: ignore[arg-type]
         return
-    known = expected(other)
-    wrong = known is not None and _same(across, known, valid)  # type: ignore[arg-type]
+    scheme_ids = expected(other)
+    wrong = scheme_ids is not None and _same(across, scheme_ids, valid)  # type: ignore[arg-type]
     if not wrong:
-        where = text()
-        likely = where is not None or _numbered(scheme, across, valid)  # type: ignore[arg-type]
-        where = valid if where is None else where & valid
-        wrong = likely and _as_text(scheme, across, where) and not _as_text(scheme, direct, where)  # type: ignore[arg-type]
+        of_text = text()
+        likely = of_text is not None or _numbered(scheme, across, valid)  # type: ignore[arg-type]
+        of_text = valid if of_text is None else of_text & valid
+        wrong = likely and _as_text(scheme, across, of_text) and not _as_text(scheme, direct, of_text)  # type: ignore[arg-type]
         wrong |= _counts(other, valid) and not _counts(own, valid)
     if wrong:
         raise ShapeError(
@@ -189,29 +199,29 @@ def check_layout(
         )
     if shape[1] != rows:
         raise ShapeError(
-            f"position_ids of shape {shape} are either ids of 1 sequence for all {rows}, or laid out as (b, axes, s). "
-            f"{_LAYOUT}: give ({shape[0]}, {rows}, {length}) or ({scheme.axes}, {rows}, {length})."
+            f"position_ids of shape {shape} are ambiguous: ids of 1 sequence for all {rows}, or the layout (b, axes, "
+            f"s). {_LAYOUT}: pass ({shape[0]}, {rows}, {length}) or ({scheme.axes}, {rows}, {length})."
         )
 
 
 def _numbered(scheme: Scheme, ids: Tensor, valid: Tensor) -> bool:
-    """Whether coordinates (axes, b, s) move by one text token from each token to the next."""
+    """Return whether coordinates (axes, b, s) increase by one text token from each token to the next."""
     part = scheme.parts[0][0] if isinstance(scheme, Layered) else scheme
     return part.levels == 1 and _counts(part.counter(ids[: part.axes]) / part.step, valid)
 
 
-def _as_text(scheme: Scheme, ids: Tensor, where: Tensor) -> bool:
-    """Whether coordinates (axes, b, s) of these tokens (b, s) are some that the scheme gives to text."""
+def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
+    """Return whether coordinates (axes, b, s) of some tokens (mask (b, s)) are possible coordinates of text."""
     parts = scheme.parts if isinstance(scheme, Layered) else ((scheme, 0),)
     for part, first in parts:
-        own = ids[first : first + part.axes]
-        if part.levels == 1 and not _same(own, part.text(part.counter(own)), where):
+        of_part = ids[first : first + part.axes]
+        if part.levels == 1 and not _same(of_part, part.text(part.counter(of_part)), tokens):
             return False
     return True
 
 
 def stock_scheme(config: Any) -> Scheme | None:
-    """Return the scheme that gives the coordinates of a model with grids before it was converted; None for others."""
+    """Return the scheme of a stock model with image grids; None for others."""
     family = family_of(config)
     return family.own(config) if family.pictures == "grids" else None
 
@@ -219,18 +229,18 @@ def stock_scheme(config: Any) -> Scheme | None:
 def check_given(
     scheme: Scheme, stock: Scheme, rows: int, ids: Tensor, valid: Tensor, stream: Callable[[], Stream] | None
 ) -> None:
-    """Raise `InputError` where coordinates (axes, b, s) are known not to be those of the model's scheme.
+    """Raise `InputError` where coordinates (axes, b, s) are certainly not those of the model's scheme.
 
-    That is known where the call says what is in the sequence and the coordinates are, number for number, those of
-    before the conversion; and where four rows for four axes have ordinary ids in the first.
+    This is certain where they equal the coordinates of the stock model and differ from the scheme's; and where four
+    rows for four axes have ordinary ids in the first.
 
     Args:
-        scheme: that of the model.
-        stock: that of before the conversion.
-        rows: how many rows were given.
-        ids: the coordinates among them.
-        valid: which tokens (b, s) are not padding.
-        stream: returns what stands in the sequence; None where the call does not say so.
+        scheme: scheme of the model.
+        stock: scheme of the stock model.
+        rows: number of rows passed.
+        ids: coordinates among them.
+        valid: mask of tokens (b, s) that are not padding.
+        stream: function that returns the stream of the call; None where it is unknown.
     """
     four = rows == scheme.axes == 4
     if four and (not _counts(ids[0], valid) or _one_row(ids, valid)):
@@ -245,27 +255,26 @@ def check_given(
             return
     if four:
         raise InputError(
-            f"position_ids has 4 rows, the first of which numbers the tokens: ordinary ids before three axes; "
-            f"{scheme.name} has 4 axes. Give (5, b, s), ordinary ids before its four, or take them from get_rope_index "
-            "of the converted model."
+            f"position_ids must have 4 axes for {scheme.name}, got ordinary ids and three axes. Pass (5, b, s), "
+            "ordinary ids before four axes, or use get_rope_index of the converted model."
         )
     raise InputError(
-        f"position_ids are those that the model had before it was converted to {scheme}; leave them out, or take them "
-        "from get_rope_index of the converted model."
+        f"position_ids must be coordinates of {scheme}, got those of the stock model. Omit them, or use get_rope_index "
+        "of the converted model."
     )
 
 
 def _same(ids: Tensor, others: Tensor, valid: Tensor) -> bool:
-    """Whether coordinates (axes, b, s) agree, but for rounding to float32."""
+    """Return whether coordinates (axes, b, s) are equal up to rounding to float32."""
     return bool(torch.isclose(ids, others.to(ids), rtol=1e-6, atol=1e-6)[:, valid].all())
 
 
 def _one_row(ids: Tensor, valid: Tensor) -> bool:
-    """Whether all axes are the same, so that it does not matter which rows are taken."""
+    """Return whether all axes are equal, so that the selection of rows has no effect."""
     return bool((ids == ids[:1])[:, valid].all())
 
 
 def _counts(row: Tensor, valid: Tensor) -> bool:
-    """Whether every token (b, s) is numbered one more than the one before it, or 0, where a sample starts."""
+    """Return whether every index (b, s) is the previous plus 1, or 0 at the start of a sample."""
     on = (row[:, 1:] == row[:, :-1] + 1) | (row[:, 1:] == 0) | ~valid[:, 1:] | ~valid[:, :-1]
     return bool(on.all())

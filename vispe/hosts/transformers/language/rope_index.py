@@ -1,4 +1,4 @@
-"""What others ask a Qwen model for: position ids of a batch before the call, as collators and serving code do."""
+"""`get_rope_index` of Qwen models, as called by collators and serving code before the forward pass."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vispe.hosts.transformers.language.kv_cache import (
     SequenceState,
     check_filled_here,
     check_mask,
-    next_keys,
-    prompt_keys,
+    next_token_index,
+    prompt_token_index,
     text_coordinates,
     valid_tokens,
 )
-from vispe.hosts.transformers.signature import like_stock
+from vispe.hosts.transformers.signature import copy_signatures
 from vispe.multimodal import Coordinates, create_scheme
 from vispe.multimodal.properties import is_whole
 
@@ -28,25 +28,25 @@ INDEX = ("get_rope_index", "compute_3d_position_ids")
 
 
 class PositionedIndexGeneration(PositionedGeneration):
-    """The model with a head that answers for the ids of its model itself (Qwen-Omni)."""
+    """The model with a head and its own `get_rope_index` (Qwen-Omni)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signature of the class that is replaced."""
+        """Copy the signature from the stock class."""
         super().__init_subclass__(**kwargs)
-        like_stock(cls, "get_rope_index")
+        copy_signatures(cls, "get_rope_index")
 
     def get_rope_index(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return what the model inside does."""
+        """Return the result of the model inside."""
         return self.model.get_rope_index(*args, **kwargs)  # type: ignore[attr-defined]
 
 
 class PositionedIndex(PositionedModel):
-    """The model inside, of the families with `get_rope_index`: it gives the ids of its scheme in that form."""
+    """The model inside, of families with `get_rope_index`, which returns the coordinates of the scheme."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signatures of the class that is replaced; they differ from family to family."""
+        """Copy the signatures from the stock class; they differ between families."""
         super().__init_subclass__(**kwargs)
-        like_stock(cls, *INDEX)
+        copy_signatures(cls, *INDEX)
 
     def get_rope_index(
         self,
@@ -60,25 +60,25 @@ class PositionedIndex(PositionedModel):
         use_audio_in_video: bool = False,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Return the coordinates of a batch, to be given as `position_ids`, and the delta of each row.
+        """Return the coordinates of a batch, for use as `position_ids`, and the delta of each row.
 
         Args:
             input_ids: tokens (b, s).
-            mm_token_type_ids: (b, s); not read, as `input_ids` say the same.
+            mm_token_type_ids: (b, s); ignored, as `input_ids` contain the same information.
             image_grid_thw: grids (n, 3) of frames, rows, columns.
-            video_grid_thw: the same of videos.
-            attention_mask: (b, s), 0 where there is padding.
-            second_per_grid_ts: seconds from frame to frame of each video.
-            second_per_grids: the same, as Qwen-Omni calls it.
-            use_audio_in_video: refused where there are videos.
+            video_grid_thw: grids of videos, likewise.
+            attention_mask: (b, s), 0 for padding.
+            second_per_grid_ts: seconds between frames of each video.
+            second_per_grids: the same argument in Qwen-Omni.
+            use_audio_in_video: not supported with videos.
 
         Returns:
-            ids (axes, b, s), 0 where there is padding, and what is added to the number of a token to get its position
-            once all is text (b, 1). Both have the dtype of `input_ids` where all coordinates of the scheme are whole
-            numbers, else float64: a cast to half precision would move tokens, and is refused by the model.
+            ids (axes, b, s), 0 for padding, and the difference between position and token index of the text after the
+            prompt (b, 1). Both have the dtype of `input_ids` where all coordinates of the scheme are integers, else
+            float64: a cast to half precision would change positions, and is rejected by the model.
 
         Raises:
-            InputError: placeholders and grids do not agree, or the mask numbers packed samples.
+            InputError: placeholders and grids differ, or the mask numbers packed samples.
         """
         check_mask(
             attention_mask, "get_rope_index", "get the ids of the samples one by one and concatenate them."
@@ -89,7 +89,7 @@ class PositionedIndex(PositionedModel):
         grids |= {"second_per_grid_ts": seconds, "use_audio_in_video": use_audio_in_video}
         coordinates = self._indexed(input_ids, mask, grids)
         delta = coordinates.delta()
-        kind = input_ids.dtype if _whole(str(self.vispe_scheme)) else torch.float64
+        kind = input_ids.dtype if _has_integer_coordinates(str(self.vispe_scheme)) else torch.float64
         return coordinates.ids.to(kind), delta.to(kind)
 
     def compute_3d_position_ids(
@@ -109,9 +109,9 @@ class PositionedIndex(PositionedModel):
     ) -> Tensor | None:
         """Return the coordinates (axes, b, s) that a call with these arguments would use; None for a prompt of text.
 
-        Nothing is kept on the model: tokens after a cache are placed by what the cache remembers.
+        The model stores no state: positions after a cache are computed from the state of the cache.
         """
-        # the name of before 5.24
+        # past_key_values is the name before transformers 5.24
         past = past_key_values if cache is None else cache
         state: SequenceState | None = getattr(past, "vispe_state", None)
         if state is None:
@@ -128,29 +128,29 @@ class PositionedIndex(PositionedModel):
                 use_audio_in_video=bool(use_audio_in_video),
             )[0]
         tokens = inputs_embeds if input_ids is None else input_ids
-        keys = next_keys(tokens.shape[1], past, state, attention_mask)  # type: ignore[union-attr]
-        return text_coordinates(self.vispe_scheme, keys, state)
+        token_index = next_token_index(tokens.shape[1], past, state, attention_mask)  # type: ignore[union-attr]
+        return text_coordinates(self.vispe_scheme, token_index, state)
 
     @property
     def rope_deltas(self) -> None:
-        """None: where a sequence goes on is kept with its cache; `get_rope_index` returns the number of each row."""
+        """None: the state is stored with the KV cache; `get_rope_index` returns the deltas of a batch."""
         return None
 
     @rope_deltas.setter
     def rope_deltas(self, deltas: Tensor | None) -> None:
         if deltas is not None:
             raise InputError(
-                "rope_deltas was set on a converted model, which does not read it. If this came from generate(), only "
-                "the model inside was converted: call vispe.convert with the whole model, head included."
+                "rope_deltas cannot be set on a converted model, which ignores it. If generate() set it, only the "
+                "model inside was converted: call vispe.convert with the complete model, head included."
             )
 
     def _indexed(self, input_ids: Tensor, mask: Tensor | None, grids: dict[str, Any]) -> Coordinates:
-        """Return the coordinates of a batch from its start."""
-        keys = prompt_keys(input_ids.shape[1], len(input_ids), mask, input_ids.device)
+        """Return the coordinates of a batch of complete prompts."""
+        token_index = prompt_token_index(input_ids.shape[1], len(input_ids), mask, input_ids.device)
         call = Call(self, input_ids, None, None, mask, None, grids)
-        return call.coordinates(keys, valid_tokens(keys, mask), None)
+        return call.coordinates(token_index, valid_tokens(token_index, mask), None)
 
 
 @cache
-def _whole(spec: str) -> bool:
+def _has_integer_coordinates(spec: str) -> bool:
     return is_whole(create_scheme(spec))

@@ -1,7 +1,7 @@
-"""How a language model turns its queries and keys: looked at, not looked up.
+"""Detection of a language model's RoPE by inspecting its modules.
 
-How many rows of ids it takes, which channels are pairs, in which order their frequencies stand, and which layers have
-frequencies of their own.
+Detected are the number of rows of position ids, the channels that form pairs, the order of their frequencies, and the
+layers with frequencies of their own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedHost
 
-# relative, for modules that multiply in bfloat16; neighbouring frequencies are 7 % apart and more
-NEAR = 1e-2
-# whose frequencies do not depend on the length of a call
+# relative tolerance, for modules that multiply in bfloat16; adjacent frequencies differ by at least 7 %
+RTOL = 1e-2
+# rope types whose frequencies do not depend on the sequence length
 STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional")
 
 
@@ -27,14 +27,14 @@ class Rotary:
     """The rotary embedding of a language model, or of one kind of its layers.
 
     Attributes:
-        pairs: of channels that turn; the others of a head do not.
-        order: which of `inv_freq` turns each pair.
-        interleaved: whether neighbours are pairs, and not the halves of a head.
-        rows: of position ids that the language model takes: 4 where the first numbers the tokens, else 1.
-        still: pairs whose frequency is 0.
-        module: which of the language model has the frequencies.
-        prefix: of their name in there.
-        full: whether cosines and sines stay in float32 where the model runs in half precision.
+        pairs: number of channel pairs with a frequency; other channels of a head are not rotated.
+        order: index into `inv_freq` of each pair.
+        interleaved: whether adjacent channels form pairs, instead of the halves of a head.
+        rows: number of rows of position ids: 4 where the first contains ordinary ids, else 1.
+        still: indices of pairs with frequency 0.
+        module: name of the module with the frequencies.
+        prefix: prefix of their buffer names in the module.
+        full: whether cosines and sines are float32 where the model runs in half precision.
     """
 
     pairs: int
@@ -47,31 +47,31 @@ class Rotary:
     full: bool = False
 
     @property
-    def usual(self) -> bool:
-        """Whether frequencies stand in the order of their pairs."""
+    def is_ordered(self) -> bool:
+        """Whether the frequencies are in the order of the pairs."""
         return self.order == tuple(range(self.pairs))
 
     @property
     def layout(self) -> Literal["half", "interleaved"]:
-        """Which channels are pairs, in the words of `PairRotation`."""
+        """Which channels form pairs, as in `PairRotation`."""
         return "interleaved" if self.interleaved else "half"
 
     @property
-    def turning(self) -> int:
-        """How many pairs turn."""
+    def num_rotated(self) -> int:
+        """Number of pairs with a nonzero frequency."""
         return self.pairs - len(self.still)
 
     def rates(self, text: Any) -> Tensor:
         """Return the frequency of each pair (pairs,)."""
         rates: Tensor = getattr(getattr(text, self.module), f"{self.prefix}inv_freq")
-        return rates if self.usual else rates[list(self.order)]
+        return rates if self.is_ordered else rates[list(self.order)]
 
     def scaling(self, text: Any) -> float:
-        """Return what cosines and sines are multiplied by."""
+        """Return the factor of cosines and sines."""
         return float(getattr(getattr(text, self.module), f"{self.prefix}attention_scaling"))
 
-    def wide(self, table: Tensor) -> Tensor:
-        """Return cosines or sines (..., pairs) as the layers take them, (..., 2 pairs)."""
+    def expand(self, table: Tensor) -> Tensor:
+        """Return cosines or sines (..., pairs) for all channels, (..., 2 pairs), in the layout of the layers."""
         return table.repeat_interleave(2, -1) if self.interleaved else torch.cat([table, table], -1)
 
 
@@ -96,7 +96,7 @@ def _groups(rotary: Any, layers: int) -> list[str]:
 
 
 def _kind_argument(text: Any, rotary: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the arguments, by position and by keyword, that say for which kind of layers tables are asked."""
+    """Return the positional and keyword arguments that select the tables of one kind of layers."""
     if not kind:
         return (), {}
     named = inspect.signature(rotary.forward).parameters
@@ -109,10 +109,10 @@ def _kind_argument(text: Any, rotary: Any, kind: str) -> tuple[tuple[str, ...], 
 
 
 def rotaries_of(text: Any) -> dict[str, Rotary]:
-    """Return how each kind of the layers of a language model turns queries and keys.
+    """Return the rotary embedding of each kind of layers of a language model.
 
     Raises:
-        UnsupportedHost: it has no rotary embedding, or one of another kind.
+        UnsupportedHost: there is none, or it is not supported.
     """
     kinds = sorted(set(kinds_of(text)))
     if kinds == ["scaled", "unscaled"] or hasattr(text, "rotary_emb_unscaled"):
@@ -122,28 +122,28 @@ def rotaries_of(text: Any) -> dict[str, Rotary]:
 
 
 def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
-    """Return how a language model turns its queries and keys, in all layers or in those of a kind.
+    """Return the rotary embedding of a language model, for all layers or one kind of them.
 
     Raises:
-        UnsupportedHost: it has no rotary embedding for these layers, or one of another kind.
+        UnsupportedHost: there is none for these layers, or it is not supported.
     """
     prefix = f"{kind}_" if kind else ""
     rotary = getattr(text, module, None)
     rates = getattr(rotary, f"{prefix}inv_freq", None)
     if rotary is None or not isinstance(rates, Tensor):
         raise UnsupportedHost(
-            f"The language model {type(text).__name__} has no rotary embedding `{module}` with frequencies for "
-            f"{f'its layers of {kind}' if kind else 'all layers'}; position schemes need them."
+            f"Position schemes need a rotary embedding `{module}` with frequencies for "
+            f"{f'layers of {kind}' if kind else 'all layers'}, got a {type(text).__name__} without."
         )
     rope = getattr(rotary, "rope_type", "default")
     rope = rope.get(kind, "default") if isinstance(rope, dict) else rope
     if rope not in STATIC_ROPE:
         raise UnsupportedHost(
-            f"The language model scales its frequencies by rope_type={rope!r}, which depends on the length of a call; "
-            f"position schemes go with {', '.join(STATIC_ROPE)}."
+            f"Position schemes support rope_type {', '.join(STATIC_ROPE)}, got {rope!r}, whose frequencies depend on "
+            "the sequence length."
         )
     several = getattr(rotary, "mrope_section", None) is not None
-    # products of matrices are not rounded on the CPU; on meta there are no numbers to look at
+    # on the CPU matrix products are not rounded to TF32, and modules on the meta device are built again with values
     with torch.device("cpu"):
         if rates.is_meta:
             plain = {} if module == "rotary_emb" else {"scaled": False}
@@ -151,30 +151,32 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
         else:
             rotary = copy.deepcopy(rotary).cpu()
     rates, scaling = (getattr(rotary, prefix + name) for name in ("inv_freq", "attention_scaling"))
-    at = torch.ones(1, 1, dtype=torch.long, device="cpu")
-    x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # loading has set another default
-    ids = at.expand(3, 1, 1) if several else at
+    position = torch.ones(1, 1, dtype=torch.long, device="cpu")
+    x = torch.zeros(
+        1, 1, 1, dtype=torch.float32, device="cpu"
+    )  # the default dtype may be another during loading
+    ids = position.expand(3, 1, 1) if several else position
     args, named = _kind_argument(text, rotary, kind)
     tables = rotary(x, ids, *args, **named)
     if not isinstance(tables, tuple) or len(tables) != 2:
         raise UnsupportedHost(
-            f"The rotary embedding {type(rotary).__name__} does not return cosines and sines; position schemes need "
-            "them."
+            "Position schemes need a rotary embedding that returns cosines and sines, got "
+            f"{type(rotary).__name__} with another output."
         )
-    made = tables[1].flatten()
+    sines = tables[1].flatten()
     full = rotary(x.bfloat16(), ids, *args, **named)[1].dtype == torch.float32
-    interleaved = torch.equal(made[::2], made[1::2])
-    # the sines of one step, as the module makes them, name the frequency of each pair; cosines of slow pairs are all 1
-    found = made[::2] if interleaved else made.chunk(2)[0]
-    known = rates.float().sin() * scaling
+    interleaved = torch.equal(sines[::2], sines[1::2])
+    # sines at position 1 identify the frequency of each pair; cosines of low frequencies are all 1
+    of_pairs = sines[::2] if interleaved else sines.chunk(2)[0]
+    expected = rates.float().sin() * scaling
     order = list(range(len(rates)))
-    if len(found) == len(rates) and not torch.allclose(found, known, rtol=NEAR, atol=0):
-        order = (found[:, None] - known).abs().argmin(1).tolist()
-    permuted = sorted(order) == list(range(len(rates))) and len(found) == len(rates)
-    if not permuted or not torch.allclose(found, known[order], rtol=NEAR, atol=0):
+    if len(of_pairs) == len(rates) and not torch.allclose(of_pairs, expected, rtol=RTOL, atol=0):
+        order = (of_pairs[:, None] - expected).abs().argmin(1).tolist()
+    permuted = sorted(order) == list(range(len(rates))) and len(of_pairs) == len(rates)
+    if not permuted or not torch.allclose(of_pairs, expected[order], rtol=RTOL, atol=0):
         raise UnsupportedHost(
-            f"The sines that {type(rotary).__name__} makes are not those of its frequencies `inv_freq`, pair by pair; "
-            "position schemes need to know which frequency turns which channels."
+            "Position schemes need the frequency of each channel pair, but the sines of "
+            f"{type(rotary).__name__} are not those of its frequencies `inv_freq`."
         )
     still = tuple((rates[order] == 0).nonzero()[:, 0].tolist())
     return Rotary(len(rates), tuple(order), interleaved, 4 if several else 1, still, module, prefix, full)

@@ -1,7 +1,7 @@
-"""Coordinates of a prompt with pictures in compiled programs: one operator, which no compiler looks into.
+"""Custom operator for the coordinates of prompts with images in compiled programs.
 
-Where pictures stand depends on the values of tokens and grids, so a compiler that follows the code breaks its graph at
-each of these values. As one operator it is a call like any other, and runs as it does without a compiler.
+The positions of images depend on the values of tokens and grids, at each of which a compiler would break its graph. A
+custom operator is opaque to the compiler, and runs as without one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from vispe.attention.precision import exporting
 from vispe.multimodal import Coordinates
 
-# what a call says of its pictures; other arguments are not read, but that they are there may be asked for
-READ = (
+# arguments with images and their sizes
+TENSORS = (
     "pixel_values",
     "pixel_values_videos",
     "image_grid_thw",
@@ -34,25 +34,25 @@ READ = (
     "target_sizes_videos",
     "batch_num_images",
 )
-WORDS = ("vision_aspect_ratio", "downsample_mode", "use_audio_in_video")  # said in words, or as yes and no
+OPTIONS = ("vision_aspect_ratio", "downsample_mode", "use_audio_in_video")  # text or booleans
 _MODELS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_Find = Callable[[Any, Sequence[Tensor | None], dict[str, Any]], Coordinates]
-_FIND: dict[str, _Find] = {}  # what the operator runs; `call` stands above this file
+_Function = Callable[[Any, Sequence[Tensor | None], dict[str, Any]], Coordinates]
+_IMPLEMENTATION: dict[str, _Function] = {}  # registered by `call`, which imports this file
 
 
-def runs(function: _Find) -> _Find:
-    """Name the function that the operator runs: it takes a model, tensors, and arguments about pictures."""
-    _FIND["call"] = function
+def runs(function: _Function) -> _Function:
+    """Register the implementation of the operator: a function of a model, tensors, and arguments with images."""
+    _IMPLEMENTATION["call"] = function
     return function
 
 
 def traceable(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether a compiler is at work, and the operator takes all that the call says of its pictures."""
+    """Return whether a compiler is running, and the operator supports all arguments with images of the call."""
     if not torch.compiler.is_compiling() or exporting() or model.training:
         return False
-    given = [v for name, v in kwargs.items() if name in READ or name == "mm_encoder_outputs"]
-    words = all(kwargs.get(name) is None or isinstance(kwargs[name], str | bool) for name in WORDS)
-    return all(v is None or isinstance(v, Tensor) for v in given) and words
+    values = [v for name, v in kwargs.items() if name in TENSORS or name == "mm_encoder_outputs"]
+    options = all(kwargs.get(name) is None or isinstance(kwargs[name], str | bool) for name in OPTIONS)
+    return all(v is None or isinstance(v, Tensor) for v in values) and options
 
 
 def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
@@ -60,19 +60,20 @@ def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, 
 
     Args:
         model: the converted model inside.
-        tensors: input_ids or None, embeddings or None, types or None, keys (b, s), valid (b, s), start (b) or None.
-        kwargs: other arguments of the call, of which `READ` and `WORDS` are looked at.
+        tensors: input_ids, embeddings, types (each or None), token indices (b, s), valid (b, s), start (b) or None.
+        kwargs: other arguments of the call, of which `TENSORS` and `OPTIONS` are used.
     """
-    named = [name for name in READ if kwargs.get(name) is not None]
-    said = [f"{name}={kwargs[name]}" for name in WORDS if kwargs.get(name) is not None]
+    named = [name for name in TENSORS if kwargs.get(name) is not None]
+    options = [f"{name}={kwargs[name]}" for name in OPTIONS if kwargs.get(name) is not None]
     scheme = model.vispe_scheme
+    # operators accept no optional tensors in a list, so a text of 0 and 1 names those that exist
     known = "".join("1" if t is not None else "0" for t in tensors)
-    given = [t for t in tensors if t is not None]
+    existing = [t for t in tensors if t is not None]
     ids, following = _coordinates(
-        given,
+        existing,
         [kwargs[name] for name in named],
         known,
-        ",".join(named + said),
+        ",".join(named + options),
         scheme.axes,
         scheme.counts,
         model.vispe_number,
@@ -81,7 +82,7 @@ def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, 
 
 
 def numbered(model: Any) -> None:
-    """Give a model the number by which the operator finds it."""
+    """Set the number of a model, by which the operator looks it up."""
     model.vispe_number = id(model)
     _MODELS[id(model)] = model
 
@@ -96,14 +97,15 @@ def _coordinates(
     counts: int,
     model: int,
 ) -> tuple[Tensor, Tensor]:
-    rest = iter(tensors)
-    given = [next(rest) if one == "1" else None for one in known]
+    remaining = iter(tensors)
+    optional = [next(remaining) if flag == "1" else None for flag in known]
     names = [name for name in named.split(",") if name and "=" not in name]
     kwargs: dict[str, Any] = dict(zip(names, pictures, strict=True))
-    for name, word in (one.split("=") for one in named.split(",") if "=" in one):
-        kwargs[name] = {"True": True, "False": False}.get(word, word)
-    found = _FIND["call"](_MODELS[model], given, kwargs)
-    return found.ids.clone(), found.next.clone()
+    for name, value in (item.split("=") for item in named.split(",") if "=" in item):
+        kwargs[name] = {"True": True, "False": False}.get(value, value)
+    result = _IMPLEMENTATION["call"](_MODELS[model], optional, kwargs)
+    # outputs of an operator must not alias its inputs
+    return result.ids.clone(), result.next.clone()
 
 
 @_coordinates.register_fake
@@ -116,9 +118,9 @@ def _(
     counts: int,
     model: int,
 ) -> tuple[Tensor, Tensor]:
-    keys = tensors[sum(one == "1" for one in known[:3])]
-    rows, length = keys.shape
+    token_index = tensors[sum(flag == "1" for flag in known[:3])]
+    rows, length = token_index.shape
     following = (rows,) if counts == 1 else (rows, counts)
-    return keys.new_empty(axes, rows, length, dtype=torch.float64), keys.new_empty(
+    return token_index.new_empty(axes, rows, length, dtype=torch.float64), token_index.new_empty(
         following, dtype=torch.float64
     )

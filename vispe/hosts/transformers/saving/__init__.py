@@ -1,1 +1,1 @@
-"""Converted models on disk and in configurations of transformers."""
+"""Saving and loading of converted models of transformers."""

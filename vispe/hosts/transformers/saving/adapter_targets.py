@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from vispe.encodings.base import Encoding
-from vispe.hosts.monkeypatch import Door
+from vispe.hosts.monkeypatch import Patch
 
 _CHECK = "check_target_module_exists"
 _UTILS = "peft.tuners.tuners_utils"
@@ -27,11 +27,11 @@ _modules: contextvars.ContextVar[tuple[set[str], list[str]] | None] = contextvar
 )
 
 
-def doors() -> list[Door]:
+def patches() -> list[Patch]:
     """Return the functions of peft that are wrapped; several modules of peft import the same function by name."""
     users = [m for name, m in sys.modules.items() if name.startswith("peft.tuners.") and _CHECK in vars(m)]
     tuner = importlib.import_module(_UTILS).BaseTuner
-    return [Door(tuner, "inject_adapter", _injecting), *(Door(user, _CHECK, _checking) for user in users)]
+    return [Patch(tuner, "inject_adapter", _injecting), *(Patch(user, _CHECK, _checking) for user in users)]
 
 
 def _injecting(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
-"""What the configuration of a model of transformers says of its position scheme and its encoding.
+"""Record of a conversion in the configuration of a model of transformers.
 
-``config.vispe`` stands on the configuration of each part: the scheme on that of the model, the encoding on that of its
-vision tower, which is nested in the former. It is plain JSON, so transformers saves, copies and nests it as any other
-entry. timm's towers in transformers get ``model_args['pos_embed']`` beside it, from which timm builds them.
+The configuration of each converted part has an entry ``config.vispe``: that of the model for the scheme, that of its
+vision tower, which is nested in it, for the encoding. It is plain JSON, so transformers saves, copies and nests it like
+any other entry. timm's towers in transformers additionally get ``model_args['pos_embed']``, from which timm builds
+them.
 """
 
 from __future__ import annotations
@@ -39,39 +40,40 @@ _ENTRIES = (
 
 
 def read(config: Any) -> dict[str, Any]:
-    """Return what a configuration names, empty where that is nothing.
+    """Return the entry of a configuration; empty where there is none.
 
     Raises:
-        InputError: it is not what this version of vispe writes.
+        InputError: the entry was not written by this version of vispe.
     """
     entry = getattr(config, KEY, None)
     if entry is None:
         return {}
     if not isinstance(entry, dict) or (unknown := sorted(set(entry) - set(_ENTRIES))):
-        strange = unknown if isinstance(entry, dict) else entry
+        unsupported = unknown if isinstance(entry, dict) else entry
         raise InputError(
-            f"config.vispe has {strange!r}, which vispe {__version__} does not know; it was written by "
+            f"config.vispe must have the entries of vispe {__version__}, got {unsupported!r}, written by "
             f"{entry.get('version', 'another version') if isinstance(entry, dict) else 'another program'}."
         )
     return entry
 
 
 def write(model: nn.Module) -> list[Any]:
-    """Let the configurations of a model name what its parts have now, and return these configurations."""
+    """Write the current conversion of each part into its configuration, and return these configurations."""
     parts = list(_converted(model))
     for module, entry in parts:
-        before, config = read(module.config), module.config
+        previous, config = read(module.config), module.config
         if hasattr(module, "timm_model"):
+            # the original pos_embed is stored in the entry, for `erase`
             arguments = config.model_args or {}
-            first = {WORD: arguments[WORD]} if WORD in arguments and not before else {}
-            entry |= {WORD: before[WORD]} if WORD in before else first
+            original = {WORD: arguments[WORD]} if WORD in arguments and not previous else {}
+            entry |= {WORD: previous[WORD]} if WORD in previous else original
             config.model_args = {**arguments, WORD: _plain(module.timm_model.vispe.saved)}
         setattr(config, KEY, {"version": __version__, **_plain(entry)})
     return [module.config for module, _ in parts]
 
 
 def erase(model: nn.Module) -> None:
-    """Take out of the configurations of a model what its parts do not have any more."""
+    """Remove the entries of configurations whose parts are no longer converted."""
     _erase(model, (getattr(module, "config", None) for module in model.modules()))
 
 
@@ -79,8 +81,8 @@ def erase(model: nn.Module) -> None:
 def exact(model: nn.Module) -> Iterator[list[Any]]:
     """Let the configurations of a model name exactly what its parts have, until the block ends.
 
-    Models that were built from one configuration share the object, so its entries may be those of another model. At the
-    end of the block the configurations are as they were before.
+    Models built from one configuration share the object, so its entries may belong to another model. At the end of the
+    block, the configurations are restored.
 
     Yields:
         The configurations of the converted parts.
@@ -126,32 +128,32 @@ def _configs(model: nn.Module) -> Iterator[Any]:
 
 
 def missing(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Yield (part, entry) of everything that configurations name and that the model does not have."""
-    there = {(id(part.config), kind): _plain(entry) for part, entry in _converted(model) for kind in entry}
+    """Yield (part, entry) of each conversion that is named in a configuration and not present in the model."""
+    present = {(id(part.config), kind): _plain(entry) for part, entry in _converted(model) for kind in entry}
     for module in model.modules():
         for kind in ("scheme", "encoding"):
             if not _takes(module, kind) or kind not in (entry := read(module.config)):
                 continue
-            have = there.get((id(module.config), kind))
-            if have is None or any(entry.get(k) != v for k, v in have.items() if k != WORD):
+            current = present.get((id(module.config), kind))
+            if current is None or any(entry.get(k) != v for k, v in current.items() if k != WORD):
                 yield module, entry
 
 
 def names(model: nn.Module) -> bool:
-    """Return whether the configuration of any part names something that the part can have."""
+    """Return whether the configuration of any part names a conversion that the part supports."""
     kinds = ("scheme", "encoding")
     return any(_takes(m, kind) and kind in read(m.config) for m in model.modules() for kind in kinds)
 
 
 def shown(entry: dict[str, Any]) -> str:
-    """Return what an entry names, in words."""
+    """Return the scheme or encoding of an entry, human-readable."""
     if "scheme" in entry:
         return f"the position scheme {scheme_of(entry['scheme'])}"
     return f"the encoding {' + '.join(term['name'] for term in entry['encoding'])}"
 
 
 def _takes(module: nn.Module, kind: str) -> bool:
-    """Whether a module is a part that has a scheme, or an encoding."""
+    """Return whether a module supports a conversion of a kind, 'scheme' or 'encoding'."""
     if not hasattr(getattr(module, "config", None), "to_dict"):
         return False
     if kind == "scheme":
@@ -172,9 +174,12 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
         if isinstance(scheme, Scheme):
             text: Any = text_of(module)
             late = bool(text.vispe_late)
-            more = {"parallel": text.vispe_beside, "self_extend": text.vispe_extend}
-            more = {name: value for name, value in more.items() if value is not None}
-            yield module, {"scheme": {"name": scheme.name, **scheme.options()}, "late_rotation": late, **more}
+            options = {"parallel": text.vispe_beside, "self_extend": text.vispe_extend}
+            options = {name: value for name, value in options.items() if value is not None}
+            yield (
+                module,
+                {"scheme": {"name": scheme.name, **scheme.options()}, "late_rotation": late, **options},
+            )
         state = vars(module._modules.get("timm_model") or module).get("vispe")
         if isinstance(state, HostState):
             spec = state.resolved or state.spec
@@ -182,5 +187,5 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _plain(entry: Any) -> Any:
-    """Return an entry as it comes back from a file."""
+    """Return an entry after a round trip through JSON."""
     return json.loads(json.dumps(entry))

@@ -1,4 +1,4 @@
-"""`from_pretrained`: a model of transformers, with the scheme and the encoding that its configuration names."""
+"""`from_pretrained` for converted models of transformers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vispe.hosts.transformers.version import check_version
 
 
 def from_pretrained(auto_class: Any, path: str | os.PathLike[str], **kwargs: Any) -> Any:
-    """Return a model that was saved with a position scheme or an encoding of vispe, with all of its weights.
+    """Load a model that was saved with a position scheme or an encoding of vispe, with all of its weights.
 
-    The model is converted before it has weights, so transformers puts these where `device_map`, `dtype` and its other
-    arguments say. Loading is strict: weights that are missing, or that the model does not have, are an error.
+    The model is converted before its weights are loaded, so `device_map`, `dtype` and other arguments of transformers
+    apply to all weights. Loading is strict: missing or unexpected weights are an error.
 
     Example:
         >>> import tempfile, warnings, vispe
@@ -29,13 +29,16 @@ def from_pretrained(auto_class: Any, path: str | os.PathLike[str], **kwargs: Any
         [{'name': 'alibi2d', 'slopes': 'learned'}]
 
     Args:
-        auto_class: what would load the stock model: `AutoModelForImageTextToText`, or the class itself.
+        auto_class: the class that loads the stock model: `AutoModelForImageTextToText`, or the model class itself.
         path: the folder, or the name on the hub.
         **kwargs: arguments of its `from_pretrained`.
 
+    Returns:
+        the result of its `from_pretrained`: the model, or a tuple with loading information.
+
     Raises:
-        InputError: the configuration names nothing, or weights and model do not fit.
-        MissingExtra: transformers is not installed, or it is too old.
+        InputError: the configuration names no conversion, or the weights do not match the model.
+        MissingExtra: transformers is not installed, or its version is not supported.
     """
     require("transformers", "vlm", "vispe.from_pretrained")
     check_version()
@@ -45,7 +48,7 @@ def from_pretrained(auto_class: Any, path: str | os.PathLike[str], **kwargs: Any
     load = getattr(auto_class, "from_pretrained", None)
     if load is None:
         raise InputError(
-            f"vispe.from_pretrained needs a class of transformers that loads models, got {auto_class!r}."
+            f"vispe.from_pretrained: auto_class must be a class of transformers that loads models, got {auto_class!r}."
         )
     token = patch_save_load.converting.set(True)
     try:
@@ -55,7 +58,7 @@ def from_pretrained(auto_class: Any, path: str | os.PathLike[str], **kwargs: Any
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"vispe.from_pretrained needs a class of transformers that loads models, and {auto_class.__name__} gave a "
-            f"{type(model).__name__}."
+            f"vispe.from_pretrained: auto_class must be a class of transformers that loads models, got "
+            f"{auto_class.__name__}, which returned a {type(model).__name__}."
         )
     return loaded

@@ -1,8 +1,8 @@
-"""Saving and loading of transformers' models, once vispe is imported: what is converted is never lost without a word.
+"""Patches of saving and loading in transformers, so that a conversion is never lost silently.
 
-`PreTrainedModel.save_pretrained` and `from_pretrained` are wrapped in place, when transformers'
-base class is imported (`vispe.hosts.import_hooks`); what they do to other models stays as it is. What knows the models is
-therefore imported when one is saved or loaded.
+`PreTrainedModel.save_pretrained` and `from_pretrained` are patched when transformers' base class is imported
+(`vispe.hosts.import_hooks`); other models are not affected. The code that converts models is imported only when a model is
+saved or loaded.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any
 from torch import nn
 
 from vispe.errors import InputError
-from vispe.hosts.monkeypatch import Door
+from vispe.hosts.monkeypatch import Patch
 from vispe.hosts.transformers.saving import config_record
-from vispe.hosts.transformers.subclasses import Named, complete_with, converting, positioned, stock_of
+from vispe.hosts.transformers.subclasses import Named, complete_with, converted_subclass, converting, stock_of
 
 
 def install() -> None:
-    """Wrap the two methods; once is enough, more often does no harm."""
+    """Patch the two methods; idempotent."""
     complete_with(_complete)
-    for door in _doors():
-        door.install()
+    for patch in _patches():
+        patch.install()
 
 
 def uninstall() -> None:
-    """Take the wrappers away again."""
-    for door in _doors():
-        door.uninstall()
+    """Remove the patches."""
+    for patch in _patches():
+        patch.uninstall()
 
 
-def _doors() -> tuple[Door, ...]:
-    """Return what is wrapped in the class that all models derive from; to import it installs the wrappers, too."""
+def _patches() -> tuple[Patch, ...]:
+    """Return the patches of the base class of all models; importing it also installs them."""
     base = importlib.import_module("transformers.modeling_utils").PreTrainedModel
-    return Door(base, "from_pretrained", _loading), Door(base, "save_pretrained", _saving)
+    return Patch(base, "from_pretrained", _loading), Patch(base, "save_pretrained", _saving)
 
 
-def _complete(model: nn.Module, asked: type) -> None:
-    """Convert a model that was built by calling the class of a converted one, where its configuration says how."""
+def _complete(model: nn.Module, requested: type) -> None:
+    """Convert a model that was built by calling the class of a converted one, as its configuration names."""
     from vispe.hosts.transformers.convert import complete
 
-    complete(model, asked)
+    complete(model, requested)
 
 
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
@@ -68,10 +68,10 @@ def _loading(original: Any) -> Any:
     def from_pretrained(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         if stock_of(cls) is None and not converting.get():
             loaded = original(cls, *args, **kwargs)
-            _tell(loaded[0] if isinstance(loaded, tuple) else loaded)
+            _warn_missing(loaded[0] if isinstance(loaded, tuple) else loaded)
             return loaded
-        built = positioned(stock_of(cls) or cls, Named) if converting.get() else cls
-        # towers that a constructor loads by itself are loaded as they are
+        built = converted_subclass(stock_of(cls) or cls, Named) if converting.get() else cls
+        # towers that a constructor loads itself are loaded without conversion
         token = converting.set(False)
         try:
             return _strictly(functools.partial(original, built, *args), **kwargs)
@@ -82,10 +82,10 @@ def _loading(original: Any) -> Any:
 
 
 def _strictly(load: Callable[..., Any], *, output_loading_info: bool = False, **kwargs: Any) -> Any:
-    """Return a model that was converted, if it was, before it had weights.
+    """Load a model; strictly, if its configuration names a conversion.
 
     Raises:
-        InputError: it was converted, and weights of it are missing, or there are others.
+        InputError: weights of a converted model are missing or unexpected.
     """
     model, info = load(output_loading_info=True, **kwargs)
     if config_record.names(model):
@@ -94,27 +94,27 @@ def _strictly(load: Callable[..., Any], *, output_loading_info: bool = False, **
 
 
 def _check_keys(name: str, info: dict[str, Any]) -> None:
-    missing, others = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if not missing and not others:
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if not missing and not unexpected:
         return
     reasons = [
         f"{len(keys)} weights {what} ({', '.join(keys[:4])}{', ...' if len(keys) > 4 else ''})"
-        for keys, what in ((missing, "of the model are missing"), (others, "are not of this model"))
+        for keys, what in ((missing, "are missing"), (unexpected, "are unexpected"))
         if keys
     ]
     raise InputError(
-        f"The {name} that the configuration names does not fit the weights beside it: {' and '.join(reasons)}. Load it "
-        "with the class that it was saved from, and with the configuration that was saved with it."
+        f"The weights do not match the {name} that the configuration names: {' and '.join(reasons)}. Load it with the "
+        "class and the configuration with which it was saved."
     )
 
 
-def _tell(model: nn.Module) -> None:
-    """Warn, once, where a model was built without what its configuration names."""
+def _warn_missing(model: nn.Module) -> None:
+    """Warn where a model was built without the conversion that its configuration names."""
     lost = [config_record.shown(entry) for _, entry in config_record.missing(model)]
     if lost:
         warnings.warn(
-            f"The configuration names {' and '.join(lost)} of vispe, and {type(model).__name__} was loaded without, so "
-            "its outputs are not those of the model that was saved; load it with vispe.from_pretrained.",
+            f"The configuration names {' and '.join(lost)} of vispe, but {type(model).__name__} was loaded without, so "
+            "its outputs are not those of the saved model. Load it with vispe.from_pretrained.",
             UserWarning,
             stacklevel=3,
         )

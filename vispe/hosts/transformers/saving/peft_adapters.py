@@ -7,37 +7,36 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from vispe.hosts.monkeypatch import Door
+from vispe.hosts.monkeypatch import Patch
 from vispe.hosts.transformers.language.kv_cache import PREFIX
 from vispe.hosts.transformers.saving import adapter_targets, config_record
 
 
 def install() -> None:
-    """Wrap functions of peft; calling it again has no effect."""
-    for door in _doors():
-        door.install()
+    """Wrap functions of peft; repeated calls have no effect."""
+    for patch in _patches():
+        patch.install()
 
 
 def uninstall() -> None:
-    """Take the wrappers away again."""
-    for door in _doors():
-        door.uninstall()
+    """Remove the patches."""
+    for patch in _patches():
+        patch.uninstall()
 
 
-def _doors() -> list[Door]:
+def _patches() -> list[Patch]:
     owner = importlib.import_module("peft.peft_model").PeftModel
     return [
-        Door(owner, "save_pretrained", _saving),
-        Door(owner, "get_prompt", _prompting),
-        *adapter_targets.doors(),
+        Patch(owner, "save_pretrained", _saving),
+        Patch(owner, "get_prompt", _prompting),
+        *adapter_targets.patches(),
     ]
 
 
 def virtual_tokens(model: Any) -> int:
-    """Return how many tokens peft puts in front of the prompt while it generates with a model."""
-    method = vars(model).get(
-        "prepare_inputs_for_generation"
-    )  # of the adapter, which peft puts there meanwhile
+    """Return the number of virtual tokens that peft puts in front of the prompt during generation with a model."""
+    # during generation, peft patches this method of the model with that of the adapter
+    method = vars(model).get("prepare_inputs_for_generation")
     config = getattr(getattr(method, "__self__", None), "active_peft_config", None)
     return int(config.num_virtual_tokens) if getattr(config, "is_prompt_learning", False) else 0
 
@@ -45,7 +44,7 @@ def virtual_tokens(model: Any) -> int:
 def _prompting(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_prompt(self: Any, *args: Any, **kwargs: Any) -> Any:
         prompt = original(self, *args, **kwargs)
-        if hasattr(prompt, "get_seq_length"):  # a cache; prompt tuning gives embeddings
+        if hasattr(prompt, "get_seq_length"):  # a cache of prefix tuning; prompt tuning returns embeddings
             setattr(prompt, PREFIX, True)
         return prompt
 

@@ -1,1 +1,1 @@
-"""An encoding in a vision model or tower of transformers."""
+"""Encodings in vision models and vision towers of transformers."""

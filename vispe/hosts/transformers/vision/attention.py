@@ -1,8 +1,7 @@
-"""Attention of transformers' vision towers, made to take a context.
+"""Attention layers of transformers' vision towers, with a `Context` as an additional argument.
 
-Each class differs from its parent in one thing: it is handed a context, and attention is computed with the encodings in
-it. Parameters keep their names. Without a context, the positions of `vispe.positions_for` are used, or an error is
-raised.
+Each class differs from its parent only in that attention is computed with the encodings of the context. Parameters keep
+their names. Without a context, the positions of `vispe.positions_for` are used, or an error is raised.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from vispe.hosts.common.context import Context
 from vispe.hosts.transformers.vision.families import heads_of
 from vispe.hosts.transformers.vision.packed_tokens import PackedContext
 
-CALLS = "the model"  # what supplies positions to the blocks
+CALLS = "the model"  # the call that supplies positions, for messages
 
 
-class HostedAttention(nn.Module):
-    """What every attention layer of a converted tower has.
+class ConvertedAttention(nn.Module):
+    """Base class of converted attention layers of vision towers.
 
     Attributes:
         vispe_layer: index of the block.
@@ -39,12 +38,12 @@ class HostedAttention(nn.Module):
 
     @property
     def fused_attn(self) -> bool:
-        """Whether any backend may compute attention, or only plain products, as 'eager' asks."""
+        """Whether backend selection is enabled; False for the attention implementation 'eager'."""
         return self.config._attn_implementation != "eager"
 
 
-class PackedAttention(HostedAttention):
-    """Attention of the Qwen towers, inside each chunk of a line of tokens."""
+class PackedAttention(ConvertedAttention):
+    """Attention of the Qwen towers, within each chunk of a packed sequence."""
 
     def forward(
         self,
@@ -55,11 +54,15 @@ class PackedAttention(HostedAttention):
         vispe_context: PackedContext | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the tokens (n, d) after attention; arguments as in transformers."""
+        """Return the tokens (n, d) after attention; arguments as in transformers.
+
+        Raises:
+            InputError: there is no context.
+        """
         if vispe_context is None:
             raise InputError(
                 f"Attention of block {self.vispe_layer}: its encoding needs positions, got none. Call the tower; its "
-                "blocks cannot be called alone, since it packs images of several grids."
+                "blocks cannot be called directly, since images of several grids are packed."
             )
         qkv = self.qkv(hidden_states)
         q, k, v = rearrange(qkv, "n (three h d) -> three n h d", three=3, h=self.num_heads)
@@ -70,7 +73,7 @@ class PackedAttention(HostedAttention):
         return self.proj(chunks.attend(self, q, k, v, hidden_states, dropout_p))
 
 
-class ClipAttention(HostedAttention):
+class ClipAttention(ConvertedAttention):
     """Attention of the CLIP and SigLIP towers."""
 
     def forward(
@@ -80,15 +83,15 @@ class ClipAttention(HostedAttention):
         vispe_context: Context | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         out, weights = _attended(self, context, x, *qkv, attention_mask, self.dropout)
         return self.out_proj(out), weights
 
 
-class InternAttention(HostedAttention):
-    """Attention of the InternVL tower, whose queries and keys may be normed over all heads."""
+class InternAttention(ConvertedAttention):
+    """Attention of the InternVL tower, whose queries and keys may be normalised over all heads."""
 
     def forward(
         self,
@@ -97,15 +100,15 @@ class InternAttention(HostedAttention):
         vispe_context: Context | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.q_norm(self.q_proj(x)), self.k_norm(self.k_proj(x)), self.v_proj(x)
         out, weights = _attended(self, context, x, *qkv, attention_mask, self.attention_dropout)
         return self.projection_dropout(self.projection_layer(out)), weights
 
 
-class GridAttention(HostedAttention):
-    """Attention of ViT, DINOv2, DINOv3 and their like: four projections, and maybe a rotation of their own."""
+class GridAttention(ConvertedAttention):
+    """Attention of ViT, DINOv2, DINOv3 and similar models: four projections, optionally a RoPE of their own."""
 
     def forward(
         self,
@@ -115,49 +118,49 @@ class GridAttention(HostedAttention):
         vispe_context: Context | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        x, turn = hidden_states, None
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
+        x, rotate = hidden_states, None
         context = context_for(self, x, vispe_context, CALLS)
         if context.rope and position_embeddings is not None:
-            rotate = sys.modules[type(self).__module__].apply_rotary_pos_emb
-            turn = functools.partial(rotate, cos=position_embeddings[0], sin=position_embeddings[1])
+            rotary = sys.modules[type(self).__module__].apply_rotary_pos_emb
+            rotate = functools.partial(rotary, cos=position_embeddings[0], sin=position_embeddings[1])
         qkv = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         dropout_p = self.attention_dropout if hasattr(self, "attention_dropout") else self.dropout
-        out, weights = _attended(self, context, x, *qkv, attention_mask, dropout_p, turn)
+        out, weights = _attended(self, context, x, *qkv, attention_mask, dropout_p, rotate)
         return self.o_proj(out), weights
 
 
-class FilmAttention(HostedAttention):
-    """Attention of VideoMAE; the projection after it belongs to another module."""
+class VideoMaeAttention(ConvertedAttention):
+    """Attention of VideoMAE, without output projection, which is another module."""
 
     def forward(
         self, hidden_states: Tensor, vispe_context: Context | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
         x, context = hidden_states, context_for(self, hidden_states, vispe_context, CALLS)
         qkv = self.query(x), self.key(x), self.value(x)
         return _attended(self, context, x, *qkv, None, self.dropout_prob)
 
 
-class JepaAttention(HostedAttention):
-    """Attention of V-JEPA 2, whose own rotation has frames, rows and columns."""
+class JepaAttention(ConvertedAttention):
+    """Attention of V-JEPA 2, whose own RoPE has the axes frames, rows and columns."""
 
     def forward(
         self, hidden_states: Tensor, position_mask: Tensor | None = None, vispe_context: Context | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) where it is eager."""
-        x, turn = hidden_states, None
+        """Return the tokens (b, n, d) after attention, and its weights (b, h, n, n) if eager."""
+        x, rotate = hidden_states, None
         context = context_for(self, x, vispe_context, CALLS)
         if context.rope:
-            places = self.get_position_ids(x)
-            turn = lambda q, k: tuple(self.apply_rotary_embeddings(t, places) for t in (q, k))  # noqa: E731
+            ids = self.get_position_ids(x)
+            rotate = lambda q, k: tuple(self.apply_rotary_embeddings(t, ids) for t in (q, k))  # noqa: E731
         qkv = self.query(x), self.key(x), self.value(x)
-        out, weights = _attended(self, context, x, *qkv, None, self.dropout_prob, turn)
+        out, weights = _attended(self, context, x, *qkv, None, self.dropout_prob, rotate)
         return self.proj(out), weights
 
 
 class JepaLayer(nn.Module):
-    """The block of V-JEPA 2, which hands its context on."""
+    """The block of V-JEPA 2, which passes the context to its attention."""
 
     def forward(
         self,
@@ -166,7 +169,7 @@ class JepaLayer(nn.Module):
         vispe_context: Context | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens (b, n, d) after the block, and the weights of its attention where it is eager."""
+        """Return the tokens (b, n, d) after the block, and the weights of its attention if eager."""
         if vispe_context is None:
             return super().forward(hidden_states, position_mask, **kwargs)
         out, weights = self.attention(self.norm1(hidden_states), position_mask, vispe_context)
@@ -175,7 +178,7 @@ class JepaLayer(nn.Module):
 
 
 class InternLayer(nn.Module):
-    """The block of the InternVL tower, which hands its context on."""
+    """The block of the InternVL tower, which passes the context to its attention."""
 
     def forward(self, hidden_states: Tensor, vispe_context: Context | None = None) -> Tensor:
         """Return the tokens (b, n, d) after the block."""
@@ -188,10 +191,10 @@ class InternLayer(nn.Module):
 
 
 class InternEncoder(nn.Module):
-    """The blocks of the InternVL tower, which hand their context on."""
+    """The encoder of the InternVL tower, which passes the context to its blocks."""
 
     def forward(self, hidden_states: Tensor, vispe_context: Context | None = None) -> Any:
-        """Return the tokens (b, n, d) after the blocks, as transformers does."""
+        """Return the tokens (b, n, d) after all blocks, as transformers does."""
         if vispe_context is None:
             return super().forward(hidden_states)
         for layer in self.layer:
@@ -208,30 +211,34 @@ def _attended(
     v: Tensor,
     mask: Tensor | None,
     dropout_p: float,
-    turn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return attention (b, n, d) and, where it is eager, its weights; `turn` is the host's own rotation."""
+    """Return attention (b, n, d) and, if eager, its weights; `rotate` applies the host's own RoPE."""
     if mask is not None:
-        context = context.masked(seen(mask))
+        context = context.masked(as_attention_mask(mask))
     heads, _ = heads_of(module)
     q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=heads) for t in (q, k, v))
-    if turn is not None:
-        q, k = turn(q, k)
+    if rotate is not None:
+        q, k = rotate(q, k)
     dropout_p = dropout_p if module.training else 0.0
     if module.fused_attn:
         out, weights = context.attend(module, q, k, v, x, dropout_p), None
-    else:  # the weights that are shown are those that made the output, so that gradients reach them
+    else:  # the returned weights are those of the output, so that gradients reach them
         scores = context.scores(module, (q,), (k,), v, x)
         weights = dropout(scores.softmax(), dropout_p).to(q.dtype)
         (out,) = scores.weigh(weights)
     return rearrange(out, "b h n d -> b n (h d)"), weights
 
 
-def seen(mask: Any) -> Tensor:
-    """Return a mask of transformers (b, 1, n, n) as attention takes it; that of flash attention is (b, n)."""
+def as_attention_mask(mask: Any) -> Tensor:
+    """Return a mask of transformers as (b, 1, 1 or n, n); masks of flash attention are (b, n).
+
+    Raises:
+        UnsupportedCombination: the mask is not a tensor.
+    """
     if not isinstance(mask, Tensor):
         raise UnsupportedCombination(
-            f"The attention implementation of the model made a {type(mask).__name__} as its mask; call "
-            "model.set_attn_implementation('sdpa'), and vispe chooses the fastest kernel itself."
+            f"The mask of the attention implementation must be a tensor, got {type(mask).__name__}. Call "
+            "model.set_attn_implementation('sdpa'); vispe selects the fastest kernel itself."
         )
     return mask[:, None, None].bool() if mask.ndim == 2 else mask

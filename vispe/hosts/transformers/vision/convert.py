@@ -1,9 +1,8 @@
-"""Putting an encoding into the vision tower of a Hugging Face model, and taking it out again.
+"""Conversion of the vision towers of Hugging Face models.
 
-The towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose patches lie in the order in which they are merged, one image
-after another; those of CLIP, SigLIP and InternVL, of which LLaVA, LLaVA-OneVision and InternVL are made; models that
-see images alone, such as ViT, DINOv2 and DINOv3; and towers that timm made, which are converted as any timm model. The
-steps are in `vispe.hosts.common.convert`.
+Supported are the towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which pack images into one sequence; those of CLIP,
+SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such as ViT, DINOv2 and DINOv3; and
+towers built by timm, converted as any timm model. The steps are in `vispe.hosts.common.convert`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from vispe.grid import Grid
 from vispe.hosts.common import convert
 from vispe.hosts.common.checks import check_outside, refuse_patched
 from vispe.hosts.common.equivalent_models import advice
-from vispe.hosts.common.host_spec import Wanted, read
+from vispe.hosts.common.host_spec import HostSpec, parse_host_spec
 from vispe.hosts.timm.convert import convert_timm, describe_timm, restore_timm
-from vispe.hosts.transformers.subclasses import positioned
+from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.families import (
     FAMILIES,
-    FILMS,
+    VIDEO_KINDS,
     attentions,
     family_of,
     family_of_class,
@@ -40,16 +39,16 @@ from vispe.hosts.transformers.vision.families import (
     width_of,
 )
 from vispe.hosts.transformers.vision.position_embeddings import (
+    attach_tables,
+    detach_tables,
     has_tables,
     never_loaded,
-    put_tables,
-    take_tables,
 )
 from vispe.hosts.transformers.vision.tower import SWAPS, swapped
 from vispe.hosts.windows import families
 
-# where towers are kept
-_INSIDE = (
+# attribute names of towers
+_ATTRIBUTES = (
     "model",
     "visual",
     "vision_tower",
@@ -62,7 +61,7 @@ _INSIDE = (
 
 
 class _Tower(convert.Family):
-    """The towers of transformers; where things are in them says `family_of`."""
+    """The towers of transformers; `family_of` returns the paths of their modules."""
 
     title = "transformers "
     noun = "tower"
@@ -70,17 +69,17 @@ class _Tower(convert.Family):
     unfused = "the attention implementation is eager"
     always_inside = True
 
-    def hosted(self, stock: type[Any]) -> type[Any]:
+    def converted_class(self, stock: type[Any]) -> type[Any]:
         family = family_of_class(stock)
         _check_class("The tower", stock, family.path, family.tower)
-        return positioned(stock, SWAPS[family.kind][0])
+        return converted_subclass(stock, SWAPS[family.kind][0])
 
     stock_type = staticmethod(stock_type)
     attentions = staticmethod(attentions)
 
     def swaps(self, model: Any) -> Iterator[tuple[str, nn.Module, type[Any]]]:
         for path, module, mixin in swapped(model):
-            yield path, module, positioned(stock_type(module), mixin)
+            yield path, module, converted_subclass(stock_type(module), mixin)
 
     def facts(self, model: Any, layers: convert.Layers) -> dict[str, Any]:
         heads, width = heads_of(layers[0][2])
@@ -92,13 +91,13 @@ class _Tower(convert.Family):
             "grid": reference_of(model),
         }
 
-    def where(self, model: Any) -> str:
+    def grid_text(self, model: Any) -> str:
         trained = model.vispe.reference or "any"
         return f"of each image, trained at {trained}, {prefix_of(model)} prefix tokens"
 
     has_table = staticmethod(has_tables)
-    take_table = staticmethod(take_tables)
-    put_table = staticmethod(put_tables)
+    detach_table = staticmethod(detach_tables)
+    attach_table = staticmethod(attach_tables)
 
     def has_rope(self, model: Any) -> bool:
         return family_of(model).rope
@@ -112,11 +111,11 @@ class _Tower(convert.Family):
             _check_kind(term, reference_of(model), stock)
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: convert.Layers) -> None:
-        """Raise what the encodings raise when there is something that the tower does not supply, such as poses."""
+        """Run the encodings once, so that those that need inputs the tower does not supply raise their errors."""
         heads, width = heads_of(layers[0][2])
         like = next(model.parameters())
-        few = (2, 2, 4) if family_of(model).kind in FILMS else (2, 4)
-        pos = Grid(few, prefix=prefix_of(model)).positions(like.device)
+        shape = (2, 2, 4) if family_of(model).kind in VIDEO_KINDS else (2, 4)
+        pos = Grid(shape, prefix=prefix_of(model)).positions(like.device)
         x = like.new_zeros(1, pos.tokens, width_of(layers[0][2]))
         q = like.new_zeros(1, heads, pos.tokens, width)
         devices = [like.device] if like.is_cuda else []
@@ -124,12 +123,12 @@ class _Tower(convert.Family):
             pos = prepare(parts, pos)
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
-    def check_aside(self, model: Any, table: Any) -> None:
-        """Raise when the table never got values, as the weights were saved without it."""
+    def check_detached(self, model: Any, table: Any) -> None:
+        """Raise when the table has no values, as the weights were saved without it."""
         if never_loaded(model, table):
             raise UnsupportedCombination(
-                f"This {stock_type(model).__name__} was saved without its absolute table, so there is none to bring "
-                "back; load the stock model that it was made from."
+                f"This {stock_type(model).__name__} was saved without its absolute table, which cannot be restored. "
+                "Load the stock model that was converted."
             )
 
 
@@ -137,18 +136,18 @@ TOWER = _Tower()
 
 
 def vision_tower_of(model: nn.Module) -> nn.Module:
-    """Return what is converted in a model of transformers: its vision tower, or the model that timm made.
+    """Return the module of a transformers model that is converted: its vision tower, or a timm model.
 
     Args:
         model: a vision-language model, with or without its head, or a tower.
 
     Raises:
-        UnsupportedHost: there is no vision tower in it, or one of a class that vispe does not know.
+        UnsupportedHost: there is no vision tower in it, or its class is not supported.
     """
     tower: Any = model
     while family_of(tower) is None and families.family_of(tower) is None:
-        # heads of transformers name the model below them
-        names = (*_INSIDE, getattr(tower, "base_model_prefix", "") or "model")
+        # models with heads store the attribute name of the model inside
+        names = (*_ATTRIBUTES, getattr(tower, "base_model_prefix", "") or "model")
         parts = (getattr(tower, name, None) for name in names)
         inner = next((part for part in parts if isinstance(part, nn.Module)), None)
         if inner is None:
@@ -157,11 +156,11 @@ def vision_tower_of(model: nn.Module) -> nn.Module:
     if families.family_of(tower):
         return tower
     if family_of(tower) is None and not any(c.__module__.startswith("timm.") for c in type(tower).__mro__):
-        known = ", ".join(dict.fromkeys(f.tower for f in FAMILIES))
-        where = "" if tower is model else f" with a {type(tower).__name__} inside"
+        supported = ", ".join(dict.fromkeys(f.tower for f in FAMILIES))
+        inside = "" if tower is model else f" with a {type(tower).__name__} inside"
         raise UnsupportedHost(
-            f"A vision tower was looked for in a {type(model).__name__}{where}, and none that vispe knows was found; "
-            f"it knows {known}, and those of timm. {advice(tower) or advice(model) or ''}".rstrip()
+            f"vispe.convert: no supported vision tower in the model, got a {type(model).__name__}{inside}. Supported "
+            f"are {supported}, and those of timm. {advice(tower) or advice(model) or ''}".rstrip()
         )
     return tower
 
@@ -174,95 +173,95 @@ def convert_vision(
     keep_rope: bool | None = None,
     **options: Any,
 ) -> None:
-    """Put an encoding into the vision tower of a model of transformers, in place, or exchange it for another.
+    """Convert the vision tower of a transformers model in place, or replace the encoding of a converted one.
 
-    The encoding works inside attention, image by image: each patch is at its row and column, whatever the order and
-    the windows in which the tower sees the patches, and each frame of a video has positions of its own.
+    The encoding acts inside attention, separately for each image: each patch has its row and column, independent of the
+    order and the windows of the tower, and each frame of a video has separate positions.
 
     Args:
         model: a vision-language model, or its tower.
-        spec: an encoding, or a sum of encodings and of what stays of the tower's own.
-        keep_abs: whether the tower's own absolute table stays in use beside the encoding. None keeps what there is,
-            except in towers of timm, where it means the same as in `vispe.convert`.
-        keep_rope: likewise, of its own rotary embedding.
+        spec: an encoding, or a sum of encodings and of the keywords for the tower's own position information.
+        keep_abs: whether the tower's own absolute table stays in use. None keeps one if it exists, except in towers of
+            timm, where it means False.
+        keep_rope: the same for its own rotary embedding.
         **options: options of the encoding.
 
     Raises:
-        UnsupportedHost: there is no tower that vispe knows.
-        UnsupportedCombination: the encoding has no place in it, or there is nothing to keep.
-        UnknownEncoding, OptionError: the spec is not right.
+        UnsupportedHost: there is no supported tower.
+        UnsupportedCombination: the tower does not support the encoding, or there is nothing to keep.
+        UnknownEncoding, OptionError: the spec is not valid.
     """
     tower = vision_tower_of(model)
     if family_of(tower) is None:
-        wanted = read(spec, options, bool(keep_abs), bool(keep_rope))
+        host_spec = parse_host_spec(spec, options, bool(keep_abs), bool(keep_rope))
         windowed = families.family_of(tower)
-        convert.put_in(tower, windowed, wanted) if windowed else convert_timm(tower, wanted)
+        convert.convert_model(tower, windowed, host_spec) if windowed else convert_timm(tower, host_spec)
     else:
-        convert.put_in(tower, TOWER, read(spec, options, keep_abs, keep_rope))
+        convert.convert_model(tower, TOWER, parse_host_spec(spec, options, keep_abs, keep_rope))
 
 
 def convert_as_named(part: nn.Module, entry: dict[str, Any]) -> int:
-    """Convert a tower as `vispe.hosts.transformers.saving.config_record` has it, and return how many weights its encoding has.
+    """Convert a tower to an entry of `vispe.hosts.transformers.saving.config_record`; return the number of weights.
 
     Args:
-        part: the tower, or what holds a tower of timm.
-        entry: of its configuration.
+        part: the tower, or the module around a tower of timm.
+        entry: the entry of its configuration.
     """
     tower = vision_tower_of(part)
-    wanted = Wanted(parse_spec(entry["encoding"]), entry["keep_abs"], entry["keep_rope"])
+    spec = HostSpec(parse_spec(entry["encoding"]), entry["keep_abs"], entry["keep_rope"])
     if windowed := families.family_of(tower):
-        convert.put_in(tower, windowed, wanted)
+        convert.convert_model(tower, windowed, spec)
     elif family_of(tower) is None:
-        convert_timm(tower, wanted)
+        convert_timm(tower, spec)
     else:
-        convert.put_in(tower, TOWER, wanted)
+        convert.convert_model(tower, TOWER, spec)
     return sum(p.numel() for name, p in tower.named_parameters() if "pos_enc." in name)
 
 
 def restore_vision(model: nn.Module) -> None:
-    """Give the tower of a model its own classes, absolute table and rotary embedding back, in place.
+    """Restore the classes, absolute table and rotary embedding of the vision tower of a model, in place.
 
     Raises:
-        UnsupportedHost: there is no tower that vispe knows, or it is not converted.
+        UnsupportedHost: there is no supported tower, or it is not converted.
     """
     tower = vision_tower_of(model)
     if windowed := families.family_of(tower):
-        convert.take_out(tower, windowed)
+        convert.restore_model(tower, windowed)
     elif family_of(tower) is None:
         restore_timm(tower)
     else:
-        convert.take_out(tower, TOWER)
+        convert.restore_model(tower, TOWER)
 
 
 def describe_vision(model: nn.Module) -> str:
-    """Return what is attached where in the tower of a model, in a few lines."""
+    """Return a summary of the conversion of the vision tower of a model."""
     tower = vision_tower_of(model)
-    converted = [part for _, part in convert.converted_parts(tower)]
+    converted = [part for _, part in convert.converted_models(tower)]
     if not converted:
         return (
             f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
         )
     if windowed := families.family_of(tower):
-        return convert.in_words(tower, windowed)
-    return describe_timm(converted[0]) if family_of(tower) is None else convert.in_words(tower, TOWER)
+        return convert.describe_model(tower, windowed)
+    return describe_timm(converted[0]) if family_of(tower) is None else convert.describe_model(tower, TOWER)
 
 
 def _check_class(path: str, cls: type[Any], module: str, name: str) -> None:
-    """Raise when a part is not of transformers' own class, whose forward pass is replaced."""
+    """Raise `UnsupportedHost` for subclasses of transformers' own class, whose forward pass is replaced."""
     if (cls.__module__, cls.__name__) != (module, name):
         raise UnsupportedHost(
-            f"{path} is a {cls.__name__} of {cls.__module__}; vispe replaces the forward pass of transformers' own "
-            f"{name}, so convert a plain tower."
+            f"{path} must be of transformers' own class {name}, whose forward pass is replaced, got {cls.__name__} of "
+            f"{cls.__module__}. Convert a stock tower."
         )
 
 
 def _check_kind(term: dict[str, Any], grid: tuple[int, ...] | None, stock: type[nn.Module]) -> None:
-    """Raise when an encoding has no place inside attention, or needs a grid that the tower does not have."""
+    """Raise when an encoding does not act inside attention, or needs a training grid that the tower does not have."""
     cls = encoding_class(term["name"])
     check_outside(cls, 2 if grid is None else len(grid), stock)
-    wanted = inspect.signature(cls).parameters.get("grid")
-    if grid is None and wanted is not None and wanted.default is wanted.empty and "grid" not in term:
+    option = inspect.signature(cls).parameters.get("grid")
+    if grid is None and option is not None and option.default is option.empty and "grid" not in term:
         raise OptionError(
-            f"{cls.name} makes its table for one grid, and {stock.__name__} was trained at none in particular; say "
-            "grid=[h, w], the rows and columns of an image that the table is for."
+            f"{cls.name} has a table for one grid, but {stock.__name__} was trained without a fixed grid. Pass "
+            "grid=[h, w], rows and columns of an image for which the table is built."
         )

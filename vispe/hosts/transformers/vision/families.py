@@ -1,4 +1,4 @@
-"""Where things are in transformers' vision towers: attention, tables, rotary embedding, training grid."""
+"""Families of transformers' vision towers: paths of attention, tables, rotary embedding, and the training grid."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vispe.hosts.transformers.subclasses import stock_of
 
 @dataclass(frozen=True)
 class Family:
-    """Where things are in the towers of one class.
+    """Layout of the towers of one class.
 
     Attributes:
-        module: where the class is, in `transformers.models`.
-        tower: its name.
-        attention: that of its attention.
-        kind: how a context reaches attention, one of the names in `SWAPS` of the towers.
+        module: package of the class in `transformers.models`.
+        tower: class name of the tower.
+        attention: class name of its attention layers.
+        kind: how a context is passed to attention, a key of `SWAPS`.
         blocks: path of the blocks.
-        attn: name of attention in a block.
-        tables: paths of what adds position, the absolute table first; `*` stands for every number.
-        bare: whether the tower goes on without a table that is None.
-        prefix: tokens without a place.
-        more_prefix: entry of the configuration that counts more of them.
+        attn: path of the attention layer in a block.
+        tables: paths of position tables, the absolute table first; `*` is any index.
+        bare: whether the stock forward pass supports a table that is None.
+        prefix: number of tokens without a position.
+        more_prefix: configuration entry with the number of further ones.
         rope: whether it has a rotary embedding of its own.
     """
 
@@ -53,7 +53,7 @@ _CLIP["tables"] = ("embeddings.position_embedding",)
 _INTERN: dict[str, Any] = {"kind": "intern", "blocks": "encoder.layer", "attn": "attention", "rope": False}
 _INTERN |= {"tables": ("embeddings.position_embeddings",), "bare": True}
 _QWEN3: dict[str, Any] = {"tables": ("pos_embed",)}
-# one layout for most models that see images alone: blocks hand keywords on to attention with four projections
+# the layout of most vision models: blocks pass keywords to attention with four projections
 _GRID: dict[str, Any] = {"kind": "grid", "attn": "attention", "prefix": 1, "rope": False}
 _VIT = _GRID | {"blocks": "layers", "tables": ("embeddings.position_embeddings",)}
 _DINO = _VIT | {"blocks": "encoder.layer"}
@@ -63,7 +63,7 @@ _VIDEOMAE = {"kind": "film", "blocks": "encoder.layer", "attn": "attention.atten
 _VIDEOMAE["tables"] = ("embeddings.position_embeddings",)
 _BEIT = _VIT | {"bare": True}
 _BEIT["tables"] = (*_VIT["tables"], "layers.*.relative_position_bias", "shared_position_bias")
-FILMS = ("film", "jepa")  # kinds whose grids have frames, rows and columns
+VIDEO_KINDS = ("film", "jepa")  # kinds whose grids have frames, rows and columns
 FAMILIES = (
     Family("qwen2_vl", "Qwen2VisionTransformerPretrainedModel", "VisionAttention"),
     Family("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionAttention"),
@@ -104,18 +104,18 @@ FAMILIES = (
 
 
 def family_of(tower: nn.Module) -> Family | None:
-    """Return where things are in a tower, or None if it is not one that vispe knows."""
+    """Return the family of a tower; None if its class is not supported."""
     return family_of_class(type(tower))
 
 
 def family_of_class(cls: type[Any]) -> Family | None:
-    """Return where things are in towers of a class, or None if it is not one that vispe knows."""
+    """Return the family of a class of towers; None if it is not supported."""
     names = {(c.__module__, c.__name__) for c in cls.__mro__}
     return next((f for f in FAMILIES if (f.path, f.tower) in names), None)
 
 
 def stock_type(module: nn.Module) -> type[Any]:
-    """Return the class that a module has in transformers, whether it is swapped or not."""
+    """Return transformers' class of a module, converted or not."""
     return stock_of(type(module)) or type(module)
 
 
@@ -127,13 +127,13 @@ def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
 
 
 def prefix_of(tower: Any) -> int:
-    """Return the number of tokens without a place."""
+    """Return the number of tokens without a position."""
     family = family_of(tower)
     return family.prefix + (getattr(tower.config, family.more_prefix) if family.more_prefix else 0)
 
 
 def heads_of(attention: Any) -> tuple[int, int]:
-    """Return the number of heads of an attention layer, and their width."""
+    """Return the number of heads of an attention layer, and its head_dim."""
     heads, width = (getattr(attention, n, None) for n in ("num_attention_heads", "attention_head_size"))
     return (
         attention.num_heads if heads is None else heads,
@@ -142,14 +142,14 @@ def heads_of(attention: Any) -> tuple[int, int]:
 
 
 def width_of(attention: Any) -> int:
-    """Return the width of the tokens that an attention layer reads."""
+    """Return the width of the input tokens of an attention layer."""
     heads, width = heads_of(attention)
-    read = (getattr(m, "in_features", None) for m in attention.modules())
-    return next((n for n in read if n is not None), heads * width)
+    widths = (getattr(m, "in_features", None) for m in attention.modules())
+    return next((n for n in widths if n is not None), heads * width)
 
 
 def reference_of(tower: Any) -> tuple[int, ...] | None:
-    """Return the grid of the training resolution; None for towers that never had one."""
+    """Return the grid of the training resolution; None for towers without one."""
     side = getattr(tower, "num_grid_per_side", None)
     if side is not None:
         return (side, side)
@@ -161,12 +161,12 @@ def reference_of(tower: Any) -> tuple[int, ...] | None:
     patch = pair(config.patch_size)
     size = pair(config.crop_size if kind == "jepa" else config.image_size)
     side = (size[0] // patch[0], size[1] // patch[1])
-    if kind not in FILMS:
+    if kind not in VIDEO_KINDS:
         return side
     frames = config.frames_per_clip if kind == "jepa" else config.num_frames
     return (frames // config.tubelet_size, *side)
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Return height and width, which are given as one number where they are equal."""
+    """Return height and width of a size, one integer where they are equal."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])

@@ -1,8 +1,8 @@
-"""Which tokens of a packed vision tower attend to each other, and where they are.
+"""Chunks of the packed sequence of a vision tower: the tokens that attend to each other, and their positions.
 
-Towers of the Qwen family lay the patches of all images and frames of a call one after another and cut that line into
-chunks: a frame, or a window of it. Patches that are merged later lie side by side, so the order is not that of rows.
-Chunks of one size on grids of one size are attended to together, as a batch.
+Towers of the Qwen family concatenate the patches of all images and frames of a call and split the sequence into chunks:
+a frame, or a window of it. Patches that are merged later are adjacent, so the order is not row-major. Chunks of equal
+size on grids of equal shape are processed as one batch.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from vispe.hosts.common.context import Context
 
 
 class Group:
-    """Chunks of one size on grids of one size.
+    """Chunks of equal size on grids of equal shape.
 
     Args:
-        index: (b, n) int64, which tokens of the line they are; None when they are all, in order.
-        rows: chunks, b.
+        index: (b, n) int64, indices of their tokens in the sequence; None for all tokens in order.
+        count: number of chunks, b.
         context: the positions of their tokens, and the shared encodings.
     """
 
-    __slots__ = ("context", "index", "rows")
+    __slots__ = ("context", "count", "index")
 
-    def __init__(self, index: Tensor | None, rows: int, context: Context) -> None:
-        self.index, self.rows, self.context = index, rows, context
+    def __init__(self, index: Tensor | None, count: int, context: Context) -> None:
+        self.index, self.count, self.context = index, count, context
 
-    def take(self, x: Tensor) -> Tensor:
-        """Return the tokens (b, n, ...) of the line (tokens, ...)."""
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tokens (b, n, ...) of the chunks, from the sequence (tokens, ...)."""
         x = x if self.index is None else x.index_select(0, self.index.flatten())
-        return x.unflatten(0, (self.rows, -1))
+        return x.unflatten(0, (self.count, -1))
 
 
 class Chunks:
-    """One way to cut the line of tokens.
+    """A partition of the sequence of tokens.
 
     Args:
-        groups: every token is in one of them.
-        back: (tokens,) int64, where each token is among those of the groups; None when they are in order.
+        groups: groups of chunks; every token is in one of them.
+        inverse: (tokens,) int64, index of each token in the concatenated groups; None where the order is the same.
     """
 
-    __slots__ = ("back", "groups")
+    __slots__ = ("groups", "inverse")
 
-    def __init__(self, groups: Sequence[Group], back: Tensor | None) -> None:
-        self.groups, self.back = tuple(groups), back
+    def __init__(self, groups: Sequence[Group], inverse: Tensor | None) -> None:
+        self.groups, self.inverse = tuple(groups), inverse
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float
     ) -> Tensor:
-        """Return attention (tokens, h * d_h) inside each chunk.
+        """Return attention (tokens, h * d_h) within each chunk.
 
         Args:
             module: the attention layer.
@@ -67,44 +67,46 @@ class Chunks:
             k: keys of the same shape.
             v: values of the same shape.
             x: input of the layer (tokens, d).
-            dropout_p: dropout of the attention weights.
+            dropout_p: dropout probability of the attention weights.
         """
         outs: list[Tensor] = []
         for group in self.groups:
-            parts = (rearrange(group.take(t), "b n h d -> b h n d") for t in (q, k, v))
-            out = group.context.attend(module, *parts, group.take(x), dropout_p)
+            parts = (rearrange(group.gather(t), "b n h d -> b h n d") for t in (q, k, v))
+            out = group.context.attend(module, *parts, group.gather(x), dropout_p)
             outs.append(rearrange(out, "b h n d -> (b n) (h d)"))
         out = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return out if self.back is None else out.index_select(0, self.back)
+        return out if self.inverse is None else out.index_select(0, self.inverse)
 
 
 class PackedContext:
-    """One forward pass of a packed tower, as its attention layers see it; never changed.
+    """State of one forward pass of a packed tower, for its attention layers; immutable by convention.
 
-    It travels as a keyword argument, so recomputation under checkpointing sees what the first pass saw.
+    It is passed as a keyword argument, so that recomputation under activation checkpointing uses the same positions.
 
     Args:
-        whole: chunks of the layers that see whole frames.
-        windows: those of the layers that see windows; None when no layer does.
-        seeing_all: the layers that see whole frames, if there are windows.
+        frames: chunks of the layers with global attention in each frame.
+        windows: chunks of the layers with windowed attention; None when there are none.
+        global_layers: the layers with global attention, if there are windows.
         rope: whether the tower's own rotary embedding is in use.
     """
 
-    __slots__ = ("rope", "seeing_all", "whole", "windows")
+    __slots__ = ("frames", "global_layers", "rope", "windows")
 
-    def __init__(self, whole: Chunks, windows: Chunks | None, seeing_all: Sequence[int], rope: bool) -> None:
-        self.whole, self.windows = whole, windows
-        self.seeing_all, self.rope = frozenset(seeing_all), rope
+    def __init__(
+        self, frames: Chunks, windows: Chunks | None, global_layers: Sequence[int], rope: bool
+    ) -> None:
+        self.frames, self.windows = frames, windows
+        self.global_layers, self.rope = frozenset(global_layers), rope
 
     def chunks(self, layer: int) -> Chunks:
         """Return the chunks of block `layer`."""
-        return self.whole if self.windows is None or layer in self.seeing_all else self.windows
+        return self.frames if self.windows is None or layer in self.global_layers else self.windows
 
 
-def prepared_alike(encodings: Sequence[Encoding], training: bool) -> Callable[[Positions], Positions]:
-    """Return what prepares positions for one forward pass, with the same draws wherever shapes are the same."""
-    drawing = training and any(type(e).prepare is not Encoding.prepare for e in encodings)
-    seed = int(torch.randint(2**31, ()).item()) if drawing else None
+def seeded_prepare(encodings: Sequence[Encoding], training: bool) -> Callable[[Positions], Positions]:
+    """Return the function that prepares positions in one forward pass, with equal random numbers for equal shapes."""
+    random = training and any(type(e).prepare is not Encoding.prepare for e in encodings)
+    seed = int(torch.randint(2**31, ()).item()) if random else None
 
     def prepared(pos: Positions) -> Positions:
         generator = None
@@ -115,7 +117,7 @@ def prepared_alike(encodings: Sequence[Encoding], training: bool) -> Callable[[P
     return prepared
 
 
-def chunks_of(
+def split_chunks(
     ids: Tensor,
     ends: Tensor,
     grids: Sequence[tuple[int, int, int]],
@@ -123,14 +125,14 @@ def chunks_of(
     bound: Callable[[Positions], Any],
     reference: tuple[int, ...] | None = None,
 ) -> Chunks:
-    """Cut the line of tokens.
+    """Split the sequence of tokens into chunks, grouped by size and grid.
 
     Args:
-        ids: row and column (tokens, 2) of every token in its image, in the order of the line.
-        ends: (chunks + 1,) where chunks end, from 0.
-        grids: frames, rows and columns of every image or video, in the order of the line.
-        device: where the tokens are.
-        bound: makes the `Context` of a group from its positions.
+        ids: row and column (tokens, 2) of every token in its image, in the order of the sequence.
+        ends: (chunks + 1,) cumulative lengths of the chunks, from 0.
+        grids: frames, rows and columns of every image or video, in the order of the sequence.
+        device: device of the tokens.
+        bound: function from the positions of a group to its `Context`.
         reference: grid of the training resolution.
 
     Raises:
@@ -139,8 +141,8 @@ def chunks_of(
     cells = ids.detach().cpu()
     if cells.shape != (sum(t * h * w for t, h, w in grids), 2):
         raise ShapeError(
-            f"The tower got position ids {tuple(ids.shape)} for grids {list(grids)}; give one row and column for each "
-            "patch."
+            f"The position ids of the tower must have one row and column per patch of the grids {list(grids)}, got the "
+            f"shape {tuple(ids.shape)}."
         )
     last = list(accumulate(t * h * w for t, h, w in grids))
     starts: dict[tuple[int, int, int], list[int]] = {}
@@ -150,27 +152,27 @@ def chunks_of(
             starts.setdefault((end - start, h, w), []).append(start)
     groups: list[Group] = []
     order: list[Tensor] = []
-    for (n, h, w), at in starts.items():
-        index = torch.tensor(at)[:, None] + torch.arange(n)
+    for (n, h, w), of_group in starts.items():
+        # token indices of the chunks (b, n)
+        index = torch.tensor(of_group)[:, None] + torch.arange(n)
         pos = _positions(cells[index], Grid((h, w), reference=reference), device)
         order.append(index.flatten())
         one_group = len(starts) == 1
-        groups.append(Group(None if one_group else index.to(device), len(at), bound(pos)))
-    back = None if len(groups) == 1 else torch.cat(order).argsort().to(device)
-    return Chunks(groups, back)
+        groups.append(Group(None if one_group else index.to(device), len(of_group), bound(pos)))
+    inverse = None if len(groups) == 1 else torch.cat(order).argsort().to(device)
+    return Chunks(groups, inverse)
 
 
 def _positions(cells: Tensor, grid: Grid, device: torch.device) -> Positions:
-    """Return the positions of chunks (b, n, 2) of one grid; one row where all chunks are alike."""
-    whole = cells.long()
+    """Return the positions of chunks (b, n, 2) on one grid; with a batch axis of 1 where all chunks are equal."""
+    integers = cells.long()
     size = torch.tensor(grid.shape)
-    if bool(((whole != cells) | (whole < 0) | (whole >= size)).any()):
+    if bool(((integers != cells) | (integers < 0) | (integers >= size)).any()):
         raise ShapeError(
-            f"The tower got position ids outside of the rows and columns of a grid of {grid.shape}; give those of the "
-            "patches."
+            f"The position ids of the tower must be rows and columns of the grid {grid.shape}, got ids outside it."
         )
-    if bool((whole == whole[:1]).all()):
-        whole = whole[:1]
-    index = whole[..., 0] * grid.shape[1] + whole[..., 1]
+    if bool((integers == integers[:1]).all()):
+        integers = integers[:1]
+    index = integers[..., 0] * grid.shape[1] + integers[..., 1]
     with torch.inference_mode(False):
         return grid.positions(device).gather(index.to(device))

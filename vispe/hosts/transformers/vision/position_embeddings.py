@@ -1,6 +1,6 @@
-"""Taking the tables of position out of transformers' vision towers, and bringing them back.
+"""Detaching and restoring the position tables of transformers' vision towers.
 
-Such a table is an embedding or a parameter that is added to tokens, or a module that adds to the logits of attention.
+A table is an embedding or a parameter added to tokens, or a module that returns a bias of the attention logits.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.hosts.common.checks import moved
-from vispe.hosts.transformers.subclasses import positioned
+from vispe.hosts.common.checks import table_like
+from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.families import family_of, stock_type
 
-Kept = dict[str, tuple[Any, tuple[str, ...]]]
+Detached = dict[str, tuple[Any, tuple[str, ...]]]  # path: table, names of the members after it
 
 
 class NoTable(nn.Module):
-    """Stands where an absolute table was, and adds nothing; of its buffer only device and dtype count.
+    """Placeholder of a detached absolute table, which returns zeros; its buffer stores only device and dtype.
 
     Args:
-        table: what was there.
+        table: the detached table.
     """
 
     def __init__(self, table: nn.Embedding) -> None:
@@ -32,7 +32,7 @@ class NoTable(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Zeros, new every time: they are resampled, and transformers may initialise them."""
+        """Zeros, created in every call: transformers resamples them, and may initialise them in place."""
         return self.zero.new_zeros(self.size)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -41,44 +41,44 @@ class NoTable(nn.Module):
 
 
 class Untabled(nn.Module):
-    """Embeddings whose table was a parameter, and is zero now."""
+    """Mixin of embeddings with a detached table that was a parameter."""
 
     vispe_size: torch.Size
 
     @property
     def position_embeddings(self) -> Tensor:
-        """Zeros, new every time: they are resampled, and transformers may initialise them."""
+        """Zeros, created in every call: transformers resamples them, and may initialise them in place."""
         return next(self.parameters()).new_zeros(self.vispe_size)
 
 
 def table_names(tower: nn.Module) -> tuple[str, ...]:
-    """Return the names of the state of every table that the stock tower has or may have."""
-    found: list[str] = []
+    """Return the possible state dict names of all tables of the stock tower."""
+    names: list[str] = []
     for path in _paths(tower):
-        found += (path, f"{path}.weight", f"{path}.relative_position_bias_table")
-    return tuple(found)
+        names += (path, f"{path}.weight", f"{path}.relative_position_bias_table")
+    return tuple(names)
 
 
 def has_tables(tower: nn.Module) -> bool:
-    """Whether a tower has a table in use."""
-    return any(_held(tower, path) is not None for path in _paths(tower))
+    """Return whether a table is currently in use."""
+    return any(_table_at(tower, path) is not None for path in _paths(tower))
 
 
-def take_tables(tower: nn.Module) -> Kept:
-    """Take every table out of a tower, and return them by path, with the names that stood after them."""
-    kept: Kept = {}
+def detach_tables(tower: nn.Module) -> Detached:
+    """Remove every table from a tower, and return them by path, with the names of the members after them."""
+    detached: Detached = {}
     for path in _paths(tower):
-        table = _held(tower, path)
+        table = _table_at(tower, path)
         if table is None:
             continue
         holder, name = _holder(tower, path)
-        kept[path] = table, () if name in holder.__dict__ else _after(holder, name)
+        detached[path] = table, () if name in holder.__dict__ else _after(holder, name)
         if name in holder.__dict__:  # a plain tensor, such as fixed sines and cosines
             holder.__dict__[name] = table.new_zeros((1,) * table.ndim)
         elif isinstance(table, nn.Embedding):
             setattr(holder, name, NoTable(table))
         elif isinstance(table, nn.Module):
-            # not a registered None, below which torch takes every entry of a checkpoint for known
+            # not registered as None, below which torch accepts every entry of a checkpoint
             del holder._modules[name]
             holder.__dict__[name] = None
         elif family_of(tower).bare:
@@ -86,14 +86,14 @@ def take_tables(tower: nn.Module) -> Kept:
         else:
             del holder._parameters[name]
             holder.vispe_size = table.shape
-            holder.__class__ = positioned(type(holder), Untabled)
-    return kept
+            holder.__class__ = converted_subclass(type(holder), Untabled)
+    return detached
 
 
-def put_tables(tower: nn.Module, kept: Kept) -> None:
-    """Bring tables back, on the device and in the dtype that a tower has now."""
+def attach_tables(tower: nn.Module, detached: Detached) -> None:
+    """Restore tables, in the current device and dtype of the tower."""
     like = next(tower.parameters())
-    for path, (table, after) in kept.items():
+    for path, (table, after) in detached.items():
         holder, name = _holder(tower, path)
         if isinstance(holder.__dict__.get(name), Tensor):
             holder.__dict__[name] = table
@@ -103,31 +103,31 @@ def put_tables(tower: nn.Module, kept: Kept) -> None:
             del holder.vispe_size
         holder.__dict__.pop(name, None)
         is_parameter = isinstance(table, nn.Parameter)
-        setattr(holder, name, moved(table, like) if is_parameter else table.to(like.device, like.dtype))
+        setattr(holder, name, table_like(table, like) if is_parameter else table.to(like.device, like.dtype))
         members = _members(holder, name)
-        for follower in after:  # the order of a state dict is that of before
+        for follower in after:  # restores the order of the state dict
             members[follower] = members.pop(follower)
 
 
-def never_loaded(tower: nn.Module, kept: Kept | None) -> bool:
-    """Whether tables that were taken out never got values, as the weights were saved without them."""
-    tables = (table for table, _ in (kept or {}).values())
+def never_loaded(tower: nn.Module, detached: Detached | None) -> bool:
+    """Return whether detached tables have no values, as the weights were saved without them."""
+    tables = (table for table, _ in (detached or {}).values())
     values = (v for t in tables for v in ([t] if isinstance(t, Tensor) else t.parameters()))
     return any(v.is_meta for v in values) and not next(tower.parameters()).is_meta
 
 
-def _held(tower: nn.Module, path: str) -> Any:
-    """Return the table at a path; None where there is none now."""
+def _table_at(tower: nn.Module, path: str) -> Any:
+    """Return the table at a path; None where none is in use."""
     holder, name = _holder(tower, path)
     plain = holder.__dict__.get(name)
     if isinstance(plain, Tensor):
         return None if plain.numel() == 1 else plain
-    found = holder._parameters.get(name, holder._modules.get(name))
-    return None if isinstance(found, NoTable) else found
+    table = holder._parameters.get(name, holder._modules.get(name))
+    return None if isinstance(table, NoTable) else table
 
 
 def _members(holder: nn.Module, name: str) -> dict[str, Any]:
-    """Return the parameters of a module, or the modules in it, whichever `name` is one of."""
+    """Return the dict of parameters or of submodules of a module, whichever contains `name`."""
     return holder._parameters if name in holder._parameters else holder._modules
 
 
@@ -146,6 +146,6 @@ def _paths(tower: nn.Module) -> Iterator[str]:
 
 
 def _holder(tower: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """Return the module that holds a table, and the name of the table there."""
+    """Return the module of a table, and its attribute name there."""
     holder, _, name = path.rpartition(".")
     return tower.get_submodule(holder), name

@@ -1,4 +1,4 @@
-"""transformers' vision towers as they run with a positional encoding of vispe.
+"""Converted vision towers of transformers.
 
 Conversion itself is in `vispe.hosts.transformers.vision.convert`.
 """
@@ -21,42 +21,42 @@ from vispe.hosts.common import fx_leaves
 from vispe.hosts.common.context import Context
 from vispe.hosts.common.packed_positions import packed
 from vispe.hosts.common.state_dict_loading import LoadsWeights
-from vispe.hosts.transformers.signature import like_stock
+from vispe.hosts.transformers.signature import copy_signatures
 from vispe.hosts.transformers.subclasses import stock_of
 from vispe.hosts.transformers.vision.attention import (
     ClipAttention,
-    FilmAttention,
+    ConvertedAttention,
     GridAttention,
-    HostedAttention,
     InternAttention,
     InternEncoder,
     InternLayer,
     JepaAttention,
     JepaLayer,
     PackedAttention,
+    VideoMaeAttention,
 )
 from vispe.hosts.transformers.vision.families import attentions, family_of, pair, prefix_of
-from vispe.hosts.transformers.vision.packed_tokens import PackedContext, chunks_of, prepared_alike
+from vispe.hosts.transformers.vision.packed_tokens import PackedContext, seeded_prepare, split_chunks
 from vispe.hosts.transformers.vision.position_embeddings import NoTable, table_names
 
 
-class HostedTower(LoadsWeights):
-    """What every converted vision tower has."""
+class ConvertedTower(LoadsWeights):
+    """Base class of converted vision towers."""
 
     vispe_attentions = attentions
-    vispe_layers = (HostedAttention,)
+    vispe_layers = (ConvertedAttention,)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the signature of the class that is replaced; callers ask which inputs a model takes."""
+        """Copy the signature of `forward` from the stock class; callers inspect it for the inputs of a model."""
         super().__init_subclass__(**kwargs)
         if stock_of(cls) is not None:
-            like_stock(cls, "forward")
+            copy_signatures(cls, "forward")
 
     def _vispe_table_names(self) -> tuple[str, ...]:
         return table_names(self)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module; with the tower, which comes last, its encodings and what stands for its tables."""
+        """Initialise a module; with the tower itself, which is last, its encodings and placeholders of tables."""
         super()._init_weights(module)  # type: ignore[misc]
         for part in self.modules() if module is self else ():
             if isinstance(part, NoTable):
@@ -66,49 +66,50 @@ class HostedTower(LoadsWeights):
 
 
 def _loaded(parameter: Tensor) -> bool:
-    """Whether transformers has filled a parameter from a checkpoint."""
+    """Return whether transformers has loaded a parameter from a checkpoint."""
     return getattr(parameter, "_is_hf_initialized", False)
 
 
-class PackedTower(HostedTower):
+class PackedTower(ConvertedTower):
     """The towers of the Qwen family."""
 
     def forward(self, hidden_states: Tensor, grid_thw: Tensor, **kwargs: Any) -> Any:
-        """Return what transformers returns, for the patches of images and videos one after another."""
+        """Return the output of transformers for the concatenated patches of images and videos (tokens, d)."""
         ids = get_vision_position_ids(grid_thw, self.spatial_merge_size, kwargs=kwargs)
         ends = get_vision_cu_seqlens(grid_thw, kwargs=kwargs)
         kwargs.update(position_ids=ids, cu_seqlens=ends)
         grids = [(int(t), int(h), int(w)) for t, h, w in grid_thw.tolist()]
         device, state = hidden_states.device, self.vispe
-        prepare = prepared_alike(self._vispe_all(), self.training)
+        prepare = seeded_prepare(self._vispe_all(), self.training)
 
         def bound(pos: Positions) -> Context:
             return Context(prepare(pos), self._vispe_shared(), None, False)
 
-        windows, seeing_all = None, ()
+        windows, global_layers = None, ()
         if hasattr(self, "fullatt_block_indexes"):
             sizes = (self.spatial_merge_size, self.window_size, self.patch_size)
             order, window_ends = get_vision_window_index(grid_thw, *sizes, kwargs=kwargs)
             kwargs.update(window_index=order, cu_window_seqlens=window_ends)
+            # windows are permutations of merge units, of which each is spatial_merge_size squared tokens
             unit, order = self.spatial_merge_size**2, order.to(ids.device)
             ids = ids.unflatten(0, (-1, unit)).index_select(0, order).flatten(0, 1)
-            windows = chunks_of(ids, window_ends, grids, device, bound, state.reference)
-            seeing_all = self.fullatt_block_indexes
-        whole = chunks_of(ids, ends, grids, device, bound, state.reference)
-        context = PackedContext(whole, windows, seeing_all, state.keep_rope)
+            windows = split_chunks(ids, window_ends, grids, device, bound, state.reference)
+            global_layers = self.fullatt_block_indexes
+        frames = split_chunks(ids, ends, grids, device, bound, state.reference)
+        context = PackedContext(frames, windows, global_layers, state.keep_rope)
         return super().forward(hidden_states, grid_thw, vispe_context=context, **kwargs)
 
 
-class GridTower(HostedTower):
-    """Towers that see a batch of images of one size, row by row."""
+class GridTower(ConvertedTower):
+    """Towers with a batch of images of one size, and patches in row-major order."""
 
     def _vispe_context(self, pixel_values: Tensor, keep: Tensor | None = None) -> Context:
-        """Return the context of images (b, c, height, width), of which patches `keep` (b, m) remain, if given."""
-        self._vispe_intact()
+        """Return the context of images (b, c, height, width); `keep` (b, m) are the indices of remaining patches."""
+        self._vispe_check_layers()
         patch = pair(self.config.patch_size)
         shape = (pixel_values.shape[-2] // patch[0], pixel_values.shape[-1] // patch[1])
         grid = Grid(shape, prefix=prefix_of(self), reference=self.vispe.reference)
-        prepare = prepared_alike(self._vispe_all(), self.training)
+        prepare = seeded_prepare(self._vispe_all(), self.training)
         pos = prepare(self.vispe.cache(grid, pixel_values))
         pos = pos if keep is None else fx_leaves.gather(pos, keep)
         return Context(pos, self._vispe_shared(), None, False, rope=self.vispe.keep_rope)
@@ -120,21 +121,22 @@ class GridTower(HostedTower):
 
 
 class PlainTower(GridTower):
-    """ViT, DINOv2, DINOv3 and their like."""
+    """ViT, DINOv2, DINOv3 and similar models."""
 
     def forward(self, pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return what transformers returns, for images (b, c, height, width)."""
+        """Return the output of transformers for images (b, c, height, width)."""
         context = self._vispe_context(pixel_values)
         return super().forward(pixel_values, *args, vispe_context=context, **kwargs)
 
 
 class MaskedTower(GridTower):
-    """That of ViTMAE, which keeps a random part of the patches."""
+    """The encoder of ViTMAE, with a random subset of the patches."""
 
     def forward(self, pixel_values: Tensor, noise: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Return what transformers returns, for images (b, c, height, width); noise (b, n) orders patches."""
+        """Return the output of transformers for images (b, c, height, width); noise (b, n) selects patches."""
         patch = pair(self.config.patch_size)
         patches = (pixel_values.shape[-2] // patch[0]) * (pixel_values.shape[-1] // patch[1])
+        # the noise is drawn here, as the positions depend on the selected patches
         if noise is None:
             noise = torch.rand(pixel_values.shape[0], patches, device=pixel_values.device)
         keep = noise.argsort(1)[:, : int(patches * (1 - self.config.mask_ratio))]
@@ -146,29 +148,29 @@ class ClipTower(GridTower):
     """The towers of CLIP and SigLIP."""
 
     def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False, **kwargs: Any) -> Any:
-        """Return what transformers returns, for images (b, c, height, width)."""
+        """Return the output of transformers for images (b, c, height, width)."""
         kwargs["vispe_context"] = self._vispe_context(pixel_values)
         return super().forward(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding, **kwargs)
 
 
-class PatchesTower(HostedTower):
-    """That of SigLIP 2, which sees the patches of each image on a grid of its own, with padding behind them."""
+class PatchesTower(ConvertedTower):
+    """The tower of SigLIP 2, with a separate grid for each image, and padding after its patches."""
 
     def forward(
         self, pixel_values: Tensor, pixel_attention_mask: Tensor, spatial_shapes: Tensor, **kwargs: Any
     ) -> Any:
-        """Return what transformers returns, for patches (b, n, d) of images with grids (b, 2) of rows and columns."""
+        """Return the output of transformers for patches (b, n, d) of images with grids (b, 2) of rows and columns."""
         sizes = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
-        number = torch.arange(pixel_values.shape[1], device=pixel_values.device)
-        columns = spatial_shapes[:, 1:].to(number.device)
-        coord = torch.stack([number // columns, number % columns], -1)
-        valid = number < spatial_shapes.prod(1).to(number.device)[:, None]
+        index = torch.arange(pixel_values.shape[1], device=pixel_values.device)
+        columns = spatial_shapes[:, 1:].to(index.device)
+        coord = torch.stack([index // columns, index % columns], -1)
+        valid = index < spatial_shapes.prod(1).to(index.device)[:, None]
         state = self.vispe
 
         def positions(size: tuple[int, int]) -> Positions:
             return state.cache(Grid(size, reference=state.reference), pixel_values)
 
-        prepare = prepared_alike(self._vispe_all(), self.training)
+        prepare = seeded_prepare(self._vispe_all(), self.training)
         pos = prepare(packed(coord * valid[..., None], valid, sizes, self._vispe_all(), positions))
         context = Context(pos, self._vispe_shared(), None, False, mixed=len(set(sizes)) > 1)
         return super().forward(
@@ -176,11 +178,11 @@ class PatchesTower(HostedTower):
         )
 
 
-class FilmTower(HostedTower):
-    """Towers that see videos of one size, as cells of several frames, rows and columns."""
+class VideoTower(ConvertedTower):
+    """Towers with videos of one size, and tokens of several frames, rows and columns each (tubelets)."""
 
-    def _vispe_films(self, frames: int, height: int, width: int, like: Tensor) -> Positions:
-        """Return the positions of the cells of a video, not yet prepared."""
+    def _vispe_video_positions(self, frames: int, height: int, width: int, like: Tensor) -> Positions:
+        """Return the positions of the tubelets of a video, not yet prepared."""
         patch, config = pair(self.config.patch_size), self.config
         shape = (frames // config.tubelet_size, height // patch[0], width // patch[1])
         return self.vispe.cache(Grid(shape, reference=self.vispe.reference), like)
@@ -188,72 +190,75 @@ class FilmTower(HostedTower):
     def _vispe_loop_grid(self, shape: tuple[int, ...], prefix: int | None) -> Grid:
         return Grid(shape, prefix=prefix or 0, reference=self.vispe.reference)
 
-    def _vispe_of(self, pos: Positions) -> Context:
-        prepare = prepared_alike(self._vispe_all(), self.training)
+    def _vispe_video_context(self, pos: Positions) -> Context:
+        prepare = seeded_prepare(self._vispe_all(), self.training)
         return Context(prepare(pos), self._vispe_shared(), None, False, rope=self.vispe.keep_rope)
 
 
-class VideoMaeTower(FilmTower):
-    """That of VideoMAE, whose blocks are called here because its own forward pass hands nothing to them."""
+class VideoMaeTower(VideoTower):
+    """The tower of VideoMAE, whose blocks are called here, as the stock forward pass passes no keywords to them."""
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Any) -> Any:
-        """Return what transformers returns, for videos (b, t, c, height, width), of which cells may be masked."""
-        del kwargs  # as transformers does, after its decorators have read them
+        """Return the output of transformers for videos (b, t, c, height, width), optionally with masked tubelets."""
+        del kwargs  # read by the decorators, as in transformers
         frames, _, height, width = pixel_values.shape[1:]
-        pos = self._vispe_films(frames, height, width, pixel_values)
+        pos = self._vispe_video_positions(frames, height, width, pixel_values)
         if bool_masked_pos is not None:
+            # indices of the visible tubelets in order; their number is the same for all videos
             visible = int((~bool_masked_pos[0]).sum())
             pos = fx_leaves.gather(pos, bool_masked_pos.long().argsort(dim=1, stable=True)[:, :visible])
         x = self.embeddings(pixel_values, bool_masked_pos)
-        x = self.encoder(x, vispe_context=self._vispe_of(pos)).last_hidden_state
-        made = sys.modules[type(self).__module__].BaseModelOutput
-        return made(last_hidden_state=x if self.layernorm is None else self.layernorm(x))
+        x = self.encoder(x, vispe_context=self._vispe_video_context(pos)).last_hidden_state
+        output = sys.modules[type(self).__module__].BaseModelOutput
+        return output(last_hidden_state=x if self.layernorm is None else self.layernorm(x))
 
 
-class JepaTower(FilmTower):
-    """The encoder of V-JEPA 2; its predictor stays as it is."""
+class JepaTower(VideoTower):
+    """The encoder of V-JEPA 2; its predictor is not changed."""
 
     def forward(self, pixel_values_videos: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return what transformers returns, for videos (b, t, c, height, width)."""
+        """Return the output of transformers for videos (b, t, c, height, width)."""
         frames, _, height, width = pixel_values_videos.shape[1:]
-        side = self.config.tubelet_size  # a video of fewer frames is repeated that often
-        frames = frames * side if frames < side else frames
-        pos = self._vispe_films(frames, height, width, pixel_values_videos)
-        return super().forward(pixel_values_videos, *args, vispe_context=self._vispe_of(pos), **kwargs)
+        repeats = self.config.tubelet_size  # transformers repeats shorter videos that often
+        frames = frames * repeats if frames < repeats else frames
+        pos = self._vispe_video_positions(frames, height, width, pixel_values_videos)
+        return super().forward(
+            pixel_values_videos, *args, vispe_context=self._vispe_video_context(pos), **kwargs
+        )
 
 
 class InternTower(GridTower):
-    """The tower of InternVL, whose blocks are run here because its own forward pass hands nothing to them."""
+    """The tower of InternVL, whose blocks are called here, as the stock forward pass passes no keywords to them."""
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
     def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, **kwargs: Any) -> Any:
-        """Return what transformers returns, for images (b, c, height, width)."""
-        del kwargs  # as transformers does, after its decorators have read them
+        """Return the output of transformers for images (b, c, height, width)."""
+        del kwargs  # read by the decorators, as in transformers
         x = self.embeddings(pixel_values, bool_masked_pos=bool_masked_pos)
         x = self.encoder(x, vispe_context=self._vispe_context(pixel_values)).last_hidden_state
-        made = sys.modules[type(self).__module__].InternVLVisionModelOutputWithPooling
-        return made(last_hidden_state=self.layernorm(x))
+        output = sys.modules[type(self).__module__].InternVLVisionModelOutputWithPooling
+        return output(last_hidden_state=self.layernorm(x))
 
 
 _INTERN = (("encoder", InternEncoder), ("encoder.layer.*", InternLayer))
-# kind of a family: what is put in front of the classes of the tower, of its attention, and of other modules by path
-SWAPS: dict[str, tuple[type[HostedTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]] = {
+# kind of a family: mixins of the tower, of its attention layers, and of other modules by path
+SWAPS: dict[str, tuple[type[ConvertedTower], type[nn.Module], tuple[tuple[str, type[nn.Module]], ...]]] = {
     "packed": (PackedTower, PackedAttention, ()),
     "clip": (ClipTower, ClipAttention, ()),
     "grid": (PlainTower, GridAttention, ()),
     "masked": (MaskedTower, GridAttention, ()),
     "intern": (InternTower, InternAttention, _INTERN),
     "patches": (PatchesTower, ClipAttention, ()),
-    "film": (VideoMaeTower, FilmAttention, ()),
+    "film": (VideoMaeTower, VideoMaeAttention, ()),
     "jepa": (JepaTower, JepaAttention, (("encoder.layer.*", JepaLayer),)),
 }
 
 
 def swapped(tower: nn.Module) -> Iterator[tuple[str, nn.Module, type[nn.Module]]]:
-    """Yield (path, module, mixin) of every part whose class is swapped."""
+    """Yield (path, module, mixin) of every module inside a tower whose class is replaced."""
     _, attention, others = SWAPS[family_of(tower).kind]
     yield from ((path, module, attention) for _, path, module in attentions(tower))
     for path, mixin in others:
