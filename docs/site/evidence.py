@@ -128,7 +128,8 @@ def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
         ends = pair["interval"]
         span = "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
         cells = [f"{f['value']:.3f}", f["verdict"], f"{g['value']:.3f}", g["verdict"]]
-        rows.append(f"| `{f['name']}`: {measures[f['name']].asks} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
+        question = f"`{f['name']}`: {measures[f['name']].asks}"
+        rows.append(f"| {question} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
     return "\n".join(rows)
 
 
