@@ -46,7 +46,7 @@ def test_what_a_batch_says_of_files_without_an_image():
     match(images, "labels", paths("a_x.png c.png d.png"), notes.append)
     assert images[0].labels == Path("a_x.png")
     assert images[1].labels is None
-    assert notes == ["2 labels file(s) belong to no image and are not used: c.png, d.png."]
+    assert notes == ["2 labels file(s) match no image and are ignored: c.png, d.png."]
     with pytest.raises(
         InputError, match=r"^no truth file matches an image by name: got c.png for images such "
     ):
