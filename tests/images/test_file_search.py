@@ -75,7 +75,7 @@ def test_what_masks_of_a_sequence_say(tmp_path):
     images = FileImages([tmp_path / "a.png", tmp_path / "b.png"], lambda page: page)
     files = {name: tmp_path / f"{name}.png" for name in ("a_mask", "b", "c", "d")}
     assert FileMasks(images, [files["b"], files["a_mask"], files["c"]]).notes == [
-        "1 mask(s) belong to no image and are not used: c.png."
+        "1 mask(s) match no image and are not used: c.png."
     ]
     assert FileMasks(images, [files["c"], files["d"]]).notes == [
         "No mask has the name of an image; masks were matched to images by order."
