@@ -208,7 +208,7 @@ def test_refusals(tmp_path):
     assert type(model) is type(stock("qwen2_vl"))
     vispe.convert(model, layers)
     sample = everything("qwen2_vl")
-    with pytest.raises(OptionError, match="Layers count on from 2 numbers"):
+    with pytest.raises(OptionError, match="got 2 counters of layers"):
         model.model.get_rope_index(
             sample["input_ids"],
             image_grid_thw=sample["image_grid_thw"],
