@@ -77,7 +77,10 @@ def summary() -> str:
     objects, largest = read("objects")["summary"], read("segment_speed")["rows"][-1]
     low, high = objects["vispe, split"]["interval"]
     table = [
-        ["encodings and schemes that reproduce their authors' code", f"{sum(cases)} of {len(cases)} cases, gradients too"],
+        [
+            "encodings and schemes that reproduce their authors' code",
+            f"{sum(cases)} of {len(cases)} cases, gradients too",
+        ],
         [
             "speed of a ViT-S/14 with `alibi2d` at 518 px on a CPU, relative to the learned table",
             f"{speed['alibi2d', 'float32', 1]} (fp32), {speed['alibi2d', 'bfloat16', 1]} (bf16)",
@@ -120,7 +123,8 @@ def _retrofit() -> list[list[str]]:
     rank = [value for key, value in targets.items() if key.startswith("rank before")]
     return [
         [
-            "R² of patch position probed from DINOv2 features (noise, textures, micrographs at 518 px), before → after a retrofit",
+            "R² of patch position probed from DINOv2 features (noise, textures, micrographs at 518 px), before → after "
+            "a retrofit",
             f"{before} → {after}",
         ],
         [
