@@ -132,7 +132,7 @@ def test_what_was_built_without_a_table_cannot_be_restored():
     with pytest.raises(UnsupportedCombination, match="no absolute table to keep"):
         vispe.convert(model, "sincos2d", keep_abs=True)
     same(snapshot(model), before)
-    with pytest.raises(UnsupportedHost, match="VisionTransformer has no encoding of vispe"):
+    with pytest.raises(UnsupportedHost, match="got VisionTransformer without an encoding"):
         vispe.restore(tiny())
     remaining = timm.create_model("vit_tiny_patch16_224", pos_embed="learn+alibi2d", **SHAPE).eval()
     assert type(vispe.restore(remaining)) is VisionTransformer

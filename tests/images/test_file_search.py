@@ -46,7 +46,7 @@ def test_what_a_batch_says_of_files_without_an_image():
     match(images, "labels", paths("a_x.png c.png d.png"), notes.append)
     assert images[0].labels == Path("a_x.png")
     assert images[1].labels is None
-    assert notes == ["2 labels file(s) belong to no image and are not used: c.png, d.png."]
+    assert notes == ["2 labels file(s) match no image and are ignored: c.png, d.png."]
     with pytest.raises(
         InputError, match=r"^no truth file matches an image by name: got c.png for images such "
     ):
@@ -75,7 +75,7 @@ def test_what_masks_of_a_sequence_say(tmp_path):
     images = FileImages([tmp_path / "a.png", tmp_path / "b.png"], lambda page: page)
     files = {name: tmp_path / f"{name}.png" for name in ("a_mask", "b", "c", "d")}
     assert FileMasks(images, [files["b"], files["a_mask"], files["c"]]).notes == [
-        "1 mask(s) belong to no image and are not used: c.png."
+        "1 mask(s) match no image and are not used: c.png."
     ]
     assert FileMasks(images, [files["c"], files["d"]]).notes == [
         "No mask has the name of an image; masks were matched to images by order."

@@ -127,7 +127,9 @@ def test_it_learns():
     """Ramps in all poses: their neighbours tell hidden patches, so the error falls far below that of grey."""
     ramps = [torch.linspace(0, 255, 40).repeat(3, 40, 1).round().to(torch.uint8)]
     recipe = replace(TINY, steps=150, rate=5e-3)
-    grey = ((training_images.crops(ramps, 500, 24, torch.Generator().manual_seed(0)) - 0.5) * 4).square().mean()
+    grey = (
+        ((training_images.crops(ramps, 500, 24, torch.Generator().manual_seed(0)) - 0.5) * 4).square().mean()
+    )
     _, losses = masked.train("rope_axial", recipe, ramps)
     assert sum(losses[-10:]) / 10 < 0.5 * grey
 

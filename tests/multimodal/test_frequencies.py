@@ -56,16 +56,16 @@ def test_slow_pairs_of_a_longer_video_turn_as_in_training():
 
 def test_frequencies_of_one_axis_refuse_what_does_not_belong_together():
     axis, plain = create_scheme("mrope").allocation(8), torch.ones(8)
-    with pytest.raises(ShapeError, match=r"names 8 pairs of channels; scaled has the shape \(6,\)"):
+    with pytest.raises(ShapeError, match=r"has 8 pairs of channels, but scaled has the shape \(6,\)"):
         on_axis(plain, torch.ones(6), axis)
     with pytest.raises(ShapeError, match=r"frequencies has the shape \(1, 8\)"):
         on_axis(plain[None], plain, axis)
     for wrong in (3, -1):
-        with pytest.raises(OptionError, match=rf"Axis {wrong} turns no pair .* its axes are \[0, 1, 2\]"):
+        with pytest.raises(OptionError, match=rf"Axis {wrong} rotates no pair .* Its axes are \[0, 1, 2\]"):
             on_axis(plain, plain, axis, wrong)
-    with pytest.raises(OptionError, match=r"Axis 0 turns no pair .* \[1, 2\]"):
+    with pytest.raises(OptionError, match=r"Axis 0 rotates no pair .* \[1, 2\]"):
         on_axis(plain, plain, create_scheme("hope_vlm").allocation(8))
-    with pytest.raises(UnsupportedCombination, match="Each head has an axis of its own"):
+    with pytest.raises(UnsupportedCombination, match="needs an allocation shared by all heads"):
         on_axis(plain, plain, create_scheme("mhrope").allocation(8, 4))
 
 

@@ -137,7 +137,7 @@ def test_draws_are_those_of_the_generator():
 
 def test_what_is_refused():
     with pytest.raises(
-        OptionError, match=r"of_layer needs the number of a scheme, 0 to 0.*\[0, 1\] for 1 sch"
+        OptionError, match=r"of_layer needs the index of a scheme, 0 to 0.*\[0, 1\] for 1 sch"
     ):
         LayerSchemes((create_scheme("mrope"),), (0, 1))
     with pytest.raises(OptionError, match="each scheme a layer"):
@@ -148,7 +148,7 @@ def test_what_is_refused():
         alternating("mrope", 9)
     with pytest.raises(UnknownName, match="no position scheme 'mrop'"):
         alternating(["mrop"], 3)
-    with pytest.raises(OptionError, match="every needs a whole number above 0, got every=0"):
+    with pytest.raises(OptionError, match="every needs an integer above 0, got every=0"):
         pyramid(4, 3, 0)
     layers = alternating(["mrope", "vrope"], 3)
     for wrong in (layers, 3, ["mrope"]):

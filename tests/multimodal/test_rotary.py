@@ -379,7 +379,7 @@ def test_angles_refuse_what_does_not_belong_together():
     ids = torch.zeros(3, 1, 4, dtype=torch.float64)
     with pytest.raises(ShapeError, match="has 8 pairs of channels, but there are 6 frequencies"):
         angles(ids, torch.ones(6), create_scheme("mrope").allocation(8))
-    with pytest.raises(ShapeError, match="asks for axis 3, but the coordinates have 3 axes"):
+    with pytest.raises(ShapeError, match="refers to axis 3, but the coordinates have 3 axes"):
         angles(ids, torch.ones(8), create_scheme("vrope").allocation(8))
 
 

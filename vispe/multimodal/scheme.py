@@ -262,7 +262,7 @@ class Scheme:
         )
         empty = stream.lengths == 0
         following = after[end.clamp(min=0)]
-        following = torch.visual(empty, 0.0 if start is None else start.double(), following)
+        following = torch.where(empty, 0.0 if start is None else start.double(), following)
         extent = None if extent is None else stream.scatter(extent[stream.block])
         return Coordinates(stream.scatter(ids, padding), stream.mask, following, self, draws, extent)
 
@@ -273,8 +273,8 @@ class Scheme:
 
         Also the counter step of the `Parallel` member that contains the block (m), or None without `Parallel`.
         """
-        text = torch.visual(blocks.shared, 0.0, self.step * blocks.tokens.double())
-        advance = torch.visual(blocks.visual, self.advance(blocks, draws), text)
+        text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
+        advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
         extent = offset = None
         if blocks.parallel is not None:
             advance, offset, extent = steps(blocks.parallel, advance)
@@ -291,7 +291,7 @@ class Scheme:
         at = at + self.starts(blocks)
         if start is not None:
             first = blocks.document.index_select(0, torch.searchsorted(blocks.sample, blocks.sample))
-            at = at + torch.visual(blocks.document == first, start.to(at)[blocks.sample], 0.0)
+            at = at + torch.where(blocks.document == first, start.to(at)[blocks.sample], 0.0)
         return at if offset is None else at + offset, at + advance, extent
 
     def options(self) -> dict[str, object]:

@@ -62,7 +62,7 @@ def test_free_coordinates_are_numbers_from_zero():
     )
     with pytest.raises(ShapeError, match=r"needs the length of every sample, got .*attrs\['length'\]"):
         encoding.table(Positions(torch.arange(6.0)[:, None]))
-    with pytest.raises(ShapeError, match="or along one axis of free coordinates"):
+    with pytest.raises(ShapeError, match="or free coordinates of one axis"):
         encoding.table(Positions(torch.rand(6, 2), attrs=attrs))
 
 

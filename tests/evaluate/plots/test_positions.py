@@ -184,10 +184,10 @@ def test_streams_as_text(text: str, expected: list[Segment]):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "The stream is empty; write its parts, such as"),
-        ("txt:4", "the part 'txt:4', which is none of text, shared, image, video. Did you mean 'text'"),
-        ("text", "'text' of the stream cannot be read; write text:TOKENS, such as text:6"),
-        ("image:4", "'image:4' of the stream cannot be read; write image:ROWSxCOLUMNS"),
+        ("", "The stream is empty. Use parts such as"),
+        ("txt:4", "the part 'txt:4', which is not one of text, shared, image, video. Did you mean 'text'"),
+        ("text", "'text' of the stream cannot be read. Write text:TOKENS, such as text:6"),
+        ("image:4", "'image:4' of the stream cannot be read. Write image:ROWSxCOLUMNS"),
         ("image:4x6*2", "'image:4x6*2' of the stream cannot be read"),
         ("video:4x6", "write video:FRAMESxROWSxCOLUMNS"),
         ("video:1x2x3@", "'video:1x2x3@' of the stream cannot be read"),

@@ -90,7 +90,7 @@ def test_rows_with_floors_give_effect_and_ratio():
     assert Measurement("D4", "error", np.zeros(1)).effect() is None
     with pytest.raises(UnknownName, match="unknown metric, got 'l2'"):
         Measurement("D4", "l2", np.zeros(1))
-    with pytest.raises(ShapeError, match="one value for each image everywhere"):
+    with pytest.raises(ShapeError, match="need one value per image"):
         Measurement("D4", "error", np.zeros(2), floors={"a": np.zeros(1)})
 
 
@@ -133,7 +133,7 @@ def test_verdict_and_remedy_of_models(pos, symmetric, word, cure):
     assert len({len(line) for line in table}) == 1
     assert result.find("rot90", "error", "position code").part == "position code"
     assert result.find("rot45", "error") is None
-    with pytest.raises(ShapeError, match="has 2 values for 1 images"):
+    with pytest.raises(ShapeError, match="must have 1 values, one per image, got 2"):
         RotationResult(rows, ("a",))
 
 
@@ -187,7 +187,7 @@ def test_notes_say_what_exceeds_the_scale():
     (note,) = scale_notes([0.2, 2.1], 1.27)
     assert note.startswith("The largest error is 2.1, above 1.41")
     (note,) = scale_notes([1.3], 1.27, 1.43)
-    assert note.startswith("The error due to the position code alone (1.43) is above the whole one (1.27)")
+    assert note.startswith("The error due to the position code alone (1.43) is above the total (1.27)")
 
 
 def test_a_measurement_notes_what_exceeds_the_scale():

@@ -92,9 +92,9 @@ def test_scores_by_hand():
 
 
 def test_errors():
-    with pytest.raises(ShapeError, match=r"whole-number cells \(n, 3, 2\), got \(4, 3\)"):
+    with pytest.raises(ShapeError, match=r"integers \(n, 3, 2\), got \(4, 3\)"):
         dataset.labels(torch.ones(4, 3).long())
-    with pytest.raises(ShapeError, match="whole-number cells"):
+    with pytest.raises(ShapeError, match="cells must be integers"):
         dataset.labels(torch.ones(4, 3, 2))
     with pytest.raises(ShapeError, match="grid of 14 x 14, got coordinates from 0 to 14"):
         dataset.labels(torch.tensor([[[0, 14], [1, 2], [2, 2]]]))

@@ -76,7 +76,7 @@ def test_parts_that_would_leave_the_encoding_without_effect_raise():
         name = "forward" if path else "forward_features"
         setattr(module, name, getattr(module, name))
         with pytest.raises(
-            UnsupportedHost, match=f"{path or 'VisionTransformer'} has {name} is patched on the instance"
+            UnsupportedHost, match=f"{path or 'VisionTransformer'}: {name} is patched on the instance"
         ):
             vispe.convert(model, "alibi2d")
 
@@ -84,7 +84,7 @@ def test_parts_that_would_leave_the_encoding_without_effect_raise():
 def test_other_models_raise():
     with pytest.raises(UnsupportedHost, match=r"got a Linear of torch\. .* Pass the vision tower"):
         vispe.convert(torch.nn.Linear(2, 2), "alibi2d")
-    with pytest.raises(UnsupportedHost, match="Linear has no encoding of vispe"):
+    with pytest.raises(UnsupportedHost, match="got Linear without an encoding"):
         vispe.restore(torch.nn.Linear(2, 2))
 
 

@@ -242,7 +242,7 @@ def test_too_few_classes(tmp_path):
         read_labels(save(tmp_path / "a.tif", sparse(7)), SHAPE)
     with pytest.raises(InputError, match=r"needs at least 2 labelled classes, got 0 \(none\)"):
         read_labels(save(tmp_path / "b.tif", sparse()), SHAPE)
-    with pytest.raises(InputError, match=r"need at least 2 labelled classes, found 1 \(p\)"):
+    with pytest.raises(InputError, match=r"needs at least 2 labelled classes, got 1 \(p\)"):
         read_labels(save(tmp_path / "c.tif", sparse(2)), SHAPE, classes=["m", "p"])
     with pytest.raises(InputError, match=r"needs at least 2 labelled classes, got 0 \(none\)"):
         read_labels(strokes(tmp_path / "s.json"), SHAPE)
@@ -278,7 +278,7 @@ def test_refused_values(tmp_path):
             read_labels(save(tmp_path / "f.tif", b), SHAPE)
     b = a.astype(np.int16)
     b[0, 0] = -1
-    with pytest.raises(InputError, match=r"holds the value -1; label values must be 0 or more"):
+    with pytest.raises(InputError, match=r"label values must be 0 or more, got -1"):
         read_labels(save(tmp_path / "n.tif", b), SHAPE)
     tifffile.imwrite(
         tmp_path / "c.tif", np.ones((H, W, 5), np.uint8), photometric="minisblack", planarconfig="contig"

@@ -142,11 +142,11 @@ def test_alibi_over_segments_is_the_form_of_keys():
 
 
 def test_what_is_refused():
-    with pytest.raises(UnsupportedCombination, match=r"bilevel has one counter .* use group_pe"):
+    with pytest.raises(UnsupportedCombination, match=r"bilevel has one counter .* Use group_pe"):
         create_scheme("bilevel").coordinates(Stream.of([[Text(2), Text(1, group=1)]]))
     types = torch.tensor([[0, 1, 1, 0]])
     image = torch.tensor([[1, 1, 2]])
-    with pytest.raises(InputError, match="boundaries has a 1 at a token of a picture"):
+    with pytest.raises(InputError, match="boundaries must be 0 at tokens of images"):
         Stream.from_ids(types, image, boundaries=torch.tensor([[0, 1, 0, 0]]))
     for wrong in (torch.tensor([[0, 2, 0, 0]]), torch.zeros(1, 4)):
         with pytest.raises(

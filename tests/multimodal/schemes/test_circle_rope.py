@@ -274,7 +274,7 @@ def test_text_on_the_axis_of_time_alone(name):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("circlerope(radius=0)", "radius=0 puts all patches of a picture on one point"),
+        ("circlerope(radius=0)", "radius=0 maps all patches of an image to one point"),
         ("circlerope(radius=auto)", "circlerope: radius needs a finite number, got radius='auto'"),
         ("circlerope(alpha=null)", "circlerope: alpha needs a finite number, got alpha=None"),
         ("circlerope(blend=true)", "circlerope: blend needs a number from 0 to 1, got blend=True"),
@@ -288,8 +288,8 @@ def test_text_on_the_axis_of_time_alone(name):
             "circlerope(sections=[1,2])",
             r"circlerope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2\)",
         ),
-        ("ilrope(spatial_reset=false)", "ilrope always counts rows and columns from 0.*use mrope_i"),
-        ("omnirope(spatial_reset=false)", "omnirope always counts rows and columns from 0.*use mrope"),
+        ("ilrope(spatial_reset=false)", "ilrope always counts rows and columns from 0.*Use mrope_i"),
+        ("omnirope(spatial_reset=false)", "omnirope always counts rows and columns from 0.*Use mrope"),
         ("omnirope(text_axes=none)", "text_axes must be one of all, time, got 'none'"),
     ],
 )

@@ -44,7 +44,7 @@ def test_one_start_for_each_group():
     coordinates = create_scheme("group_pe(phi=[10,20])").coordinates(stream, padding=-1)
     assert coordinates.ids[0].tolist() == [[0, 1, 20, 21, 10, 22], [-1, -1, -1, -1, -1, 10]]
     with pytest.raises(
-        UnsupportedCombination, match=r"phi=\[5\] says where 1 groups .* but the stream has a group 2"
+        UnsupportedCombination, match=r"phi=\[5\] has starts for 1 groups .* but the stream has a group 2"
     ):
         create_scheme("group_pe(phi=[5])").coordinates(stream)
     for phi in (-1, True, (), (0, "a"), float("nan"), None):
@@ -143,14 +143,14 @@ def test_one_after_the_other():
     pairs = streamed([[2, 3]], [[2]], **PAIRS, mode="batch")
     assert pairs.mask_index().tolist() == [[0] * 9 + [1] * 5]
     assert create_scheme("rope1d").coordinates(pairs.stream).ids[0, 0].tolist() == list(range(14))
-    with pytest.raises(OptionError, match="With mode='batch' the whole source is read first"):
+    with pytest.raises(OptionError, match="With mode='batch', the full source is read first"):
         pairs.attention_mask(1)
 
 
 def test_wrong_pairs_are_refused():
-    with pytest.raises(InputError, match="Every source needs its target; got 2 sources and 1 targets"):
+    with pytest.raises(InputError, match="Every source needs a target, got 2 sources and 1 targets"):
         streamed([[1], [1]], [[1]], **PAIRS)
-    with pytest.raises(OptionError, match=r"whole numbers from 0 on; sample 0 has \[3, -1, 1\]"):
+    with pytest.raises(OptionError, match=r"must be integers of 0 or more, got \[3, -1, 1\]"):
         streamed([[-1]], [[1]], **PAIRS)
     with pytest.raises(InputError, match="Sample 0 has a source or target without tokens"):
         streamed([[0]], [[1]], source_prompt=0, target_prompt=1, end=0)
@@ -159,5 +159,5 @@ def test_wrong_pairs_are_refused():
     with pytest.raises(OptionError, match="mode is 'streaming' or 'batch', got 'fast'"):
         streamed([[1]], [[1]], **PAIRS, mode="fast")
     for wait in (0, 1.5, True):
-        with pytest.raises(OptionError, match="wait needs a whole number of words from 1 on"):
+        with pytest.raises(OptionError, match="wait needs an integer of 1 or more"):
             streamed([[1]], [[1]], **PAIRS).attention_mask(wait)

@@ -124,7 +124,7 @@ def test_wrong_arguments_of_merging():
     tokens, labels, ids = torch.randn(1, 4, 2), torch.zeros(1, 4, dtype=torch.long), torch.zeros(3, 1, 4)
     for change, error, text in (
         ({"labels": labels[:, :3]}, ShapeError, r"labels needs the shape \(1, 4\) of tokens, got \(1, 3\)"),
-        ({"labels": labels.float()}, ShapeError, "labels needs whole numbers, got torch.float32"),
+        ({"labels": labels.float()}, ShapeError, "labels needs integers, got torch.float32"),
         ({"tokens": tokens[0]}, ShapeError, r"tokens needs the shape \(b, n, c\)"),
         ({"ids": ids[:, 0]}, ShapeError, r"ids needs the shape \(rows, 1, 4\)"),
         ({"weights": torch.ones(4)}, ShapeError, r"weights needs the shape \(1, 4\)"),
@@ -134,7 +134,7 @@ def test_wrong_arguments_of_merging():
             OptionError,
             "be a multiple of the positions that a token has, 2",
         ),
-        ({"labels": labels + 5, "clusters": 5}, InputError, "There is a label 5, but clusters=5"),
+        ({"labels": labels + 5, "clusters": 5}, InputError, "labels must be below clusters=5"),
     ):
         with pytest.raises(error, match=text):
             merge_tokens(**{"tokens": tokens, "labels": labels, "ids": ids, **change})

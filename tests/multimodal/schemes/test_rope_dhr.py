@@ -130,7 +130,7 @@ def test_tiles_without_a_thumbnail_are_refused():
     scheme = create_scheme("rope_dhr")
     stream = Stream.of([[Text(1)], [Image(2, 2, (1, 2), "last"), Image(2, 2, (3, 2))]])
     with pytest.raises(
-        UnsupportedCombination, match=r"sample 1 has an image of 3 x 2 tiles with no thumbnail next to"
+        UnsupportedCombination, match=r"sample 1 has an image of 3 x 2 tiles without an adjacent thumbnail"
     ):
         scheme.coordinates(stream)
     with pytest.raises(OptionError, match="tile_order must be one of row_major, column_major"):

@@ -158,7 +158,7 @@ def test_scheme_and_text_are_one():
         "train_strides": ["1/2", 4],
     }
     assert create_scheme(str(given)) == given
-    bad = "A stride of v2pe is a number above 0"
+    bad = "A stride of v2pe must be a number above 0"
     for stride in (0, -1, True, float("nan"), float("inf"), "1/0", "wide", None):
         with pytest.raises(OptionError, match=bad):
             create_scheme("v2pe", stride=stride)

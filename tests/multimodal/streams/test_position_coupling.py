@@ -92,32 +92,35 @@ def test_coupled_text_attends_as_its_cell_would():
 
 
 WRONG = {
-    (r"cell \(2, 0\) is not inside of Image.* 2 x 3 tokens", InputError): (
+    (r"cell \(2, 0\) is outside of Image.* 2 x 3 tokens", InputError): (
         [Image(2, 3)],
         {"cells": [(2, 0)]},
     ),
-    (r"cell \(0, 2, 1, 1\) is not inside", InputError): ([Image(2, 3)], {"cells": [(0, 2, 1, 1)]}),
-    ("one picture of its sample, but there are 0. Use which", InputError): ([], {"cells": [(0, 0)]}),
-    ("one picture of its sample, but there are 2. Use which", InputError): (
+    (r"cell \(0, 2, 1, 1\) is outside", InputError): ([Image(2, 3)], {"cells": [(0, 2, 1, 1)]}),
+    ("one image or video of its sample, got 0. Select one", InputError): ([], {"cells": [(0, 0)]}),
+    ("one image or video of its sample, got 2. Select one", InputError): (
         [Image(1, 1), Image(1, 1)],
         {"cells": [(0, 0)]},
     ),
-    ("about picture 2 of its sample, counted from 0, but there are 1", InputError): (
+    ("refers to image or video 2 of its sample, counted from 0, but there are 1", InputError): (
         [Image(1, 1)],
         {"cells": [(0, 0)], "of": 2},
     ),
-    ("has to stand in the sample once", InputError): ([Image(1, 1)], {"cells": [(0, 0)], "of": Image(9, 9)}),
-    (r"is \(row, column\) or \(r0, c0, r1, c1\), got \(0, 0, 0\)", InputError): (
+    ("must occur exactly once", InputError): ([Image(1, 1)], {"cells": [(0, 0)], "of": Image(9, 9)}),
+    (r"must be \(row, column\) or \(r0, c0, r1, c1\), got \(0, 0, 0\)", InputError): (
         [Image(1, 1)],
         {"cells": [(0, 0, 0)]},
     ),
-    (r"is \(frame, row, column\) or .*, got \(0, 0\)", InputError): ([Video(1, 1, 1)], {"cells": [(0, 0)]}),
+    (r"must be \(frame, row, column\) or .*, got \(0, 0\)", InputError): (
+        [Video(1, 1, 1)],
+        {"cells": [(0, 0)]},
+    ),
     ("has 2 frames of 1 x 1 tokens", InputError): ([Video(2, 1, 1)], {"cells": [(2, 0, 0)]}),
     ("Text of 3 tokens needs a cell for each of them, or one for all, got 2", OptionError): (
         [],
         {"cells": [(0, 0)] * 2},
     ),
-    ("of is a picture of the sample, or its number from 0 on", OptionError): (
+    ("of must be an image or video of the sample, or its index from 0 on", OptionError): (
         [],
         {"cells": [(0, 0)], "of": -1},
     ),
@@ -139,7 +142,7 @@ def test_on_the_command_line():
               Text(1, cells=((0, 0, 3, 3),), of=1)]  # fmt: skip
     assert parse_segments(text) == wanted
     with pytest.raises(
-        OptionError, match=r"'text:2@1' of the stream cannot be read; .* text:2@1,3 names row 1"
+        OptionError, match=r"'text:2@1' of the stream cannot be read\. .* text:2@1,3 names row 1"
     ):
         parse_segments("text:2@1")
 
@@ -177,11 +180,11 @@ def test_answers_share_the_ids_of_the_board():
     starts = [draw_starts([3, 2], 6, generator) for _ in range(200)]
     assert {s[0] for s in starts} == {1, 2, 3}
     assert {s[1] for s in starts} == {1, 2, 3, 4}
-    with pytest.raises(OptionError, match="longest=3 leaves no id for a start beside 3"):
+    with pytest.raises(OptionError, match="longest=3 is too small for a side of 3"):
         draw_starts([3], 3)
-    with pytest.raises(OptionError, match="width needs a whole number above 0, got width=0"):
+    with pytest.raises(OptionError, match="width needs an integer above 0, got width=0"):
         board_positions(0, 2)
     with pytest.raises(OptionError, match=r"start needs two ids, of column and row, got \[1\]"):
         board_positions(2, 2, [1])
-    with pytest.raises(OptionError, match="second needs a whole number above 0, got second=True"):
+    with pytest.raises(OptionError, match="second needs an integer above 0, got second=True"):
         addition_positions(1, True, 1)

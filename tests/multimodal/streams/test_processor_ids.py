@@ -181,10 +181,10 @@ def test_arguments_are_not_changed():
 
 WRONG = {
     "too many in a row": ("tiiit", [[1, 1, 2]], r"Sample 0, segment 1: 3 image .* 1 x 2 = 2 tokens"),
-    "too many after text": ("tiitit", [[1, 1, 2]], r"Sample 0, segment 3: there are 1 image .* more than"),
+    "too many after text": ("tiitit", [[1, 1, 2]], r"Sample 0, segment 3: 1 image .* exceed"),
     "too few": ("tit", [[1, 1, 2]], r"Sample 0, segment 1: 1 image .* 1 x 2 = 2 tokens"),
-    "grids left over": ("tiit", [[1, 1, 2], [1, 3, 2]], r"grids for 2 .* placeholders for 1 only"),
-    "no placeholders": ("tt", [[1, 1, 2]], r"grids for 1 .* placeholders for 0 only"),
+    "grids left over": ("tiit", [[1, 1, 2], [1, 3, 2]], r"grids for 2 .* placeholders for only 1"),
+    "no placeholders": ("tt", [[1, 1, 2]], r"grids for 1 .* placeholders for only 0"),
     "another order": (
         "tiiitiit",
         [[1, 1, 2], [1, 1, 3]],
@@ -214,7 +214,7 @@ def test_placeholders_without_any_grids(kind, others):
     given = {"videos" if kind == "i" else "images": grids([1, 1, 1])} if others else {}
     row = f"t{kind}{kind}t" + (("v" if kind == "i" else "i") if others else "t")
     name = "image" if kind == "i" else "video"
-    with pytest.raises(InputError, match=f"Sample 0, segment 1: there are 2 {name} placeholders more than"):
+    with pytest.raises(InputError, match=f"Sample 0, segment 1: 2 {name} placeholders exceed"):
         Stream.from_ids(types(row), **given)
 
 
@@ -263,28 +263,30 @@ def test_wrong_shapes(case):
 
 
 VALUES = {
-    "unknown type": ({"types": torch.tensor([[0, 3, 2, 2]])}, InputError, r"2 for video; got \[0, 2, 3\]"),
+    "unknown type": ({"types": torch.tensor([[0, 3, 2, 2]])}, InputError, r"2 for video, got \[0, 2, 3\]"),
     "negative type": ({"types": torch.tensor([[0, -1, 2, 2]])}, InputError, r"got \[-1, 0, 2\]"),
-    "types of floats": ({"types": torch.zeros(1, 4)}, InputError, "types needs whole numbers, got torch.float32"),
-    "mask of floats": ({"mask": torch.zeros(1, 4)}, InputError, "mask needs bool, or whole .* torch.float32"),
+    "types of floats": ({"types": torch.zeros(1, 4)}, InputError, "types needs integers, got torch.float32"),
+    "mask of floats": ({"mask": torch.zeros(1, 4)}, InputError, "mask needs bool, or integers .* torch.float32"),
     "mask of samples": ({"mask": torch.tensor([[1, 1, 2, 2]])}, InputError, r"got \[1, 2\] .* as documents"),
-    "negative mask": ({"mask": torch.tensor([[-1, 0, 1, 1]])}, InputError, r"mask is 1 .* got \[-1, 0, 1\]"),
-    "nothing": ({"mask": torch.zeros(1, 4).bool()}, InputError, "at least one token; the mask is 0 everywhere"),
-    "documents of floats": ({"documents": torch.zeros(1, 4)}, InputError, "documents needs whole numbers"),
-    "groups of bools": ({"groups": torch.zeros(1, 4).bool()}, InputError, "groups needs whole numbers"),
-    "negative document": ({"documents": torch.full((1, 4), -1)}, InputError, "numbers from 0 on, got -1"),
-    "negative group": ({"groups": torch.full((1, 4), -2)}, InputError, "numbers from 0 on, got -2"),
-    "grid of floats": ({"videos": torch.tensor([[1.0, 1, 2]])}, InputError, "video grids need whole numbers"),
+    "negative mask": ({"mask": torch.tensor([[-1, 0, 1, 1]])}, InputError, r"mask must be 1 .* got \[-1, 0, 1\]"),
+    "nothing": ({"mask": torch.zeros(1, 4).bool()}, InputError, "at least one token, got a mask that is 0 everywhere"),
+    "documents of floats": ({"documents": torch.zeros(1, 4)}, InputError, "documents needs integers"),
+    "groups of bools": ({"groups": torch.zeros(1, 4).bool()}, InputError, "groups needs integers"),
+    "negative document": ({"documents": torch.full((1, 4), -1)}, InputError, "must be 0 or more, got -1"),
+    "negative group": ({"groups": torch.full((1, 4), -2)}, InputError, "must be 0 or more, got -2"),
+    "grid of floats": ({"videos": torch.tensor([[1.0, 1, 2]])}, InputError, "video grids need integers"),
     "grid of nothing": ({"videos": grids([0, 1, 2])}, InputError, r"at least one frame.* got \[\[0, 1, 2\]\]"),
     "merge does not divide": ({"merge": 2, "videos": grids([1, 2, 3])}, InputError, "columns that 2 divides"),
-    "merge of 0": ({"merge": 0}, OptionError, "merge needs a whole number above 0, got 0"),
-    "merge of 1.5": ({"merge": 1.5}, OptionError, "merge needs a whole number above 0, got 1.5"),
+    "merge of 0": ({"merge": 0}, OptionError, "merge needs an integer above 0, got 0"),
+    "merge of 1.5": ({"merge": 1.5}, OptionError, "merge needs an integer above 0, got 1.5"),
     "seconds of 0": ({"seconds": [0.0]}, InputError, r"above 0, got \[0.0\]"),
     "endless seconds": ({"seconds": [float("inf")]}, InputError, r"above 0, got \[inf\]"),
     "seconds twice": ({"videos": [Video(1, 1, 2, 1.0)], "seconds": [1.0]}, OptionError, "Video.*seconds=...* instead"),
-    "seconds of no video": ({"videos": None, "seconds": [1.0]}, OptionError, "seconds belongs to video grids"),
+    "seconds of no video": (
+        {"videos": None, "seconds": [1.0]}, OptionError, "seconds has no effect with a list of videos"
+    ),
     "frames of a Video apart": (
-        {"videos": [Video(2, 1, 1)], "frames_apart": True}, OptionError, "give a Video of t=1 for each frame",
+        {"videos": [Video(2, 1, 1)], "frames_apart": True}, OptionError, "Pass a Video with t=1 for each frame",
     ),
     "a video among images": ({"images": [Video(1, 1, 2)]}, InputError, r"or a Image for each, got Video\("),
     "a list of numbers": ({"videos": [[1, 1, 2]]}, InputError, r"or a Video for each, got \[1, 1, 2\]"),
@@ -305,34 +307,39 @@ def test_samples_of_padding_may_have_any_number():
 
 
 HAND = {
-    "nothing": ([], {}, InputError, "at least one segment; got none"),
-    "empty rows": ([[], []], {}, InputError, "at least one segment; got none"),
+    "nothing": ([], {}, InputError, "at least one segment, got none"),
+    "empty rows": ([[], []], {}, InputError, "at least one segment, got none"),
     "no list of rows": (
         [Text(5)],
         {},
         InputError,
-        r"A row is a list of segments, got Text\(.*Stream.of\(\[\[",
+        r"A row must be a list of segments, got Text\(.*Stream.of\(\[\[",
     ),
     "numbers": (
         [[5]],
         {},
         InputError,
-        "A row holds Text, Image, Video and Parallel, or lists of them, got 5",
+        "A row must contain Text, Image, Video and Parallel, or lists of them, got 5",
     ),
     "too deep": (
         [[[[Text(1)]]]],
         {},
         InputError,
-        "A row holds Text, Image, Video and Parallel, or lists of them",
+        "A row must contain Text, Image, Video and Parallel, or lists of them",
     ),
-    "mixed": ([[Text(1), [Text(1)]]], {}, InputError, "not both"),
+    "mixed": ([[Text(1), [Text(1)]]], {}, InputError, "got both"),
     "too long": (
         [[Text(1)], [Image(2, 2)]],
         {"length": 3},
         InputError,
         "Row 1 has 4 tokens, more than length=3",
     ),
-    "padding": ([[Text(1)]], {"padding": "both"}, OptionError, "padding is 'left' or 'right', got 'both'"),
+    "padding": (
+        [[Text(1)]],
+        {"padding": "both"},
+        OptionError,
+        "padding must be 'left' or 'right', got 'both'",
+    ),
 }
 
 

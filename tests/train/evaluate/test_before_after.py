@@ -345,6 +345,6 @@ def test_the_command_evaluates_a_finished_retrofit(finished, tmp_path, capsys):
     assert main(["retrofit", "evaluate", str(tmp_path / "r")]) == 2
     assert "must contain a finished retrofit" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--masks", "a.png"]) == 2
-    assert "Masks were given without images" in capsys.readouterr().err
+    assert "--masks needs --images, got none" in capsys.readouterr().err
     assert main(["retrofit", "evaluate", str(finished), "--size", "37"]) == 2
-    assert "size=37 does not suit the teacher, which needs a multiple of 8" in capsys.readouterr().err
+    assert "size must be a multiple of 8 for the teacher, got 37" in capsys.readouterr().err

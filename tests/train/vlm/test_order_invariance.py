@@ -198,5 +198,5 @@ def test_what_cannot_be_is_refused():
         UnsupportedHost, match=r"even=0\.1 needs the attention weights .*set_attn_implementation"
     ):
         train_order_invariance(make("llava"), [prompt], OrderRecipe(steps=1, batch=1))
-    with pytest.raises(UnsupportedHost, match="no linear layers called qkv to which"):
+    with pytest.raises(UnsupportedHost, match="no linear layers called qkv, which LoRA needs"):
         add_lora(make("llava"), 2, ("q_proj", "qkv"))

@@ -85,7 +85,7 @@ class Countdown(Revealed, Additive):
     def _index(self, pos: Positions) -> Tensor:
         """Return the index of each token, (1 or b, n), from 1; free coordinates count from 0."""
         if pos.grid is not None:
-            return pos.is_numeric() + 1
+            return pos.numbers() + 1
         if pos.axes > 1:
             raise ShapeError(
                 f"countdown needs the tokens of a grid, or free coordinates of one axis, got {pos}. Pass "

@@ -21,8 +21,9 @@ class Target(Additive):
     """Adds the table entry of the next position to every token, for models that generate in any order.
 
     table(k) = of(position of token k + 1); in addition to the table of its current position, as in
-    ``sincos2d+target``, it is the sum of both. Positions are ordered by `vispe.grid.token_orders.ordered`; the default order
-    is that of the grid, or of the sequence without a grid. The causal mask follows the order of the tokens.
+    ``sincos2d+target``, it is the sum of both. Positions are ordered by `vispe.grid.token_orders.ordered`; the
+    default order is that of the grid, or of the sequence without a grid. The causal mask follows the order of the
+    tokens.
 
     Args:
         dim: width of the tokens, d.

@@ -5,8 +5,8 @@ values of its own, `Eva` has no such argument. Their constructors are patched in
 and scripts that imported `create_model` earlier. timm's own values are passed on unchanged. For all other classes
 timm's shared builder raises an error with the reason.
 
-This module is imported together with timm (`vispe.hosts.import_hooks`), possibly while another module of vispe imports timm,
-so the code that converts models is imported only when a model is built.
+This module is imported together with timm (`vispe.hosts.import_hooks`), possibly while another module of vispe
+imports timm, so the code that converts models is imported only when a model is built.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models whose attention layers have their own grids: SAM, Swin, MaxViT, torchvision's ViT, MONAI's networks.
 
-`vispe.hosts.windows.model_table` lists the classes of models, with their absolute tables, and those of attention layers.
-Every attention layer gets its own encodings, for its heads and its window. The steps of a conversion are in
+`vispe.hosts.windows.model_table` lists the classes of models, with their absolute tables, and those of attention
+layers. Every attention layer gets its own encodings, for its heads and its window. The steps of a conversion are in
 `vispe.hosts.common.convert`.
 """
 

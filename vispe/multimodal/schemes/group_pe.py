@@ -20,9 +20,10 @@ from vispe.options import Limits, NotNegative
 class GroupPE(RoPE1D):
     """Count the tokens of each group separately (arXiv 2505.16983).
 
-    New tokens of one group do not shift the other: a source may grow while its translation is generated, and
-    cached keys remain valid. Groups are set by `Text.group`; positions then do not define which token came first, so
-    attention needs a mask, such as that of `vispe.multimodal.streams.simultaneous_translation`. Images are counted as in `rope1d`.
+    New tokens of one group do not shift the other: a source may grow while its translation is generated, and cached
+    keys remain valid. Groups are set by `Text.group`; positions then do not define which token came first, so
+    attention needs a mask, such as that of `vispe.multimodal.streams.simultaneous_translation`. Images are counted as
+    in `rope1d`.
 
     Args:
         phi: start of the counters of groups 1, 2, ...; one number for all, or one per group. That of group 0

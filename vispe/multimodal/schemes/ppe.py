@@ -95,7 +95,8 @@ class PPE(MRoPE):
             coordinates: coordinates of the unmerged tokens, by this scheme.
             tokens: (b, s, c).
             labels: (b, s), index of the merged token of each token; text and unmerged tokens have distinct labels,
-                and padding is below 0. See `vispe.multimodal.streams.token_merging.merge_tokens`, also for merging in stages.
+                and padding is below 0. See `vispe.multimodal.streams.token_merging.merge_tokens`, also for merging in
+                stages.
             epsilon: see `merge_tokens`.
 
         Raises:

@@ -1,10 +1,10 @@
 """Pixel classifiers: from features of labelled pixels to class probabilities of all pixels.
 
-Three kinds, all from scikit-learn, seeded, and with balanced class weights, so that the number of labelled pixels of a
-class does not matter. Their probabilities are those of an image with equal class frequencies, and
-`vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For `logistic` this holds for any number of
-labels. Fully grown trees hardly depend on the weights, so `forest` and `boosting` only approximate it, when the classes
-have similar numbers of labels.
+Three kinds, all from scikit-learn, seeded, and with balanced class weights, so that the number of labelled pixels of
+a class does not matter. Their probabilities are those of an image with equal class frequencies, and
+`vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For `logistic` this holds for any
+number of labels. Fully grown trees hardly depend on the weights, so `forest` and `boosting` only approximate it, when
+the classes have similar numbers of labels.
 
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
   the strength of the penalty does not depend on the number of labels. The default: the features of vispe_micro were

@@ -284,7 +284,7 @@ class PreparedPage:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def sampled(self, number: int, planes: np.ndarray | None = None) -> np.ndarray:
-        """Return the features (rows, columns, f) float32 of a piece at the points of `vispe.segment.features.sample_grid`.
+        """Return the features (rows, columns, f) float32 of a piece at the points of `sample_grid`.
 
         Args:
             number: index of the piece.

@@ -64,7 +64,7 @@ def find_in_blocks(
     spacing: Sequence[float] | None = None,
     memory: int | None = None,
 ) -> ObjectList:
-    """Find and measure the objects of an image block by block, as `vispe.segment.objects.labelling.find` does in memory.
+    """Find and measure the objects of an image block by block; `labelling.find` does the same in memory.
 
     Args:
         source: the image and its label map.

@@ -99,8 +99,8 @@ def check_supported(config: object) -> None:
     model = getattr(config, "model", None)
     if not isinstance(config, FeatureConfig) or model not in (None, micro_features.NAME):
         raise InputError(
-            f"images processed in blocks support filters and {micro_features.NAME}, but {model} needs feature maps of the "
-            f"complete page. Train with model={micro_features.NAME} or features=filters."
+            f"images processed in blocks support filters and {micro_features.NAME}, but {model} needs feature "
+            f"maps of the complete page. Train with model={micro_features.NAME} or features=filters."
         )
     if config.filters_3d:
         raise InputError(

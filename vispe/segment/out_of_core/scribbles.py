@@ -54,7 +54,7 @@ def match_labels(
 def read_scribbles(
     paths: Sequence[Path], images: Sequence[BigImage], how: Labelling
 ) -> tuple[list[Scribbles], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
-    """Read the labels of several images with a common numbering, as `vispe.images.labels.label_files.read_label_set` does.
+    """Read the labels of several images with a common numbering, as `read_label_set` does in memory.
 
     Args:
         paths: JSON scribbles, shapes, label images or Zarr stores; only JSON and stores may be larger than memory.

@@ -1,7 +1,8 @@
 """Prediction: from the features of a page to class probabilities and a label map, within the available memory.
 
-The classes of each page are reweighted by their estimated frequencies on that page (`vispe.segment.classify.class_prior`):
-a page has the same label map alone and in a stack, provided the grey limits are equal.
+The classes of each page are reweighted by their estimated frequencies on that page
+(`vispe.segment.classify.class_prior`): a page has the same label map alone and in a stack, provided the grey limits
+are equal.
 """
 
 from collections.abc import Callable, Sequence

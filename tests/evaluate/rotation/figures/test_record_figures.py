@@ -327,9 +327,9 @@ def test_rows_of_a_file_are_those_that_were_written():
             np.testing.assert_array_equal(a.values, b.values)
             for name, floor in a.floors.items():
                 np.testing.assert_array_equal(floor, b.floors[name])
-    with pytest.raises(InputError, match=r"needs metric, values; it has transform"):
+    with pytest.raises(InputError, match=r"need the keys metric, values, got transform"):
         measurements([{"transform": "D4"}])
-    with pytest.raises(InputError, match="has no 'rows'"):
+    with pytest.raises(InputError, match="must have 'rows', got none"):
         measurements({"verdict": ""})
 
 

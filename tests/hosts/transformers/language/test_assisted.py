@@ -93,7 +93,7 @@ def test_new_pictures_without_their_grids_are_missed(family):
     first = model.generate(**sample.inputs, max_new_tokens=2, return_dict_in_generate=True)
     longer = sample.with_tokens(torch.tensor([[5, 6, VIDEO, 7]]))
     longer.pop("pixel_values")
-    with pytest.raises(InputError, match="video placeholders more than the video grids"):
+    with pytest.raises(InputError, match="video placeholders exceed the video grids"):
         model.generate(**longer, **{CACHE: first[CACHE]}, max_new_tokens=2)
 
 

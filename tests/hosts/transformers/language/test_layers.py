@@ -200,7 +200,7 @@ def test_refusals(tmp_path):
     with pytest.raises(UnsupportedCombination, match="parallel='pine' determines distances in all layers"):
         vispe.convert(model, layers, parallel="pine")
     with pytest.raises(
-        UnsupportedCombination, match=r"Options \(radius\) were given beside schemes of layers"
+        UnsupportedCombination, match=r"Options \(radius\) cannot be combined with per-layer schemes"
     ):
         vispe.convert(model, layers, radius=3.0)
     with pytest.raises(UnsupportedCombination, match="The counter of bilevel holds several numbers"):
@@ -208,14 +208,14 @@ def test_refusals(tmp_path):
     assert type(model) is type(stock("qwen2_vl"))
     vispe.convert(model, layers)
     sample = everything("qwen2_vl")
-    with pytest.raises(OptionError, match="Layers count on from 2 numbers"):
+    with pytest.raises(OptionError, match="got 2 counters of layers"):
         model.model.get_rope_index(
             sample["input_ids"],
             image_grid_thw=sample["image_grid_thw"],
             video_grid_thw=sample["video_grid_thw"],
         )
     model.config.save_pretrained(tmp_path / "model")
-    with pytest.raises(UnsupportedCombination, match="engines go on by one delta"):
+    with pytest.raises(UnsupportedCombination, match="Engines need a scheme with one counter"):
         serve_positions(tmp_path / "model", positions=64)
     with pytest.raises(VispeError, match="VisionTransformer does not support the position scheme circlerope"):
         vispe.convert(timm.create_model("test_vit"), layers)

@@ -1,11 +1,11 @@
-"""Equivariance of feature maps at any angle, with what interpolation alone does beside every number.
+"""Equivariance of feature maps at any angle, with the error of interpolation alone reported for each value.
 
 Only multiples of 90 degrees are exact. Elsewhere image and features are resampled, and a square grid of patches
-samples the sample in another way even for a perfect encoding. Three floors are measured for every image and angle:
+samples the content differently even for an equivariant encoder. Three floors are measured for every image and angle:
 
-- 'round trip': the image turned there and back, unturned, through the model: resampling of the image;
-- 'features': the map turned there and back: resampling of the features;
-- 'blur': the image low-passed to the spectrum of the turned one, through the model: loss of detail alone.
+- 'round trip': the image rotated and rotated back, through the model: resampling of the image;
+- 'features': the map rotated and rotated back: resampling of the features;
+- 'blur': the image low-passed to the spectrum of the rotated one, through the model: loss of detail alone.
 
 The floor is the largest of them: the first two hold two resamplings each where the measurement holds one, so they
 are bounds from above; the effect is the error minus the floor. The gap between 90 and 85 degrees shows the confound.
@@ -43,8 +43,8 @@ def angle_equivariance(
 ) -> tuple[Measurement, ...]:
     """Measure the centred equivariance error of f at any angles.
 
-    The image is turned about its exact centre (bicubic), a window is cut out after turning, and the map of the window
-    is turned back (bilinear). The same tokens count at every angle, 0 included: the inscribed disc less one token.
+    The image is rotated about its exact centre (bicubic), a window is cropped afterwards, and the map of the window
+    is rotated back (bilinear). The same tokens count at every angle, 0 included: the inscribed disc less one token.
     Each batch costs three runs of f for every angle that is no multiple of 90, else one.
 
     Args:
@@ -55,7 +55,7 @@ def angle_equivariance(
         side: of the window in pixels; default the largest.
         how: 'crop': only pixels of the image are shown, which must be √2 times larger than the window; 'disc': pixels
             outside the image are mirrored.
-        batch_size: images of equal size that f sees at once.
+        batch_size: images of equal size per run of f.
         part: name of the rows.
 
     Returns:
@@ -99,7 +99,7 @@ def angle_equivariance(
 def _turned(
     f: FeatureFunction, batch: Tensor, canvas: Canvas, still: Tensor, first: Tensor, angle: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the maps of a batch that was turned, turned back, and those behind the floors."""
+    """Yield the maps of a rotated batch, rotated back, and those behind the floors."""
     posed = canvas.pose(batch, angle)
     yield VALUE, _turn(features_of(f, posed), -angle)
     if angle % 90:

@@ -1,7 +1,7 @@
-"""Consistency of unsupervised segmentations: k-means on the tokens of an image, under turns and mirrorings.
+"""Consistency of unsupervised segmentations: k-means on the tokens of an image, under rotations and reflections.
 
-The clusters are fitted once, on the image as it stands, and applied to every pose: what changes then is due to the
-features. Fitting again at every pose adds the noise of k-means itself and is given beside it, clusters matched one to
+The clusters are fitted once, on the untransformed image, and applied to every pose: what changes then is due to the
+features. Fitting again at every pose adds the noise of k-means itself and is reported too, clusters matched one to
 one by the Hungarian method.
 """
 
@@ -36,15 +36,15 @@ def cluster_consistency(
     refit: bool = True,
     seed: int = 0,
 ) -> tuple[Measurement, ...]:
-    """Compare the clusters of tokens of moved images, brought back, with those of the image.
+    """Compare the clusters of tokens of transformed images, transformed back, with those of the image.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         images: (c, H, W) each.
         clusters: number of clusters, at most the number of different tokens.
         elements: poses without the identity.
-        batch_size: images of equal size that f sees at once.
-        refit: measure fitting again too.
+        batch_size: images of equal size per run of f.
+        refit: measure refitting too.
         seed: of k-means, the same at every fit.
 
     Returns:

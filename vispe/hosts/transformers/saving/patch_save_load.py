@@ -1,8 +1,8 @@
 """Patches of saving and loading in transformers, so that a conversion is never lost silently.
 
 `PreTrainedModel.save_pretrained` and `from_pretrained` are patched when transformers' base class is imported
-(`vispe.hosts.import_hooks`); other models are not affected. The code that converts models is imported only when a model is
-saved or loaded.
+(`vispe.hosts.import_hooks`); other models are not affected. The code that converts models is imported only when a
+model is saved or loaded.
 """
 
 from __future__ import annotations
