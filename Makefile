@@ -31,7 +31,7 @@ figures:
 	$(PYTHON) eval/docs_animations.py
 	$(PYTHON) eval/docs_figures.py
 	$(PYTHON) eval/architecture.py
-	$(PYTHON) eval/docs_multimodal.py picture
+	$(PYTHON) eval/docs_multimodal.py figures
 
 generated:
 	$(PYTHON) eval/gallery.py

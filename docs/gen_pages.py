@@ -1,4 +1,4 @@
-"""Makes the pages of the encodings and the tables of the guide from the registry, while mkdocs builds the site.
+"""Generate the pages of the encodings and the tables of the guide from the registry, while mkdocs builds the site.
 
 mkdocs calls `on_config`, `on_files` and `on_page_markdown` (see `hooks` in mkdocs.yml); tests call `pages`.
 """
@@ -32,7 +32,7 @@ from evidence import (  # noqa: E402
 )
 from formulas import mathml, shown  # noqa: E402
 from gallery_page import gallery_page  # noqa: E402
-from tables import golden  # noqa: E402  (committed tables and those of the site say the same)
+from tables import golden  # noqa: E402  (committed tables and those of the site agree)
 
 FACTS = (
     "Shapes",
@@ -59,7 +59,7 @@ def pages() -> dict[str, str]:
 
 def reference() -> str:
     """Return the page of the public names."""
-    parts = ["# Reference\n", "What `import vispe` gives.\n"]
+    parts = ["# Reference\n", "The public names of `import vispe`.\n"]
     parts += [f"::: vispe.{name}\n" for name in sorted(vispe.__all__, key=lambda n: (n[0].isupper(), n))]
     return "\n".join(parts)
 
@@ -71,8 +71,8 @@ def page(name: str) -> str:
     facts = {
         "kind": ", ".join(info.kinds) or "none",
         "axes": ", ".join(map(str, info.ndim)),
-        "new sizes": "as they are" if info.extrapolates else "resampled",
-        "mask of n x n needed": "no" if info.fused or "bias" not in info.kinds else "yes",
+        "new sizes": "unchanged" if info.extrapolates else "resampled",
+        "needs an n x n mask": "no" if info.fused or "bias" not in info.kinds else "yes",
         "paper": f"[{title}]({link}), {info.year}" if link else "none",
         "cases of the authors' code": golden(name) or "none; own tests only",
     }
@@ -132,7 +132,7 @@ def sections(doc: str) -> dict[str, Any]:
 
 
 def escape(text: str) -> str:
-    """Return docstring text as Markdown: marks outside of code are shown, double backquotes become single."""
+    """Return docstring text as Markdown: escape markup outside of code, and make double backquotes single."""
     parts = re.split(r"(``?[^`]+``?)", text)
     return "".join(
         f"`{p.strip('`')}`" if i % 2 else re.sub(r"([*_<\[\]#])", r"\\\1", p) for i, p in enumerate(parts)
@@ -148,19 +148,19 @@ KINDS = {
     "rotary": "Rotations of queries and keys",
     "bias": "Biases of the logits",
     "mixing": "Mixing of neighbouring tokens",
-    "positions": "Samplers, which move tokens",
+    "positions": "Samplers of coordinates",
 }
-MEANING = {  # short words for what leaves attention as it is, from little to much
+MEANING = {  # short names of invariances, from weak to strong
     (): "nothing",
     ("translation",): "shifts",
     ("translation", "reflection"): "shifts and mirror images",
     ("translation", "quarter_turns", "reflection"): "shifts, quarter turns, mirror images",
-    ("translation", "quarter_turns", "reflection", "rotation"): "shifts, all turns, mirror images",
+    ("translation", "quarter_turns", "reflection", "rotation"): "shifts, all rotations, mirror images",
 }
 
 
 def families_map() -> str:
-    """Return encodings inside attention by what they know (rows) and what they do not care about (columns)."""
+    """Return encodings inside attention by what they know (rows) and their invariances (columns)."""
     cells: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for name in vispe.list_encodings():
         info = vispe.encoding_info(name)
@@ -171,7 +171,7 @@ def families_map() -> str:
             other = vispe.encoding_info(f"{name}.{preset}").invariant
             if other != info.invariant:
                 link = f"[`{name}.{preset}`](encodings/{name}.md)"
-                # what stays the same under every turn knows no direction
+                # an encoding invariant to every rotation knows no direction
                 knows = tuple(k for k in info.knows if k != "direction" or "rotation" not in other)
                 cells.setdefault((knows, other), []).append(link)
     columns = [c for c in MEANING if any(c == column for _, column in cells)]
@@ -184,7 +184,7 @@ def families_map() -> str:
 
 
 def families_table() -> str:
-    """Return one table for each kind: what encodings know, leave as it is, cost, and do on other grids."""
+    """Return one table for each kind: what encodings know, their invariances, costs, and behaviour on other grids."""
     text = []
     for kind, title in KINDS.items():
         text += [f"## {title}\n", "| encoding | axes | knows | the same under | new sizes | cost |"]
@@ -197,7 +197,7 @@ def families_table() -> str:
                 ", ".join(map(str, info.ndim)),
                 ", ".join(info.knows),
                 MEANING[info.invariant],
-                "as they are" if info.extrapolates else "resampled",
+                "unchanged" if info.extrapolates else "resampled",
                 _cell(escape(facts["Cost"])),
             ]
             text.append(f"| {' | '.join(cells)} |")
@@ -206,7 +206,7 @@ def families_table() -> str:
 
 
 def hosts_table() -> str:
-    """Return which encoding works in which host, and the reasons where one does not."""
+    """Return which encoding works in which host, with the reasons for those that do not."""
     reasons: dict[str, int] = {}
     rows = [f"| encoding | {' | '.join(HOSTS)} |", "|---" * (len(HOSTS) + 1) + "|"]
     for name, row in support_table():
@@ -218,7 +218,7 @@ def hosts_table() -> str:
 
 
 SAME = {
-    "rotation": "all turns",
+    "rotation": "all rotations",
     "quarter_turns": "quarter turns",
     "reflection": "mirror images",
     "translation": "shifts",
@@ -226,14 +226,14 @@ SAME = {
 
 
 def comparison_table() -> str:
-    """Return one row for each encoding of images: what it is, what it leaves as it is, and what was measured of it."""
+    """Return one row for each encoding of images: its kind, its invariances, and its measurements."""
     found = scores()
     heads = ["encoding", "kind", "the same under", "distance", "direction", "three cells", "speed"]
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|"]
     for name in vispe.list_encodings(ndim=2, exclude=vispe.list_encodings(kind="positions")):
         info, row = vispe.encoding_info(name), found.get(name, {})
         numbers = [f"{row[key]:.2f}" if key in row else "" for key in heads[3:]]
-        # each of these changes brings those before it
+        # each of these invariances implies those below it
         same = next((words for fact, words in SAME.items() if fact in info.invariant), "nothing")
         cells = [f"[`{name}`](encodings/{name}.md)", ", ".join(info.kinds), same, *numbers]
         lines.append(f"| {' | '.join(cells)} |")
@@ -256,7 +256,7 @@ TABLES = {
 
 
 def filled(markdown: str, path: str) -> str:
-    """Return a page of the guide, by its path in docs/, with its tables: `<!-- table: NAME -->` stands for one."""
+    """Return a page of the guide, by its path in docs/, with its tables in place of `<!-- table: NAME -->`."""
     # links of tables are written from docs/
     up = "../" * path.count("/")
     return re.sub(
@@ -290,14 +290,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Set formulas; in a notebook, lead links to pages and drop scripts, which load formulas and diagrams from afar."""
+    """Convert formulas; in a notebook, resolve links and drop scripts, which load code from other servers."""
     if not page.file.src_uri.endswith(".ipynb"):
         return mathml(html)
 
     def linked(match: re.Match[str]) -> str:
         target = files.get_file_from_path(normpath(f"{dirname(page.file.src_uri)}/{match[1]}"))
         if target is None:
-            raise ValueError(f"{page.file.src_uri} links to {match[1]}, which is no page.")
+            raise ValueError(f"{page.file.src_uri} links to {match[1]}, which is not a page.")
         return f'href="{target.url_relative_to(page.file)}'
 
     return re.sub(

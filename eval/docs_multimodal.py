@@ -1,6 +1,6 @@
-"""Write the tables of docs/how-to/models/multimodal.md, which are computed, and draw its pictures.
+"""Write the tables of docs/how-to/models/multimodal.md, which are computed, and draw its figures.
 
-python eval/docs_multimodal.py [tables] [picture]
+python eval/docs_multimodal.py [tables] [figures]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vispe.multimodal.properties import SchemeProperties, properties
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "how-to" / "models" / "multimodal.md"
-VARIANTS = {  # rows after that of their scheme
+VARIANTS = {  # rows below the row of their scheme
     "mousi": ["mousi(share=all)"],
     "mrope": ["mrope(after=side)", "mrope(text_axes=time)", "mrope(tokens_per_second=2.0)"],
     "mrope_i": ["mrope_i(spatial_reset=true)"],
@@ -28,75 +28,75 @@ DRAWN = ("mrope_i", "mrope_i(spatial_reset=true)", "videorope", "circlerope", "v
 COUNT = re.compile(r"\[\d+ model types\]\(")
 SEGMENTS = ("bilevel", "mrope_i", "rope1d")  # drawn with sentences, and with text that names a cell and a box
 NAMING = "text:5. text:7. image:4x6 text:3 text:4@1,4 text:3 text:4@2,0,3,1 text:5"
-COST = ("scheme", "text exact", "whole numbers", "decode-safe", "an image costs", "a video costs",
+COST = ("scheme", "text exact", "integers", "decode-safe", "an image costs", "a video costs",
         "grows with the image", "image of 24 x 36", "2 x 3 tiles of 16 x 16 + thumbnail",
         "video of 16 x 12 x 18")  # fmt: skip
-PLACE = ("scheme", "moves with the text before", "text after an image", "text after a long video",
-         "tokens apart in image", "in tiles", "in video", "mirror", "level", "seconds count",
-         "random in training")  # fmt: skip
+POSITION = ("scheme", "moves with the text before", "text after an image", "text after a long video",
+            "distinct tokens in image", "in tiles", "in video", "mirror", "level", "seconds count",
+            "random in training")  # fmt: skip
 
 
 PICTURES = {
     "grids": "grids of the call",
     "squares": "squares of the configured size",
-    "sizes": "`image_sizes`, ends of rows; else squares",
+    "sizes": "`image_sizes`, row ends; else squares",
     "runs": "equal squares, counted",
-    "places": "places of patches",
-    "patches": "`target_sizes`; slices are pictures",
-    "regions": "`image_grids`: small copy, whole, ends of rows",
-    "tiles": "`image_sizes`: small copy, tiles, ends of rows",
-    "one_vision": "`image_sizes`: small copy, tiles up to a limit",
+    "places": "positions of patches",
+    "patches": "`target_sizes`; slices are images",
+    "regions": "`image_grids`: thumbnail, full image, row ends",
+    "tiles": "`image_sizes`: thumbnail, tiles, row ends",
+    "one_vision": "`image_sizes`: thumbnail, tiles up to a limit",
 }
 
 
 def families() -> str:
-    """Return the table of families; it needs transformers."""
+    """Return the table of model families; requires transformers."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, family in FAMILIES.items():
         own = str(family.own(CONFIG_MAPPING[name]()))
         videos = (
-            "frames, time in words"
+            "frames with text timestamps"
             if family.frames_apart or family.pictures in ("places", "patches", "regions")
             else "one block"
             if family.pictures == "grids"
             else "-"
         )
         videos = "one block for all frames" if family.pictures == "one_vision" else videos
-        videos = "frames, time in words" if family.pictures == "places" else videos
+        videos = "frames with text timestamps" if family.pictures == "places" else videos
         rows.setdefault((PICTURES[family.pictures], videos, f"`{own}`"), []).append(f"`{name}`")
-    heads = ("model types", "where pictures are found", "videos", "trained with")
+    heads = ("model types", "how images are located", "videos", "trained with")
     return _table(heads, [[", ".join(names), *key] for key, names in rows.items()])
 
 
 def specs() -> list[str]:
-    """Return what the tables have rows for: every scheme, and variants of some."""
+    """Return the specs of all rows: every scheme, and variants of some."""
     return [spec for name in list_schemes() for spec in (name, *VARIANTS.get(name, ()))]
 
 
-def tables(found: list[SchemeProperties]) -> dict[str, str]:
+def tables(schemes: list[SchemeProperties]) -> dict[str, str]:
     """Return the tables by name."""
     return {
-        "cost": _table(COST, [_cost(p) for p in found]),
-        "place": _table(PLACE, [_place(p) for p in found]),
+        "cost": _table(COST, [_cost(p) for p in schemes]),
+        "position": _table(POSITION, [_position(p) for p in schemes]),
     }
 
 
 def updated(page: str) -> str:
-    """Return the page with its tables computed anew."""
+    """Return the page with its tables recomputed."""
     made = tables([properties(spec) for spec in specs()]) | {"families": families()}
     for name, text in made.items():
         marks = rf"(<!-- {name}: made by eval/docs_multimodal.py -->\n\n).*?(\n\n<!-- end of {name} -->)"
         page, count = re.subn(marks, lambda m, text=text: m[1] + text + m[2], page, flags=re.DOTALL)
         if count != 1:
             raise ValueError(
-                f"docs/how-to/models/multimodal.md has {count} places for the table {name}; it needs one."
+                f"docs/how-to/models/multimodal.md has {count} markers for the table {name}; it needs one."
             )
     return COUNT.sub(f"[{len(FAMILIES)} model types](", page)
 
 
-def picture() -> None:
+def figures() -> None:
     """Draw the coordinates of two streams for a few schemes."""
     import matplotlib
 
@@ -106,11 +106,11 @@ def picture() -> None:
     for name, specs, stream in (("positions", DRAWN, EXAMPLE), ("segments", SEGMENTS, NAMING)):
         axes = plot_positions(specs, stream)
         axes[0].figure.savefig(ROOT / "docs" / "figures" / f"multimodal-{name}.png", dpi=110)
-    parallel_picture()
+    parallel_figure()
 
 
-def parallel_picture() -> None:
-    """Draw coordinates and masks of images in order, and side by side in two ways."""
+def parallel_figure() -> None:
+    """Draw coordinates and masks of images in order, and of parallel images in two ways."""
     from matplotlib import pyplot
 
     from vispe.evaluate.plots.attention_blocks import plot_blocks
@@ -143,7 +143,7 @@ def _cost(p: SchemeProperties) -> list[str]:
             f"{p.image_cost:.4g}", tiles, f"{p.video_cost:.4g}"]  # fmt: skip
 
 
-def _place(p: SchemeProperties) -> list[str]:
+def _position(p: SchemeProperties) -> list[str]:
     follows = "yes" if all(p.follows) else "time only" if p.follows[0] else "no"
     tiles = "refused" if p.distinct_tiles is None else _yes(p.distinct_tiles)
     return [f"`{p.scheme}`", follows, _range(p.image_gap), _range(p.video_gap), _yes(p.distinct_image), tiles,
@@ -160,8 +160,8 @@ def _range(gap: tuple[float, float]) -> str:
 
 
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or ["tables", "picture"]
+    chosen = sys.argv[1:] or ["tables", "figures"]
     if "tables" in chosen:
         PAGE.write_text(updated(PAGE.read_text()))
-    if "picture" in chosen:
-        picture()
+    if "figures" in chosen:
+        figures()

@@ -1,10 +1,10 @@
-"""Draw one picture per registered encoding: what it does, as seen from one token.
+"""Draw one figure per registered encoding: its effect on one token.
 
 python eval/gallery.py [NAME ...]
 
-A bias is drawn as it is added to the logits, a rotary encoding as the score of equal queries and keys, an additive
-one as the cosine similarity of the vectors that it adds, mixing as its answer to one single token, a sampler as the
-maps that it draws.
+A bias is drawn as the values added to the logits, a rotary encoding as the score of equal queries and keys, an additive
+one as the cosine similarity of the added vectors, mixing as its response to a single token, a sampler as its random
+coordinate maps.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from vispe.report.figure_style import GREY, INK
 OUT = Path(__file__).parents[1] / "docs" / "gallery"
 HEADS, WIDTH, DEPTH = 8, 48, 12
 GRIDS = {1: (25,), 2: (17, 17), 3: (3, 13, 13)}
-SMALL = (7, 7)  # for what reaches the neighbours only
+SMALL = (7, 7)  # for encodings that only reach the neighbours
 SIGNED = LinearSegmentedColormap.from_list("signed", ["#08519C", "#6BAED6", "#F7F7F5", "#F4A15D", "#B23A00"])
 LINES = LinearSegmentedColormap.from_list("heads", ["#0B3C6F", "#0072B2", "#4FB3BF", "#E2A33B", "#D55E00"])
 
 
 @dataclass
 class View:
-    """What the three panels show: values (h, n, n) per head, query and key; or a picture for the right panel."""
+    """Contents of the three panels: values (h, n, n) per head, query and key; or an image for the right panel."""
 
     values: Tensor
     what: str
@@ -58,14 +58,14 @@ class View:
 def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:] or vispe.list_encodings():
-        (OUT / f"{name}.png").write_bytes(picture(name))
+        (OUT / f"{name}.png").write_bytes(figure_png(name))
         print(name, (OUT / f"{name}.png").stat().st_size)
 
 
-def picture(name: str) -> bytes:
-    """Return the picture of an encoding as PNG."""
+def figure_png(name: str) -> bytes:
+    """Return the figure of an encoding as PNG."""
     if "positions" in vispe.encoding_info(name).kinds:
-        return moves(name)
+        return sampler_figure(name)
     axes = 2 if 2 in (ndim := vispe.encoding_info(name).ndim) else max(ndim)
     shape = SMALL if "mixing" in vispe.encoding_info(name).kinds else GRIDS[axes]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -73,12 +73,12 @@ def picture(name: str) -> bytes:
         facts: dict[str, Any] = {"dim": HEADS * WIDTH, "num_heads": HEADS, "depth": DEPTH, "grid": shape}
         try:
             encoding = vispe.create_encoding(name, **facts).eval()
-        except UnsupportedCombination:  # it must be promised a causal mask
+        except UnsupportedCombination:  # the encoding requires a causal mask
             encoding = vispe.create_encoding(name, **facts, causal=True).eval()
-        view = seen(encoding, shape)
+        view = view_of(encoding, shape)
         if encoding.name != "none" and _blank(view.values):
             fill(encoding)
-            view = seen(encoding, shape)
+            view = view_of(encoding, shape)
             view.weights = "random weights"
         elif list(encoding.parameters()):
             view.weights = "weights before training"
@@ -86,7 +86,7 @@ def picture(name: str) -> bytes:
 
 
 def fill(encoding: Encoding) -> None:
-    """Give random values to the parameters that start at one constant (0, mostly), so that they show."""
+    """Randomise parameters that are initialised to a constant (mostly 0), so that their effect is visible."""
     generator = torch.Generator().manual_seed(1)
     for parameter in encoding.parameters():
         if parameter.numel() == 1 or parameter.unique().numel() == 1:
@@ -98,7 +98,7 @@ def _blank(values: Tensor) -> bool:
     return bool(off.std() < 1e-6)
 
 
-def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
+def view_of(encoding: Encoding, shape: tuple[int, ...]) -> View:
     pos = encoding.prepare(vispe.Grid(shape).positions())
     n = pos.tokens
     generator = torch.Generator().manual_seed(5)
@@ -117,20 +117,20 @@ def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
         transform = encoding.transform(pos, 0, x)
         ones = torch.ones(1, HEADS, n, WIDTH)
         noise = torch.randn(1, 1, 1, WIDTH, generator=generator).expand_as(ones)
-        for token in (ones, noise):  # there are rotations about the one
-            turned = transform.query(token), transform.key(token)
-            q, k = (torch.nn.functional.normalize(t, dim=-1)[0] for t in turned)
+        for token in (ones, noise):  # some rotations leave the vector of ones unchanged
+            rotated = transform.query(token), transform.key(token)
+            q, k = (torch.nn.functional.normalize(t, dim=-1)[0] for t in rotated)
             if (q @ k.mT).std() > 1e-5:
                 break
         line = diagonal(shape)
         return View(
             q @ k.mT,
-            "cosine of the turned q and k, which were equal",
-            shares(transform, q[0], k[0])[line].T,
-            f"shares of channels along {'the diagonal' if len(shape) > 1 else 'the line'}",
+            "cosine of equal q and k after rotation",
+            contributions(transform, q[0], k[0])[line].T,
+            f"contributions of channels along the {'diagonal' if len(shape) > 1 else 'line'}",
         )
     if isinstance(encoding, Additive):
-        if encoding.reads_tokens:  # each token its own, neighbours alike
+        if encoding.reads_tokens:  # smooth random tokens
             few = torch.randn(1, HEADS * WIDTH, *(min(s, 4) for s in shape), generator=generator)
             x = torch.nn.functional.interpolate(few, shape, mode="bicubic", align_corners=True).flatten(2).mT
             table = (encoding.embed(x, pos) - x)[0]
@@ -140,7 +140,7 @@ def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
         chosen = torch.linspace(0, table.shape[1] - 1, 9 if len(shape) > 1 else 48).round().long()
         return View(
             (unit @ unit.T)[None],
-            f"cosine similarity of what is added{' to smooth random tokens' * encoding.reads_tokens}",
+            f"cosine similarity of the added vectors{' (smooth random tokens)' * encoding.reads_tokens}",
             table[:, chosen].T,
             "9 channels" if len(shape) > 1 else "channels",
             tiles=len(shape) > 1,
@@ -149,18 +149,24 @@ def seen(encoding: Encoding, shape: tuple[int, ...]) -> View:
         layer = next(i for i in range(DEPTH) if encoding.active(i))
         tokens = torch.zeros(n, n, HEADS * WIDTH)
         tokens[torch.arange(n), torch.arange(n)] = 1
-        answer = encoding.mix(tokens, pos, layer) - encoding.mix(torch.zeros(1, n, HEADS * WIDTH), pos, layer)
-        centre = answer[_centre(shape)]
+        response = encoding.mix(tokens, pos, layer) - encoding.mix(
+            torch.zeros(1, n, HEADS * WIDTH), pos, layer
+        )
+        centre = response[_centre(shape)]
         return View(
-            answer.norm(dim=-1)[None], "size of the answer to one token", centre[:, :9].T, "9 channels", True
+            response.norm(dim=-1)[None],
+            "norm of the response to one token",
+            centre[:, :9].T,
+            "9 channels",
+            True,
         )
     return View(torch.zeros(1, n, n), "nothing")
 
 
-def shares(transform: Transform, q: Tensor, k: Tensor) -> Tensor:
-    """Return what each pair, block or channel of head 1 adds to the score with the centre, (n, parts)."""
+def contributions(transform: Transform, q: Tensor, k: Tensor) -> Tensor:
+    """Return the contribution of each pair, block or channel of head 1 to the score with the centre, (n, parts)."""
     centre = q.shape[0] // 2
-    if isinstance(transform, PairRotation | Expand):  # the cosine of the turn
+    if isinstance(transform, PairRotation | Expand):  # the cosine of the rotation
         cos, sin = transform.cos[0, 0], transform.sin[0, 0]
         return cos * cos[centre] + sin * sin[centre]
     parts = q * k[centre] * WIDTH
@@ -193,23 +199,23 @@ def _corner(shape: tuple[int, ...]) -> int:
     return index
 
 
-def moves(name: str) -> bytes:
-    """Return the picture of a sampler: maps of one axis, tokens of a grid, and distances of neighbours."""
+def sampler_figure(name: str) -> bytes:
+    """Return the figure of a sampler: maps of one axis, tokens of a grid, and distances of neighbours."""
     sampler = vispe.create_encoding(name)
     assert isinstance(sampler, Sampler)
     generator, cells, device = torch.Generator().manual_seed(3), 14, torch.device("cpu")
     draws = [sampler.draw(cells, generator, device) for _ in range(200)]
-    still = torch.arange(cells, dtype=torch.float64)
-    kept = sampler.fixed(cells, device)
+    cells_index = torch.arange(cells, dtype=torch.float64)
+    fixed = sampler.fixed(cells, device)
     figure = titled(name, "")
-    figure.text(0.018, 0.035, "each axis of a 14 x 14 grid has a draw of its own", size=8.5, color=GREY)
+    figure.text(0.018, 0.035, "each axis of a 14 x 14 grid is drawn separately", size=8.5, color=GREY)
     left, middle, right = (figure.add_axes((x, 0.16, 0.235, 0.57)) for x in (0.05, 0.39, 0.735))
     for i, line in enumerate(draws[:7]):
-        left.plot(still, line, color=LINES(i / 6), lw=1.2, marker="o", markersize=2)
-    left.plot(still, still if kept is None else kept, color=INK, lw=1.8, ls=(0, (2, 2)))
-    _plain(left, "place of each cell, 7 draws; dashed: evaluation", ticks=True)
-    places = sampler.prepare(vispe.Grid((cells, cells)).positions(), generator).coords[0]
-    middle.scatter(places[:, 1], places[:, 0], s=7, c=np.arange(cells * cells) // cells, cmap=LINES)
+        left.plot(cells_index, line, color=LINES(i / 6), lw=1.2, marker="o", markersize=2)
+    left.plot(cells_index, cells_index if fixed is None else fixed, color=INK, lw=1.8, ls=(0, (2, 2)))
+    _plain(left, "coordinate of each cell, 7 draws; dashed: evaluation", ticks=True)
+    coords = sampler.prepare(vispe.Grid((cells, cells)).positions(), generator).coords[0]
+    middle.scatter(coords[:, 1], coords[:, 0], s=7, c=np.arange(cells * cells) // cells, cmap=LINES)
     middle.invert_yaxis()
     middle.set_aspect("equal", adjustable="datalim")
     _plain(middle, "tokens of a grid, one draw", ticks=True)
@@ -220,7 +226,7 @@ def moves(name: str) -> bytes:
 
 
 def titled(name: str, weights: str) -> Figure:
-    """Return an empty picture with the name, the kind and the summary of an encoding."""
+    """Return an empty figure with the name, the kind and the summary of an encoding."""
     info = vispe.encoding_info(name)
     figure = Figure(figsize=(9.6, 3.5), dpi=100, facecolor="white")
     figure.text(0.018, 0.925, name, size=15, weight="bold", color=INK)
@@ -236,13 +242,13 @@ def draw(name: str, view: View, shape: tuple[int, ...]) -> bytes:
     figure.text(0.018, 0.035, view.what, size=8.5, color=GREY)
     panels = [figure.add_axes((x, 0.13, 0.235, 0.60)) for x in (0.018, 0.345, 0.715)]
     values = view.values
-    alike = values.shape[0] == 1 or bool((values - values[:1]).abs().max() < 1e-6)
+    equal = values.shape[0] == 1 or bool((values - values[:1]).abs().max() < 1e-6)
     first = values[0].numpy()
-    of = "" if alike else ", head 1"
+    of = "" if equal else ", head 1"
     if len(shape) == 1:
         _map(panels[0], first, f"query by key{of}", None)
         last = values[-1].numpy()
-        _map(panels[1], last, "the same, last head" if not alike else "all heads", None)
+        _map(panels[1], last, "the same, last head" if not equal else "all heads", None)
     else:
         flat = shape[-2:]
         slices = (
@@ -264,7 +270,7 @@ def draw(name: str, view: View, shape: tuple[int, ...]) -> bytes:
         else:
             _map(panels[1], slices[_corner(shape), middle], f"from a corner{of}", corner, limits)
     if view.right is None:
-        _profiles(panels[2], values, shape, alike)
+        _profiles(panels[2], values, shape, equal)
     elif view.tiles:
         _tiles(figure, panels[2], view.right, shape, view.right_title)
     else:
@@ -273,9 +279,9 @@ def draw(name: str, view: View, shape: tuple[int, ...]) -> bytes:
 
 
 def _limits(values: np.ndarray) -> dict[str, Any]:
-    """Return colours and scale: two colours around 0 where both signs occur."""
-    seen = values[np.isfinite(values)]
-    low, high = float(seen.min()), float(seen.max())
+    """Return colour map and limits: diverging around 0 if both signs occur."""
+    finite = values[np.isfinite(values)]
+    low, high = float(finite.min()), float(finite.max())
     if low < -1e-3 * max(high, 1e-9) and high > 1e-3 * -low:
         top = max(-low, high)
         return {"cmap": SIGNED, "vmin": -top, "vmax": top}
@@ -311,16 +317,16 @@ def _map(
     bar.update_ticks()
 
 
-def _profiles(ax: Axes, values: Tensor, shape: tuple[int, ...], alike: bool) -> None:
-    """Values along the last axis through the centre, one line per head."""
+def _profiles(ax: Axes, values: Tensor, shape: tuple[int, ...], equal: bool) -> None:
+    """Plot values along the last axis through the centre, one line per head."""
     centre, last = _centre(shape), shape[-1]
     start = centre // last * last
-    lines = values[: 1 if alike else None, centre, start : start + last].numpy()
+    lines = values[: 1 if equal else None, centre, start : start + last].numpy()
     offset = np.arange(last) - (centre - start)
     for i, line in enumerate(lines):
         ax.plot(offset, line, color=LINES(i / max(len(lines) - 1, 1)), lw=1.8, solid_capstyle="round")
     ax.axvline(0, color=GREY, lw=0.6, zorder=0)
-    _plain(ax, "along a row, all heads alike" if alike else f"along a row, {len(lines)} heads", ticks=True)
+    _plain(ax, "along a row, all heads equal" if equal else f"along a row, {len(lines)} heads", ticks=True)
     ax.set_xlabel("steps from the query", size=8.5, color=INK, labelpad=1)
 
 
@@ -331,7 +337,7 @@ def _stripes(ax: Axes, rows: np.ndarray, title: str) -> None:
 
 
 def _tiles(figure: Figure, ax: Axes, rows: Tensor, shape: tuple[int, ...], title: str) -> None:
-    """Draw 9 maps of the grid, with one scale of colours."""
+    """Draw 9 maps of the grid, with a shared colour scale."""
     maps = rows.reshape(9, *shape)
     maps = (maps[:, shape[0] // 2] if len(shape) == 3 else maps).numpy()
     box, limits = ax.get_position(), _limits(maps)

@@ -17,22 +17,24 @@ import vispe
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "eval" / "results"
 _BLOCKS = "a product of 8 x 8 blocks with every query and key in every layer (`bmm`)"
-_MASKS = "learned tables become a mask in every layer and call (`masked_fill_`, `index_select`, `copy_`)"
+_MASKS = (
+    "learned tables are expanded to a mask in every layer and call (`masked_fill_`, `index_select`, `copy_`)"
+)
 REASONS = {  # of speeds below 0.8
     "comrope_ap": _BLOCKS + "; `comrope_ap(form=folded)` has none",
     "comrope_ld": _BLOCKS + "; `comrope_ld(form=folded)` has none",
     "liere": _BLOCKS,
-    "irpe.ctx_product_50_shared_qkv": "attention weights must be made for the values, and content is looked up "
+    "irpe.ctx_product_50_shared_qkv": "attention weights must be materialised for the values, and content is looked up "
     "three times (`gather`, `add`, `bmm`)",
     "lightnet": "queries and keys twice as wide as values, for which SDPA has no fused CPU kernel (`bmm`, `softmax`)",
-    "hope_hyperbolic": "a score of its own for every pair of channels, one after the other (`mul`, `add`, `exp`)",
+    "hope_hyperbolic": "a separate score for every pair of channels, one after the other (`mul`, `add`, `exp`)",
     "cope": "counts over keys sorted by distance, for every query (`gather`, `copy_`, `where`)",
     "dape": "a small network over all pairs and heads (`mm`, `bmm`, `add`)",
-    "tapa": "two products of every pair and a cosine of one (`bmm`, `masked_fill_`, `cos`)",
+    "tapa": "two products for every pair, and a cosine of one of them (`bmm`, `masked_fill_`, `cos`)",
     "tra": "keys that are removed and counted for every query (`masked_fill_`, `any`, `bmm`)",
     "shaw": "products with every offset, and a gather of n x n (`bmm`, `gather`)",
     "tpe2d": "two attentions (`_scaled_dot_product_flash_attention_for_cpu`)",
-    "gpsa": "two attentions (`_scaled_dot_product_flash_attention_for_cpu`), one with a mask made in every layer",
+    "gpsa": "two attentions (`_scaled_dot_product_flash_attention_for_cpu`), one with a mask computed in every layer",
     "deberta": "two projected tables and their products in every layer (`mm`, `bmm`, `add`)",
     **dict.fromkeys(["bam", "bam_ssmax", "fire", "kerple", "t5"], _MASKS),
     "seqpe": "a projection of the position vectors to queries and keys in every layer (`addmm`, `add`, `copy_`)",
@@ -52,7 +54,7 @@ def encodings() -> str:
             info.summary,
             ", ".join(info.kinds) or "none",
             ", ".join(map(str, info.ndim)),
-            "as they are" if info.extrapolates else "resampled",
+            "unchanged" if info.extrapolates else "resampled",
             "yes" if info.fused or "bias" not in info.kinds else "no",
             golden(name),
             f"[{title}]({link}), {info.year}" if link else "",
@@ -62,7 +64,7 @@ def encodings() -> str:
 
 
 def golden(name: str) -> str:
-    """Return how many cases of the reference implementation pass, or '' without any (see eval/golden.py)."""
+    """Return how many cases of the reference implementation pass, or '' if there are none (see eval/golden.py)."""
     cases = json.loads((RESULTS / "golden.json").read_text()).values()
     mine = [c["status"] == "PASS" for c in cases if name in c["encodings"]]
     return f"{sum(mine)} of {len(mine)}" if mine else ""
@@ -123,8 +125,8 @@ def _retrofit() -> list[list[str]]:
     rank = [value for key, value in targets.items() if key.startswith("rank before")]
     return [
         [
-            "R² of patch position probed from DINOv2 features (noise, textures, micrographs at 518 px), before → after "
-            "a retrofit",
+            "R² of patch position probed from DINOv2 features (noise, textures, micrographs at 518 px), "
+            "before → after a retrofit",
             f"{before} → {after}",
         ],
         [
@@ -172,14 +174,14 @@ def vit() -> str:
 
 
 def every() -> str:
-    """Return the speed of every encoding in one ViT, slow ones with the reason."""
+    """Return the speed of every encoding in one ViT, with the cause for slow ones."""
     path = RESULTS / "encodings_cpu.json"
     if not path.exists():
         return ""
     rows = json.loads(path.read_text())["rows"]
     lines = [
-        "ViT-S/16 at 224 px in fp32 on a CPU with each encoding, relative to stock `learn`; below 0.8 with the",
-        "reason, read from the profile in `eval/results/encodings_cpu.json`:",
+        "ViT-S/16 at 224 px in fp32 on a CPU with each encoding, relative to stock `learn`. For values below 0.8 the",
+        "last column gives the cause, from the profile in `eval/results/encodings_cpu.json`:",
         "",
         "| encoding | batch 1 | batch 8 | where the time goes |",
         "|---|---|---|---|",
@@ -200,7 +202,7 @@ def segmentation() -> str:
     low, high = gain["interval"]
     lines = [
         "Segmentation of real micrographs from scribbles, with the default classifier: mean IoU over images, 0.6 % of "
-        "the pixels labelled all over the frame (in brackets: only in one quarter of it). `vispe_micro` adds "
+        "the pixels labelled all over the image (in brackets: only in one quarter of it). `vispe_micro` adds "
         f"{gain['all']:.3f} to filters (95 % interval {low:.3f} to {high:.3f}, {gain['images']} images):",
         "",
         "| set | images | filters | vispe_micro | both (default) |",
@@ -209,16 +211,16 @@ def segmentation() -> str:
     for name in dict.fromkeys(r["set"] for r in rows):
         cells = []
         for kind in ("filters", "tokens", "both"):
-            own = {place: mean_iou(rows, name, kind, place) for place in ("spread", "corner")}
+            own = {layout: mean_iou(rows, name, kind, layout) for layout in ("spread", "corner")}
             cells.append(own["spread"] + (f" ({own['corner']})" if own["corner"] else ""))
         images = len({r["image"] for r in rows if r["set"] == name and r["scribbles"] == "spread"})
         lines.append(f"| {name.replace('_', ' ')} | {images} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def mean_iou(rows: list[dict], name: str, kind: str, place: str) -> str:
-    """Average the rows of a set; '' where there are none."""
-    own = [r["miou"] for r in rows if (r["set"], r["features"], r["scribbles"]) == (name, kind, place)]
+def mean_iou(rows: list[dict], name: str, kind: str, layout: str) -> str:
+    """Return the mean IoU over the rows of a set, or '' if there are none."""
+    own = [r["miou"] for r in rows if (r["set"], r["features"], r["scribbles"]) == (name, kind, layout)]
     return f"{sum(own) / len(own):.3f}" if own else ""
 
 
@@ -226,10 +228,10 @@ def speed() -> str:
     found = json.loads((RESULTS / "segment_speed.json").read_text())
     rows, commit = found["rows"], found["environment"]["commit"][:7]
     lines = [
-        "`vispe segment` with its default features on two CPU cores, the start of Python and training included; the "
-        f"median of {len(rows[0]['walls_s'])} runs on a shared machine, and the fastest (all runs, and the speed of "
-        f"the machine before each, are in `eval/results/segment_speed.json`; measured at commit {commit}, and not "
-        "again since: a shared machine gives no times on the clock):",
+        "`vispe segment` with its default features on two CPU cores, including the start of Python and training; the "
+        f"median of {len(rows[0]['walls_s'])} runs on a shared machine, and the fastest (all runs, with the speed of "
+        f"the machine before each: `eval/results/segment_speed.json`). Measured at commit {commit} and not repeated "
+        "since, because wall-clock times on a shared machine are unreliable:",
         "",
     ]
     lines += [
@@ -253,7 +255,7 @@ def peers() -> str:
     }
     sizes = list(dict.fromkeys(r["megapixels"] for r in rows))
     lines = [
-        "The same beside others, on the same images and strokes, in seconds (and GiB at the peak):",
+        "Comparison with other methods on the same images and scribbles, in seconds (peak memory in GiB):",
         "",
         f"| | {' | '.join(f'{size:g} Mpixel' for size in sizes)} |",
         f"|---|{'---|' * len(sizes)}",
@@ -269,12 +271,12 @@ def interactive() -> str:
     found = json.loads((RESULTS / "interactive.json").read_text())
     rows = found["rows"]
     spent = " and ".join(f"{r['update_ms']['cpu']:.0f} ms with {r['classes']} classes" for r in rows)
-    anew = " and ".join(f"{r['anew_ms']['cpu'] / 1000:.1f} s" for r in rows)
+    again = " and ".join(f"{r['anew_ms']['cpu'] / 1000:.1f} s" for r in rows)
     return (
-        "With features kept (paint, napari, `vispe.segment.live`), a changed scribble on 1 Mpixel costs "
+        "With cached features (paint, napari, `vispe.segment.live`), a changed scribble on 1 Mpixel costs "
         f"{spent} of CPU time (user and system, {found['environment']['threads']} thread(s)), class priors and "
-        f"calibration included; everything computed anew costs {anew}. The machine was shared (load average "
-        f"{found['load_average']:.0f}), so times on the clock say little.\n\n{threads()}"
+        f"calibration included; computing everything again costs {again}. The machine was shared (load average "
+        f"{found['load_average']:.0f}), so wall-clock times are unreliable.\n\n{threads()}"
     )
 
 
@@ -287,14 +289,14 @@ def threads() -> str:
     ]
     head = (
         "CPU time (user and system) of `vispe segment` on 1 Mpixel on a busy machine (two cores, load average "
-        f"{load:.0f}), start of Python included, in seconds; threads that wait do not spin:"
+        f"{load:.0f}), including the start of Python, in seconds; waiting threads do not spin:"
     )
     table = ["| features, classifier | one thread | two threads | ratio |", "|---|---|---|---|", *cells]
     return "\n".join([head, "", *table])
 
 
 def updated(text: str) -> str:
-    """Return a page with the tables that it has room for."""
+    """Return a page with its generated tables updated."""
     for name, make in (("encodings", encodings), ("summary", summary), ("speeds", speeds), ("sets", sets)):
         mark = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)"
         text = re.sub(mark, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.DOTALL)

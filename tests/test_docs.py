@@ -129,7 +129,7 @@ def test_pictures_exist_and_are_small(name):
         assert image.size == (960, 350)
 
 
-@pytest.mark.parametrize("path", sorted((DOCS / "pictures").glob("*.svg")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((DOCS / "figures").glob("*.svg")), ids=lambda p: p.stem)
 def test_moving_pictures_are_small_whole_and_stand_still_where_asked(path):
     from xml.etree import ElementTree
 
@@ -152,7 +152,7 @@ def test_there_are_no_pictures_of_what_is_gone():
 
 def test_a_picture_is_drawn():
     gallery = load("eval_gallery", ROOT / "eval" / "gallery.py")
-    assert gallery.picture("sincos2d")[:4] == b"\x89PNG"
+    assert gallery.figure_png("sincos2d")[:4] == b"\x89PNG"
 
 
 def test_links_lead_to_pages(site):

@@ -1,4 +1,4 @@
-"""The page of all commands, made from their functions: what they do, their options with defaults, examples."""
+"""Page of all commands, generated from their functions: descriptions, options with defaults, examples."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def commands_page() -> str:
     """Return the page in Markdown."""
     parts = [
         "# Commands\n",
-        "Every command takes `--help`, `--config FILE` (YAML with any of its options) and `--debug` (the traceback of "
-        "an error). Results go to the standard output, progress and warnings to the standard error; the exit code is "
-        "0, or 2 after bad input.\n",
+        "Every command accepts `--help`, `--config FILE` (YAML with any of its options) and `--debug` (the "
+        "traceback of an error). Results go to standard output, progress and warnings to standard error; the exit "
+        "code is 0, or 2 after bad input.\n",
     ]
     return "\n".join(parts + [command_section(name) for name in COMMANDS])
 
 
 def command_section(name: str) -> str:
-    """Return the part of one command."""
+    """Return the section of one command."""
     function, positionals, short = load_command(name)
     text, helps, examples = read_docstring(inspect.getdoc(function) or "")
     hints, parameters = typing.get_type_hints(function), inspect.signature(function).parameters
@@ -30,7 +30,7 @@ def command_section(name: str) -> str:
     head, _, rest = text.partition("\n\n")
     parts = [f"## vispe {name}\n", f"`{f'vispe {name} {shown}'.strip()} [options]`\n", f"{_plain(head)}\n"]
     parts += [f"{_plain(rest)}\n"] if rest else []
-    rows = ["| option | what it takes | default | meaning |", "|---|---|---|---|"]
+    rows = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for key, parameter in parameters.items():
         named = f"`{key}`" if key in positionals else f"`--{key.strip('_').replace('_', '-')}`"
         named = f"`{short[key]}`, {named}" if key in short else named
@@ -47,15 +47,15 @@ def _word(key: str, hint: object, parameter: inspect.Parameter) -> str:
 
 
 def _kind(hint: object) -> str:
-    """Return the values of an option in words."""
+    """Return a readable description of the type of an option."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_kind(part) for part in inside if part is not type(None))
     if origin is typing.Literal:
         return ", ".join(f"`{value}`" for value in inside)
     if origin is list:
-        return f"{_kind(inside[0])}, several by commas"
-    words = {str: "text", int: "whole number", float: "number", bool: "flag", dict: "YAML"}
+        return f"{_kind(inside[0])}, comma-separated"
+    words = {str: "text", int: "integer", float: "number", bool: "flag", dict: "YAML"}
     return words.get(hint, str(getattr(hint, "__name__", hint)))  # type: ignore[call-overload]
 
 
@@ -70,7 +70,7 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Markdown would read as marks, outside of code."""
+    """Escape Markdown markup outside of code."""
     return "`".join(
         part if k % 2 else part.replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
         for k, part in enumerate(text.split("`"))

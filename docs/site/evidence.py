@@ -1,4 +1,4 @@
-"""Tables of what was measured, from the results that are committed in eval/results."""
+"""Tables of measurements, from the results committed in eval/results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parents[2] / "eval" / "results"
 
 
 def extrapolation_table(path: Path = RESULTS / "extrapolation.json") -> str:
-    """Return mean accuracies over seeds per encoding, question and grid; a sentence before there are any."""
+    """Return mean accuracies over seeds per encoding, question and grid, or a sentence if there are no results."""
     if not path.exists():
         return "The experiment has not been run yet: `python eval/extrapolation.py`."
     found = json.loads(path.read_text())
@@ -43,13 +43,13 @@ def extrapolation_table(path: Path = RESULTS / "extrapolation.json") -> str:
 
 
 def sampled(encoding: str) -> list[str]:
-    """Return (sampler, the rest) of a spec that begins with a sampler, or nothing."""
+    """Return [sampler, rest] of a spec that begins with a sampler, or an empty list."""
     first, _, rest = encoding.partition("+")
     return [first, rest] if first.partition("(")[0] in vispe.list_encodings(kind="positions") else []
 
 
 def samplers_table(path: Path = RESULTS / "extrapolation.json") -> str:
-    """Return accuracies on the training grid and on others, with and without samplers, mean and range over seeds."""
+    """Return accuracies on the training grid and on others, with and without samplers: mean and range over seeds."""
     found = json.loads(path.read_text())
     pairs = [(*(sampled(r["encoding"]) or ("", r["encoding"])), r) for r in found["rows"]]
     bases = list(dict.fromkeys(base for sampler, base, _ in pairs if sampler))
@@ -67,7 +67,7 @@ def samplers_table(path: Path = RESULTS / "extrapolation.json") -> str:
             for sampler in [
                 *columns,
                 "none",
-            ]:  # the last row has no positions at all, so its columns are alike
+            ]:  # the last row has no positions at all, so its columns are equal
                 cells = []
                 for base in bases:
                     key = ("", "none") if sampler == "none" else (sampler, base)
@@ -80,20 +80,20 @@ def samplers_table(path: Path = RESULTS / "extrapolation.json") -> str:
 
 
 def measures_table() -> str:
-    """Return what an audit asks: one row for each measure, those on the page by default first."""
+    """Return one row for each measure of an audit, default measures first."""
     from vispe.evaluate.audit.measure import all_measures
     from vispe.evaluate.audit.verdict import limit
 
     rows = ["| name | family | question | number | compared with | limit |", "|---|---|---|---|---|--:|"]
     for m in sorted(all_measures().values(), key=lambda m: not m.default):
-        compared = ", ".join(m.controls) or "a known number"
-        name = f"`{m.name}`" + ("" if m.default else " (asked by name)")
+        compared = ", ".join(m.controls) or "a known value"
+        name = f"`{m.name}`" + ("" if m.default else " (on request)")
         rows.append(f"| {name} | {m.family} | {m.asks} | {m.number} | {compared} | {limit(m.name)} |")
     return "\n".join(rows)
 
 
 def misleads_list() -> str:
-    """Return when the number of each measure is wrong or harmless."""
+    """Return when the number of each measure is misleading or harmless."""
     from vispe.evaluate.audit.measure import all_measures
 
     return "\n".join(f"- `{m.name}`: {m.misleads}" for m in all_measures().values())
@@ -115,8 +115,10 @@ def audits_table(path: Path = RESULTS / "audit" / "small.json") -> str:
 
 
 def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
-    """Return the audit of a pretrained model and of its retrofit, with differences in pairs."""
-    report = json.loads(path.read_text())
+    """Return the audit of a pretrained model and of its retrofit, with paired differences."""
+    from vispe.evaluate.audit.measure import all_measures
+
+    report, measures = json.loads(path.read_text()), all_measures()
     after = {f["name"]: f for f in report["against"]["audit"]["findings"]}
     rows = ["| question | before | | after | | difference, 95 % |", "|---|--:|---|--:|---|--:|"]
     for f in report["findings"]:
@@ -126,12 +128,13 @@ def against_table(path: Path = RESULTS / "audit" / "dinov2.json") -> str:
         ends = pair["interval"]
         span = "" if ends is None else f" ({ends[0]:.2f} to {ends[1]:.2f})"
         cells = [f"{f['value']:.3f}", f["verdict"], f"{g['value']:.3f}", g["verdict"]]
-        rows.append(f"| {f['asks']} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
+        question = f"`{f['name']}`: {measures[f['name']].asks}"
+        rows.append(f"| {question} | {' | '.join(cells)} | {pair['difference']:.3f}{span} |")
     return "\n".join(rows)
 
 
 def layers_table(path: Path = RESULTS / "dinov2" / "layers.json") -> str:
-    """Return how well place can be read after every block of a DINOv2."""
+    """Return R² of position predicted after every block of a DINOv2."""
     found = json.loads(path.read_text())
     pairs = zip(found["noise"], found["textures"], strict=True)
     rows = [f"| {block} | {a:.2f} | {b:.2f} |" for block, (a, b) in enumerate(pairs, 1)]
@@ -139,9 +142,9 @@ def layers_table(path: Path = RESULTS / "dinov2" / "layers.json") -> str:
 
 
 def scores(folder: Path = RESULTS) -> dict[str, dict[str, float]]:
-    """Return what was measured of each encoding: shares of right answers from 0 to 1, and speed relative to a table.
+    """Return the measurements of each encoding: accuracies from 0 to 1, and speed relative to a learned table.
 
-    `distance` and `direction` are means over grids that were not trained on, `three cells` over its questions.
+    `distance` and `direction` are means over unseen grids, `three cells` over its questions.
     """
     found: dict[str, dict[str, list[float]]] = {}
 

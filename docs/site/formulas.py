@@ -1,10 +1,10 @@
-r"""The formulas of the encodings as they are printed: LaTeX, which becomes MathML when the site is built.
+r"""Formulas of the encodings in LaTeX, converted to MathML when the site is built.
 
-Docstrings say them in letters of a keyboard; a page shows both. MathML needs no script and no font of another server.
-Lines of one formula are parted by a double backslash.
+Docstrings contain them in ASCII; a page shows both. MathML needs neither scripts nor fonts of another server.
+Lines of one formula are separated by a double backslash.
 """
 
-# ruff: noqa: E501 - a formula is not broken where it reads worse
+# ruff: noqa: E501 - breaking a formula would make it harder to read
 from __future__ import annotations
 
 import re
@@ -100,7 +100,7 @@ FORMULAS = {
 
 
 def shown(name: str) -> str:
-    """Return the formula of an encoding as Markdown, or '' where its docstring has none."""
+    """Return the formula of an encoding as Markdown, or '' if its docstring has none."""
     return "".join(f"$$\n{line}\n$$\n\n" for line in FORMULAS.get(name, "").split(r" \\ ") if line)
 
 

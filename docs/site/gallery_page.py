@@ -1,4 +1,4 @@
-"""The page of all encodings: a wall of pictures, which buttons and a field for words narrow down."""
+"""Page of all encodings: a gallery of figures with filter buttons and a search field."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def gallery_page() -> str:
     return "\n".join(
         [
             "---\nhide: [toc]\n---\n\n# Encodings\n",
-            f"{len(names)} encodings. Each picture shows what one token sees; the page behind it has the formula, all "
-            "options and the paper. As a [table](../reference/list.md).\n",
+            f"{len(names)} encodings. Each figure shows the effect of the encoding on one token; click it for the "
+            "formula, all options and the paper. The same as a [table](../reference/list.md).\n",
             _controls(),
             '<div class="wall">',
             *(_card(name) for name in names),
@@ -55,7 +55,7 @@ def gallery_page() -> str:
 
 
 def facts(name: str) -> list[str]:
-    """Return what the buttons ask about an encoding."""
+    """Return the facts of an encoding that the buttons filter by."""
     info = vispe.encoding_info(name)
     found = [*info.kinds, *(f"axes-{n}" for n in info.ndim)]
     found += ["any-size"] if info.extrapolates else []
@@ -69,7 +69,7 @@ def _controls() -> str:
     boxes += [(f"axes-{n}", f"{n} {'axis' if n == 1 else 'axes'}") for n in (1, 2, 3)]
     boxes += [(fact, words) for fact, words in FACTS.items() if fact in present]
     labels = "".join(f'<label><input type="checkbox" value="{v}"> {words}</label>' for v, words in boxes)
-    field = '<input type="search" placeholder="words, such as distance" aria-label="words">'
+    field = '<input type="search" placeholder="search, for example distance" aria-label="search">'
     return f'<div class="wall-controls">{field}{labels}<output></output></div>\n'
 
 

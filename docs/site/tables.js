@@ -1,9 +1,9 @@
-// Tables of eight rows or more are sorted by a click on the head of a column, or by Enter on it: up, down, as written.
-// A cell counts as a number where it begins with one: "0.97 (0.95 to 0.99)", "−0.4", "94 %".
+// Sort tables of eight rows or more by a click on a column head, or by Enter on it: ascending, descending, original order.
+// A cell is numeric if it begins with a number: "0.97 (0.95 to 0.99)", "−0.4", "94 %".
 (() => {
   const number = (text) => {
-    const found = text.replace(/[−–]/g, "-").replace(/,(?=\d{3})/g, "").match(/^[-+]?\d*\.?\d+(e[-+]?\d+)?/i);
-    return found ? parseFloat(found[0]) : NaN;
+    const match = text.replace(/[−–]/g, "-").replace(/,(?=\d{3})/g, "").match(/^[-+]?\d*\.?\d+(e[-+]?\d+)?/i);
+    return match ? parseFloat(match[0]) : NaN;
   };
   const words = (row, column) => (row.cells[column] ? row.cells[column].textContent.trim() : "");
 

@@ -46,7 +46,7 @@ def test_the_page_says_what_is_found(generator, found, monkeypatch):
     page = (ROOT / "docs/how-to/models/multimodal.md").read_text()
     assert generator.updated(page) == page, "run python eval/docs_multimodal.py"
     assert [n for n in list_schemes() if f"| `{n}` |" not in page] == []
-    with pytest.raises(ValueError, match="0 places for the table cost"):
+    with pytest.raises(ValueError, match="0 markers for the table cost"):
         generator.updated("# no marks")
 
 

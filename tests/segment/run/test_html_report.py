@@ -52,8 +52,8 @@ SECTIONS = {
     "fractions.md": "<h2>Fractions of the area</h2>",
     "objects.md": "<h2>Objects</h2>",
     "materials.md": "<h2>Materials numbers</h2>",
-    "trust.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
-    "domain.md": "out-of-distribution score (limit 1)</th>",
+    "invariance-report.md": "<h2>Trust: does rotating the sample change the answer?</h2>",
+    "out-of-distribution.md": "out-of-distribution score (limit 1)</th>",
 }
 """What stands on the page for each item of README's sentence about report.html, by the page that it links to."""
 
