@@ -64,6 +64,8 @@ class Encoding(nn.Module):
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     year: ClassVar[int] = 0
+    formula: ClassVar[str] = ""
+    tested_options: ClassVar[tuple[str, ...]] = ()
     ndim: ClassVar[tuple[int, ...]] = (2,)
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     extrapolates: ClassVar[bool] = True

@@ -53,6 +53,11 @@ class Border(Revealed, Additive):
     year = 2019
     ndim = (1, 2, 3)
     knows = ("place",)
+    formula = (
+        r"\left[ \sin u \omega_k, \; \cos u \omega_k \right], \quad u \in \{ y, \, h - 1 - y, \, x, \, w "
+        r"- 1 - x \}, \quad \omega_k = T^{-k/K}"
+    )
+    tested_options = ("temperature=20,reveal=linear",)
 
     dim: Whole
     temperature: Positive = 10000.0

@@ -60,6 +60,11 @@ class Countdown(Revealed, Additive):
     year = 2019
     ndim = (1, 2, 3)
     knows = ("place",)
+    formula = (
+        r"\left[ \sin r \omega_i, \; \cos r \omega_i \right], \quad r = \mathrm{length} + \mathrm{offset} "
+        r"- t, \quad \omega_i = T^{-i / (K - 1)}"
+    )
+    tested_options = ("offset=0,temperature=100",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ratio": {"mode": "ratio"}}
 
     dim: Annotated[int, Limits(least=4)]

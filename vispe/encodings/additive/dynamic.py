@@ -52,6 +52,8 @@ class Dynamic(Additive):
     year = 2022
     ndim = (1, 2, 3)
     knows = ("content",)
+    formula = r"x + \left[ \sin p, \; \cos p \right], \quad p = W_2 \operatorname{gelu}(W_1 x + b_1) + b_2"
+    tested_options = ("hidden=7,temperature=20",)
     reads_tokens = True
 
     dim: Even

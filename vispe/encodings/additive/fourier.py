@@ -67,6 +67,19 @@ class Fourier(FourierEncoding):
     paper = "Fourier Features Let Networks Learn High Frequency Functions, https://arxiv.org/abs/2006.10739"
     year = 2020
     knows = ("place",)
+    formula = r"\left[ \sin 2 \pi B p, \; \cos 2 \pi B p \right], \quad B \sim N(0, \sigma^2)"
+    tested_options = (
+        "scale=3,two_pi=false,features=10",
+        "learned=true",
+        "project=true,features=40",
+        "basis=identity,learned=true",
+        "basis=octaves,features=16",
+        "basis=none,project=true",
+        "normalize=common",
+        "normalize=reference,reference=[3,4]",
+        "normalize=corners",
+        "normalize=none",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "tancik": {"scale": 10.0},
         "basic": {"basis": "identity"},

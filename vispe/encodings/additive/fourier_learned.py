@@ -73,6 +73,17 @@ class FourierLearned(FourierEncoding):
     )
     year = 2021
     knows = ("place",)
+    formula = (
+        r"W_2 \operatorname{gelu}(W_1 f + b_1) + b_2, \quad f = \frac{1}{\sqrt{F}} \left[ \cos W p, \; "
+        r"\sin W p \right]"
+    )
+    tested_options = (
+        "groups=2,features=8",
+        "hidden=5,gamma=2",
+        "init=jhlew,gamma=3",
+        "freq_std=2,normalize=reference",
+        "normalize=common,class_vector=true",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "paper": {"init": "paper"},
         "willguimont": {"init": "willguimont", "gamma": 10.0},

@@ -51,6 +51,7 @@ class Learned(Additive):
     paper = "An Image is Worth 16x16 Words, https://arxiv.org/abs/2010.11929"
     year = 2020
     knows = ("place",)
+    tested_options = ("std=0.5", "resample=tile", "resample=nearest", "resample=linear")
     extrapolates = False
 
     dim: Whole

@@ -73,6 +73,15 @@ class Legendre(FieldEncoder):
     )
     year = 2025
     knows = ("place",)
+    formula = (
+        r"W \left( g_s P_i(y) P_j(x) \right), \quad s = i + j \le \mathrm{degree}, \quad x, y \in [-1, 1]"
+    )
+    tested_options = (
+        "degree=3,orthonormal=true",
+        "basis=chebyshev,degree=4,orthonormal=true",
+        "basis=haar,degree=2",
+        "basis=zernike,degree=4,orthonormal=true",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "chebyshev": {"basis": "chebyshev"},
         "haar": {"basis": "haar"},

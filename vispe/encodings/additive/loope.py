@@ -84,6 +84,20 @@ class Loope(Revealed, Additive):
     )
     year = 2025
     knows = ("place", "content")
+    formula = (
+        r"\left[ \sin X \omega_i, \; \cos X \omega_i \right], \quad \omega_i = T^{-2i / d}, \quad X = "
+        r"\mathrm{index} + \mathrm{shift}"
+    )
+    tested_options = (
+        "order=raster,context=none",
+        "start=even,context=none,rescale=true,reference=[2,5]",
+        "start=longer,context=cells",
+        "context=none,class_token=zero,temperature=100",
+        "context=none,class_token=origin",
+        "context=released,rescale=true",
+        "context=none,exact=false",
+        "context=cells,exact=false,rescale=true",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "static": {"context": "none"},
         "cells": {"context": "cells"},

@@ -62,6 +62,14 @@ class NeuDA(Revealed, FieldEncoder):
     paper = "NeuDA: Neural Deformable Anchor for High-Fidelity Implicit Surface Reconstruction, https://arxiv.org/abs/2303.02375"
     year = 2023
     knows = ("place",)
+    formula = (
+        r"\Big[ x, \; \sum_{c} w_c \left[ \sin 2^i a_c, \; \cos 2^i a_c \right], \; i = 0, \ldots, L - 1 "
+        r"\Big]"
+    )
+    tested_options = (
+        "levels=2,base=3,growth=1.5,box=[0,2]",
+        "levels=2,project=false,normalize=false,eps=0,reveal=linear",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"levels": 8, "base": 16, "growth": 1.38}}
 
     levels: Whole = 4

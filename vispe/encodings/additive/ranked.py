@@ -52,6 +52,8 @@ class Ranked(Revealed, Additive):
     year = 2021
     ndim = (1, 2, 3)
     knows = ("place",)
+    formula = r"\left[ \sin r \omega_k, \; \cos r \omega_k \right], \quad \omega_k = T^{-k / (d / 2)}"
+    tested_options = ("temperature=20",)
 
     dim: Even
     temperature: Positive = 10000.0

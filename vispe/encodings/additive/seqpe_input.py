@@ -52,6 +52,11 @@ class SeqPEInput(DigitEncoding, Additive):
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
     knows = ("place",)
+    tested_options = (
+        "embed_dim=12,layers=1",
+        "direction=bi,mask_padding=false",
+        "class_token=false,final_norm=false",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,6 +58,14 @@ class ShiftedGaussian(FieldEncoder):
     paper = "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561"
     year = 2021
     knows = ("place",)
+    formula = r"\exp \left( - \frac{(x - c_k)^2}{2 \sigma^2} \right), \quad c_k = \frac{k}{m}"
+    tested_options = (
+        "centres=5,sigma=0.2",
+        "divisor=batch",
+        "divisor=none",
+        "project=true,centres=20",
+        "normalize=false",
+    )
 
     centres: Whole | Annotated[tuple[Number, ...], Limits(least=1)] | None = None
     sigma: Positive = 0.07

@@ -42,6 +42,11 @@ class SinCos2D(SinCos):
     )
     year = 2021
     knows = ("place",)
+    formula = (
+        r"\left[ \sin y \omega_k, \; \cos y \omega_k, \; \sin x \omega_k, \; \cos x \omega_k \right], "
+        r"\quad \omega_k = T^{-k / (d / 4)}"
+    )
+    tested_options = ("temperature=100", "std=0.02", "reveal=cosine")
 
     spacing: ClassVar[None] = None
 

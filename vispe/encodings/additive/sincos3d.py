@@ -47,6 +47,11 @@ class SinCos3D(SinCos):
     year = 2022
     ndim = (3,)
     knows = ("place",)
+    formula = (
+        r"\left[ \sin z \omega_k, \; \cos z \omega_k, \; \sin y \omega_k, \; \cos y \omega_k, \; \sin x "
+        r"\omega_k, \; \cos x \omega_k \right], \quad \omega_k = T^{-k / K}"
+    )
+    tested_options = ("temperature=100", "split=[2,1,1]", "spacing=[5,0.7,0.7]", "std=0.02")
 
     dim: Annotated[int, Limits(least=6, step=2)]
     temperature: Positive = 10000.0

@@ -56,6 +56,11 @@ class SinCos3DPoints(Revealed, FieldEncoder):
     year = 2022
     ndim = (3,)
     knows = ("place",)
+    formula = (
+        r"\sin a_i \text{ for even } i, \; \cos a_i \text{ for odd } i, \quad a_i = \frac{2 \pi p}{T^{2 "
+        r"\lfloor i / 2 \rfloor / F}}"
+    )
+    tested_options = ("features=6", "mlp=false", "mlp=false,normalize=false", "temperature=20")
 
     axes: ClassVar[int] = 3
     grid: ClassVar[None] = None

@@ -59,6 +59,8 @@ class Spder(FieldEncoder):
     paper = "SPDER: Semiperiodic Damping-Enabled Object Representation, https://arxiv.org/abs/2306.15242"
     year = 2023
     knows = ("place",)
+    formula = r"y = \sin(u) \sqrt{|u|}, \quad u = \omega (W x + b)"
+    tested_options = ("layers=2,hidden=10", "project=false", "omega=10,normalize=false")
 
     axes: Annotated[int, Limits(least=1, most=MOST)] | None = None
     hidden: Whole | None = None

@@ -51,6 +51,7 @@ class Target(Additive):
     name = "target"
     paper = "sigma-GPTs: A New Approach to Autoregressive Models, https://arxiv.org/abs/2404.09562"
     year = 2024
+    tested_options = ("of=fourier_learned", "of=sincos2d(temperature=100)+spder")
     ndim = (1, 2, 3)
     knows: ClassVar[tuple[str, ...]] = ("place",)
 

@@ -62,6 +62,15 @@ class Alibi(AlibiBase):
     ndim = (1,)
     knows = ("distance",)
     invariant = ("translation", "reflection")
+    formula = r"b_{hij} = -m_h \, |p_i - p_j|"
+    tested_options = (
+        "slopes=harmonic,steepest=0.5",
+        "slopes=learned",
+        "slopes=learned,softplus=true",
+        "slopes=geometric",
+        "layers=[0,2]",
+        "biased_heads=2",
+    )
 
     randomized_offsets: Whole | None = None
     both_sides: bool = False

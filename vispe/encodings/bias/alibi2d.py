@@ -64,6 +64,26 @@ class Alibi2D(GridAlibi):
     ndim = (2,)
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection")
+    formula = r"b_{hij} = -m_h \, \frac{\lVert p_i - p_j \rVert}{\mathrm{divisor}}"
+    tested_options = (
+        "metric=manhattan",
+        "metric=chebyshev",
+        "metric=squared",
+        "metric=squared,wrap=false,normalize=none",
+        "wrap=false",
+        "normalize=none",
+        "normalize=reference,reference=[5,7]",
+        "slopes=geometric",
+        "slopes=alibi",
+        "slopes=learned",
+        "slopes=learned,softplus=true",
+        "slopes=learned,biased_heads=2",
+        "spacing=[2,0.5]",
+        "layers=[0,2]",
+        "jitter=0.5",
+        "biased_heads=2",
+        "slopes=radius,radius=[0.2,2],biased_heads=2",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "local": ("translation", "quarter_turns", "reflection", "rotation")
     }

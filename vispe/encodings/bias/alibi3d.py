@@ -63,6 +63,20 @@ class Alibi3D(GridAlibi):
     ndim = (3,)
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = r"b_{hij} = -m_h \, \frac{\lVert p_i - p_j \rVert}{\mathrm{divisor}}"
+    tested_options = (
+        "metric=manhattan",
+        "metric=squared",
+        "wrap=true,normalize=max",
+        "normalize=reference,reference=[2,5,7]",
+        "slopes=constant",
+        "slopes=alibi",
+        "slopes=learned",
+        "slopes=learned,softplus=true,biased_heads=2",
+        "spacing=[5,0.7,0.7]",
+        "layers=[0,2]",
+        "jitter=0.5",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "dinosaw": ("translation", "quarter_turns", "reflection")
     }

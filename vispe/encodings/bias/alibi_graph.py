@@ -70,6 +70,12 @@ class AlibiGraph(AlibiBase):
     fused = False
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection")
+    formula = r"b_{hij} = -m_h \, \ell(i, j)"
+    tested_options = (
+        "unreachable=mask,neighbours=corners",
+        "slopes=learned,softplus=true",
+        "layers=[0,2],biased_heads=2",
+    )
 
     unreachable: Literal["far", "mask"] = "far"
     neighbours: Literal["edges", "corners"] = "edges"

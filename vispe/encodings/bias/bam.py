@@ -60,6 +60,15 @@ class Bam(PriorEncoding):
     }
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = (
+        r"b_{hij} = -\left( |p_j - p_i - \mu_h| + \varepsilon \right)^{\beta_h} e^{a_h}, \quad \mu_h = 2 "
+        r"\sinh l_h"
+    )
+    tested_options = (
+        "train_loc=true,axis_scale=true,axes=3",
+        "shape_init=0.5,train_shape=false,wrap=true",
+        "scale_init=4,eps=0.1,spacing=[2,0.5]",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"offset": ("translation",)}
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:

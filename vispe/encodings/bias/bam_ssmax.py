@@ -72,6 +72,8 @@ class BamSsmax(PriorEncoding, Rotary):
     calibrates = True
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = r"a_{hij} = s_h \ln n_i \left( \frac{q_i \cdot k_j}{\sqrt{d_h}} + b_{hij} \right)"
+    tested_options = ("scale_prior=false,shape_init=linear", "causal=true", "train_loc=true,axes=2")
 
     num_heads: Whole
     scale_prior: bool = True

@@ -45,6 +45,8 @@ class Cable(PathBias):
     name = "cable"
     paper = "Context-aware Biases for Length Extrapolation, https://arxiv.org/abs/2503.08067"
     year = 2025
+    formula = r"b_{hij} = - \sum_{m \in \mathrm{way}(i, j)} \operatorname{softplus}(w_h \cdot x_m + c_h)"
+    tested_options = ("shared=false", "causal=true,gate_bias=0")
 
     gate_bias = -5.0
 

@@ -100,6 +100,11 @@ class Cope(Biased):
         "Contextual Position Encoding: Learning to Count What's Important, https://arxiv.org/abs/2405.18719"
     )
     year = 2024
+    formula = (
+        r"b_{hij} = q_i \cdot e_{n_{ij}}, \quad n_{ij} = \sum_m \sigma \left( \frac{q_i \cdot "
+        r"k_m}{\sqrt{d_h}} \right)"
+    )
+    tested_options = ("max_pos=3", "causal=true", "spacing=[2,0.5]")
     ndim = (1, 2, 3)
     knows: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")

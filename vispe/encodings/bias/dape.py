@@ -103,6 +103,13 @@ class Dape(Biased):
         "DAPE: Data-Adaptive Positional Encoding for Length Extrapolation, https://arxiv.org/abs/2405.14722"
     )
     year = 2024
+    formula = r"a' = a + b + f([a, b]), \quad a_{ij} = \frac{q_i \cdot k_j}{\sqrt{d_h}}"
+    tested_options = (
+        "inner=alibi2d(slopes=learned,wrap=false),width=5",
+        "version=2,inner=alibi2d.local,width=4,kernel=5",
+        "inner=alibi3d",
+        "inner=alibi(slopes=learned),version=2,causal=true,negative_slope=0.2",
+    )
     ndim = (1, 2, 3)
     knows: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection")

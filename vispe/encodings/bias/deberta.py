@@ -77,6 +77,12 @@ class Deberta(Biased, Rotary):
     fused = True
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = r"a_{ij} = s \left( q_i \cdot k_j + q_i \cdot K_{p_i - p_j} + k_j \cdot Q_{p_i - p_j} \right)"
+    tested_options = (
+        "terms=p2c,std=0.5,position_buckets=4,max_relative_positions=9",
+        "terms=c2p,rescale=true,position_buckets=null,max_relative_positions=2",
+        "std=0.5,rescale=true",
+    )
     calibrates = True
 
     dim: Whole

@@ -69,6 +69,8 @@ class Decomposed(Biased):
     fused = True
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = r"a_{ij} = s \, q_i \cdot k_j + q_i \cdot \left( R^h_{y_i - y_j} + R^w_{x_i - x_j} \right)"
+    tested_options = ("scaled=true,shared=false,std=0.5", "window=[5,3],std=0.5")
 
     dim: Whole
     num_heads: Whole

@@ -60,6 +60,8 @@ class DistanceBank(Biased):
     knows = ("distance", "content")
     reads_tokens = True
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = r"b_{hij} = \sum_r (W x_i + c)_{hr} \, B_{r, d(i, j)}"
+    tested_options = ("max_dist=4,basis=3", "over=offset,max_dist=3", "causal=true", "spacing=[2,0.5]")
 
     dim: Whole
     num_heads: Whole

@@ -65,6 +65,15 @@ class Fire(RadialEncoding):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"causal": {"causal": True}}
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = (
+        r"b_h = W_2 \operatorname{relu}(W_1 r + b_1) + b_2, \quad r = \frac{\psi(d)}{\psi(\max(L, D)) + "
+        r"\varepsilon}, \quad \psi(x) = \ln(1 + |c x|)"
+    )
+    tested_options = (
+        "metric=manhattan,hidden=5,spacing=[2,0.5]",
+        "threshold=0,wrap=true",
+        "causal=true,threshold=2",
+    )
     normalize: ClassVar[Any] = "none"
     reference: ClassVar[Any] = None
 

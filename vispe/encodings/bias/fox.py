@@ -49,6 +49,8 @@ class Fox(PathBias):
     name = "fox"
     paper = "Forgetting Transformer, https://arxiv.org/abs/2503.02130"
     year = 2025
+    formula = r"b_{hij} = s \sum_{m \in \mathrm{way}(i, j)} \ln \sigma (w_h \cdot x_m + c_h)"
+    tested_options = ("shared=false,scale=0.5", "causal=true,gate_bias=0")
 
     scale: Positive = 1.0
 

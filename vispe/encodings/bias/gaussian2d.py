@@ -114,6 +114,8 @@ class Gaussian2D(Biased):
     ndim = (2,)
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = r"b_{ij} = A \exp \left( - \frac{\lVert p_i - p_j \rVert^2}{2 \sigma^2} \right)"
+    tested_options = ("sigma=0.7,amplitude=-3", "wrap=true", "spacing=[2,0.5]", "layers=[0,-2]")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"naclip": {"sigma": 5.0, "layers": [-1]}}
     fused = True
 

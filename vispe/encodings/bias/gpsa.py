@@ -73,6 +73,17 @@ class GPSA(Biased):
     ndim = (1, 2, 3)
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = (
+        r"(1 - s_h) \operatorname{softmax} \left( \frac{q_i \cdot k_j}{\sqrt{d_h}} \right) + s_h "
+        r"\operatorname{softmax} \left( w_h \cdot (\Delta x, \Delta y, \Delta x^2 + \Delta y^2) + c_h "
+        r"\right)"
+    )
+    tested_options = (
+        "local_init=false,gating=-1",
+        "locality_strength=0.5,spacing=[2,0.5]",
+        "layers=[0,2]",
+        "axes=3",
+    )
     branched = True
 
     num_heads: Whole

@@ -71,6 +71,17 @@ class GrapeAlibi(Biased):
     ndim = (1, 2, 3)
     knows = ("distance", "content")
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = (
+        r"b_{hij} = -m_h \operatorname{softplus}(\omega_h) \left( g^q_i + g^k_j \right) \lVert p_i - p_j "
+        r"\rVert"
+    )
+    tested_options = (
+        "gates=query",
+        "slopes=geometric,metric=manhattan",
+        "wrap=true,normalize=max",
+        "l2_norm=false",
+        "spacing=[2,0.5]",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "additive": {"gates": "none"},
         "key": {"gates": "key"},

@@ -53,6 +53,11 @@ class GrapePath(Biased):
     year = 2025
     ndim = (1,)
     knows = ("place", "content")
+    formula = (
+        r"b_{tj} = \sum_{j < l \le t} m_h \ln \sigma \left( \frac{p_t \cdot R(p_l)}{d_p} \right), \quad p "
+        r"= W_p x"
+    )
+    tested_options = ("p_dim=4,base=100",)
     reads_tokens = True
 
     dim: Whole

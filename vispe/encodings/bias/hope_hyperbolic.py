@@ -62,6 +62,11 @@ class HopeHyperbolic(Biased):
     ndim = (1, 2, 3)
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = (
+        r"a_{ij} = s \sum_c e^{-|D| t} \left( (q_1 k_1 + q_2 k_2) \cosh D \omega_c + (q_1 k_2 + q_2 k_1) "
+        r"\sinh D \omega_c \right), \quad D = p_i - p_j"
+    )
+    tested_options = ("axes=1,temperature=100", "axes=3,spacing=[1,0.1,0.1]")
 
     dim: Whole
     num_heads: Whole

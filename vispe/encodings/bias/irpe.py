@@ -125,6 +125,19 @@ class IRPE(Biased):
     year = 2021
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = (
+        r"a_{hij} = s \left( q_i \cdot k_j + q_i \cdot T^k_{h, b(o)} + k_j \cdot T^q_{h, b(-o)} \right), "
+        r"\quad o = p_i - p_j \\ o_i = \sum_j A_{ij} \left( v_j + T^v_{h, b(o)} \right)"
+    )
+    tested_options = (
+        "method=euclidean,on=qkv",
+        "method=quantization,ratio=2.5,shared=false",
+        "method=cross,on=qkv,prefix_buckets=3",
+        "on=v,prefix_buckets=0",
+        "mode=bias,on=qk,shared=false",
+        "mode=bias,method=cross,prefix_buckets=3",
+        "mode=bias,method=euclidean,prefix_buckets=0",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "ctx_euc_20_shared_k": ("translation", "quarter_turns", "reflection"),
         "ctx_quant_51_shared_k": ("translation", "quarter_turns", "reflection"),

@@ -94,6 +94,13 @@ class Kerple(RadialEncoding):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"log": {"kernel": "log"}, "power": {"kernel": "power"}}
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = r"b_h = -p_h \ln(1 + a_h d) \quad \text{or} \quad b_h = -a_h d^{p_h}, \; 0 < p_h < 2"
+    tested_options = (
+        "kernel=power,metric=manhattan,normalize=max",
+        "positive=clamp,eps=0.1,wrap=true",
+        "weighted=true",
+        "normalize=reference,spacing=[2,0.5]",
+    )
 
     num_heads: Whole
     kernel: Literal["log", "power"] = "log"

@@ -127,6 +127,15 @@ class LookHere(Biased):
     fused = True
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"b_{hij} = -g \, l \, m_h \, d(p_i, p_j) \text{ where head } h \text{ sees key } j, \quad "
+        r"-\infty \text{ elsewhere}"
+    )
+    tested_options = (
+        "directions=eighths2-none,distance=sqrt",
+        "directions=diagonals,layer_slopes=[1,0]",
+        "spacing=[2,0.5],distance=square",
+    )
 
     num_heads: Whole
     depth: Whole | None = None

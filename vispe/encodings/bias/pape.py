@@ -69,6 +69,8 @@ class PaPE(Biased):
     knows = ("distance", "direction", "content")
     reads_tokens = True
     invariant = ("translation",)
+    formula = r"b_{hij} = s \sum_m - a_{hm}(i) \, (u_j - u_i)^2 - b_{hm}(i) \, (u_j - u_i)"
+    tested_options = ("parabolas=3", "axes=1,parabolas=1", "axes=3", "form=radial,spacing=[2,0.5]")
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "ri": ("translation", "quarter_turns", "reflection", "rotation")
     }

@@ -60,6 +60,11 @@ class Path(Biased):
     year = 2025
     ndim = (1,)
     knows = ("direction", "content")
+    formula = (
+        r"a_{ij} = s \left( q_i^\top (I - \beta_i w_i w_i^\top) \cdots (I - \beta_{j+1} w_{j+1} "
+        r"w_{j+1}^\top) \, k_j + g_{j+1} + \ldots + g_i \right)"
+    )
+    tested_options = ("causal=true,gate=true,rank=5",)
     reads_tokens = True
 
     dim: Whole

@@ -55,6 +55,8 @@ class PositionalAttention(Biased):
     ndim = (1, 2, 3)
     fused = True
     knows = ("place",)
+    formula = r"a_{hij} = \frac{(W^q_h p_i + b^q_h) \cdot (W^k_h p_j + b^k_h)}{\sqrt{d_p}}"
+    tested_options = ("table=learned,pos_dim=5", "table=sincos2d+learned,pos_dim=8")
 
     num_heads: Whole
     grid: tuple[Whole, ...] | None = None

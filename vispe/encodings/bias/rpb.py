@@ -65,6 +65,8 @@ class TableOfOffsets(Biased):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"b_{hij} = B_{p_i - p_j, h}"
+    tested_options = ("window=[2,5]", "window=[5,7],resample=bicubic", "share_layers=true,std=0.5")
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "swin": {"prefix_values": False, "std": 0.02},
         "beit": {"prefix_values": True, "std": 0.0},

@@ -70,6 +70,16 @@ class ContinuousBias(Biased):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"b_{hij} = 16 \, \sigma \left( W_2 \operatorname{relu} (W_1 c' + b) \right)_h, \quad c' = "
+        r"\operatorname{sign}(c) \frac{\log_2(1 + |c|)}{3}, \quad c = \frac{8 \, o}{n - 1}"
+    )
+    tested_options = (
+        "coords=cr,hidden=20",
+        "pretrained=[7,5],centre=false",
+        "share_layers=true",
+        "dropout=0.25",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "swinv2": {"coords": "swin", "hidden": 512, "centre": False},
         "vit_relpos": {"coords": "cr", "hidden": 128, "dropout": 0.125},

@@ -50,6 +50,11 @@ class Sandwich(RadialEncoding):
     year = 2022
     knows = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = (
+        r"b_{hij} = \frac{1}{r_h} \left( \sum_c \cos \omega_c (p_i - p_j) - 1 \right), \quad r_h = "
+        r"\frac{8 h}{H}"
+    )
+    tested_options = ("width=6,base=50,metric=chebyshev", "wrap=true,normalize=max", "spacing=[2,0.5]")
 
     num_heads: Whole
     width: Even = 128

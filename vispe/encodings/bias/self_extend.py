@@ -63,6 +63,11 @@ class SelfExtend(Biased):
     year = 2024
     ndim = (1, 2, 3)
     knows = ("distance", "direction", "place", "content")
+    formula = (
+        r"D = p_i - p_j \text{ below } w, \quad D = \lfloor p_i / g \rfloor - \lfloor p_j / g \rfloor + w "
+        r"- \lfloor w / g \rfloor \text{ from there on}"
+    )
+    tested_options = ("group=3,window=2,layout=half", "group=2,window=1,spacing=[2,0.5]")
 
     dim: Whole
     num_heads: Whole

@@ -87,6 +87,12 @@ class Shaw(Biased):
     extrapolates = False
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = r"a_{ij} = s \, q_i \cdot \left( k_j + r_{p_i - p_j} \right)"
+    tested_options = (
+        "values=true,shared=false,resample=bicubic",
+        "clip=[2,1],index=key_query,method=key_query",
+        "clip=[3,3],method=distance_factor,shared=false",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"method1": ("translation", "reflection")}
 
     dim: Whole

@@ -90,6 +90,13 @@ class T5Buckets(Biased):
     fused = True
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"b_h = \sum_a B_{a, \operatorname{bucket}(p_{ja} - p_{ia}), h}"
+    tested_options = (
+        "num_buckets=8,max_distance=5,std=1",
+        "mode=radial,axes=3,std=0.3",
+        "axes=1,causal=true,std=0.3",
+        "spacing=[2,0.5],std=0.3",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "radial": ("translation", "quarter_turns", "reflection", "rotation")
     }

@@ -57,6 +57,11 @@ class Tapa(Biased):
     ndim = (1, 2, 3)
     knows = ("distance", "content")
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = (
+        r"a_{ij} = \frac{q_A \cdot k_A}{\sqrt{\theta d}} \cos \left( 2 \pi \, |p_i - p_j|^\alpha \, "
+        r"\frac{q_P \cdot k_P}{\sqrt{(1 - \theta) d}} \right)"
+    )
+    tested_options = ("theta=0.3,alpha=1", "alpha=0,spacing=[2,0.5]")
 
     dim: Whole
     num_heads: Whole

@@ -110,6 +110,11 @@ class Tra(Biased):
     name = "tra"
     paper = "TRA: Better Length Generalisation with Threshold Relative Attention, https://arxiv.org/abs/2503.23174"
     year = 2025
+    formula = (
+        r"a_{hij} = S_{ij} + \ln \sigma (w_h \cdot x_i + c_h) \, n_{ij}, \quad S_{ij} = "
+        r"\operatorname{relu} \frac{q_i \cdot k_j}{\sqrt{d_h}}"
+    )
+    tested_options = ("gate_bias=-1,eps=0.1", "causal=true", "spacing=[2,0.5]")
     ndim = (1, 2, 3)
     knows: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")

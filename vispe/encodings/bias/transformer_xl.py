@@ -68,6 +68,8 @@ class TransformerXL(Biased, Rotary):
     fused = True
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = r"a_{ij} = s \left( (q_i + u) \cdot k_j + (q_i + v) \cdot R_{p_i - p_j} r \right)"
+    tested_options = ("std=0.5,temperature=100,spacing=[2,0.5]", "std=0.5,clamp_len=1.5")
     calibrates = True
 
     dim: Even

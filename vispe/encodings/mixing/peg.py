@@ -64,6 +64,14 @@ class Peg(Mixing):
     paper = "Conditional Positional Encodings for Vision Transformers, https://arxiv.org/abs/2102.10882"
     year = 2021
     knows = ("direction", "content")
+    formula = r"y = x + \operatorname{conv}(x)"
+    tested_options = (
+        "after=[0,2]",
+        "kernel_size=5",
+        "padding=circular",
+        "padding=reflect,kernel_size=5",
+        "symmetric=true",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cpvt": {"first": 5}, "retrofit": {"init": "zero"}}
 
     dim: Whole

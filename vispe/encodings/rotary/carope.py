@@ -62,6 +62,11 @@ class Carope(ContextRotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"scan": {"form": "scan", "base": 10000.0}}
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = (
+        r"f_h(x) = \frac{1}{1 + \operatorname{softplus}(w_h \cdot x + b_h)}, \quad \theta_{tc} = \sum_{s "
+        r"\le t} f_h(x_s)^{c + 1}"
+    )
+    tested_options = ("form=scan,layout=interleaved", "base=20,spacing=[2,0.5]")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -75,6 +75,19 @@ class ComRoPEAP(ComRoPE):
     year = 2025
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a A_a \Big)"
+    tested_options = (
+        "form=folded",
+        "block=2,partition=contiguous",
+        "block=3,share_heads=true",
+        "init=geometric,base=0.5",
+        "form=folded,init=geometric,init_std=9",
+        "normalize=none,cls_position=null",
+        "jitter=0.5",
+        "form=folded,jitter=1,jitter_offset=0.3",
+        "axes=1",
+        "axes=3,block=2",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "reference": {"cls_position": 0.5, "jitter": 1.0},
         "folded": {"form": "folded"},

@@ -70,6 +70,21 @@ class ComRoPELD(ComRoPE):
     year = 2025
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a A_a \Big), \quad "
+        r"A_{aj} = \theta_{aj} \left( P_j - P_j^\top \right)"
+    )
+    tested_options = (
+        "form=folded",
+        "block=3",
+        "init=geometric,base=0.5",
+        "normalize=common",
+        "normalize=none,init_std=0.2",
+        "jitter=0.5,jitter_offset=0.3",
+        "form=folded,jitter=1",
+        "axes=1",
+        "axes=3,form=folded",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "reference": {"cls_position": 0.5, "jitter": 1.0},
         "folded": {"form": "folded"},

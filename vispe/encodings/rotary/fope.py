@@ -68,6 +68,12 @@ class Fope(AxialRotary):
         "text": {"axes": 1, "base": 10000.0, "train_length": 512.0},
     }
     knows = ("distance", "direction", "place")
+    formula = r"\cos_f = C_{\cos} \cos p \omega, \quad \sin_f = C_{\sin} \sin p \omega"
+    tested_options = (
+        "norm=true,trainable=true,train_length=100",
+        "axes=3,train_length=60,layout=interleaved",
+        "axes=1,spacing=[0.5]",
+    )
 
     axes: Axes = 2
     train_length: Positive = 32.0

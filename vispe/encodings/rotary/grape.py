@@ -65,6 +65,8 @@ class Grape(Rotary):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"q_i \to G(p_i) \, q_i, \quad k_j \to G(p_j) \, k_j, \quad G(p) = \prod_a \exp(p_a L_a)"
+    tested_options = ("planes=rank2", "shared=false", "base=10000,scale=1")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
 
     dim: Whole

@@ -86,6 +86,20 @@ class GTA(Rotary):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"q' = \rho(g)^{-\top} q, \quad k' = \rho(g) \, k, \quad v' = \rho(g) \, v, \quad o = "
+        r"\rho(g)^{-1} o'"
+    )
+    tested_options = (
+        "values=false",
+        "so2=4",
+        "so2=4,t2=3",
+        "share_freqs=true,max_freq=[1,3]",
+        "normalize=train,reference=[5,7]",
+        "normalize=none,max_freq=0.1",
+        "axes=1",
+        "axes=3",
+    )
 
     dim: Whole
     num_heads: Whole

@@ -78,6 +78,22 @@ class LieRE(SkewRotary):
     paper = "LieRE: Lie Rotational Positional Encodings, https://arxiv.org/abs/2406.10322"
     year = 2024
     knows = ("distance", "direction", "place")
+    formula = (
+        r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a \left( U_a - U_a^\top "
+        r"\right) \Big)"
+    )
+    tested_options = (
+        "block=2",
+        "block=3,per_head=false",
+        "share_layers=true",
+        "kind=even",
+        "kind=inverse_exp",
+        "init=symmetric,reference=[5,7]",
+        "init=normal,init_std=0.5,scale_factor=10",
+        "normalize=none",
+        "axes=1",
+        "axes=3",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "full": {"block": "head"},
         "reference": {"normalize": "linspace"},

@@ -67,6 +67,14 @@ class LightNet(Rotary):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation", "reflection")
+    formula = r"q' \cdot k' = \sum_c q_c k_c \cos \left( \varphi_c(p) - \varphi_c(p') \right)"
+    tested_options = (
+        "learned=true",
+        "form=rotate,learned=true,spectrum=heads",
+        "base=100",
+        "axes=1,form=rotate",
+        "axes=3",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"rotate": ("translation",)}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "rotate": {"form": "rotate"},

@@ -66,6 +66,11 @@ class Pope(Rotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"a_{ij} = \sum_c \operatorname{softplus}(q_{ic}) \operatorname{softplus}(k_{jc}) \cos \left( "
+        r"(p_j - p_i) \omega_c + \operatorname{clamp}(\delta_{hc}, -2 \pi, 0) \right)"
+    )
+    tested_options = ("rotated=0.75,layout=half", "split=[2,1,5],init=uniform", "spacing=[2,0.5]")
 
     dim: Whole
     num_heads: Whole

@@ -52,6 +52,10 @@ class Psc(Rotary):
     calibrates: ClassVar[bool] = True
     knows = ("content",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = (
+        r"q_i \to q_i \left( 1 + \tfrac{1}{2} \tanh \left( \operatorname{silu}(q_i U_h) V_h \right) "
+        r"\right)"
+    )
 
     dim: Whole
     num_heads: Whole

@@ -94,6 +94,21 @@ class RopeAxial(RopeBase):
     year = 2024
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"\theta_{aj}(p) = p_a \, T^{-j / J}, \quad q'_j = e^{i \theta_{aj}(p)} q_j"
+    tested_options = (
+        "temperature=50,indexing=ij",
+        "layout=half,offset=1",
+        "split=[2,1,1]",
+        "spacing=[5,0.7,0.7]",
+        "schedule=rescale,reference=[2,5,7]",
+        "schedule=pi,reference=[2,2,2]",
+        "schedule=ntk,reference=[2,2,2]",
+        "schedule=yarn,reference=[2,2,2]",
+        "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
+        "jitter_coords=1.3,per_block=true",
+        "still=0.25,split=[1,1,1]",
+        "logit_scale=ssmax",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
         "eva": {"temperature": 10000.0, "indexing": "ij", "schedule": "rescale"},

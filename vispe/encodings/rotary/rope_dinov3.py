@@ -86,6 +86,20 @@ class RopeDinov3(RopeBase):
     year = 2025
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"\theta_k = \frac{2 \pi c}{T^{k / K}}, \quad c = \frac{2 (i + \tfrac{1}{2})}{\mathrm{size}} - 1"
+    )
+    tested_options = (
+        "temperature=50,normalize_coords=max",
+        "min_period=0.5,max_period=20,normalize_coords=min",
+        "layout=interleaved",
+        "split=[2,1,1]",
+        "spacing=[5,0.7,0.7]",
+        "schedule=none,reference=[2,5,7]",
+        "schedule=yarn,reference=[2,2,2]",
+        "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
+        "jitter_coords=1.3,per_block=true",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"rescale_coords": 2.0}}
 
     temperature: Positive = 100.0

@@ -97,6 +97,13 @@ class RopeField(RopeBase):
     year = 2025
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"\theta_f = \omega_f \cdot p, \quad \omega_f = s_f \, (\cos \alpha_f, \sin \alpha_f)"
+    tested_options = (
+        "directions=spiral,groups=3,still=0.5,normalize_coords=max",
+        "frequencies=[[1,0],[0,1],[0.3,-0.4],[0,0]],normalize_coords=none,schedule=yarn,reference=[2,5]",
+        "normalize_coords=min,schedule=pi,reference=[2,5,7],shift_coords=0.5",
+        "layout=half,rotated=0.5,logit_scale=ssmax",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "golden_gate": {"directions": "golden", "min_freq": 0.2, "max_freq": 20.0},
         "spiral": {

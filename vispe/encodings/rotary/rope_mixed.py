@@ -77,6 +77,19 @@ class RopeMixed(RopeBase):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = r"\theta_{ni}(p) = x F^x_{ni} + y F^y_{ni}, \quad q'_i = e^{i \theta_{ni}(p)} q_i"
+    tested_options = (
+        "temperature=50,rotate=false",
+        "layout=half",
+        "rotated=0.5",
+        "spacing=[5,0.7]",
+        "schedule=rescale,reference=[5,7]",
+        "schedule=yarn,reference=[2,2]",
+        "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
+        "axes=1",
+        "axes=3",
+        "logit_scale=ssmax",
+    )
     learned = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
 

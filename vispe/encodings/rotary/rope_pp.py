@@ -65,6 +65,11 @@ class RopePp(AxialRotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"a = \operatorname{Re} \sum_c z^q_c \overline{z^k_c} \quad \text{or} \quad a = \operatorname{Im} "
+        r"\sum_c z^q_c \overline{z^k_c}"
+    )
+    tested_options = ("mode=imago,layout=interleaved", "mode=imag1,turned=axis", "mode=none,spacing=[2,0.5]")
 
     mode: Mode = "imagh"
     turned: Literal["all", "axis"] = "all"

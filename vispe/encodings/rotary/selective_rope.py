@@ -71,6 +71,13 @@ class SelectiveRope(ContextRotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"scan": {"form": "scan", "base": 500000.0}}
     knows = ("distance", "direction", "content")
     invariant = ("translation",)
+    formula = r"\theta_t = \tau \sum_{s \le t} \varphi_s, \quad \varphi = \operatorname{filter}(W \tilde{x})"
+    tested_options = (
+        "projection=full,layout=interleaved",
+        "spacing=[2,0.5],rank=3",
+        "form=scan,gate=true,drift=true",
+        "form=scan,projection=full,filter=difference",
+    )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "scan": ()
     }  # sums depend on all previous tokens

@@ -79,6 +79,21 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
     knows = ("place",)
+    formula = (
+        r"q' = p^q \odot q, \quad k' = p^k \odot k, \quad [p^q, p^k] = W_l "
+        r"\operatorname{encoder}(\mathrm{row}, \mathrm{column})"
+    )
+    tested_options = (
+        "mode=attn_add",
+        "mode=attn_scalar",
+        "multi_head=false",
+        "projection=single",
+        "embed_dim=12,out_dim=10,layers=1",
+        "max_digits=3,mask_padding=false",
+        "direction=bi",
+        "class_token=false,final_norm=false",
+        "temperature=2",
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "vit_s": {"class_vector": True, "dropout": 0.1, "shift": 0.1},
         "vit_b": {"class_vector": True, "dropout": 0.3, "shift": 0.1},

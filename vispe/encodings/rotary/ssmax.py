@@ -57,6 +57,8 @@ class Ssmax(Rotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"retrofit": {"normalize": "reference"}}
     calibrates = True
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
+    formula = r"a_{hij} = s_h \ln n_i \, \frac{q_i \cdot k_j}{\sqrt{d_h}}"
+    tested_options = ("causal=true,init=0.3", "normalize=reference,reference=[5,7]")
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {
         "retrofit": ("translation", "quarter_turns", "reflection")
     }

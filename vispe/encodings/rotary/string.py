@@ -58,6 +58,11 @@ class String(Rotary):
     ndim = (1, 2, 3)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a \left( C_a - C_a^\top "
+        r"\right) \Big)"
+    )
+    tested_options = ("block=3,axes=1,std=0.5", "block=4,axes=3", "block=7,spacing=[2,0.5]")
 
     dim: Whole
     num_heads: Whole

@@ -60,6 +60,11 @@ class TPE2D(Rotary):
     knows = ("distance", "direction", "content")
     reads_tokens = True
     invariant = ("translation",)
+    formula = (
+        r"o_i = \sum_o g_o(i) \sum_j \operatorname{softmax}_j \left( \frac{R(r_o(i)) q_i \cdot R(r_o(j)) "
+        r"k_j}{\sqrt{d_h}} \right) v_j"
+    )
+    tested_options = ("gate_dim=5,temperature=100", "causal=true")
     branched = True
 
     dim: Whole

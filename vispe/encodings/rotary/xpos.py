@@ -57,6 +57,11 @@ class Xpos(AxialRotary):
     ndim = (1,)
     knows = ("distance", "direction")
     invariant = ("translation",)
+    formula = (
+        r"a_{ij} = \sum_c \zeta_c^{(p_i - p_j) / S} \operatorname{Re} \left( q_c \overline{k_c} \, e^{i "
+        r"(p_i - p_j) \omega_c} \right)"
+    )
+    tested_options = ("causal=true,layout=half,centre=up", "causal=true,spacing=[2],scale_base=5")
 
     causal: bool = False
     scale_base: Positive = 512.0
