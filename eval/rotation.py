@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vispe
-from vispe.evaluate.rotation import ModelFeatures, evaluation
+from vispe.evaluate.rotation import ModelFeatures, measure
 from vispe.evaluate.rotation.figures.record_figures import plot_models
 from vispe.images import textures
 
@@ -77,7 +77,7 @@ def main() -> None:
             continue
         model = trained(name, args.runs)
         found = list(images(args.micrographs, args.images))
-        report = evaluation(
+        report = measure(
             ModelFeatures(model),
             [image for _, image, _ in found],
             truths=[truth for _, _, truth in found],

@@ -73,7 +73,7 @@ def test_force_deletes_nothing_that_a_training_has_not_written(tmp_path, name):
     path = tmp_path / FOREIGN[name]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
-    with pytest.raises(InputError, match="is in the way and not of a retrofit; choose another out"):
+    with pytest.raises(InputError, match=r"exists and is not a file of a retrofit\. Set another `out`"):
         Folder(tmp_path).begin({"seed": 1}, force=True)
     assert path.read_text() == "mine"
 
@@ -87,7 +87,7 @@ def test_force_deletes_nothing_through_a_link(tmp_path, name):
     (foreign / "000000001" / "thesis.txt").write_text("mine")
     (out / "run.json").write_text(json.dumps({"seed": 2}))
     (out / name).symlink_to(foreign)
-    with pytest.raises(InputError, match="is in the way"):
+    with pytest.raises(InputError, match="exists and is not a file of a retrofit"):
         Folder(out).begin({"seed": 1}, force=True)
     (out / "run.json").unlink()
     if name == "state":

@@ -48,7 +48,9 @@ def _table(reports: Sequence[Mapping[str, Any]]) -> str:
         what, kind = [*plain.split(), ""][:2]
         one, known = met[first][keys[0]], [others(reports[first]["rows"], key) for key in keys]
         # with scribbles the limit is what the teacher reaches
-        asked = {"corner": "at most the teacher's", "miou": "at least the teacher's"}.get(what, one.asked)
+        asked = {"corner": "at most the teacher's", "miou": "at least the teacher's"}.get(
+            what, one.limit_text
+        )
         published = " → ".join(_number(v, 2) for v in PUBLISHED[kind]) if what == "r2" else ""
         cells = [one.title.partition(" px")[0].rstrip("0123456789 ,"), asked, published]
         cells += [_numbers([k.get(side) for k in known]) for side in COLUMNS.values()]

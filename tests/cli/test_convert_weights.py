@@ -214,7 +214,7 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     torch.save([1, 2], tmp_path / "list.pth")
     assert "expected a state dict, got list" in failed(capsys, tmp_path / "list.pth", target)
     torch.save({"epoch": 1}, tmp_path / "epoch.pth")
-    assert "expected a state dict, got epoch. Pass its key as `key`" in failed(
+    assert "expected a state dict, got epoch. Pass its key as --key." in failed(
         capsys, tmp_path / "epoch.pth", target
     )
     (tmp_path / "a.npz").write_bytes(b"x")

@@ -326,7 +326,7 @@ def test_overview_and_help_import_only_what_they_need():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines() == [
         "[]",
-        "[] ['vispe.cli.commands', 'vispe.cli.commands.probe', 'vispe.cli.main', 'vispe.cli.arguments', "
+        "[] ['vispe.cli.arguments', 'vispe.cli.commands', 'vispe.cli.commands.probe', 'vispe.cli.main', "
         "'vispe.cli.terminal']",
     ]
 
@@ -437,7 +437,9 @@ def test_plot_writes_a_picture_once(capsys, tmp_path):
     capsys.readouterr()
     assert "such as 14x20, got '5'" in failed(capsys, *words, "--force", "--grid", "5")
     assert "a row and a column" in failed(capsys, *words, "--force", "--query", "1,2,3")
-    assert "not in the 5x7 grid" in failed(capsys, *words, "--force", "--query", "5,2")
+    assert "query must be in rows 0 to 4 and columns 0 to 6, got (5, 2)" in failed(
+        capsys, *words, "--force", "--query", "5,2"
+    )
     assert "unsupported figure format" in failed(capsys, *words[:-1], str(tmp_path / "bias.xyz"))
     assert [p.name for p in tmp_path.iterdir()] == ["bias.png"]
 

@@ -169,7 +169,7 @@ def test_python_callables(folder, capsys):
     [
         (["test_vit"], "rotate: needs images, got none. Pass image files, or --textures N."),
         (["test_vitt", "IMAGES", "--weights", "random"], "timm has no model 'test_vitt'. Did you mean"),
-        (["my.py:nothing", "IMAGES"], "names the file my.py, which does not exist"),
+        (["my.py:nothing", "IMAGES"], "my.py:nothing: the file my.py does not exist"),
         (
             ["no_such_module:f", "IMAGES"],
             "the Python module 'no_such_module' cannot be imported",
@@ -183,7 +183,10 @@ def test_python_callables(folder, capsys):
             "which is loaded as a Python callable. Omit it.",
         ),
         (["FILE:bright", "IMAGES", "--kind", "segmenter", "--d4"], "averages class probabilities"),
-        (["FILE:bright", "IMAGES", "--kind", "segmenter"], "number of classes of a segmenter is not known"),
+        (
+            ["FILE:bright", "IMAGES", "--kind", "segmenter"],
+            "number of classes of the segmenter is unknown. Pass n_classes or names.",
+        ),
         (["MODEL", "IMAGES", "--pos-embed", "alibi2d"], "has no effect on"),
         (["MODEL", "IMAGES", "--classes", "a,b,c"], "entries (cluster 1, cluster 2), got 3"),
         (["nothing.vispe", "IMAGES"], "nothing.vispe does not exist"),
@@ -196,11 +199,11 @@ def test_python_callables(folder, capsys):
         (["open_clip:ViT-B-32", "IMAGES"], "open_clip:ViT-B-32 needs one source of weights, got none"),
         (
             ["FILE:blocks", "IMAGES", "--metrics", "angels"],
-            "There is no metric 'angels'. Did you mean 'angles'",
+            "unknown metric, got 'angels'. Did you mean 'angles'?",
         ),
         (
             ["FILE:blocks", "IMAGES", "--metrics", "quadrant"],
-            "'quadrant' cannot be measured here: it needs masks.",
+            "metric 'quadrant' is not applicable: it needs masks.",
         ),
         (
             ["FILE:blocks", "IMAGES", "--masks", "MASK", "--metrics", "d4"],

@@ -85,8 +85,8 @@ def test_options_of_tokens_by_command(folder, capsys):
     assert vispe(f"{words} --layers -2,-1 --force") == 0
     assert json.loads(capsys.readouterr().out)["features"]["layers"] == [-2, -1]
     for options, sentence in (
-        ("--token-stride 7", "token_stride=7 px does not divide the patch of 16 x 16 px"),
-        ("--layers 9", "layer=9 is not one of the 6 blocks"),
+        ("--token-stride 7", "token_stride must divide the patch size of 16 x 16 px, got 7 px"),
+        ("--layers 9", "layer must be one of the 6 blocks of the model, got 9"),
         ("--model vispe_micro --weights x --layers 1", "layers=(1,) has no effect on vispe_micro"),
     ):
         assert vispe(f"{words} {options} --force") == 2

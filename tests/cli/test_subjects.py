@@ -67,7 +67,7 @@ def test_functions_are_probed_in_final_features(folder, capsys):
     found = report(capsys, "probe", "mine.py:flat", *PROBE, "--no-layers", "--baselines", "--shifts", "1")
     rows = found["results"]["noise"]["baselines"]["rows"]
     assert [row["key"] for row in rows] == ["none", "blank", "svd", "published_average", "d4_average"]
-    assert "shows no blocks, only final features; add --no-layers" in refused(
+    assert "mine.py:flat has only final features, got layers=True. Pass --no-layers." in refused(
         capsys, "probe", "mine.py:flat", *PROBE
     )
     assert "has no effect on mine.py:flat" in refused(

@@ -98,7 +98,7 @@ def test_apply_gives_the_same_files(folder, picture, tmp_path, capsys):
     capsys.readouterr()
     words = ("--weights", tmp_path / "nothing.pt", "-o", tmp_path / "x")
     assert run("apply", tmp_path / "one" / "model.vispe", path, *words) == 2
-    assert "nothing.pt is not a file" in capsys.readouterr().err
+    assert f"weights must be a checkpoint file, got {tmp_path / 'nothing.pt'}" in capsys.readouterr().err
 
 
 def test_a_saved_text_model_can_be_turned(folder, picture, tmp_path):

@@ -233,7 +233,7 @@ def test_cache_stays_out_of_compiled_graphs():
         lambda x: x + cache(Grid((2, 3)), x).coords.sum(), fullgraph=True, backend="eager"
     )
     compiled(torch.zeros(1))
-    assert not cache._kept
+    assert not cache._cached
 
 
 def test_as_positions():

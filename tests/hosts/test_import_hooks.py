@@ -41,7 +41,7 @@ for thread in threads: thread.join()
 """
 IN_THE_MIDDLE = """
 import vispe.hosts.timm.naflex
-from vispe.hosts import front_door
+from vispe.hosts.timm import patch_constructors
 """
 UNPICKLED = """
 import pickle, sys
@@ -61,7 +61,7 @@ def run(*words, **options):
 @pytest.mark.parametrize(
     "first", [VISPE_FIRST, pytest.param(IN_THE_MIDDLE, marks=pytest.mark.slow)], ids=["vispe", "middle"]
 )
-def test_timm_after_vispe(first):  # timm before it: see test_front_door.py
+def test_timm_after_vispe(first):  # timm before it: see timm/test_patch_constructors.py
     done = run("-W", "error::ImportWarning", "-c", first + CHECK)
     assert done.stdout == "in place\n", done.stderr
 
@@ -103,7 +103,7 @@ def test_only_timm_is_found_and_by_those_who_find_it_anyway(monkeypatch):
     spec = finder.find_spec("timm", None)
     assert spec is not None
     assert isinstance(spec.loader, import_hooks._Loader)
-    assert isinstance(spec.loader.own, SourceFileLoader)
+    assert isinstance(spec.loader.original, SourceFileLoader)
     assert spec.origin == timm.__file__
     monkeypatch.setattr(sys, "meta_path", [finder])
     assert importlib.util.find_spec("vispe").name == "vispe"

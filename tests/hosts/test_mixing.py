@@ -140,5 +140,7 @@ def test_peg_follows_its_blocks(cls, spec):
 
 
 def test_a_mixing_encoding_with_parameters_per_layer_is_refused():
-    with pytest.raises(UnsupportedCombination, match=r"stir mixes .* \(per_layer False\)"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"stir mixes .* got per_layer=True\. Set per_layer to False"
+    ):
         vispe.convert(tiny(), "stir(own=true)")

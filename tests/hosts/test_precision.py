@@ -45,8 +45,8 @@ def test_caches_are_no_part_of_the_state():
     for side in range(2, 12):
         model(image(1, 3, 8 * side, 24))
     assert set(model.state_dict()) == names == set(tiny().state_dict()) - {"pos_embed"}
-    assert len(model.vispe.cache._kept) <= 4
-    assert not copy.deepcopy(model).vispe.cache._kept
+    assert len(model.vispe.cache._cached) <= 4
+    assert not copy.deepcopy(model).vispe.cache._cached
     x = image(1, 3, 40, 24)
     assert torch.equal(copy.deepcopy(model)(x), model(x))
 

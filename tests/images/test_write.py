@@ -360,11 +360,11 @@ def test_letters_are_the_same_wherever_matplotlib_keeps_them(tmp_path, elsewhere
     code = f"""
         import importlib.machinery, pathlib, sys
         import numpy as np
-        from vispe.segment import draw
+        from vispe.segment import overlays
         if {elsewhere}:
-            draw.find_spec = lambda name: importlib.machinery.ModuleSpec(name, None, origin="elsewhere/__init__.py")
+            overlays.find_spec = lambda name: importlib.machinery.ModuleSpec(name, None, origin="elsewhere/__init__.py")
         labels = np.ones((60, 80), np.uint8)
-        page = draw.overlay(np.zeros((60, 80, 1), np.float32), labels, ["pore"])
+        page = overlays.overlay(np.zeros((60, 80, 1), np.float32), labels, ["pore"])
         np.save(sys.argv[1], np.asarray(page))
         assert ("matplotlib" in sys.modules) is {elsewhere}
     """

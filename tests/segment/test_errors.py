@@ -264,7 +264,7 @@ def test_ctrl_c_leaves_finished_images_complete(capsys, monkeypatch):
         ("--cluster 1 -o out", "cluster=1 must be between 2 and 255"),
         (f"{LEARN} --features filters --weights w.pth", "weights='w.pth' has no effect on features=filters"),
         (f"{LEARN} --weights w.pth", "must be a file with weights of vispe_micro, got w.pth"),
-        (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' cannot be given to vispe_micro"),
+        (f"{LEARN} --pos-embed rope_axial", "pos_embed='rope_axial' is not supported by vispe_micro"),
         (f"{LEARN} --device warp", "device='warp' is not available"),
         (f"{LEARN} --tile 3", "tile=3 px is too small"),
         (f"{LEARN} --normalize never", "normalize"),

@@ -96,7 +96,9 @@ def test_what_needs_tokens_says_so():
         encoding.embed(torch.randn(2, 6, 8), pos)
     with pytest.raises(OptionError, match="Use one that does not read tokens, such as sincos2d"):
         create_encoding("positional_attention", num_heads=2, table="dynamic")
-    with pytest.raises(UnsupportedCombination, match="adds what it reads from the tokens"):
+    with pytest.raises(
+        UnsupportedCombination, match="plot_bias: dynamic adds values that depend on the tokens, got layer=0"
+    ):
         vispe.evaluate.plots.encoding.plot_bias("dynamic", (3, 3))
 
 

@@ -172,7 +172,7 @@ def test_dtypes():
         ({"degree": -1}, "degree needs a whole number of 0 or more, got degree=-1"),
         ({"basis": "haar", "degree": 12}, r"degree=12, basis='haar' has \d+ features, more than 4096"),
         ({"basis": "bessel"}, "basis must be one of legendre, chebyshev, haar, zernike"),
-        ({"basis": "zernike", "shape": (4,)}, "basis='zernike' is for 2 axes, got 1"),
+        ({"basis": "zernike", "shape": (4,)}, "basis='zernike' needs 2 axes, got 1"),
     ],
 )
 def test_options(options, message):
@@ -183,11 +183,13 @@ def test_options(options, message):
 @pytest.mark.parametrize("basis", BASES)
 def test_places_outside_are_refused(basis):
     encoding = built(basis)
-    with pytest.raises(ShapeError, match=r"legendre is for places on .*, got one at 1\.\d* from the centre"):
+    with pytest.raises(
+        ShapeError, match=r"legendre needs positions in .*, got one at 1\.\d* from the centre"
+    ):
         encoding.encode(torch.tensor([[1.5, 0.0]]))
     inside = Positions(torch.tensor([[[0.0, 0.0], [3.0, 4.0]]]), extent=torch.tensor([[4.0, 5.0]]))
     assert encoding.table(inside).shape == (1, 2, 16)
-    with pytest.raises(ShapeError, match="whose extent holds all coordinates"):
+    with pytest.raises(ShapeError, match="whose extent contains all coordinates"):
         encoding.table(inside.replace(coords=inside.coords + 3))
 
 

@@ -293,7 +293,9 @@ def test_what_it_needs():
         (torch.zeros(1, 1, 8, 8), r"\(1, 1, 8, 8\)"),
         (torch.zeros(3, 8, 8), r"\(3, 8, 8\)"),
     ):
-        with pytest.raises(ShapeError, match=rf"images \(b, 3, height, width\), got {found}; .*loope.static"):
+        with pytest.raises(
+            ShapeError, match=rf"images \(b, 3, height, width\) .*, got {found}\. .*'loope\.static'"
+        ):
             made.table(pos, image)
     assert loope(in_chans=1).table(pos, torch.zeros(1, 1, 8, 8)).shape == (1, 12, 8)
     for free in (Positions(torch.zeros(1, 4, 2)), Grid((4,)).positions()):

@@ -104,8 +104,8 @@ def test_table_reads_cell_centres_and_any_grid():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"box": (1, 1)}, r"box needs a first end below its second, .*got box=\[1, 1\]"),
-        ({"eps": 2.5}, r"more than eps apart, got box=\[-1, 1\], eps=2\.5"),
+        ({"box": (1, 1)}, r"box needs a lower bound .* below its upper bound, got box=\[1, 1\]"),
+        ({"eps": 2.5}, r"more than eps below its upper bound, got box=\[-1, 1\], eps=2\.5"),
         ({"growth": 0.1, "levels": 3}, r"at least one cell per axis, got \[3, 0, 0\] from base=3"),
         ({"dim": 8, "project": False}, "neuda has 10 features, which do not fit into dim=8"),
     ],

@@ -135,12 +135,12 @@ def test_errors():
         build("rope_axial+alibi2d")
     with pytest.raises(OptionError, match="kernel needs an odd number, got kernel=4"):
         build(version=2, kernel=4)
-    with pytest.raises(OptionError, match="inner=alibi2d has not the axes"):
+    with pytest.raises(OptionError, match="inner=alibi2d does not support the requested axes"):
         build("alibi2d", version=2, causal=True)
-    with pytest.raises(OptionError, match=r"a finished alibi2d. Pass its config"):
+    with pytest.raises(OptionError, match=r"inner needs a spec, got an instance of alibi2d. Pass its config"):
         build(create_encoding("alibi2d", num_heads=3))
     pos = Grid((3, 4), 1).positions()
     with pytest.raises(ShapeError, match=r"some have been dropped. Use version=1"):
         build(version=2).bias(pos.gather(torch.tensor([[0, 2]])), 0)
-    with pytest.raises(ShapeError, match="pass q, k and scale to dense"):
+    with pytest.raises(ShapeError, match="Pass q, k and scale to dense"):
         build().bias(pos, 0).dense()

@@ -164,14 +164,18 @@ def test_spacing_of_an_encoding_scales_what_the_sampler_gave(spec):
 
 
 def test_what_samplers_do_to_others_is_said():
-    with pytest.warns(UserWarning, match="shift has no effect between patches: rope_axial tells distances"):
+    with pytest.warns(
+        UserWarning, match="shift has no effect between patches: rope_axial depends on distances only"
+    ):
         model = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="shift+rope_axial")
     assert "shift has no effect between patches" in vispe.describe(model)
     near = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=4)+rope_axial")
     assert "half a turn" not in vispe.describe(near)
     far = timm.create_model("vit_tiny_patch16_224", **SMALL, pos_embed="rfs(reach=64)+rope_axial")
     # 4 cells are 16 apart: of the 4 frequencies of an axis, 100^(-k/4), those above pi/16 are 1 and 0.316
-    assert "rfs turns 50% of the pairs of rope_axial by more than half a turn" in vispe.describe(far)
+    assert "rfs rotates 50% of the channel pairs of rope_axial by more than half a turn" in vispe.describe(
+        far
+    )
 
 
 def test_shift_is_invisible_to_distances():
@@ -348,12 +352,17 @@ def test_checkpointed_blocks_see_the_draw_of_the_first_pass():
 
 def test_kept_tables_and_rotations_are_refused_beside_samplers():
     stock = timm.create_model("vit_tiny_patch16_224", **SMALL)
-    with pytest.raises(UnsupportedCombination, match="the absolute table of VisionTransformer, which stays"):
+    with pytest.raises(
+        UnsupportedCombination,
+        match="the absolute table of VisionTransformer does not follow their coordinates",
+    ):
         vispe.convert(stock, "rfs+rope_axial", keep_abs=True)
     eva = timm.create_model(
         "vit_small_patch16_dinov3", img_size=64, embed_dim=32, num_heads=2, depth=1, num_classes=0
     )
-    with pytest.raises(UnsupportedCombination, match="the rotary embedding of Eva, which stays"):
+    with pytest.raises(
+        UnsupportedCombination, match="the rotary embedding of Eva does not follow their coordinates"
+    ):
         vispe.convert(eva, "rfs+alibi2d", keep_rope=True)
 
 

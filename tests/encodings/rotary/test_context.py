@@ -217,8 +217,11 @@ def test_a_whole_model(spec):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("selective_rope(gate=true)", "filter, gate and drift are steps of form='scan'"),
-        ("selective_rope(projection=full,rank=3)", "projection='full' has no rank, got rank=3"),
+        (
+            "selective_rope(gate=true)",
+            "filter, gate and drift have no effect with form='field'. Omit them, or use form='scan'",
+        ),
+        ("selective_rope(projection=full,rank=3)", "rank=3 has no effect with projection='full'"),
         ("selective_rope.scan(spacing=[2])", r"spacing=\[2\] has no effect with form='scan'"),
         ("selective_rope(head_dim=3)", "head_dim needs a whole number above 0 and divisible by 2"),
         ("carope(base=1)", "carope needs a base above 1"),

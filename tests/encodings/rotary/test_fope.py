@@ -110,7 +110,10 @@ def test_a_whole_model():
 
 
 def test_errors():
-    with pytest.raises(OptionError, match="fope keeps waves of a whole turn in train_length=6"):
+    with pytest.raises(
+        OptionError,
+        match=r"fope uses waves with a period of at most train_length=6, .* Choose train_length=7 or more",
+    ):
         create_encoding("fope", dim=32, num_heads=2, train_length=6)
     with pytest.raises(OptionError, match=r"fope\(axes=3\) needs a pair of channels per axis .* got 2 pairs"):
         create_encoding("fope", dim=8, num_heads=2, axes=3)

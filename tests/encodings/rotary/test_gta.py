@@ -230,7 +230,7 @@ def test_another_size():
         ("gta(so2=half)", "so2 needs a whole number of 0 or more, got so2='half'"),
         ("gta(se3=half)", "se3 needs a whole number of 0 or more and divisible by 4, got se3='half'"),
         ("gta(t2=4)", "t2 needs a whole number of 0 or more and divisible by 3, got t2=4"),
-        ("gta(t2=3,axes=1)", "t2 shifts in the plane, so it needs axes=2, got axes=1"),
+        ("gta(t2=3,axes=1)", "t2 needs axes=2, for translations in the plane, got axes=1"),
         ("gta(so2=16,se3=4)", "gta has 16 channels per head, but its groups use 20"),
         ("gta(so2=0)", "its groups use 0"),
         ("gta(values=1)", "values is true or false, got values=1"),
@@ -267,7 +267,9 @@ def test_position_errors():
     pos = Grid((2, 3), prefix=1).positions()
     with pytest.raises(ShapeError, match="gta needs 2-axis positions, got 1 axes"):
         encoding.transform(Grid((4,)).positions(), 0)
-    with pytest.raises(ShapeError, match=r"needs camera poses\. Put \(b, views, 4, 4\) matrices into"):
+    with pytest.raises(
+        ShapeError, match=r"needs camera poses, got none\. Put \(b, views, 4, 4\) matrices into"
+    ):
         encoding.transform(pos, 0)
     for wrong in (torch.eye(4)[None, None].repeat(1, 4, 1, 1), torch.eye(4)[None], torch.ones(1, 2, 3, 4)):
         with pytest.raises(
@@ -275,5 +277,5 @@ def test_position_errors():
         ):
             encoding.prepare(pos.replace(attrs={"extrinsic": wrong}))
     dropped = pos.gather(torch.tensor([[0, 2, 3]])).replace(attrs={"extrinsic": torch.eye(4)[None, None]})
-    with pytest.raises(ShapeError, match="given before tokens are dropped"):
+    with pytest.raises(ShapeError, match="set before tokens are dropped"):
         encoding.transform(dropped, 0)

@@ -625,7 +625,7 @@ def wide(spec, size):
 def test_a_base_that_is_too_small_for_the_grid_is_said():
     model, spec = wide("rope_axial", 48)
     with pytest.warns(
-        UserWarning, match=r"a side of 48 patches .16 pairs. needs 220: .*; say temperature=220"
+        UserWarning, match=r"a side of 48 patches .16 pairs. needs 220: .*; use temperature=220"
     ):
         vispe.convert(model, spec)
     assert "temperature=100, but a side of 48 patches (16 pairs) needs 220: below" in vispe.describe(model)

@@ -118,7 +118,7 @@ def test_layers_have_projections_of_their_own():
     pos = Grid((3, 4)).positions()
     q = torch.randn(1, 3, 12, 4)
     assert not torch.equal(made.transform(pos, 0).query(q), made.transform(pos, 1).query(q))
-    with pytest.raises(ShapeError, match="projections for 2 blocks, but block 2 asks"):
+    with pytest.raises(ShapeError, match="projections for 2 blocks, got a call for block 2"):
         made.transform(pos, 2)
     for single in (build("seqpe(projection=single)"), build(depth=None)):
         assert len(single.pe_qk) == 1

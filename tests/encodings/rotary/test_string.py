@@ -120,7 +120,9 @@ def test_a_vit():
 
 def test_errors():
     for block in (2, 9):
-        with pytest.raises(OptionError, match=f"3 to 8 channels for 8 channels per head, got block={block};"):
+        with pytest.raises(
+            OptionError, match=rf"3 to 8 channels for 8 channels per head, got block={block}\."
+        ):
             build(block=block)
     with pytest.raises(
         OptionError, match=r"spacing needs one number for each of 2 axes, got spacing=\[1.0\]"

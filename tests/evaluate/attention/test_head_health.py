@@ -190,7 +190,7 @@ def test_models_that_cannot_be_read_are_refused():
     with pytest.raises(UnsupportedHost, match="must have supported attention layers, got ResNet"):
         attention_layers(timm.create_model("resnet10t"))
     with pytest.raises(
-        UnsupportedHost, match=r"blocks\.0\.attn cannot be read: DiffAttention subtracts two maps"
+        UnsupportedHost, match=r"maps of blocks\.0\.attn cannot be computed: DiffAttention subtracts two maps"
     ):
         attention_layers(small(attn_layer="diff", embed_dim=48))
     with pytest.raises(OptionError, match="training mode"):

@@ -69,7 +69,9 @@ def test_maps_at_the_resolution_of_pixels(patch):
     f = Counted(lambda images: images.softmax(1), patch)
     outcome = found(f, torch.randn(2, 3, 16, 16)).findings[0].outcome
     assert outcome.value < 1e-6
-    assert ("must be the number of pixels per token" in outcome.note) == (patch is None)
+    assert ("patch size is unknown, so shifts may be by fractions of a patch" in outcome.note) == (
+        patch is None
+    )
     assert f.calls == 2 * 4
 
 

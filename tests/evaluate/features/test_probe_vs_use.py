@@ -89,4 +89,4 @@ def test_bad_input_is_refused():
 
 def test_hosts_without_words_are_refused():
     refused = audit(AuditedModel(knows, "model"), [torch.rand(3, 32, 32)], [ProbeVersusUse()]).refused
-    assert "answers no questions" in refused["read_or_used"][1]
+    assert "does not answer questions" in refused["read_or_used"][1]

@@ -189,7 +189,7 @@ def test_streams_as_text(text: str, expected: list[Segment]):
         ("text", "'text' of the stream cannot be read. Write text:TOKENS, such as text:6"),
         ("image:4", "'image:4' of the stream cannot be read. Write image:ROWSxCOLUMNS"),
         ("image:4x6*2", "'image:4x6*2' of the stream cannot be read"),
-        ("video:4x6", "write video:FRAMESxROWSxCOLUMNS"),
+        ("video:4x6", "'video:4x6' of the stream cannot be read. Write video:FRAMESxROWSxCOLUMNS"),
         ("video:1x2x3@", "'video:1x2x3@' of the stream cannot be read"),
         ("text:0", "tokens needs a whole number above 0, got tokens=0"),
         ("video:1x2x3@0", "seconds needs a number above 0"),

@@ -14,7 +14,7 @@ from timm.models import VisionTransformer
 
 from tests.evaluate.rotation.cases import field
 from vispe.errors import ShapeError
-from vispe.evaluate.rotation import Measurement, ModelFeatures, Processes, evaluation
+from vispe.evaluate.rotation import Measurement, ModelFeatures, Processes, measure
 from vispe.evaluate.rotation.distributed import filled
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,7 +35,7 @@ def cases(processes):
         images = [field(s, k, finest=0.05).float() for k, s in enumerate(sizes)]
         truths = [(x[0] > 0).numpy().astype(np.int64) + 1 for x in images]
         options = {"metrics": DRAWN, "batch_size": batch_size, "seed": 3}
-        report = evaluation(f, images, truths=truths, processes=processes, **options)
+        report = measure(f, images, truths=truths, processes=processes, **options)
         found[name] = {
             "report": report.to_dict(),
             "mean": report.fingerprint.mean.tolist(),
@@ -57,7 +57,7 @@ def main(out):
         return images
 
     try:
-        evaluation(
+        measure(
             strange,
             [torch.rand(1, 16, 16), torch.rand(1, 24, 24)],
             patch=1,
@@ -130,7 +130,7 @@ def test_shares_of_batches_are_whole_batches():
         return images
 
     images = [torch.rand(1, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(5)]
-    reports = [evaluation(f, images, patch=1, metrics=["position"], batch_size=b) for b in (1, 2, 5)]
+    reports = [measure(f, images, patch=1, metrics=["position"], batch_size=b) for b in (1, 2, 5)]
     poses = [1] * 8  # of the pictures of the first image
     assert seen == [1] * 5 + poses + [2, 2, 1] + poses + [5] + poses
     for report in reports[1:]:

@@ -15,8 +15,8 @@ from vispe.evaluate.rotation import (
     ModelFeatures,
     RotationReport,
     equivariance,
-    evaluation,
     layer_curve,
+    measure,
     position_r2,
     quadrant_gap,
     raw_intensity,
@@ -70,7 +70,7 @@ def value(report, transform, metric, part="full"):
 def everything():
     images = [picture((49, 52), k) for k in range(2)]
     heard = []
-    report = evaluation(
+    report = measure(
         tiny(),
         images,
         truths=[classes(x) for x in images],
@@ -188,7 +188,7 @@ def test_words_name_the_guilty_part():
     images = [picture((32, 32), k) for k in range(2)]
 
     def short(f):
-        return evaluation(f, images, metrics=["d4", "position"])
+        return measure(f, images, metrics=["d4", "position"])
 
     learned = short(tiny("learn"))
     assert "strong" in learned.result.verdict
@@ -224,7 +224,7 @@ def test_a_callable_and_its_patch_are_measured():
         return torch.nn.functional.avg_pool2d(images, 4)
 
     images = [picture((34, 40)), picture((50, 46), 1)]
-    report = evaluation(blocks, images, quick=True, size=32, angles=(0.0, 90.0))
+    report = measure(blocks, images, quick=True, size=32, angles=(0.0, 90.0))
     assert report.result.settings["patch"] == 4
     assert value(report, "D4", "error").max() < 1e-6
     assert report.fingerprint is not None
@@ -234,21 +234,21 @@ def test_a_callable_and_its_patch_are_measured():
     assert "Skipped by quick: shift, lie, layers" in said
     assert "There is no control of random weights" in said
     with pytest.raises(ShapeError, match=r"got \(8, 8\) cells for an image of \(33, 32\) px.*patch"):
-        evaluation(blocks, [picture((33, 32))])
+        measure(blocks, [picture((33, 32))])
 
 
 def test_features_without_a_derivative_say_so():
     def cut_off(images):
         return torch.from_numpy(images.detach().numpy().copy())
 
-    report = evaluation(cut_off, [picture((20, 20))], metrics=["lie", "layers"])
+    report = measure(cut_off, [picture((20, 20))], metrics=["lie", "layers"])
     assert report.result.rows == ()
     said = " ".join(report.result.notes)
     assert "no curve over layers" in said
     assert "The Lie derivative was not measured: the features have no derivative" in said
     with pytest.raises(InputError, match="measure: no images"):
-        evaluation(cut_off, [])
-    constant = evaluation(lambda x: torch.rand(1, 2, 5, 5), [picture((20, 20))], metrics=["lie"])
+        measure(cut_off, [])
+    constant = measure(lambda x: torch.rand(1, 2, 5, 5), [picture((20, 20))], metrics=["lie"])
     assert "the features do not depend on the image differentiably" in " ".join(constant.result.notes)
 
 
@@ -257,7 +257,7 @@ def test_a_segmenter_alone():
         return classes(image)
 
     images = [picture((40, 44)), picture((44, 40), 1)]
-    report = evaluation(None, images, segmenter=bright, n_classes=2, angles=FEW)
+    report = measure(None, images, segmenter=bright, n_classes=2, angles=FEW)
     assert report.fingerprint is None
     assert report.poses == {}
     assert value(report, "D4", "miou").tolist() == [1, 1]
@@ -266,7 +266,7 @@ def test_a_segmenter_alone():
     assert list(report.labels) == [g.name for g in D4]
     assert report.labels["identity"].shape == (40, 44)  # nothing was cut: there are no patches
     assert report.verdict.startswith("labels under rotation and reflection: mIoU 100.0 %")
-    scored = evaluation(
+    scored = measure(
         None, images, segmenter=bright, truths=[classes(x) for x in images], n_classes=2, quick=True
     )
     assert value(scored, "all poses", "accuracy_worst").min() > 0.9
@@ -275,7 +275,7 @@ def test_a_segmenter_alone():
 
 def test_images_too_small_for_an_angle_are_left_out_there():
     sizes = [(40, 40), (12, 12)]
-    pooled = evaluation(
+    pooled = measure(
         lambda x: torch.nn.functional.avg_pool2d(x, 4),
         [picture(s) for s in sizes],
         patch=4,
@@ -334,22 +334,22 @@ def test_a_classifier_of_tokens_equals_one_of_enlarged_features():
 def test_wrong_requests_are_refused():
     x = picture((16, 16))
     with pytest.raises(OptionError, match="f and segmenter are None"):
-        evaluation(None, [x])
+        measure(None, [x])
     with pytest.raises(InputError, match="measure: no images"):
-        evaluation(raw_intensity, [])
+        measure(raw_intensity, [])
     with pytest.raises(UnknownName, match=r"unknown metric, got 'angle'. Did you mean 'angles'"):
-        evaluation(raw_intensity, [x], metrics=["angle"])
+        measure(raw_intensity, [x], metrics=["angle"])
     with pytest.raises(OptionError, match="metric 'quadrant' is not applicable"):
-        evaluation(raw_intensity, [x], metrics=["quadrant"])
+        measure(raw_intensity, [x], metrics=["quadrant"])
     with pytest.raises(OptionError, match="metric 'd4' is not applicable"):
-        evaluation(None, [x], segmenter=classes, n_classes=2, metrics=["d4"])
+        measure(None, [x], segmenter=classes, n_classes=2, metrics=["d4"])
     with pytest.raises(InputError, match="truths must have one entry per image, got 1 for 2 images"):
-        evaluation(raw_intensity, [x, x], truths=[classes(x)])
+        measure(raw_intensity, [x, x], truths=[classes(x)])
     with pytest.raises(OptionError, match="number of classes of the segmenter is unknown"):
-        evaluation(None, [x], segmenter=classes)
+        measure(None, [x], segmenter=classes)
     with pytest.raises(OptionError, match="names must have 2 entries, got 3"):
-        evaluation(None, [x], segmenter=classes, n_classes=2, names=["a", "b", "c"])
+        measure(None, [x], segmenter=classes, n_classes=2, names=["a", "b", "c"])
     with pytest.raises(OptionError, match="angles must be finite degrees"):
-        evaluation(raw_intensity, [x], angles=[])
+        measure(raw_intensity, [x], angles=[])
     with pytest.raises(InputError, match="accepts only images of 32 x 32 px, got 16 x 16 px for image 0"):
-        evaluation(tiny(), [x], size=32, exact=True, metrics=["d4"])
+        measure(tiny(), [x], size=32, exact=True, metrics=["d4"])

@@ -41,9 +41,9 @@ def reason(name, host):
     if host in IN_ATTENTION and issubclass(cls, Additive | Mixing):
         return "outside attention"
     if axes not in cls.ndim:
-        return f"form a {axes}-axis grid"
+        return f"{name} supports {' or '.join(map(str, cls.ndim))} axes, got the {axes}-axis grid of "
     if (name, host) == ("gta", "videomae"):  # its default groups are those of two axes
-        return "form a 3-axis grid"
+        return "gta supports 2 axes, got the 3-axis grid of "
     return "mixes tokens" if host == "naflex" and issubclass(cls, Mixing) else None
 
 

@@ -389,7 +389,7 @@ def test_the_log_says_what_stays_as_it_is(spec, caplog):
 def test_another_training_grid_is_told_of(caplog):
     weights = made("alibi2d(normalize=reference)", img_size=(24, 24)).state_dict()
     made("alibi2d(normalize=reference)").load_state_dict(weights)
-    assert "trained on the grid (3, 3), and alibi2d takes that of this model, (3, 5)" in caplog.text
+    assert "trained on the grid (3, 3), but alibi2d uses the grid (3, 5) of this model" in caplog.text
     caplog.clear()
     made("alibi2d(normalize=reference,reference=[3,3])").load_state_dict(weights)
     made("rope_mixed").load_state_dict(made("rope_mixed", img_size=(24, 24)).state_dict(), strict=False)

@@ -163,7 +163,9 @@ def test_instances_with_replaced_methods_are_refused():
     refused(tower, "alibi2d", UnsupportedHost, "VisionTransformer: forward is patched on the instance")
     tower = tiny_tower()
     tower.transformer.resblocks[1].attention = lambda x: x
-    refused(tower, "alibi2d", UnsupportedHost, r"transformer.resblocks.1 has attention replaced")
+    refused(
+        tower, "alibi2d", UnsupportedHost, r"transformer.resblocks.1: attention is patched on the instance"
+    )
     vispe.convert(tower, "sincos2d")  # works outside of the blocks
 
 
@@ -188,10 +190,15 @@ def test_attention_of_another_kind_is_refused_but_not_for_additive_encodings():
     vispe.convert(tower, "learned")(image())
     tower = tiny_tower()
     tower.transformer.resblocks[0] = OwnBlock()
-    refused(tower, "alibi2d", UnsupportedHost, r"resblocks\.0 is a OwnBlock; vispe knows MultiheadAttention")
+    refused(
+        tower,
+        "alibi2d",
+        UnsupportedHost,
+        r"resblocks\.0 must be one of MultiheadAttention, .* got OwnBlock\. Use an additive",
+    )
     tower = tiny_tower()
     tower.transformer.resblocks[1] = OwnBlock()
-    refused(tower, "alibi2d", UnsupportedHost, r"resblocks.1 is a OwnBlock; vispe knows")
+    refused(tower, "alibi2d", UnsupportedHost, r"resblocks.1 must be one of .* got OwnBlock")
     tower = tiny_tower(scaled_cosine_attn=True)
     refused(tower, "alibi2d", UnsupportedHost, "scaled cosine attention is not supported")
     tower = tiny_tower()
@@ -227,7 +234,7 @@ def test_specs_that_do_not_fit_are_refused():
         tiny_clip(),
         source,
         UnsupportedCombination,
-        r"given learned has weight .* \(1, 16, 32\).*this tower needs",
+        r"learned: this tower needs weight of shape \(1, 15, 32\), got \(1, 16, 32\)",
     )
 
 

@@ -117,19 +117,19 @@ def test_what_cannot_be_built_is_refused_when_the_name_is_made():
         ("tiny-resnet", "alibi2d", UnsupportedHost, "got tiny-resnet, whose tower is a ResNet"),
         ("tiny-convnext", "alibi2d", UnsupportedHost, "ConvNeXt"),
         ("tiny-own", "alibi3dd", vispe.VispeError, "alibi3dd"),
-        ("tiny-own", "alibi", vispe.VispeError, "is for 1 axes"),
-        ("tiny-timm", "alibi", vispe.VispeError, "is for 1 axes"),
+        ("tiny-own", "alibi", vispe.VispeError, "alibi supports 1 axes, got the 2-axis grid"),
+        ("tiny-timm", "alibi", vispe.VispeError, "alibi supports 1 axes, got the 2-axis grid"),
         ("tiny-done", "learned", OptionError, "with the encoding 'alibi2d'"),
         (
             "tiny-own",
             vispe.create_encoding("alibi2d", num_heads=4),
             OptionError,
-            "written as JSON, got Alibi2D",
+            "spec must be serialisable as JSON, got Alibi2D",
         ),
     ):
         with pytest.raises(error, match=match):
             register_alias(base, spec)
-    with pytest.raises(OptionError, match="has a model 'tiny-own' already"):
+    with pytest.raises(OptionError, match="name must be new, got 'tiny-own', a model of open_clip"):
         register_alias("tiny-timm", "alibi2d", name="tiny-own")
     assert open_clip.list_models() == before
 

@@ -152,12 +152,20 @@ def test_intermediates_agree_with_features(spec):
 
 
 def test_what_belongs_to_one_grid_refuses_mixed_batches_and_takes_equal_ones():
-    for name in ("rpb", "rpb_cpb"):
+    advice = "pack samples of equal grids, or use another encoding"
+    for name, match in (
+        (
+            "rpb",
+            f"^rpb is resampled for one grid at a time, .* packs samples of several grids, got .*; {advice}",
+        ),
+        (
+            "rpb_cpb",
+            f"packs samples of different grids, but the table of rpb_cpb is computed for one .*; {advice}",
+        ),
+    ):
         model = vispe.convert(naflex(), name)
         assert model(pack([(4, 2)] * 2)).isfinite().all()
-        with pytest.raises(
-            ShapeError, match=f"{name} .*packs samples of .*grids.* pack samples of equal grids"
-        ):
+        with pytest.raises(ShapeError, match=match):
             model(pack(SIZES))
     with pytest.raises(UnsupportedCombination, match=r"peg mixes tokens .* packs patches of several grids"):
         vispe.convert(naflex(), "peg")

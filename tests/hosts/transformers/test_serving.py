@@ -14,7 +14,11 @@ from vispe.multimodal import Image, Stream, Text, Video, create_scheme, list_sch
 from vispe.multimodal.serving import Rows
 
 SMALL = (8, 8, 8)
-REFUSED = {"bilevel", "mhrope", "tad_rope"}
+REFUSED = {
+    "bilevel": "a scheme with one counter, got bilevel with 2",
+    "mhrope": "the same axes in all heads, got mhrope",
+    "tad_rope": "text that advances by one on all axes per token, got tad_rope",
+}
 ROUNDED = {"circlerope", "tmrope_i", "v2pe"}
 SCHEMES = [name for name in list_schemes() if name not in REFUSED]
 LAYERED = [
@@ -130,7 +134,7 @@ def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_schemes_that_no_engine_can_go_on_with_are_refused(name):
-    with pytest.raises(UnsupportedCombination, match=r"engines|delta"):
+    with pytest.raises(UnsupportedCombination, match=f"Engines need {REFUSED[name]}"):
         serve_positions(make("qwen2_vl", kv_heads=4), name, positions=64, picture=SMALL)
 
 

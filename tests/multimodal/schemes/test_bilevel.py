@@ -150,15 +150,13 @@ def test_what_is_refused():
         Stream.from_ids(types, image, boundaries=torch.tensor([[0, 1, 0, 0]]))
     for wrong in (torch.tensor([[0, 2, 0, 0]]), torch.zeros(1, 4)):
         with pytest.raises(
-            InputError, match="boundaries is 1 where a token ends its segment and 0 elsewhere"
+            InputError, match="boundaries must be 1 where a token ends its segment and 0 elsewhere"
         ):
             Stream.from_ids(types, image, boundaries=wrong)
     with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, 4\) of types, got \(4,\)"):
         Stream.from_ids(types, image, boundaries=torch.zeros(4))
     found = of_tokens([SENTENCES])
-    with pytest.raises(
-        ShapeError, match=r"boundaries needs the shape \(1, n\) beside 1 counters, got \(2, 1\)"
-    ):
+    with pytest.raises(ShapeError, match=r"boundaries needs the shape \(1, n\) for 1 counters, got \(2, 1\)"):
         found.scheme.follow(found.next, torch.zeros(2, 1, dtype=torch.bool))
     with pytest.raises(OptionError, match="factor=96 has no effect with slopes='learned'"):
         create_encoding("alibi(factor=96,slopes=learned)", num_heads=2)
@@ -166,9 +164,7 @@ def test_what_is_refused():
         OptionError, match=r"factor=2 has no effect with slopes='harmonic'. Use steepest instead"
     ):
         create_encoding("alibi2d(factor=2,slopes=harmonic)", num_heads=2)
-    with pytest.raises(
-        OptionError, match=r"counter of bilevel holds 2 numbers, .* end='max' is for other schemes"
-    ):
+    with pytest.raises(OptionError, match=r"counter of bilevel has 2 numbers, .* got end='max'. Omit end"):
         found.delta("max")
-    with pytest.raises(UnsupportedCombination, match="maps one line of positions, but bilevel counts 2"):
+    with pytest.raises(UnsupportedCombination, match="needs a scheme with one counter, got bilevel with 2"):
         sampled(found, create_encoding("randomized(reach=100)").eval())

@@ -53,7 +53,7 @@ def test_one_start_for_each_group():
             match="group_pe: phi needs a number of 0 or more, or a list of 1 or more numbers of 0 or more, got phi=",
         ):
             create_scheme("group_pe", phi=phi)
-    with pytest.raises(UnsupportedCombination, match=r"rope1d has one counter .* use group_pe"):
+    with pytest.raises(UnsupportedCombination, match=r"rope1d has one counter .* Use group_pe"):
         create_scheme("rope1d").coordinates(stream)
 
 
@@ -156,7 +156,7 @@ def test_wrong_pairs_are_refused():
         streamed([[0]], [[1]], source_prompt=0, target_prompt=1, end=0)
     with pytest.raises(InputError, match="Row 0 has 9 tokens, more than length=8"):
         streamed([[1]], [[1]], **PAIRS, length=8)
-    with pytest.raises(OptionError, match="mode is 'streaming' or 'batch', got 'fast'"):
+    with pytest.raises(OptionError, match="mode must be 'streaming' or 'batch', got 'fast'"):
         streamed([[1]], [[1]], **PAIRS, mode="fast")
     for wait in (0, 1.5, True):
         with pytest.raises(OptionError, match="wait needs an integer of 1 or more"):

@@ -199,9 +199,11 @@ def test_a_sequence_is_merged_and_goes_on():
     q = torch.randn(2, 1, 5, 16)
     seen = merged.mask[:, None, None, :] & torch.ones(5, 5, dtype=torch.bool).tril()
     assert attention(q, q, q, transform=turn, attn_mask=seen).shape == q.shape
-    with pytest.raises(InputError, match="merged already; merge them once more with merge_tokens"):
+    with pytest.raises(
+        InputError, match=r"needs unmerged tokens, got merged ones. Use merge_tokens to merge them again"
+    ):
         scheme.merge(merged, tokens, torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ShapeError, match=r"ppe\(k=2\) has 6 coordinates; got 3"):
+    with pytest.raises(ShapeError, match=r"ppe\(k=2\) needs 6 coordinates, got 3"):
         scheme.merge(create_scheme("mrope").coordinates(stream), x, labels)
 
 

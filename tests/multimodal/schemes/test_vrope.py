@@ -74,7 +74,7 @@ def test_pairs_take_the_axes_in_turn():
     scheme = create_scheme("vrope")
     assert scheme.allocation(7).tolist() == [0, 1, 2, 3, 0, 1, 2]
     with pytest.raises(
-        OptionError, match="vrope needs at least 4 pairs of channels for its 4 axes; a head has 3"
+        OptionError, match="vrope needs at least 4 pairs of channels for its 4 axes, got 3 per head"
     ):
         scheme.allocation(3)
 

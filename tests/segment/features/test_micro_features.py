@@ -163,5 +163,5 @@ def test_other_weights(tmp_path):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(OptionError, match="pos_embed='rope_axial' is not supported by vispe_micro"):
         FeatureConfig("both", model="vispe_micro", pos_embed="rope_axial")
-    with pytest.raises(InputError, match="random is not a file"):
+    with pytest.raises(InputError, match="must be a file with weights of vispe_micro, got random"):
         Features(FeatureConfig("tokens", model="vispe_micro", weights="random"))

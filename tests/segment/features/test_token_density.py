@@ -192,11 +192,11 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
         with pytest.raises(OptionError, match="must be a non-empty list of distinct blocks"):
             FeatureConfig("tokens", model=NAME, layers=layers)
     random = {"weights": "random"}
-    with pytest.raises(OptionError, match=r"token_stride=7 px does not divide the patch of 16 x 16 px"):
+    with pytest.raises(OptionError, match="token_stride must divide the patch size of 16 x 16 px, got 7 px"):
         TokenModel(NAME, **random, stride=7)
     with pytest.raises(OptionError, match=r"token_shifts=3 does not divide the token stride of 16 px"):
         TokenModel(NAME, **random, shifts=3)
-    with pytest.raises(OptionError, match="layer=6 is not one of the 6 blocks"):
+    with pytest.raises(OptionError, match="layer must be one of the 6 blocks of the model, got 6"):
         TokenModel(NAME, **random, layers=(6,))
     with pytest.raises(OptionError, match=r"each of 6 blocks at most once, got 5, -1"):
         TokenModel(NAME, **random, layers=(5, -1))

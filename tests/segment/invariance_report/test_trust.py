@@ -400,7 +400,9 @@ def test_errors_say_what_was_found():
         trust_page(p, everywhere(p), by_level, "abc", shifts=[(1.5, 2)])
     with pytest.raises(OptionError, match="returned class 3, but there are 2 class names"):
         trust_page(p, everywhere(p), by_level, "ab")
-    with pytest.raises(ShapeError, match=r"returned labels \(31, 40\) for an image of \(32, 40\) px"):
+    with pytest.raises(
+        ShapeError, match=r"returned labels of shape \(31, 40\), but the image has \(32, 40\) px"
+    ):
         trust_page(p, everywhere(p), lambda q, v: by_level(q, v)[1:], "abc")
     with pytest.raises(InputError, match="Labels must be non-negative integers"):
         trust_page(p, everywhere(p), lambda q, v: by_level(q, v) + 0.5, "abc")

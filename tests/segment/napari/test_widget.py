@@ -172,7 +172,7 @@ def test_wishes_during_work_are_answered_once_afterwards(qt, made):
 def test_stacks_colours_and_pages(qt, made):
     data = halves(2, 3, 40, 48)
     viewer, widget = made(data, scale=(1, 2, 1, 1))
-    assert not widget.panel.every.isHidden()
+    assert not widget.panel.all_pages_button.isHidden()
     viewer.dims.set_current_step((0, 1), (1, 2))
     assert qt.layers.page_at(widget.image, viewer.dims.point) == 5
     widget.new_labels()
@@ -197,7 +197,7 @@ def test_stacks_colours_and_pages(qt, made):
     colour = np.stack([halves(40, 48)] * 4, -1)
     colour[..., 1] //= 2
     viewer, widget = made(colour, rgb=True)
-    assert widget.panel.every.isHidden()
+    assert widget.panel.all_pages_button.isHidden()
     image = qt.layers.image_of(widget.image)
     assert image.pages.shape == (1, 40, 48, 3)
     widget.new_labels()
@@ -213,7 +213,7 @@ def test_does_turning_matter(qt, made):
     draw(widget.labels)
     widget.segment(trust=True)
     settle(qt, widget)
-    assert "turn" in widget.panel.verdict.text()
+    assert "rotated" in widget.panel.verdict.text()
     shown = viewer.layers["picture disagreement"].data
     assert shown.shape == (64, 64)
     assert np.nanmax(shown) <= 0.5

@@ -25,7 +25,7 @@ def test_a_scheduler_that_is_not_there(tmp_path, monkeypatch):
     store = write_store(tmp_path / "a.zarr", values.astype(np.uint8))
     labels = scribbled(tmp_path / "a.png", phase)
     with pytest.raises(
-        InputError, match=r"scheduler=tcp://127\.0\.0\.1:9 cannot be reached \(Timed out .*`dask scheduler`"
+        InputError, match=r"scheduler=tcp://127\.0\.0\.1:9 is unreachable \(Timed out .*`dask scheduler`"
     ):
         pipeline.segment(
             [store], tmp_path / "out", labels=[labels], features=FILTERS, scheduler="tcp://127.0.0.1:9"

@@ -472,5 +472,5 @@ def test_a_journal_that_is_a_link_is_refused(tmp_path):
     target = tmp_path / "profile"
     target.write_text("")
     (tmp_path / NAME).symlink_to(target)
-    with pytest.raises(InputError, match=r"unfinished\.jsonl is a link, .*remove the link"):
+    with pytest.raises(InputError, match=r"unfinished\.jsonl is a link, .*Remove the link"):
         Journal(tmp_path, {"seed": 1}, force=True)

@@ -80,7 +80,7 @@ def test_the_one_tag_on_disk_is_taken(cache):
     ):
         find_weights("ViT-B-32", None)
     with pytest.raises(
-        OptionError, match=r"ViT-L-14 has the weights openai, .* and none of them is on this disk"
+        OptionError, match=r"ViT-L-14 are ambiguous.* it has openai, .* and none of them is on disk"
     ):
         find_weights("ViT-L-14", None)
 
@@ -114,7 +114,7 @@ def test_folders(tmp_path):
     (folder / "epoch_3.pt").touch()
     assert find_weights(f"local-dir:{folder}", None).path == folder / "epoch_3.pt"
     (folder / "epoch_4.pt").touch()
-    with pytest.raises(InputError, match=r"checkpoints: epoch_3.pt, epoch_4.pt"):
+    with pytest.raises(InputError, match=r"got the checkpoints epoch_3.pt, epoch_4.pt\."):
         find_weights(f"local-dir:{folder}", None)
     assert find_weights(f"local-dir:{folder}", str(folder / "epoch_4.pt")).path == folder / "epoch_4.pt"
     with pytest.raises(InputError, match=r"weights must be a checkpoint file, got .*epoch_9.pt"):

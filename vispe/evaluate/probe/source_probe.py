@@ -110,7 +110,9 @@ def probe_source(
     """
     audited, seed = host_of(subject), question.seed
     if question.layers and not isinstance(audited.f, VisionModel):
-        raise UnsupportedHost(f"{audited.title} has only final features, got layers=True. Set layers=False.")
+        raise UnsupportedHost(
+            f"{audited.title} has only final features, got layers=True. Pass `layers=False`."
+        )
     paths, generated = (what, {}) if source == "images" else ((), {source: what})
     pictures, _, notes = pictures_of(subject, paths, **generated, seed=seed)
     fit = {"step": question.step, "masks_per_image": question.masks}

@@ -135,7 +135,7 @@ class SegmentWidget(QWidget):
         panel.picked.connect(self._pick)
         panel.renamed.connect(self._changed)
         panel.segment_button.clicked.connect(lambda: self.segment())
-        panel.every.clicked.connect(lambda: self.segment(every=True))
+        panel.all_pages_button.clicked.connect(lambda: self.segment(every=True))
         panel.invariance_button.clicked.connect(lambda: self.segment(trust=True))
         panel.suggest_button.clicked.connect(lambda: self.segment(suggest=True))
         panel.live.toggled.connect(self._changed)
@@ -157,7 +157,7 @@ class SegmentWidget(QWidget):
     def _chosen(self, text: str = "") -> None:
         """Connect to the selected labels layer, and adopt its colours and names."""
         image, labels = self.image, self.labels
-        self.panel.every.setVisible(image is not None and len(layers.pages_shape(image)) > 2)
+        self.panel.all_pages_button.setVisible(image is not None and len(layers.pages_shape(image)) > 2)
         if labels is self._watched:
             return
         if self._watched is not None:

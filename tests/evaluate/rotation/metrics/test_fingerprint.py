@@ -94,11 +94,11 @@ def test_crops_are_windows_of_the_image_and_reproducible():
 def test_what_has_no_fingerprint_is_refused():
     with pytest.raises(InputError, match="at least 2 images are needed, got 1"):
         fingerprint(raw_intensity, [noise((4, 4))])
-    with pytest.raises(ShapeError, match=r"maps of one shape, got \(3, 4, 4\) and \(3, 4, 5\)"):
+    with pytest.raises(ShapeError, match=r"maps must have one shape, got \(3, 4, 4\) and \(3, 4, 5\)"):
         fingerprint(raw_intensity, [noise((4, 4)), noise((4, 5))])
-    with pytest.raises(ShapeError, match=r"window of \(5, 5\) px does not fit into an image of \(4, 9\) px"):
+    with pytest.raises(ShapeError, match=r"size must be at most the image \(4, 9\) px, got \(5, 5\)"):
         list(random_crops([noise((4, 9))], (5, 5), 1))
-    with pytest.raises(OptionError, match="per_image=0"):
+    with pytest.raises(OptionError, match="per_image must be at least 1, got 0"):
         list(random_crops([noise((4, 9))], (2, 2), 0))
 
 

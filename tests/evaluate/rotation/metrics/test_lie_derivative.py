@@ -85,9 +85,11 @@ def test_what_has_no_derivative_is_refused_or_said():
     assert np.isnan(lie_derivatives(lambda t: t * 0 + 1, [x], motions=["down"])[0].values)
     with pytest.raises(OptionError, match=r"motion must be one of .* got 'up' and 'forward'"):
         lie_derivative(raw_intensity, x[None], "up")
-    with pytest.raises(OptionError, match=r"drowns in rounding with torch\.float32"):
+    with pytest.raises(
+        OptionError, match=r"method='difference' is dominated by rounding errors, got torch\.float32"
+    ):
         lie_derivative(raw_intensity, x[None].float(), "down", method="difference")
-    with pytest.raises(ShapeError, match="at least 2 cells along every axis"):
+    with pytest.raises(ShapeError, match=r"maps need 2 cells per axis, got \(1, 8\)"):
         lie_derivative(raw_intensity, noise((1, 8))[None], "down")
 
     class Rounded(torch.autograd.Function):
@@ -99,7 +101,10 @@ def test_what_has_no_derivative_is_refused_or_said():
         def backward(ctx, g):
             return g
 
-    with pytest.raises(UnsupportedCombination, match="use method='difference' in float64"):
+    with pytest.raises(
+        UnsupportedCombination,
+        match=r"no derivative by method='forward' .*\. Use method='difference' in float64",
+    ):
         lie_derivative(Rounded.apply, x[None], "down")
 
 
@@ -139,5 +144,5 @@ def test_scores_that_do_not_move_do_not_change():
         score_changes(corner, images, share=2)
     with pytest.raises(ShapeError, match=r"logits must be \(b, k\) for 1 images"):
         argmax_consistency(raw_intensity, images)
-    with pytest.raises(OptionError, match="a roll other than 0"):
+    with pytest.raises(OptionError, match="rolls must have a value other than 0"):
         argmax_consistency(corner, images, rolls=[0])

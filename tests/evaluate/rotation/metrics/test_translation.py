@@ -82,9 +82,11 @@ def test_what_cannot_be_shifted_is_refused():
         roll_equivariance(raw_intensity, [x])
     with pytest.raises(ShapeError, match=r"patch=2 does not match a map of \(8, 8\) tokens"):
         roll_equivariance(raw_intensity, [x], patch=2)
-    with pytest.raises(ShapeError, match=r"Windows of \(8, 8\) px, \(1, 0\) px apart, do not fit"):
+    with pytest.raises(
+        ShapeError, match=r"size=\(8, 8\) with shift \(1, 0\) must fit into the image, got \(8, 8\) px"
+    ):
         crop_shift(raw_intensity, [x], (8, 8), shifts=[(1, 0)], patch=1)
-    with pytest.raises(ShapeError, match="nothing in common inside a margin of 2"):
+    with pytest.raises(ShapeError, match="must overlap, got margin=2"):
         crop_shift(raw_intensity, [x], (4, 4), shifts=[(1, 0)], patch=1, margin=2)
-    with pytest.raises(OptionError, match="over a group of poses, not over shifts"):
+    with pytest.raises(OptionError, match="'invariant_share' is defined for groups of poses, got shifts"):
         roll_equivariance(raw_intensity, [x], patch=1, measures=["invariant_share"])

@@ -153,7 +153,7 @@ def test_a_layer_alone_refuses_a_cache_without_rotation():
     text, ids = text_of(model.model), tokens(1, 4)
     _, args, kwargs, _ = recorded(text_of(stock("llava").model), ids)[0]
     cache = text(input_ids=ids, use_cache=True)[CACHE]
-    with pytest.raises(InputError, match="keys without rotation"):
+    with pytest.raises(InputError, match="the cache contains unrotated keys"):
         text.layers[0](*args, **kwargs | {CACHE: cache})
 
 

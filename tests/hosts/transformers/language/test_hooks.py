@@ -51,7 +51,7 @@ def test_convert_and_then_dispatch(family, late):
 def test_converting_after_dispatch_is_refused_before_the_first_change(family):
     sample = batch(family, [7], [3, "image", 4, "wide", 2])
     model = dispatched(copy_of(family), family)
-    with pytest.raises(UnsupportedHost, match=r"layers\.0 has forward replaced .* convert it"):
+    with pytest.raises(UnsupportedHost, match=r"layers\.0: forward is patched .* convert it"):
         vispe.convert(model, SPEC)
     assert "own position scheme" in vispe.describe(model)
     assert torch.equal(logits(model, sample), logits(stock(family), sample))
@@ -62,11 +62,13 @@ def test_converting_after_dispatch_is_refused_before_the_first_change(family):
 def test_every_part_that_is_exchanged_is_looked_at(family, inside):
     model = copy_of(family)
     accelerate.hooks.add_hook_to_module(model.get_submodule(inside), accelerate.hooks.ModelHook())
-    with pytest.raises(UnsupportedHost, match=f"{inside} has forward replaced"):
+    with pytest.raises(UnsupportedHost, match=f"^{inside}: forward is patched on the instance"):
         vispe.convert(model, SPEC)
     model = copy_of(family)
     model._prepare_position_ids_for_generation = lambda *_: None
-    with pytest.raises(UnsupportedHost, match="ForConditionalGeneration has _prepare_position_ids"):
+    with pytest.raises(
+        UnsupportedHost, match="ForConditionalGeneration: _prepare_position_ids_for_generation is patched"
+    ):
         vispe.convert(model, SPEC)
 
 

@@ -206,7 +206,7 @@ def test_windows_refuse_what_needs_all_keys(family):
 
 def test_images_whose_sizes_are_missing_are_named():
     inputs = prompt("gemma4").inputs | {"image_position_ids": None}
-    with pytest.raises(InputError, match="more than the image grids account for"):
+    with pytest.raises(InputError, match="6 image placeholders exceed the image grids"):
         converted("gemma4", "vrope")(**inputs)
 
 

@@ -203,7 +203,7 @@ def test_refusals(tmp_path):
         UnsupportedCombination, match=r"Options \(radius\) cannot be combined with per-layer schemes"
     ):
         vispe.convert(model, layers, radius=3.0)
-    with pytest.raises(UnsupportedCombination, match="The counter of bilevel holds several numbers"):
+    with pytest.raises(UnsupportedCombination, match="The counter of bilevel has several numbers"):
         vispe.convert(model, alternating(["bilevel", "mrope"], 2))
     assert type(model) is type(stock("qwen2_vl"))
     vispe.convert(model, layers)

@@ -172,5 +172,5 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
 @here
 def test_pictures_whose_sizes_are_missing_are_named():
     for family, name in (("molmo2", "image_grids"), ("minicpmv4_6", "target_sizes")):
-        with pytest.raises(InputError, match="more than the image grids account for"):
+        with pytest.raises(InputError, match="image placeholders exceed the image grids"):
             converted(family, "vrope")(**prompt(family).inputs | {name: None})

@@ -176,7 +176,7 @@ def test_dtypes_and_values(family):
         "must be finite": ids.masked_fill(ids == 3, torch.nan),
         "finite, got NaN or infinity": keys.float().masked_fill(keys == 3, torch.inf),
         "rounds positions above 256": ids.bfloat16(),
-        "beyond 2048": ids.half(),
+        "rounds positions above 2048": ids.half(),
     }
     for words, said in wrong.items():
         with pytest.raises(InputError, match=words):
@@ -205,7 +205,7 @@ def test_the_type_that_travels():
         first.to("cpu"),
         first.to(torch.bfloat16),
     ):
-        assert torch.equal(same.keys, keys)
+        assert torch.equal(same.token_index, keys)
         assert torch.equal(same.coordinates, ids)
         assert same.coordinates.dtype == torch.float64
         assert same.token_attributes is None

@@ -113,7 +113,9 @@ def test_what_cannot_be_moved_is_refused():
         ):
             reposition(cache, coordinates)
         cache = _again(late("llava", "v2pe"), sample)
-    with pytest.raises(ShapeError, match=r"\(axes, rows, tokens\) \(1, 1, \d+\), got \(3, 1, \d+\)"):
+    with pytest.raises(
+        ShapeError, match=r"\(axes, rows, tokens\) of the cache, \(1, 1, \d+\), got \(3, 1, \d+\)"
+    ):
         reposition(cache, coordinates)
     model = copy_of("llava")
     model.model.language_model.config.layer_types = ["sliding_attention"] * 2

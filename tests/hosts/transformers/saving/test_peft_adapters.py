@@ -94,12 +94,12 @@ def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
 
 
 def rows(positions):
-    """Keys and coordinates (1 + axes, b, s) that a language model gets, for a prompt or for one decoded token."""
+    """Token indices and coordinates (1 + axes, b, s) of a language model, for a prompt or for one decoded token."""
     if isinstance(positions, Step):
-        coordinates = positions.scheme.going_on(positions.keys, positions.offset)
+        coordinates = positions.scheme.going_on(positions.token_index, positions.offset)
     else:
         coordinates = positions.coordinates
-    return torch.cat([positions.keys[None].to(coordinates), coordinates])
+    return torch.cat([positions.token_index[None].to(coordinates), coordinates])
 
 
 @pytest.mark.parametrize("late", [False, True])

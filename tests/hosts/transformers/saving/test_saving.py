@@ -263,7 +263,7 @@ def test_every_scheme_is_said_in_plain_numbers(name):
 def test_no_spec_and_none_that_is_named():
     with pytest.raises(InputError, match="got that of a Qwen2VLForConditionalGeneration without one"):
         vispe.convert(make("qwen2_vl"))
-    with pytest.raises(OptionError, match="a Linear has no config"):
+    with pytest.raises(OptionError, match="got a Linear, which has no configuration"):
         vispe.convert(torch.nn.Linear(2, 2))
     with pytest.raises(OptionError, match=r"got the options stride"):
         vispe.convert(vispe.convert(make("qwen2_vl"), "v2pe"), stride=4)
@@ -272,7 +272,9 @@ def test_no_spec_and_none_that_is_named():
 def test_what_another_version_wrote_is_refused():
     model = make("llava")
     model.config.vispe = {"version": "9.0", "schemes": ["v2pe"]}
-    with pytest.raises(InputError, match=r"config.vispe has \['schemes'\], which vispe .* written by 9.0"):
+    with pytest.raises(
+        InputError, match=r"config\.vispe must have .* of vispe .*, got \['schemes'\], written by 9\.0"
+    ):
         vispe.convert(model)
 
 

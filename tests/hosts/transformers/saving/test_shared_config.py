@@ -66,7 +66,7 @@ def test_a_stock_model_is_saved_as_stock(family, tmp_path):
     plain = language(family)[0]
     vispe.convert(vispe.convert(converted, "mrope_i"), TOWERS[1])
     names_nothing(other, tmp_path / "stock", plain)
-    with pytest.raises(vispe.errors.InputError, match="names no encoding or position scheme of vispe"):
+    with pytest.raises(vispe.errors.InputError, match="must name an encoding or position scheme of vispe"):
         vispe.from_pretrained(AUTO, tmp_path / "stock")
 
 

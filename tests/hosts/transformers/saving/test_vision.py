@@ -171,5 +171,5 @@ def test_a_class_that_loads_no_model_is_refused(tmp_path):
     with pytest.raises(InputError, match="must be a class of transformers that loads models"):
         vispe.from_pretrained("AutoModel", tmp_path)
     build("CLIPVisionModel").config.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="gave a CLIPVisionConfig"):
+    with pytest.raises(InputError, match="got CLIPVisionConfig, which returned a CLIPVisionConfig"):
         vispe.from_pretrained(transformers.CLIPVisionConfig, tmp_path)

@@ -66,9 +66,9 @@ class Runs:
         products = narrowed(self.term.products(ask, slice(sample, sample + 1))[0], self.dtype)
         return F.pad(products, (0, 1), value=float("-inf"))
 
-    def rows(self, all_products: Tensor, heads: slice, block: slice) -> Tensor:
+    def rows(self, read: Tensor, heads: slice, block: slice) -> Tensor:
         """Return the bias of some heads and queries, (h, rows, skip + m)."""
-        products = all_products[heads, block]
+        products = read[heads, block]
         prepared = self.prepared.get((block.start, len(products)))
         if prepared is None:
             prepared = self.prepared[block.start, len(products)] = self._prepare(len(products), block)
