@@ -4,7 +4,6 @@ Docstrings contain them in ASCII; a page shows both. MathML needs neither script
 Lines of one formula are separated by a double backslash.
 """
 
-# ruff: noqa: E501 - breaking a formula would make it harder to read
 from __future__ import annotations
 
 import re

@@ -137,7 +137,7 @@ def calibration_note(facts: Mapping[str, Any]) -> str | None:
     """Return a note if there are too few scribbles for calibration, else None."""
     if "reason" not in facts:
         return None
-    return f"probabilities were not calibrated: {facts['reason']}; Draw at least two separate ones."
+    return f"probabilities were not calibrated: {facts['reason']}. Draw at least two separate ones."
 
 
 def calibration_error(prob: np.ndarray, classes: np.ndarray, weight: np.ndarray) -> float:
