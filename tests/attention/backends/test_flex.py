@@ -192,7 +192,11 @@ def test_not_compiling_is_an_error(traced):
         (tensors(), {"bias": DenseBias(torch.zeros(1, 2, 13, 13), POS)}, "more than the offset"),
         (tensors(), {"attn_mask": torch.ones(13, 13, dtype=torch.bool)}, "n x m tensor"),
         (tensors(), {"dropout_p": 0.1}, "no dropout"),
-        (tensors(), {"value_term": ValueTerm(torch.zeros(2, 3, 16), torch.zeros(13, 13, dtype=torch.int64))}, "not materialised"),
+        (
+            tensors(),
+            {"value_term": ValueTerm(torch.zeros(2, 3, 16), torch.zeros(13, 13, dtype=torch.int64))},
+            "not materialised",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
