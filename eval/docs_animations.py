@@ -1,7 +1,7 @@
 """Draw the moving pictures of the explanations: SVG without scripts, which stands still for readers who ask for it.
 
 python eval/docs_animations.py [bias] [turn] [waves] [strip]
-python eval/docs_animations.py place --weights dinov2_vits14.safetensors
+python eval/docs_animations.py position --weights dinov2_vits14.safetensors
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def strip() -> None:
                     heat(run.reshape(rows, columns), 10, 32, cell, low, 0.0),
                     box(10 + cell * column, 32 + cell * row, cell, cell, ORANGE),
                     text(220, 70, f"query in row {row}, column {column}:"),
-                    text(220, 92, f"one run of {count} numbers, from place {start} of line {column}"),
+                    text(220, 92, f"one run of {count} numbers, from entry {start} of line {column}"),
                     box(left + small * start, y - 2, small * count, small + 4, ORANGE),
                     *(
                         number(x, y, key, run[key] < 0.4 * low)
@@ -267,7 +267,7 @@ def number(x: float, y: float, key: int, dark: bool) -> str:
     return f'<text x="{x:g}" y="{y:g}" class="n" text-anchor="middle"{fill}>{key}</text>'
 
 
-def place(weights: str) -> None:
+def position(weights: str) -> None:
     """Draw what a DINOv2 makes of noise, of other noise, and with its table of positions pushed to the side."""
     subject = load_subject("vit_small_patch14_dinov2", weights=weights, device="cpu", img_size=224)
     model = subject.features.model
@@ -325,17 +325,19 @@ def place(weights: str) -> None:
         )
     model.pos_embed.data.copy_(table)
     film.write(
-        "position-shift.svg", "What DINOv2 makes of noise is a map of places, which moves with its table", 0
+        "position-shift.svg",
+        "What DINOv2 makes of noise is a map of positions, which moves with its table",
+        0,
     )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("pictures", nargs="*", default=["bias", "turn", "waves", "strip"])
-    parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `place`")
+    parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `position`")
     options = parser.parse_args()
     for name in options.pictures:
-        if name == "place":
-            place(options.weights)
+        if name == "position":
+            position(options.weights)
         else:
             {"bias": bias, "turn": turn, "waves": waves, "strip": strip}[name]()

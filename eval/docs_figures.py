@@ -1,7 +1,7 @@
-"""Draw the pictures of README: what a model knows about places, encodings, a micrograph, positions in a prompt.
+"""Draw the figures of README: position in features, encodings, a micrograph, positions in a prompt.
 
 python eval/docs_figures.py [encodings] [micrograph] [schemes]
-python eval/docs_figures.py place --weights dinov2_vits14.safetensors --retrofit RETROFIT_FOLDER
+python eval/docs_figures.py position --weights dinov2_vits14.safetensors --retrofit RETROFIT_FOLDER
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ SIDE = 518
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("figures", nargs="*", default=["encodings", "micrograph", "schemes"])
-    parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `place`")
-    parser.add_argument("--retrofit", help="folder of a retrofit of it, for `place`")
+    parser.add_argument("--weights", help="of a DINOv2 ViT-S/14, for `position`")
+    parser.add_argument("--retrofit", help="folder of a retrofit of it, for `position`")
     options = parser.parse_args()
     for name in options.figures:
-        if name == "place":
-            place(options.weights, options.retrofit)
+        if name == "position":
+            position(options.weights, options.retrofit)
         else:
             {"encodings": encodings, "micrograph": micrograph, "schemes": schemes}[name]()
 
 
-def place(weights: str, retrofit: str) -> None:
+def position(weights: str, retrofit: str) -> None:
     """Draw the features of pictures without places, of a model before and after it forgot them."""
     import skimage.data
 
