@@ -399,6 +399,9 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
     cls = encoding_class(name)
     parameters = inspect.signature(cls).parameters
     known = {k: v for k, v in facts.items() if k in parameters and v is not None}
+    axes = len(facts.get("grid") or ())
+    if axes in cls.ndim and "axes" in parameters and parameters["axes"].default is not None:
+        known["axes"] = axes  # without the option, the encoding is for the grid of the model
     if (
         "head_dim" not in parameters
         and "dim" in known

@@ -27,7 +27,9 @@ HOSTS = {
     "swin": lambda: SwinTransformer(64, 4, window_size=4, embed_dim=64, depths=(1, 1), num_heads=(2, 4)),
     "torchvision": lambda: Torchvision(64, 16, 2, 2, 64, 128),
     "transformers": lambda: Dinov2Model(Dinov2Config(**HF)),
-    "videomae": lambda: VideoMAEModel(VideoMAEConfig(**HF, num_frames=4, intermediate_size=64)),
+    "videomae": lambda: VideoMAEModel(
+        VideoMAEConfig(**HF | {"hidden_size": 96}, num_frames=4, intermediate_size=64)
+    ),
     "open_clip": lambda: VisionTransformer(64, 16, 64, 2, 2, 2.0, output_dim=16),
 }
 IN_ATTENTION = ("swin", "torchvision", "transformers", "videomae")
@@ -42,8 +44,8 @@ def reason(name, host):
         return "outside attention"
     if axes not in cls.ndim:
         return f"{name} supports {' or '.join(map(str, cls.ndim))} axes, got the {axes}-axis grid of "
-    if (name, host) == ("gta", "videomae"):  # its default groups are those of two axes
-        return "gta supports 2 axes, got the 3-axis grid of "
+    if axes == 3 and name in ("dape", "positional_attention"):  # the encoding inside them is one of two axes
+        return f"{name} supports 2 axes, got the 3-axis grid of "
     return "mixes tokens" if host == "naflex" and issubclass(cls, Mixing) else None
 
 
@@ -91,3 +93,19 @@ def test_too_few_heads_for_the_directions():
 def test_everything_else_is_accepted(name, host):
     torch.manual_seed(0)
     vispe.convert(HOSTS[host](), name)
+
+
+@pytest.mark.parametrize("name", ["rope_mixed", "t5", "gta", "pape", "seqpe", "shaw"])
+def test_axes_are_those_of_the_grid_unless_given(name, tmp_path):
+    assert create_encoding(name, dim=96, num_heads=2, grid=(2, 4, 4)).ndim == (3,)
+    with pytest.raises(
+        (OptionError, UnsupportedCombination), match=f"{name} (supports 2 axes, got|needs axes=3 for) the"
+    ):
+        vispe.convert(HOSTS["videomae"](), f"{name}(axes=2)")
+    torch.manual_seed(0)
+    model, video = vispe.convert(HOSTS["videomae"](), name).eval(), torch.randn(1, 4, 3, 64, 64)
+    expected = model(video).last_hidden_state
+    with pytest.warns(UserWarning, match="saved with the encoding"):
+        model.save_pretrained(tmp_path)
+    loaded = vispe.from_pretrained(VideoMAEModel, tmp_path).eval()
+    torch.testing.assert_close(loaded(video).last_hidden_state, expected, rtol=0, atol=0)
