@@ -166,17 +166,17 @@ def families_map() -> str:
         info = vispe.encoding_info(name)
         if not {"rotary", "bias"} & set(info.kinds):
             continue
-        cells.setdefault((info.knows, info.invariant), []).append(f"[`{name}`](encodings/{name}.md)")
+        cells.setdefault((info.encodes, info.invariant), []).append(f"[`{name}`](encodings/{name}.md)")
         for preset in info.presets:
             other = vispe.encoding_info(f"{name}.{preset}").invariant
             if other != info.invariant:
                 link = f"[`{name}.{preset}`](encodings/{name}.md)"
-                # an encoding invariant to every rotation knows no direction
-                knows = tuple(k for k in info.knows if k != "direction" or "rotation" not in other)
-                cells.setdefault((knows, other), []).append(link)
+                # an encoding invariant to every rotation encodes no direction
+                encodes = tuple(k for k in info.encodes if k != "direction" or "rotation" not in other)
+                cells.setdefault((encodes, other), []).append(link)
     columns = [c for c in MEANING if any(c == column for _, column in cells)]
     rows = sorted({row for row, _ in cells}, key=lambda row: ("content" in row, len(row), row))
-    lines = [f"| knows | {' | '.join(MEANING[c] for c in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines = [f"| encodes | {' | '.join(MEANING[c] for c in columns)} |", "|---" * (len(columns) + 1) + "|"]
     for row in rows:
         words = [", ".join(cells.get((row, column), [])) for column in columns]
         lines.append(f"| **{', '.join(row) or 'no position'}** | {' | '.join(words)} |")
@@ -187,7 +187,7 @@ def families_table() -> str:
     """Return one table for each kind: what encodings know, their invariances, costs, and behaviour on other grids."""
     text = []
     for kind, title in KINDS.items():
-        text += [f"## {title}\n", "| encoding | axes | knows | the same under | new sizes | cost |"]
+        text += [f"## {title}\n", "| encoding | axes | encodes | the same under | new sizes | cost |"]
         text.append("|---|---|---|---|---|---|")
         for name in vispe.list_encodings(kind=kind):
             info = vispe.encoding_info(name)
@@ -195,7 +195,7 @@ def families_table() -> str:
             cells = [
                 f"[`{name}`](encodings/{name}.md)",
                 ", ".join(map(str, info.ndim)),
-                ", ".join(info.knows),
+                ", ".join(info.encodes),
                 MEANING[info.invariant],
                 "unchanged" if info.extrapolates else "resampled",
                 _cell(escape(facts["Cost"])),

@@ -30,7 +30,7 @@ import checkout  # noqa: F401  (finds vispe)
 import torch
 
 from vispe.files import atomic_path
-from vispe.train.evaluate.model_pair import Pair
+from vispe.train.evaluate.model_pair import ModelPair
 from vispe.train.evaluate.probe_images import Settings
 from vispe.train.retrofit.student import load_student
 
@@ -113,7 +113,7 @@ def measured(
                 f"{file} was measured with other weights, versions or numbers of pictures; use --fresh or --out."
             )
         rows = kept["rows"]
-    pair = Pair(student=student, teacher=teacher, channels=card["blanked"])
+    pair = ModelPair(student=student, teacher=teacher, channels=card["blanked"])
     done = {identity(row) for row in rows}
     for asked, job in jobs(pair, Settings(teacher.patch, 0, teacher.mean, teacher.std), frames, extent, args):
         if identity(asked) in done:
@@ -129,7 +129,7 @@ def measured(
 
 
 def jobs(
-    pair: Pair,
+    pair: ModelPair,
     settings: Settings,
     frames: list[probe_images.Frame],
     extent: probe_images.Extent,
@@ -142,7 +142,7 @@ def jobs(
                 continue
 
             def look(kind: str = kind, size: int = size) -> dict[str, Any]:
-                shown = probe_images.pictures_of(kind, size, settings, extent, frames, args.pool)
+                shown = probe_images.load_images(kind, size, settings, extent, frames, args.pool)
                 return (
                     metrics.looked_at(pair, kind, size, shown, settings, extent) if shown else {"pictures": 0}
                 )

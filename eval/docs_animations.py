@@ -21,7 +21,7 @@ from PIL import Image
 import vispe
 from vispe.attention import DistanceBias
 from vispe.attention.bias.strip import Layout, build
-from vispe.evaluate.evaluated import load_subject
+from vispe.evaluate.evaluated import load_evaluated_model
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, PALE, SHADE, SOFT
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
@@ -269,7 +269,7 @@ def number(x: float, y: float, key: int, dark: bool) -> str:
 
 def position(weights: str) -> None:
     """Draw what a DINOv2 makes of noise, of other noise, and with its table of positions pushed to the side."""
-    subject = load_subject("vit_small_patch14_dinov2", weights=weights, device="cpu", img_size=224)
+    subject = load_evaluated_model("vit_small_patch14_dinov2", weights=weights, device="cpu", img_size=224)
     model = subject.features.model
     rng = np.random.default_rng(0)
     noises = [rng.random((224, 224, 3)).astype(np.float32) for _ in range(16)]

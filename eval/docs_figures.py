@@ -20,7 +20,7 @@ from PIL import Image
 
 import vispe
 from vispe.cli.main import main as command
-from vispe.evaluate.evaluated import Subject, load_subject
+from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
 from vispe.evaluate.plots.positions import plot_positions
 from vispe.images.file_search import find_images
 from vispe.report.figure_style import INK, SOFT
@@ -59,8 +59,8 @@ def position(weights: str, retrofit: str) -> None:
     """Draw the features of pictures without places, of a model before and after it forgot them."""
     import skimage.data
 
-    before = load_subject("vit_small_patch14_dinov2", weights=weights, device="cpu")
-    after = load_subject(retrofit, device="cpu")
+    before = load_evaluated_model("vit_small_patch14_dinov2", weights=weights, device="cpu")
+    after = load_evaluated_model(retrofit, device="cpu")
     gravel = Image.fromarray(skimage.data.gravel()).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     noise = np.random.default_rng(0).random((SIDE, SIDE, 3)).astype(np.float32)
     shown = {"noise": noise, "gravel": np.asarray(gravel.convert("RGB"), np.float32) / 255}
@@ -75,7 +75,7 @@ def position(weights: str, retrofit: str) -> None:
     figure.savefig(FIGURES / "position-map.png")
 
 
-def colours(subject: Subject, picture: np.ndarray) -> np.ndarray:
+def colours(subject: EvaluatedModel, picture: np.ndarray) -> np.ndarray:
     """Return the three strongest components of the features of a picture as colours (h, w, 3)."""
     assert subject.features is not None
     with torch.no_grad():

@@ -58,7 +58,7 @@ def families() -> str:
         own = str(family.own(CONFIG_MAPPING[name]()))
         videos = (
             "frames with text timestamps"
-            if family.frames_apart or family.pictures in ("places", "patches", "regions")
+            if family.separate_frames or family.pictures in ("places", "patches", "regions")
             else "one block"
             if family.pictures == "grids"
             else "-"

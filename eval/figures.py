@@ -150,7 +150,7 @@ def rotation() -> None:
         model = timm.create_model("vit_tiny_patch16_224", num_classes=0, **size)
         if spec != "learn":
             model = vispe.symmetrize(vispe.convert(model, spec))
-        f = measure.ModelFeatures(model.eval())
+        f = measure.VisionModel(model.eval())
         rows = measure.equivariance(f, images, measures=["error"]) + measure.position_equivariance(f, images)
         rows += measure.angle_equivariance(f, images, angles=range(0, 360, 30))
         result = measure.RotationResult(rows, tuple(map(str, range(len(images)))))

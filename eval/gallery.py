@@ -103,7 +103,7 @@ def view_of(encoding: Encoding, shape: tuple[int, ...]) -> View:
     n = pos.tokens
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(1, 1, HEADS * WIDTH, generator=generator).expand(1, n, -1).contiguous()
-    if encoding.branched:
+    if encoding.multi_softmax:
         q = torch.ones(1, HEADS, n, WIDTH)
         weights = weights_of(calls_of(q, q, q, [encoding], pos, 0, x))
         return View(weights[0], "attention weights between equal tokens")

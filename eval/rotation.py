@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import vispe
-from vispe.evaluate.rotation import ModelFeatures, measure
+from vispe.evaluate.rotation import VisionModel, measure
 from vispe.evaluate.rotation.figures.record_figures import plot_models
 from vispe.images import textures
 
@@ -78,7 +78,7 @@ def main() -> None:
         model = trained(name, args.runs)
         found = list(images(args.micrographs, args.images))
         report = measure(
-            ModelFeatures(model),
+            VisionModel(model),
             [image for _, image, _ in found],
             truths=[truth for _, _, truth in found],
             image_names=[label for label, _, _ in found],

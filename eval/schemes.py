@@ -24,7 +24,7 @@ import torch
 import vispe
 from vispe.train.vlm.lora import accuracy
 from vispe.train.vlm.packing import Packing
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 from vispe.train.vlm.synthetic_tasks import TASKS, Words, draw
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
@@ -67,7 +67,7 @@ def model_of(scheme: str, seed: int) -> Any:
     return vispe.convert(model, scheme)
 
 
-def samples(sizes: dict[str, Any], each: int, seed: int) -> dict[str, list[Arranged]]:
+def samples(sizes: dict[str, Any], each: int, seed: int) -> dict[str, list[OrderedPrompt]]:
     """Return samples of each task, over its sizes in turn."""
     generator = torch.Generator().manual_seed(seed)
     return {

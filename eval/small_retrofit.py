@@ -33,8 +33,8 @@ from torch import Tensor, nn
 import vispe
 from vispe.train.data import Augment, Concat, FolderSource, Source, SyntheticSource
 from vispe.train.data.dataset import digest
+from vispe.train.retrofit.config import LossWeights, Retrofit, Stage, Student, Target, Teacher, Window
 from vispe.train.retrofit.config import Probe as ProbeConfig
-from vispe.train.retrofit.config import Retrofit, Stage, Student, Target, Teacher, Weights, Window
 from vispe.train.retrofit.distillation import retrofit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -144,7 +144,7 @@ def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.
         return
     pooled = name == "pool"
     if pooled not in sources:
-        sources[pooled] = Bytes(pictures_of(args.pool if pooled else None, args.runs / "cache"))
+        sources[pooled] = Bytes(load_images(args.pool if pooled else None, args.runs / "cache"))
     source, recipe = sources[pooled], replace(TEACHERS[name], seed=seed)
     folder = args.runs / f"{name} {seed}".replace(" ", "_")
     teacher_card = trained(recipe, source, folder)
@@ -170,7 +170,7 @@ def carry_out(name: str, seed: int, sources: dict[bool, Source], args: argparse.
         print(f"{name} {seed} {student}: {json.dumps(rounded(numbers))}", flush=True)
 
 
-def pictures_of(pool: Path | None, cache: Path) -> Source:
+def load_images(pool: Path | None, cache: Path) -> Source:
     """Return the pictures to learn from.
 
     Args:
@@ -249,7 +249,7 @@ def recipe_of(folder: Path, student: Student, out: Path, source: Source, seed: i
         stages=list(STAGES),
         data=[source.describe()],
         out=str(out),
-        loss=Weights(distill=1.0, d4=0.1),
+        loss=LossWeights(distill=1.0, d4=0.1),
         probe=PROBE,
         window=Window(resize="none", small="skip"),
         augment=Augment(pose=True),

@@ -21,8 +21,8 @@ from vispe.evaluate.probe.group_averages import effective_rank, mean_cosine
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.train.data import SyntheticSource
-from vispe.train.evaluate.before_after import Side, evaluate
-from vispe.train.evaluate.mask_scores import FilterFeatures, mean_known, score_masks
+from vispe.train.evaluate.before_after import ModelMeasurements, evaluate
+from vispe.train.evaluate.mask_scores import FilterFeatures, finite_mean, score_masks
 from vispe.train.evaluate.probe_images import Settings, Windows
 from vispe.train.retrofit.student import load_student
 
@@ -102,7 +102,7 @@ def criteria(found: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def probes(side: Side) -> dict[str, Any]:
+def probes(side: ModelMeasurements) -> dict[str, Any]:
     """Return of each kind of pictures the held-out R² of each target, median, and of the shuffled headline."""
     found = {}
     for kind, probe in side.probes.items():
@@ -209,13 +209,13 @@ def segmentation(
             own[name] += scores.own[name].tolist()
             corner[name] += scores.corner[name].tolist()
         report["sets"][label] = {
-            key: {name: mean_known(values) for name, values in getattr(scores, key).items()}
+            key: {name: finite_mean(values) for name, values in getattr(scores, key).items()}
             for key in ("own", "corner", "others")
         } | {"images": len(images)}
-    report["own"] = {name: mean_known(np.array(v)) for name, v in own.items()}
-    report["corner"] = {name: mean_known(np.array(v)) for name, v in corner.items()}
+    report["own"] = {name: finite_mean(np.array(v)) for name, v in own.items()}
+    report["corner"] = {name: finite_mean(np.array(v)) for name, v in corner.items()}
     report["beyond_filters"] = {
-        name: mean_known(np.array(corner[name]) - np.array(corner["filters"])) for name in sources
+        name: finite_mean(np.array(corner[name]) - np.array(corner["filters"])) for name in sources
     }
     return report
 

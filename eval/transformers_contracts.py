@@ -177,7 +177,7 @@ converted = 0
 def wanted(model):
     """The spec of a model, None where it takes none; 'own' is what its authors trained it with."""
     if family in FAMILIES:
-        named = getattr(model.config, "model_type", "") == family and is_vlm(model)
+        named = getattr(model.config, "model_type", "") == family and is_vision_language_model(model)
         return None if not named else family_of(model.config).own(model.config) if spec == "own" else spec
     here = type(model).__module__.endswith(f"modeling_{family}")
     takes = tower_of(model) is not None or windows_of(model) is not None
@@ -202,7 +202,7 @@ def pytest_sessionfinish():
 if spec != "stock":
     import vispe
     from vispe.hosts.transformers.subclasses import stock_of
-    from vispe.hosts.transformers.language.convert import is_vlm
+    from vispe.hosts.transformers.language.convert import is_vision_language_model
     from vispe.hosts.transformers.language.families import FAMILIES, family_of
     from vispe.hosts.transformers.vision.families import family_of as tower_of
     from vispe.hosts.windows.families import family_of as windows_of

@@ -10,67 +10,67 @@ import pytest
 import vispe
 from vispe.errors import OptionError
 from vispe.options import (
-    Chance,
-    Count,
-    Even,
+    FiniteFloat,
     Integer,
-    Limits,
-    NotNegative,
-    Number,
-    Positive,
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveEvenInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
     Shape,
-    Share,
-    Whole,
+    UnitInterval,
     check_options,
     checked,
     read_option,
 )
 
 ACCEPTED = [
-    (Whole, 3, 3),
-    (Whole, np.int64(3), 3),
-    (Count, 0, 0),
+    (PositiveInt, 3, 3),
+    (PositiveInt, np.int64(3), 3),
+    (NonNegativeInt, 0, 0),
     (Integer, -2, -2),
-    (Even, 4, 4),
-    (Number, -1, -1),
-    (Positive, np.float32(0.5), 0.5),
-    (Share, 1, 1),
+    (PositiveEvenInt, 4, 4),
+    (FiniteFloat, -1, -1),
+    (PositiveFloat, np.float32(0.5), 0.5),
+    (UnitInterval, 1, 1),
     (bool, False, False),
     (Literal["a", "b"], "b", "b"),
-    (Positive | None, None, None),
-    (Whole | Literal["head"], "head", "head"),
-    (Whole | tuple[Number, ...], [1, 2.5], (1.0, 2.5)),
+    (PositiveFloat | None, None, None),
+    (PositiveInt | Literal["head"], "head", "head"),
+    (PositiveInt | tuple[FiniteFloat, ...], [1, 2.5], (1.0, 2.5)),
     (Shape, [4, 5], (4, 5)),
     (Shape, np.array([4, 5]), (4, 5)),
-    (tuple[Whole, Whole], (4, 5), (4, 5)),
+    (tuple[PositiveInt, PositiveInt], (4, 5), (4, 5)),
     (Any, {"free": 1}, {"free": 1}),
     (str, 3, 3),
 ]
 
 REFUSED = [
-    (Whole, 0, "x needs a whole number above 0, got x=0"),
-    (Whole, True, "x needs a whole number above 0, got x=True"),
-    (Whole, 2.0, "x needs a whole number above 0, got x=2.0"),
-    (Count, -1, "x needs a whole number of 0 or more, got x=-1"),
+    (PositiveInt, 0, "x needs a whole number above 0, got x=0"),
+    (PositiveInt, True, "x needs a whole number above 0, got x=True"),
+    (PositiveInt, 2.0, "x needs a whole number above 0, got x=2.0"),
+    (NonNegativeInt, -1, "x needs a whole number of 0 or more, got x=-1"),
     (Integer, 0.5, "x needs a whole number, got x=0.5"),
-    (Even, 3, "x needs a whole number above 0 and divisible by 2, got x=3"),
-    (Number, float("nan"), "x needs a finite number, got x=nan"),
-    (Positive, float("inf"), "x needs a number above 0, got x=inf"),
-    (Positive, "1", "x needs a number above 0, got x='1'"),
-    (NotNegative, -0.1, "x needs a number of 0 or more, got x=-0.1"),
-    (Share, 1.5, "x needs a number from 0 to 1, got x=1.5"),
-    (Chance, 1, "x needs a number of 0 or more and below 1, got x=1"),
-    (Annotated[float, Limits(above=0, most=1)], 2, "x needs a number above 0 and up to 1, got x=2"),
+    (PositiveEvenInt, 3, "x needs a whole number above 0 and divisible by 2, got x=3"),
+    (FiniteFloat, float("nan"), "x needs a finite number, got x=nan"),
+    (PositiveFloat, float("inf"), "x needs a number above 0, got x=inf"),
+    (PositiveFloat, "1", "x needs a number above 0, got x='1'"),
+    (NonNegativeFloat, -0.1, "x needs a number of 0 or more, got x=-0.1"),
+    (UnitInterval, 1.5, "x needs a number from 0 to 1, got x=1.5"),
+    (Probability, 1, "x needs a number of 0 or more and below 1, got x=1"),
+    (Annotated[float, Interval(above=0, most=1)], 2, "x needs a number above 0 and up to 1, got x=2"),
     (bool, 1, "x is true or false, got x=1"),
     (bool | None, 1, "x is true or false, got x=1"),
     (Literal["a", "b"], "c", "x must be one of a, b, got 'c'"),
     (Literal[0, 1], True, "x must be one of 0, 1, got True"),
-    (Positive | None, 0, "x needs a number above 0, got x=0"),
-    (Whole | Literal["head"], "h", "x needs a whole number above 0, or head, got x='h'"),
+    (PositiveFloat | None, 0, "x needs a number above 0, got x=0"),
+    (PositiveInt | Literal["head"], "h", "x needs a whole number above 0, or head, got x='h'"),
     (Shape, (), r"x needs a list of 1 to 3 whole numbers above 0, got x=\(\)"),
     (Shape, [1, 2, 3, 4], "x needs a list of 1 to 3 whole numbers above 0"),
-    (tuple[Whole, Whole], [1], r"x needs a list of 2 whole numbers above 0, got x=\[1\]"),
-    (tuple[Number, ...], 3, "x needs a list of finite numbers, got x=3"),
+    (tuple[PositiveInt, PositiveInt], [1], r"x needs a list of 2 whole numbers above 0, got x=\[1\]"),
+    (tuple[FiniteFloat, ...], 3, "x needs a list of finite numbers, got x=3"),
 ]
 
 
@@ -91,8 +91,8 @@ def test_the_fields_of_a_dataclass():
     @dataclass(frozen=True)
     class Ring:
         name: ClassVar[str] = "ring"
-        radius: Positive = 1.0
-        centre: tuple[Number, Number] = (0.0, 0.0)
+        radius: PositiveFloat = 1.0
+        centre: tuple[FiniteFloat, FiniteFloat] = (0.0, 0.0)
 
     ring = Ring(2, [1, 0])
     check_options(ring, ("radius", "centre"))
@@ -103,7 +103,7 @@ def test_the_fields_of_a_dataclass():
 
 def test_the_arguments_of_a_function():
     @checked
-    def spiral(turns: Whole, *, pitch: Positive = 2):
+    def spiral(turns: PositiveInt, *, pitch: PositiveFloat = 2):
         """Return both."""
         return turns, pitch
 
@@ -117,15 +117,15 @@ def test_the_arguments_of_a_function():
 
 
 class Base(vispe.Encoding):
-    dim: Whole
-    axes: Whole = 2
-    base: Positive = 10.0
+    dim: PositiveInt
+    axes: PositiveInt = 2
+    base: PositiveFloat = 10.0
     learned: bool = False
 
 
 class Child(Base):
     base = 100.0
-    scale: Positive = 1.0
+    scale: PositiveFloat = 1.0
     learned: ClassVar[bool] = True
 
 

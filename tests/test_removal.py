@@ -8,8 +8,8 @@ import pytest
 
 from vispe.errors import InputError
 from vispe.files import check_no_link, remove
-from vispe.segment.run.lock import LOCK, claimed
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.segment.run.lock import LOCK, lock_folder
+from vispe.train.retrofit.checkpoint import RunFolder
 
 PACKAGE = Path(__file__).parents[1] / "vispe"
 
@@ -53,7 +53,7 @@ def test_the_lock_file_is_not_opened_through_a_link(tmp_path):
     target = tmp_path / "profile"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / LOCK).symlink_to(target)
-    with pytest.raises(InputError, match=r"\.vispe\.lock is a link"), claimed(tmp_path / "out"):
+    with pytest.raises(InputError, match=r"\.vispe\.lock is a link"), lock_folder(tmp_path / "out"):
         pass
     assert not target.exists()
 
@@ -74,7 +74,7 @@ def test_force_deletes_nothing_that_a_training_has_not_written(tmp_path, name):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
     with pytest.raises(InputError, match=r"exists and is not a file of a retrofit\. Set another `out`"):
-        Folder(tmp_path).begin({"seed": 1}, force=True)
+        RunFolder(tmp_path).begin({"seed": 1}, force=True)
     assert path.read_text() == "mine"
 
 
@@ -88,11 +88,11 @@ def test_force_deletes_nothing_through_a_link(tmp_path, name):
     (out / "run.json").write_text(json.dumps({"seed": 2}))
     (out / name).symlink_to(foreign)
     with pytest.raises(InputError, match="exists and is not a file of a retrofit"):
-        Folder(out).begin({"seed": 1}, force=True)
+        RunFolder(out).begin({"seed": 1}, force=True)
     (out / "run.json").unlink()
     if name == "state":
         with pytest.raises(InputError, match="is a link"):
-            Folder(out).save(1, {}, {})
+            RunFolder(out).save(1, {}, {})
     assert (foreign / "000000001" / "thesis.txt").read_text() == "mine"
 
 

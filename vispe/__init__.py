@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vispe import encodings as encodings
 from vispe import symmetry as symmetry
-from vispe._lazy import face
+from vispe._lazy import lazy_exports
 from vispe.attention import attention, explain, use_backend
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
@@ -17,7 +17,7 @@ from vispe.encodings.registry import EncodingInfo, create_encoding, encoding_inf
 from vispe.errors import VispeError
 from vispe.evaluate.plots.encoding import plot_bias
 from vispe.grid import Grid, Positions
-from vispe.hosts.import_hooks import await_hosts
+from vispe.hosts.import_hooks import install_import_hooks
 from vispe.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 # lazy: modules that import timm, which is slow, or are rarely needed
-__getattr__, __dir__ = face(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "convert": "vispe.hosts.convert",
@@ -66,4 +66,4 @@ __getattr__, __dir__ = face(
         "symmetrize": "vispe.symmetry.symmetrization",
     },
 )
-await_hosts()
+install_import_hooks()

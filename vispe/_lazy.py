@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def face(package: str, names: Mapping[Any, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy_exports(
+    package: str, names: Mapping[Any, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package that imports names on first access.
 
     Args:

@@ -53,7 +53,7 @@ class InputError(VispeError, ValueError):
     """A file or value from the user that cannot be used."""
 
 
-def is_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception is an out-of-memory error of Python or torch, on any device."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -96,7 +96,7 @@ def require(module: str, extra: str, purpose: str) -> None:
         )
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Whether `value` is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 

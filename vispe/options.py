@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Limits:
+class Interval:
     """Range of an option: of finite numbers in ``Annotated[float, Limits(...)]`` (or ``int``), of lengths for tuples.
 
     Args:
@@ -67,18 +67,18 @@ class Limits:
         return f"{noun} {' and '.join(bounds)}".rstrip()
 
 
-Number = Annotated[float, Limits()]
-Positive = Annotated[float, Limits(above=0)]
-NotNegative = Annotated[float, Limits(least=0)]
-Share = Annotated[float, Limits(least=0, most=1)]
-Chance = Annotated[float, Limits(least=0, below=1)]
-Integer = Annotated[int, Limits()]
-Whole = Annotated[int, Limits(above=0)]
-Count = Annotated[int, Limits(least=0)]
-Axes = Annotated[int, Limits(least=1, most=3)]
-Even = Annotated[int, Limits(above=0, step=2)]
-Shape = Annotated[tuple[Whole, ...], Limits(least=1, most=3)]
-Spacing = Annotated[tuple[Positive, ...], Limits(least=1, most=3)]
+FiniteFloat = Annotated[float, Interval()]
+PositiveFloat = Annotated[float, Interval(above=0)]
+NonNegativeFloat = Annotated[float, Interval(least=0)]
+UnitInterval = Annotated[float, Interval(least=0, most=1)]
+Probability = Annotated[float, Interval(least=0, below=1)]
+Integer = Annotated[int, Interval()]
+PositiveInt = Annotated[int, Interval(above=0)]
+NonNegativeInt = Annotated[int, Interval(least=0)]
+Axes = Annotated[int, Interval(least=1, most=3)]
+PositiveEvenInt = Annotated[int, Interval(above=0, step=2)]
+Shape = Annotated[tuple[PositiveInt, ...], Interval(least=1, most=3)]
+Spacing = Annotated[tuple[PositiveFloat, ...], Interval(least=1, most=3)]
 
 
 def read_option(option: str, value: Any, annotation: Any) -> Any:
@@ -127,7 +127,7 @@ def _read(annotation: Any, value: Any) -> Any:
     return value
 
 
-def _number(value: Any, kind: Callable[[Any], float], limits: Limits) -> float:
+def _number(value: Any, kind: Callable[[Any], float], limits: Interval) -> float:
     """Return a validated number; NumPy scalars are converted to `kind`, bools are not numbers."""
     number = not isinstance(value, bool) and isinstance(value, Integral if kind is int else Real)
     if not number or not limits.accept(float(value)):
@@ -154,7 +154,7 @@ def _words(annotation: Any, many: bool = False) -> str:
         return f"a list of {count} {_words(get_args(args[0])[0], many=True)}"
     if origin is Annotated:
         kind, limits = args
-        noun = "whole number" if kind is int else "number" if limits != Limits() else "finite number"
+        noun = "whole number" if kind is int else "number" if limits != Interval() else "finite number"
         return limits.words(noun.replace("number", "numbers") if many else f"a {noun}")
     if origin is tuple:
         return f"a list of {'' if args[-1] is ... else f'{len(args)} '}{_words(args[0], many=True)}"

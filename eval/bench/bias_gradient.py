@@ -57,7 +57,7 @@ def main() -> None:
             continue
         rows[key] = {**dict(zip(KEYS, key, strict=True)), **measure(*key, args.rounds)}
         for (size, extra, _, samples, _), row in rows.items():
-            row["strips are taken"] = samples * (size * size + extra) >= strip_gradient.LEAST
+            row["strips are taken"] = samples * (size * size + extra) >= strip_gradient.MIN_QUERIES
         found = {"environment": environment(), "rows": list(rows.values())}
         args.out.write_text(json.dumps(found, indent=1) + "\n")
         print(*(f"{k}={v}" for k, v in rows[key].items()), flush=True)
@@ -80,11 +80,11 @@ def measure(side: int, prefix: int, heads: int, batch: int, dtype: str, rounds: 
 
     def learned(bias: Any, leaf: Tensor, strips: bool) -> Callable[[], Any]:
         def call() -> Any:
-            own, strip_gradient.LEAST = strip_gradient.LEAST, 0 if strips else float("inf")
+            own, strip_gradient.MIN_QUERIES = strip_gradient.MIN_QUERIES, 0 if strips else float("inf")
             try:
                 return train(attention(q, k, v, bias=bias), leaf)
             finally:
-                strip_gradient.LEAST = own
+                strip_gradient.MIN_QUERIES = own
 
         return call
 

@@ -28,12 +28,12 @@ import numpy as np
 import torch
 from timing import environment
 
-from vispe.segment.classify.calibration import strokes as of_strokes
+from vispe.segment.classify.calibration import label_scribbles as of_strokes
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.pipeline import DEFAULT
-from vispe.segment.run.prediction import Post, Prediction, predict_page
+from vispe.segment.run.prediction import PostProcessing, Prediction, predict_page
 
 STROKES = 24
 WIDTH = 5  # pixels
@@ -124,7 +124,7 @@ def from_pixels(live: Live, labels: np.ndarray, count: int) -> Prediction:
     places, classes = np.flatnonzero(mask), labels[mask].astype(np.int64)
     names, of = [f"class {k + 1}" for k in range(count)], of_strokes(places, classes, labels.shape)
     classifier, _ = learn("logistic", names, features.prepare(page, valid).gather(mask), classes, of, 0)
-    return predict_page(page, valid, features, classifier, Post(), lambda share: None)
+    return predict_page(page, valid, features, classifier, PostProcessing(), lambda share: None)
 
 
 def shown(grey: np.ndarray, live: Live, found: Prediction) -> Callable[[], None]:

@@ -202,7 +202,7 @@ def work(
     scale = width**-0.5
     copy = None
     if stored == "float32" and dtype != torch.float32:
-        packed, edge, copy = float16_strip.pack_both(runs, ends, layout, scale, dtype, lead=layout.lead)
+        packed, edge, copy = float16_strip.pack_with_copy(runs, ends, layout, scale, dtype, lead=layout.lead)
     else:
         packed, edge = strip.pack(runs, ends, layout, scale, getattr(torch, stored), lead=layout.lead)
     address, base = layout.patches_first(device)

@@ -17,12 +17,12 @@ from vispe.evaluate.probe.positional import ProbeResult, positional_probe
 from vispe.evaluate.rotation.metrics.equivariance import equivariance
 from vispe.evaluate.rotation.record_key import D4_MEAN, FULL
 from vispe.train.evaluate.mask_scores import FilterFeatures
-from vispe.train.evaluate.model_pair import SIDES, Pair, likeness
+from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import Settings, probe_step
 
 
 def looked_at(
-    pair: Pair, kind: str, size: int, pictures: Sequence[Tensor], settings: Settings, extent: Extent
+    pair: ModelPair, kind: str, size: int, pictures: Sequence[Tensor], settings: Settings, extent: Extent
 ) -> dict[str, Any]:
     """Return readable position, where the kind shows no place, and likeness; each picture runs through once.
 
@@ -45,7 +45,7 @@ def looked_at(
             side: readable(positional_probe([m.permute(1, 2, 0).numpy() for m in own], **how))
             for side, own in sides.items()
         }
-    alike = likeness(maps)
+    alike = feature_similarity(maps)
     row |= {"cosine": alike.cosine.tolist(), "cosine_blanked": alike.cosine_blanked.tolist()}
     row["cosine_centred"] = [centred(m["after"], m["blanked"]) for m in maps]
     row["cosine_constant"] = [mean_cosine(constant(m["blanked"]), m["blanked"]) for m in maps]
@@ -85,7 +85,7 @@ def readable(probe: ProbeResult) -> dict[str, Any]:
     return found | {"by picture": np.median(probe.rows[0].r2_heldout, axis=1).tolist()}
 
 
-def turned(pair: Pair, pictures: Sequence[Tensor]) -> dict[str, Any]:
+def turned(pair: ModelPair, pictures: Sequence[Tensor]) -> dict[str, Any]:
     """Return the D4 error of each side, picture by picture: 0 is the same, 1.41 unrelated."""
     row: dict[str, Any] = {"pictures": len(pictures), "error": {}}
     for side, function in pair.functions().items():

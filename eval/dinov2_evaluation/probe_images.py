@@ -98,7 +98,7 @@ def frames_of(folder: Path, extent: Extent) -> list[Frame]:
     return found
 
 
-def pictures_of(
+def load_images(
     kind: str, size: int, settings: Settings, extent: Extent, frames: Sequence[Frame], pool: Path | None
 ) -> Sequence[Tensor]:
     """Return the pictures of a kind, (3, h, w) each, normalised; sides are whole patches, at most `size` pixels.

@@ -17,10 +17,10 @@ from torch.nn.functional import interpolate
 from dinov2_evaluation.probe_images import Frame
 from vispe.evaluate.rotation.helpers import scribbles
 from vispe.evaluate.rotation.metrics.quadrant_gap import quadrants
-from vispe.evaluate.rotation.scribble_segmenter import at_pixels
+from vispe.evaluate.rotation.scribble_segmenter import sample_at_pixels
 from vispe.segment.metrics import mean_iou
-from vispe.train.evaluate.mask_scores import FilterFeatures, mean_known
-from vispe.train.evaluate.model_pair import SIDES, Pair
+from vispe.train.evaluate.mask_scores import FilterFeatures, finite_mean
+from vispe.train.evaluate.model_pair import SIDES, ModelPair
 from vispe.train.evaluate.probe_images import Settings, Windows
 
 ALONE = (*SIDES, "filters")
@@ -28,7 +28,7 @@ BESIDE = tuple(f"{side} + filters" for side in SIDES)
 
 
 def scribbled(
-    pair: Pair, frames: Sequence[Frame], size: int, settings: Settings, budget: int
+    pair: ModelPair, frames: Sequence[Frame], size: int, settings: Settings, budget: int
 ) -> dict[str, Any]:
     """Return mIoU with scribbles all over a window, and what scribbles in one corner lose, image by image.
 
@@ -55,7 +55,7 @@ def scribbled(
             best = learnt([maps[name]], spread, wanted, n_classes)
             own[name].append(best)
             lost = [best - learnt([maps[name]], marks, wanted, n_classes) for marks in corners]
-            corner[name].append(mean_known(np.array(lost)))
+            corner[name].append(finite_mean(np.array(lost)))
         for name, side in zip(BESIDE, SIDES, strict=True):
             own[name].append(learnt([maps[side], maps["filters"]], spread, wanted, n_classes))
     return {"images": [f.name for f in frames], "classes": n_classes, "own": own, "corner": corner}
@@ -88,7 +88,7 @@ def labels(maps: Sequence[Tensor], marks: np.ndarray) -> np.ndarray:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import StandardScaler
 
-    samples = np.concatenate([at_pixels(one, marks > 0) for one in maps], axis=1)
+    samples = np.concatenate([sample_at_pixels(one, marks > 0) for one in maps], axis=1)
     scaler = StandardScaler().fit(samples)
     model = LogisticRegression(class_weight="balanced", max_iter=1000)
     model.fit(scaler.transform(samples), marks[marks > 0])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dinov2_evaluation.targets import UNSEEN, others, targets
-from vispe.report.table import aligned
+from vispe.report.table import markdown_table
 from vispe.train.evaluate.criteria import Criterion
 
 PUBLISHED = {"noise": (0.89, -0.83), "textures": (0.71, 0.32), "micrographs": (0.83, -0.23)}
@@ -61,7 +61,8 @@ def _table(reports: Sequence[Mapping[str, Any]]) -> str:
         for r, by in zip(reports, met, strict=True)
     )
     sizes = " and ".join(map(str, reports[0]["extent"]["sizes"]))
-    return f"{aligned(table)}\n\nTwo numbers in a cell are those at {sizes} px. Targets met: {', '.join(counts)}."
+    met = ", ".join(counts)
+    return f"{markdown_table(table)}\n\nTwo numbers in a cell are those at {sizes} px. Targets met: {met}."
 
 
 def _judged(found: Sequence[Criterion]) -> str:

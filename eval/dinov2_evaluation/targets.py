@@ -10,7 +10,7 @@ import numpy as np
 from dinov2_evaluation.probe_images import PLACELESS
 from vispe.report.statistics import summarise
 from vispe.train.evaluate.criteria import GONE, Criterion
-from vispe.train.evaluate.mask_scores import mean_known
+from vispe.train.evaluate.mask_scores import finite_mean
 
 COSINE, RANK = 0.95, 0.6
 """Least cosine to the blanked teacher, and least share of the teacher's effective rank."""
@@ -64,7 +64,7 @@ def by_image(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, np.ndarra
 
 
 def _means(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
-    return {name: mean_known(values) for name, values in by_image(rows, key).items()}
+    return {name: finite_mean(values) for name, values in by_image(rows, key).items()}
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from vispe.segment.classify.clustering import METHODS
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import KINDS, FeatureConfig
 from vispe.segment.model.model_file import versions
-from vispe.segment.pipeline import Scoring, segment
+from vispe.segment.pipeline import ScoreOptions, segment
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "cluster.json"
 FITS = ("each image", "all images of the set")
@@ -94,7 +94,7 @@ def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         report = segment(
             job["images"], Path(folder, "out"), cluster=count, cluster_method=job["method"],
-            features=FeatureConfig(kind, model=None if kind == "filters" else NAME), scoring=Scoring(truth),
+            features=FeatureConfig(kind, model=None if kind == "filters" else NAME), scoring=ScoreOptions(truth),
         )  # fmt: skip
     if report.failures:
         raise SystemExit(f"failed: {report.failures}")

@@ -89,7 +89,7 @@ def dense(features: Features, page: np.ndarray, valid: np.ndarray) -> np.ndarray
     features.basis = None
     if features.learns:
         features.fit([(page, valid)])
-    return features.prepare(page, valid).gather_places(np.arange(valid.size))
+    return features.prepare(page, valid).gather_indices(np.arange(valid.size))
 
 
 def score(picture: Picture, features: np.ndarray) -> float:

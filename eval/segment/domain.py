@@ -31,7 +31,7 @@ from skimage.transform import resize
 from vispe.files import write_json
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.classify.out_of_distribution import MARGIN, MARGIN_ONE, learn_domain, tally
+from vispe.segment.classify.out_of_distribution import MARGIN, MARGIN_ONE, feature_sums, fit_distribution
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, offsets, sample
@@ -105,7 +105,7 @@ class Seen:
         prepared = self._features.prepare(page, image.valid[0])
         rows, columns = offsets(Region(0, truth.shape[0], 0, truth.shape[1]))
         places = (rows[:, None] * truth.shape[1] + columns).ravel()
-        found = {"features": prepared.gather_places(places), "truth": truth.ravel()[places]}
+        found = {"features": prepared.gather_indices(places), "truth": truth.ravel()[places]}
         if change == "same":
             drawn = self._labels(path, "scribbles")
             taught = sample(prepared, image.valid[0])
@@ -157,14 +157,14 @@ def measure(train: list[Path], seen: Seen) -> dict[str, Any]:
     """Train on images and ask about all others -> image and change: distance, mIoU, loss; of other sets: distance."""
     taught = [seen(path) for path in train]
     samples = [Sample(*(one[f"sample.{key}"] for key in ("features", "patch", "part"))) for one in taught]
-    domain = learn_domain(samples)
+    domain = fit_distribution(samples)
     own = next(images for images in seen.sets if train[0] in images)
     count = int(max(seen(path)["classes"].max() for path in own))
     classifier = learnt(taught, count)
     margin = MARGIN_ONE if len(train) == 1 else MARGIN
 
     def distance(one: dict[str, np.ndarray]) -> float:
-        return round(margin * domain.score(tally(domain.codes(one["features"]))), 4)
+        return round(margin * domain.score(feature_sums(domain.codes(one["features"]))), 4)
 
     rows: dict[str, Any] = {}
     for path in own:

@@ -24,13 +24,13 @@ import numpy as np
 
 from vispe.files import write_json
 from vispe.segment.model.model_file import versions
-from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, PostProcessing, ScoreOptions, apply, segment
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_filters.json"
 CLASSIFIERS = ("logistic", "forest", "boosting")
 TRAIN = ("spot1_0d_0", "spot3_0d_3", "spot5_0d_0", "spot7_0d_5")
 CROSS = "superalloy_nasa"
-PLAIN = Post(prior="uniform")
+PLAIN = PostProcessing(prior="uniform")
 
 # mIoU of the same 26 filters with scikit-learn, measured independently: (logistic, forest), spread and corner
 REFERENCE = {
@@ -104,7 +104,7 @@ def jobs(data: Path) -> Iterator[dict[str, Any]]:
 def measure(job: dict[str, Any], seed: int) -> list[dict[str, Any]]:
     """Run one training and score it -> one row per scored image."""
     truth = [path.parents[1] / "masks" / path.name for path in job["score"]]
-    scoring = Scoring(truth, include_labelled=True)
+    scoring = ScoreOptions(truth, include_labelled=True)
     with tempfile.TemporaryDirectory() as folder:
         own = job["train"] == job["score"]
         report = segment(

@@ -30,12 +30,12 @@ from vispe.files import write_json
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import versions
-from vispe.segment.pipeline import MODEL_NAME, Post, Scoring, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, PostProcessing, ScoreOptions, apply, segment
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_micro.json"
 KINDS = ("filters", "tokens", "both")
 CLASSIFIERS = ("logistic", "forest")
-PLAIN = Post(prior="uniform")
+PLAIN = PostProcessing(prior="uniform")
 
 
 def main() -> None:
@@ -86,7 +86,9 @@ def jobs(data: Path, classifiers: list[str]) -> Iterator[dict[str, Any]]:
 
 def measure(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Run one training and score it -> one row per scored image."""
-    scoring = Scoring([path.parents[1] / "masks" / path.name for path in job["score"]], include_labelled=True)
+    scoring = ScoreOptions(
+        [path.parents[1] / "masks" / path.name for path in job["score"]], include_labelled=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         own = job["train"] == job["score"]
         report = segment(

@@ -27,7 +27,7 @@ from PIL import Image
 from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
-from vispe.segment.classify.calibration import calibrate, calibration_error, joined, strokes
+from vispe.segment.classify.calibration import calibrate, calibration_error, concatenate_ids, label_scribbles
 from vispe.segment.classify.class_prior import (
     PRIORS,
     areas,
@@ -39,11 +39,11 @@ from vispe.segment.classify.class_prior import (
     weights,
 )
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.feature_cache import KeptFeatures
+from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import versions
-from vispe.segment.run.prediction import Post, predict_page
+from vispe.segment.run.prediction import PostProcessing, predict_page
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_prior.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "micrographs" / "fractions.md"
@@ -114,7 +114,7 @@ def predicted(
     own = "corner" if place == "corner" else "spread"
     parts = [labelled(data, keep, folder, name, own, kind) for name in training]
     features, classes = (np.concatenate([part[key] for part in parts]) for key in ("X", "y"))
-    of = joined([strokes(part["places"], part["y"], tuple(part["shape"])) for part in parts])
+    of = concatenate_ids([label_scribbles(part["places"], part["y"], tuple(part["shape"])) for part in parts])
     masks = (np.asarray(Image.open(data / folder / "masks" / f"{name}.png")).max() for name in training)
     fitted = PixelClassifier(classifier, int(max(*masks, classes.max() - 1, 1)) + 1)
     stored = keep / f"{folder}~{image}~{place}~{kind}~{classifier}.npy"
@@ -126,16 +126,16 @@ def predicted(
         fitted.fit(features, classes)
         page, valid, source = opened(data / folder / "images" / f"{image}.png", kind)
         source.apply(page, valid, fitted.linear)
-        found = predict_page(page, valid, source, fitted, Post(prior="uniform"), lambda share: None)
+        found = predict_page(page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None)
         np.save(stored, found.prob)
     return np.load(stored), json.loads(checked.read_text())
 
 
-def opened(path: Path, kind: str) -> tuple[np.ndarray, np.ndarray, KeptFeatures]:
+def opened(path: Path, kind: str) -> tuple[np.ndarray, np.ndarray, CachedFeatures]:
     """Read an image and get ready to compute its features."""
     image = read_image(path)
     page = np.ascontiguousarray(normalize(image, "stack", (0.5, 99.5))[0][0])
-    source = KeptFeatures(FeatureConfig(kind, model=None if kind == "filters" else NAME))
+    source = CachedFeatures(FeatureConfig(kind, model=None if kind == "filters" else NAME))
     source.keep(page)
     return page, image.valid[0], source
 
@@ -148,7 +148,7 @@ def labelled(data: Path, keep: Path, folder: str, name: str, place: str, kind: s
         labels = np.asarray(Image.open(data / folder / drawn / f"{name}.png")).astype(np.int64)
         page, valid, source = opened(data / folder / "images" / f"{name}.png", kind)
         places = np.flatnonzero(labels)
-        found = source.prepare(page, valid).gather_places(places)
+        found = source.prepare(page, valid).gather_indices(places)
         np.savez(stored, X=found, y=labels.ravel()[places], places=places, shape=labels.shape)
     with np.load(stored) as found:
         return dict(found)
@@ -168,16 +168,16 @@ def synthetic(keep: Path, number: int, place: str) -> tuple[np.ndarray, np.ndarr
             return None
         grey = float(np.ptp(one.image, axis=0).max()) < 1e-3
         page = np.ascontiguousarray((one.image[:1] if grey else one.image).transpose(1, 2, 0), np.float32)
-        valid, source = np.ones(drawn.shape, bool), KeptFeatures(FeatureConfig("both", model=NAME))
+        valid, source = np.ones(drawn.shape, bool), CachedFeatures(FeatureConfig("both", model=NAME))
         source.keep(page)
         places = np.flatnonzero(drawn)
         classes = one.labels.ravel()[places].astype(np.int64) + 1
-        features = source.prepare(page, valid).gather_places(places)
+        features = source.prepare(page, valid).gather_indices(places)
         fitted = PixelClassifier("logistic", int(one.labels.max()) + 1).fit(features, classes)
-        calibration = calibrate(fitted, features, classes, strokes(places, classes, drawn.shape))
+        calibration = calibrate(fitted, features, classes, label_scribbles(places, classes, drawn.shape))
         fitted.temperature = 1.0
         source.apply(page, valid, fitted.linear)
-        found = predict_page(page, valid, source, fitted, Post(prior="uniform"), lambda share: None)
+        found = predict_page(page, valid, source, fitted, PostProcessing(prior="uniform"), lambda share: None)
         np.savez_compressed(stored, prob=found.prob, truth=one.labels, calibration=json.dumps(calibration))
     with np.load(stored) as found:
         return found["prob"], found["truth"], json.loads(str(found["calibration"]))

@@ -26,7 +26,7 @@ import numpy as np
 from vispe.files import write_json
 from vispe.images.textures import disc_packing, random_field, voronoi
 from vispe.segment.live import Live, micrograph
-from vispe.segment.live.suggest_file import drawn
+from vispe.segment.live.suggest_file import draw_suggestions
 from vispe.segment.live.suggestions import candidates, radius_for, suggest
 from vispe.segment.model.model_file import versions
 from vispe.segment.overlays import PALETTE
@@ -232,7 +232,7 @@ def picture() -> None:
     shown = live.normalized()[0].copy()
     shown[labels > 0] = np.array(PALETTE[:3], np.float32)[labels[labels > 0] - 1] / 255
     places = suggest(live)
-    Image.fromarray(drawn(shown, places)).quantize(256, Image.Quantize.MAXCOVERAGE).save(PICTURE)
+    Image.fromarray(draw_suggestions(shown, places)).quantize(256, Image.Quantize.MAXCOVERAGE).save(PICTURE)
     print(*(f"{number}: {place.reason}" for number, place in enumerate(places, 1)), sep="\n")
 
 

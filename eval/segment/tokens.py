@@ -38,12 +38,12 @@ from vispe.files import atomic_path
 from vispe.images.normalize import normalize
 from vispe.images.read import read_image
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.feature_cache import KeptFeatures
+from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.metrics import mean_iou
 from vispe.segment.model.model_file import versions
-from vispe.segment.run.prediction import Post, predict_page
+from vispe.segment.run.prediction import PostProcessing, predict_page
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "segment_tokens.json"
 SYNTHETIC = "synthetic"
@@ -127,7 +127,7 @@ def main() -> None:
         # looks are whole pixels apart
         if not left or setting.stride % setting.shifts:
             continue
-        features = KeptFeatures(setting.config(options.model, options.weights))
+        features = CachedFeatures(setting.config(options.model, options.weights))
         for name, image in left:
             row = {"setting": str(setting), "set": name, "image": image}
             rows.append(row | measure(opened(options.data, name, image), features, setting, options.memory))
@@ -183,7 +183,7 @@ def drawn_task(number: int) -> Picture:
     return Picture(page, np.where(drawn, truth, 0), truth)
 
 
-def measure(picture: Picture, features: KeptFeatures, setting: Setting, memory: float) -> dict[str, Any]:
+def measure(picture: Picture, features: CachedFeatures, setting: Setting, memory: float) -> dict[str, Any]:
     """Train on the scribbles of a picture and score all of its pixels."""
     height, width = picture.truth.shape
     page = enlarged(picture.page, setting.scale)
@@ -201,11 +201,13 @@ def measure(picture: Picture, features: KeptFeatures, setting: Setting, memory: 
     y, x = np.nonzero(picture.drawn)
     rows, columns = (((axis + 0.5) * setting.scale).astype(int) for axis in (y, x))
     places, inverse = np.unique(rows * page.shape[1] + columns, return_inverse=True)
-    found = features.prepare(page, valid).gather_places(places)[inverse]
+    found = features.prepare(page, valid).gather_indices(places)[inverse]
     classes = int(max(picture.truth.max(), picture.drawn.max()))
     fitted = PixelClassifier("logistic", classes).fit(found, picture.drawn[y, x])
     features.apply(page, valid, fitted.linear)
-    prob = predict_page(page, valid, features, fitted, Post(prior="uniform"), lambda share: None).prob
+    prob = predict_page(
+        page, valid, features, fitted, PostProcessing(prior="uniform"), lambda share: None
+    ).prob
     prob = interpolate(torch.from_numpy(np.ascontiguousarray(prob))[None], (height, width), mode="area")[0]
     labels = prob.argmax(0).numpy() + 1
     return {"miou": round(mean_iou(labels, picture.truth, classes), 4)}
@@ -223,7 +225,7 @@ def timed(settings: Sequence[Setting], model: str, weights: str) -> dict[str, fl
         features.fit([(seen, valid)])
         for _ in range(2):
             start = time.process_time()
-            features.prepare(seen, valid).gather_places(np.arange(seen.shape[0] * seen.shape[1]))
+            features.prepare(seen, valid).gather_indices(np.arange(seen.shape[0] * seen.shape[1]))
             spent.append(time.process_time() - start)
         found[name] = round(1e6 * min(spent) / page[..., 0].size, 1)
         print(name, found[name], sep=" | ", flush=True)

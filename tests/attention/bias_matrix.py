@@ -24,7 +24,7 @@ ROUNDED = {torch.float32: (4e-6, 2e-5), torch.float16: (2e-3, 6e-3), torch.bfloa
 METRICS = ("euclidean", "manhattan", "chebyshev", "squared")
 NORMS = ("none", "max", "reference")
 # encodings with several softmaxes have not one bias; tests/encodings has theirs
-BRANCHED = {name for name in NAMES if encoding_class(name.partition(".")[0]).branched}
+BRANCHED = {name for name in NAMES if encoding_class(name.partition(".")[0]).multi_softmax}
 DERIVED = [n for n in NAMES if encoding_info(n).kinds == ("bias",) and n not in BRANCHED]
 DERIVED += [
     "irpe(mode=bias)",
@@ -68,7 +68,7 @@ def relative(found, wanted):
     return ((found - wanted).norm() / wanted.norm().clamp(min=0.1)).item()
 
 
-def refused(backend, q, k, v, **arguments):
+def unsupported(backend, q, k, v, **arguments):
     """Return why a backend refuses, after `attention` has said it in a sentence, or None."""
     reason = BACKENDS[backend][0](Call(q, k, v, **arguments))
     if reason is not None:
@@ -97,7 +97,7 @@ def agrees(found, wanted, leaves, exact, limits):
 def agrees_or_refuses(case, backend, dtype, pos, b=2, limits=EXACT):
     """Return why the backend refused, or None after it agreed with the definition."""
     q, k, v = leaves = tensors(b, pos.tokens, dtype=dtype)
-    reason = refused(backend, q, k, v, bias=case.bias)
+    reason = unsupported(backend, q, k, v, bias=case.bias)
     if reason is None:
         leaves = [*leaves, *case.params]
         exact = doubles(leaves)
@@ -115,7 +115,7 @@ def derived_agrees_or_refuses(spec, backends, limits):
     exact = [*doubles(leaves), *(p for p in wide.parameters() if p.requires_grad)]
     for backend in backends:
         arguments = terms(encoding, pos, layer, x)
-        reason = refused(backend, *leaves, **arguments)
+        reason = unsupported(backend, *leaves, **arguments)
         if reason is not None:
             refusals[backend] = reason
             continue

@@ -156,7 +156,7 @@ def _whole(case):
     def dense(p, q, k, s):
         return case.dense(p, q, k, s) - s * q @ k.transpose(-1, -2)
 
-    return Case(case.bias.as_whole(), case.params, dense)
+    return Case(case.bias.as_logits(), case.params, dense)
 
 
 def _sum(*cases):

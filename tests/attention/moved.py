@@ -89,12 +89,12 @@ def _gathered(pos):
 
 
 MOVES = {
-    "spaced": lambda pos: pos.spaced([2.0, 0.5, 1.5][: pos.axes]),
+    "spaced": lambda pos: pos.with_spacing([2.0, 0.5, 1.5][: pos.axes]),
     "replaced": _replaced,
     "without a place": _lost,
     "wider": lambda pos: pos.replace(extent=pos.extent * 1.5),
     "gathered": _gathered,
-    "gathered and spaced": lambda pos: _gathered(pos).spaced([2.0, 0.5, 1.5][: pos.axes]),
+    "gathered and spaced": lambda pos: _gathered(pos).with_spacing([2.0, 0.5, 1.5][: pos.axes]),
 }
 
 

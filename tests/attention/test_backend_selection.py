@@ -62,7 +62,7 @@ def test_explain_says_who_named_it(environment):
     environment("reference")
     caught = explain(*tensors(), bias=BIAS)
     assert caught.reason == "selected by VISPE_BACKEND"
-    assert caught.refused["sdpa"] == "another backend is selected"
+    assert caught.unsupported["sdpa"] == "another backend is selected"
     with use_backend("sdpa"):
         assert explain(*tensors(), bias=BIAS).reason == "selected by vispe.use_backend"
         assert explain(*tensors(), backend="reference").reason == "selected by name"

@@ -28,7 +28,7 @@ def table(name, heads=HEADS):
 @pytest.fixture(params=["strips", "mask"])
 def path(request, monkeypatch, poisoned):
     if request.param == "strips":
-        monkeypatch.setattr(blocked, "LEAST", 0)
+        monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
 
 
 def check(run, bias_of, dense, params, keep=None):
@@ -118,7 +118,7 @@ def test_without_gradients(name, backend):
 
 
 def test_second_derivatives_of_strips(monkeypatch):
-    monkeypatch.setattr(blocked, "LEAST", 0)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     values, pos = table("rows of the grid"), GRID.positions()
     q, k, v = tensors(2, 12)
     found = []

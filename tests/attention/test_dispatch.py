@@ -83,12 +83,12 @@ def test_explain():
     told = explain(q, k, v, bias=squared)
     assert told.backend == "sdpa"
     assert "cached with its positions" in told.reason
-    assert "lowrank" in told.refused
+    assert "lowrank" in told.unsupported
     assert str(told).startswith("sdpa: one dense mask")
     assert "computed in each call" in explain(q, k, v, bias=DistanceBias(leaf(HEADS), pos)).reason
     term = ValueTerm(torch.randn(1, 2, WIDTH), torch.zeros(32, 32, dtype=torch.long))
     assert explain(q, k, v, value_term=term).backend == "reference"
-    assert "does not return" in explain(q, k, v, value_term=term).refused["sdpa"]
+    assert "does not return" in explain(q, k, v, value_term=term).unsupported["sdpa"]
     assert explain(q, k, v).reason == "there is no bias"
     assert explain(q, k, v, backend="reference").reason == "selected by name"
     long = Grid((32, 33)).positions()

@@ -19,7 +19,7 @@ ROTARY = [name for name in NAMES if "rotary" in encoding_info(name).kinds and na
 @pytest.fixture(autouse=True)
 def _strips(monkeypatch):
     """Blocks of strips serve short inputs too."""
-    monkeypatch.setattr(blocked, "LEAST", 0)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     monkeypatch.setattr(blocked, "SHORTEST_ROW", 1)
 
 

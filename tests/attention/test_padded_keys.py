@@ -11,7 +11,7 @@ from vispe.attention.backends import blocked
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("name", NAMES)
 def test_called(name, backend, junk, least, monkeypatch):
-    monkeypatch.setattr(blocked, "LEAST", least)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", least)
     assert same_whatever_padding_holds(name, backend, junk, rotated=least == 0) >= 4
 
 

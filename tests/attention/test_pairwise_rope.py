@@ -5,9 +5,9 @@ import torch
 
 from vispe.attention import DenseBias, PairRotation, attention
 from vispe.attention.call import Call
-from vispe.attention.extended_mind import Memories, attend_with_memories, memory_bias
-from vispe.attention.pairwise_rope.pine import OrderedScores
-from vispe.attention.pairwise_rope.self_extend import GroupedScores, self_extend
+from vispe.attention.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
+from vispe.attention.pairwise_rope.pine import PineScores
+from vispe.attention.pairwise_rope.self_extend import SelfExtendScores, self_extend
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal import Parallel, Stream, Text, create_scheme
 
@@ -34,7 +34,7 @@ def line(n, b=1):
 @pytest.mark.parametrize(("n", "group", "window"), [(13, 2, 4), (13, 3, 5), (7, 4, 1), (9, 1, 3)])
 def test_self_extend_pair_by_pair(n, group, window):
     q, k, _ = inputs(n=n, kv_heads=4)
-    found = GroupedScores(line(n), line(n), RATES, group, window).dense(q=q, k=k, scale=1.0)
+    found = SelfExtendScores(line(n), line(n), RATES, group, window).dense(q=q, k=k, scale=1.0)
     for i in range(n):
         for j in range(n):
             offset = i - j
@@ -50,7 +50,7 @@ def test_a_short_input_and_groups_of_one_are_plain_rotation():
     q, k, v = inputs()
     plain = attention(q, k, v, transform=turn(line(13)), enable_gqa=True, is_causal=True)
     for group, window in ((3, 13), (1, 4)):
-        bias = GroupedScores(line(13), line(13), RATES, group, window)
+        bias = SelfExtendScores(line(13), line(13), RATES, group, window)
         torch.testing.assert_close(attention(q, k, v, bias=bias, enable_gqa=True, is_causal=True), plain)
     assert self_extend(torch.arange(4), 2, 4)[0].tolist() == [0, 0, 1, 1]
 
@@ -59,7 +59,7 @@ def test_on_two_axes_each_goes_by_its_own_rule():
     q, k, _ = inputs(b=1, n=20, kv_heads=4, width=8)
     rates = torch.tensor([[[1.0, 0.0, 0.3], [0.0, 0.7, 0.0]]], dtype=torch.float64)
     at = torch.cartesian_prod(torch.arange(2.0), torch.arange(10.0))[None].double()
-    both = GroupedScores(at, at, rates, 2, 4).dense(q=q, k=k, scale=1.0)
+    both = SelfExtendScores(at, at, rates, 2, 4).dense(q=q, k=k, scale=1.0)
     angle = at[:, None] @ rates
     plain = PairRotation(angle.cos(), angle.sin(), "half")
     near = (at[:, :, None] - at[:, None]).abs().amax(-1)[:, None] < 4  # Chebyshev
@@ -74,7 +74,7 @@ def test_gradients_of_grouped_positions():
 
     def run(q, k, v):
         return attention(
-            q, k, v, bias=GroupedScores(line(5), line(5), RATES, 2, 2), is_causal=True, backend="reference"
+            q, k, v, bias=SelfExtendScores(line(5), line(5), RATES, 2, 2), is_causal=True, backend="reference"
         )
 
     assert torch.autograd.gradcheck(run, (q, k, v))
@@ -84,9 +84,9 @@ def test_wrong_groups_are_refused():
     with pytest.raises(OptionError, match="group must be a positive integer, got 0"):
         self_extend(torch.arange(3), 0, 2)
     with pytest.raises(ShapeError, match="several axes"):
-        GroupedScores(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), torch.ones(1, 2, 3), 2, 2)
+        SelfExtendScores(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2), torch.ones(1, 2, 3), 2, 2)
     with pytest.raises(ShapeError, match="coordinates"):
-        GroupedScores(line(4), line(4), RATES, 2, 2).dense(
+        SelfExtendScores(line(4), line(4), RATES, 2, 2).dense(
             *[None] * 2, q=torch.ones(1, 1, 5, 8), k=torch.ones(1, 1, 5, 8)
         )
 
@@ -96,7 +96,7 @@ def ordered(stream, n=None):
     member = stream.scatter(stream.blocks.parallel[stream.block].T, -1)[:2]
     at = found.ids.movedim(0, -1)
     last = slice(None) if n is None else slice(-n, None)
-    return OrderedScores(at[:, last], at, RATES, member[..., last], member, found.extent)
+    return PineScores(at[:, last], at, RATES, member[..., last], member, found.extent)
 
 
 def pine(stream, q, k, v, n=None):
@@ -164,7 +164,9 @@ def test_memories_query_by_query(mode, topk, threshold):
     q, k, v = inputs(n=6)
     bank, values = (x[:, :, :9] for x in inputs(n=9, seed=1)[1:])
     call = Call(q, k, v, transform=turn(line(6)), is_causal=True, enable_gqa=True)
-    y = attend_with_memories(call, Memories(bank, values), topk=topk, threshold=threshold, mode=mode)
+    y = attend_with_external_memory(
+        call, ExternalMemory(bank, values), topk=topk, threshold=threshold, mode=mode
+    )
     turned, own = turn(line(6)).query(q), turn(line(6)).key(k)
     for b in range(2):
         for h in range(4):
@@ -185,7 +187,9 @@ def test_memories_with_alibi_and_where_they_are():
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64)
     own = DenseBias(-slopes[None, :, None, None] * torch.ones(1, 4, 5, 5, dtype=torch.float64))
     call = Call(q, k, v, bias=own, is_causal=True)
-    y = attend_with_memories(call, Memories(bank, bank, bias=memory_bias(slopes, 5)), topk=3)
+    y = attend_with_external_memory(
+        call, ExternalMemory(bank, bank, bias=external_memory_bias(slopes, 5)), topk=3
+    )
     keys = torch.cat([bank.expand(2, -1, -1, -1), k], 2)
     bias = torch.cat(
         [
@@ -197,13 +201,13 @@ def test_memories_with_alibi_and_where_they_are():
     wanted = attention(q, keys, torch.cat([bank.expand(2, -1, -1, -1), v], 2), bias=DenseBias(bias[None]))
     torch.testing.assert_close(y, wanted)
     turned = Call(q, k, v, transform=turn(line(5)), is_causal=True)
-    at_origin = attend_with_memories(turned, Memories(bank, bank), topk=2)
+    at_origin = attend_with_external_memory(turned, ExternalMemory(bank, bank), topk=2)
     zero = turn(torch.zeros(1, 3, 1, dtype=torch.float64))
     torch.testing.assert_close(
-        attend_with_memories(turned, Memories(bank, bank, "own", zero), topk=2), at_origin
+        attend_with_external_memory(turned, ExternalMemory(bank, bank, "own", zero), topk=2), at_origin
     )
     far = turn(torch.full((1, 1, 1), 9.0, dtype=torch.float64))
-    last = attend_with_memories(turned, Memories(bank, bank, "far", far), topk=2)
+    last = attend_with_external_memory(turned, ExternalMemory(bank, bank, "far", far), topk=2)
     assert (last - at_origin).abs().max() > 1e-3
 
 
@@ -213,7 +217,7 @@ def test_gradients_with_memories():
 
     def run(q, k, v, bank):
         call = Call(q, k, v, transform=turn(line(4)), is_causal=True)
-        return attend_with_memories(call, Memories(bank, bank), topk=2)
+        return attend_with_external_memory(call, ExternalMemory(bank, bank), topk=2)
 
     assert torch.autograd.gradcheck(run, (q, k, v, bank))
 
@@ -222,8 +226,8 @@ def test_wrong_memories_are_refused():
     q, k, v = inputs(n=5)
     call, bank = Call(q, k, v, enable_gqa=True), torch.ones(1, 4, 3, 8)
     with pytest.raises(ShapeError, match="batch size"):
-        attend_with_memories(call, Memories(bank, bank), topk=2)
+        attend_with_external_memory(call, ExternalMemory(bank, bank), topk=2)
     with pytest.raises(OptionError, match="topk must be a positive integer"):
-        attend_with_memories(call, Memories(bank[:, :2], bank[:, :2]), topk=0)
+        attend_with_external_memory(call, ExternalMemory(bank[:, :2], bank[:, :2]), topk=0)
     with pytest.raises(OptionError, match="'own' needs the rotation"):
-        Memories(bank, bank, "own")
+        ExternalMemory(bank, bank, "own")

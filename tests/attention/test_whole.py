@@ -19,7 +19,7 @@ FIXED = DistanceBias((0.5, 0.2, 0.0), POS)
 def test_kept_masks_are_not_confused(first):
     """The mask of a fixed bias is kept, and the next call with it goes straight to SDPA."""
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
-    whole = FIXED.as_whole()
+    whole = FIXED.as_logits()
     assert whole.key == FIXED.key
     for alone in (first, not first, first, not first):
         found = attention(q, k, v, bias=whole if alone else FIXED)
@@ -31,7 +31,7 @@ def test_kept_masks_are_not_confused(first):
 def test_columns_take_the_place_of_queries_and_keys():
     row, col = torch.randn(1, 3, POS.tokens, 5), torch.randn(1, 3, POS.tokens, 5)
     q, k, v = (t.detach() for t in tensors(2, POS.tokens))
-    bias = LowRankBias(row, col).as_whole()
+    bias = LowRankBias(row, col).as_logits()
     assert explain(q, k, v, bias=bias).backend == "lowrank"
     wanted = (row @ col.mT).softmax(-1) @ v
     for backend in ("auto", "lowrank", "sdpa", "reference"):
@@ -43,13 +43,13 @@ def test_columns_take_the_place_of_queries_and_keys():
 def test_queries_have_a_gradient_of_zero():
     q, k, v = tensors(2, POS.tokens)
     for backend in ("reference", "sdpa"):
-        grads = torch.autograd.grad(attention(q, k, v, bias=FIXED.as_whole(), backend=backend).sum(), [q, k])
+        grads = torch.autograd.grad(attention(q, k, v, bias=FIXED.as_logits(), backend=backend).sum(), [q, k])
         assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
 
 
 def test_half_precision_has_no_rounding_of_the_product():
     q, k, v = (t.detach().bfloat16() * 30 for t in tensors(1, POS.tokens))
-    found = attention(q, k, v, bias=FIXED.as_whole())
+    found = attention(q, k, v, bias=FIXED.as_logits())
     wanted = FIXED.dense().softmax(-1) @ v.float()
     # mask, weights and output are rounded to 2^-9; a product taken off again would leave logits off by 2^-8 of 900
     assert (found.float() - wanted).norm() < 8e-3 * wanted.norm()
@@ -59,16 +59,16 @@ def test_half_precision_has_no_rounding_of_the_product():
 def test_fused_kernels_refuse(backend):
     q, k, v = tensors(1, POS.tokens)
     with pytest.raises(BackendUnavailable, match=f"backend='{backend}' does not support this call"):
-        attention(q, k, v, bias=FIXED.as_whole(), backend=backend)
+        attention(q, k, v, bias=FIXED.as_logits(), backend=backend)
 
 
 def test_a_sum_has_at_most_one():
     table = TableBias(torch.randn(3, 5, 7), POS)
-    assert SumBias([FIXED, table.as_whole()]).whole
+    assert SumBias([FIXED, table.as_logits()]).whole
     assert not SumBias([FIXED, table]).whole
     message = "At most one term may replace the product .* DistanceBias and TableBias"
     with pytest.raises(UnsupportedCombination, match=message):
-        SumBias([FIXED.as_whole(), table.as_whole()])
+        SumBias([FIXED.as_logits(), table.as_logits()])
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("whole")])
@@ -90,7 +90,7 @@ class Window(Biased):
     paper, year = "none", 2026
 
     def bias(self, pos, layer, x=None):
-        return DistanceBias((0.7,), pos).as_whole()
+        return DistanceBias((0.7,), pos).as_logits()
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_it_compiles_in_one_graph():
     q, k, v = tensors(2, POS.tokens)
 
     def run(q, k, v, table):
-        bias = TableBias(table, Grid((3, 4), prefix=1).positions()).as_whole()
+        bias = TableBias(table, Grid((3, 4), prefix=1).positions()).as_logits()
         return attention(q, k, v, bias=bias)
 
     table = torch.randn(1, 5, 7, dtype=q.dtype)
@@ -131,7 +131,7 @@ def test_it_compiles_in_one_graph():
 
 
 def test_a_transform_without_effect_is_refused():
-    bias, turn = DenseBias(torch.zeros(1, 1, 6, 6)).as_whole(), torch.zeros(1, 1, 6, 2)
+    bias, turn = DenseBias(torch.zeros(1, 1, 6, 6)).as_logits(), torch.zeros(1, 1, 6, 2)
     q = torch.randn(1, 2, 6, 8)
     with pytest.raises(UnsupportedCombination, match=r"DenseBias replaces the product .* PairRotation"):
         attention(q, q, q, bias=bias, transform=PairRotation(turn.cos(), turn.sin(), "half"))

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from vispe.backbones.attention_recorder import attention_layers, attention_map, watch
+from vispe.backbones.attention_recorder import attention_layers, attention_map, record_attention
 from vispe.backbones.local.transformers_model import TransformersModel
-from vispe.backbones.vision_model import VisionModel, random_twin
+from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import InputError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import host_of
-from vispe.evaluate.evaluated import load_subject
+from vispe.evaluate.audit.audited_model import as_audited_model
+from vispe.evaluate.evaluated import load_evaluated_model
 
 transformers = pytest.importorskip("transformers")
 KINDS = {"ViT": "ViTModel", "Dinov2": "Dinov2Model", "CLIPVision": "CLIPVisionModel"}
@@ -40,7 +40,7 @@ def test_watched_attention_is_what_the_model_shows(kind, attention):
     before, own = net(images).last_hidden_state, transformers.AttentionInterface.get_interface
     outputs = []
     handle = net.register_forward_hook(lambda m, a, out: outputs.append(out.last_hidden_state))
-    watch(net, images, recorded.append)
+    record_attention(net, images, recorded.append)
     handle.remove()
     assert torch.equal(outputs[0], before)
     assert transformers.AttentionInterface.get_interface is own
@@ -59,7 +59,7 @@ def test_a_language_model_is_one_causal_row(attention):
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, vocab_size=50)
     net = transformers.LlamaModel._from_config(config, attn_implementation=attention).eval()
     recorded, ids = [], torch.arange(7)[None]
-    watch(net, ids, recorded.append)
+    record_attention(net, ids, recorded.append)
     net.set_attn_implementation("eager")
     for one, weights in zip(recorded, net(ids, output_attentions=True).attentions, strict=True):
         torch.testing.assert_close(attention_map(one.call)[1], weights, atol=1e-6, rtol=1e-5)
@@ -70,7 +70,7 @@ def test_a_language_model_is_one_causal_row(attention):
 def test_a_twin_is_drawn_again_whatever_was_loaded(kind, tmp_path):
     build(kind).save_pretrained(tmp_path)
     model = TransformersModel(getattr(transformers, KINDS[kind]).from_pretrained(tmp_path)).eval()
-    twin, same = random_twin(model, 1)
+    twin, same = reinitialized_copy(model, 1)
     assert same == ()
     assert not torch.equal(twin(torch.zeros(1, 3, 32, 32)), model(torch.zeros(1, 3, 32, 32)))
 
@@ -79,13 +79,13 @@ def test_a_folder_is_a_subject_and_a_host(tmp_path):
     net = build("CLIPVision")
     net.save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"needs preprocessor_config\.json"):
-        load_subject(f"hf:{tmp_path}", device="cpu")
+        load_evaluated_model(f"hf:{tmp_path}", device="cpu")
     colours = '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}'
     (tmp_path / "preprocessor_config.json").write_text(colours)
-    subject, images = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32)
-    host, recorded = host_of(subject), []
+    subject, images = load_evaluated_model(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32)
+    host, recorded = as_audited_model(subject), []
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
-    assert torch.equal(host.maps(images), host_of(net).maps(images))
+    assert torch.equal(host.maps(images), as_audited_model(net).maps(images))
     assert host.can == {"maps", "pooled", "attention"}
     bare = host.without()
     bare.watch(images, recorded.append)
@@ -109,11 +109,15 @@ def test_a_vision_language_model_gives_its_tower(inside, tmp_path):
         (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {COLOURS}}}')
     else:
         (tmp_path / "preprocessor_config.json").write_text(COLOURS)
-    subject, images, recorded = load_subject(f"hf:{tmp_path}", device="cpu"), torch.rand(1, 3, 32, 32), []
-    host = host_of(subject)
+    subject, images, recorded = (
+        load_evaluated_model(f"hf:{tmp_path}", device="cpu"),
+        torch.rand(1, 3, 32, 32),
+        [],
+    )
+    host = as_audited_model(subject)
     own = net.model.vision_tower(images).last_hidden_state[:, 1:]
     torch.testing.assert_close(host.maps(images), own.mT.unflatten(2, (4, 4)).detach())
-    assert torch.equal(host_of(net).maps(images), host.maps(images))
+    assert torch.equal(as_audited_model(net).maps(images), host.maps(images))
     assert torch.allclose(subject.mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     host.watch(images, recorded.append)
     assert [s.grid.shape for s in recorded] == [(4, 4)] * 2
@@ -135,10 +139,10 @@ def test_towers_without_a_convolution_for_patches_and_texts_are_refused(tmp_path
         with pytest.raises(
             UnsupportedHost, match=r"must have an image tower with blocks, one convolution"
         ) as error:
-            load_subject(f"hf:{tmp_path / name}", device="cpu")
+            load_evaluated_model(f"hf:{tmp_path / name}", device="cpu")
         assert str(error.value).count("\n") == 0
 
 
 def test_a_folder_that_does_not_exist_is_named():
     with pytest.raises(InputError, match="the folder /no/such does not exist"):
-        load_subject("hf:/no/such")
+        load_evaluated_model("hf:/no/such")

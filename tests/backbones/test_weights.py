@@ -16,7 +16,7 @@ from vispe.backbones.timm import load_backbone
 from vispe.backbones.weights import built_with
 from vispe.cli.main import main
 from vispe.errors import InputError
-from vispe.evaluate.evaluated import load_subject
+from vispe.evaluate.evaluated import load_evaluated_model
 from vispe.segment.features.token_features import TokenModel
 from vispe.train.retrofit.config import Teacher
 from vispe.train.retrofit.teacher import load_teacher
@@ -162,7 +162,7 @@ def every_door(file, **options):
     name, file = "test_vit", str(file)
     yield lambda: load_backbone(name, weights=file, **options)
     yield lambda: TokenModel(name, weights=file)._model
-    yield lambda: load_subject(name, weights=file, device="cpu", **options).features.model
+    yield lambda: load_evaluated_model(name, weights=file, device="cpu", **options).features.model
     yield lambda: load_teacher(Teacher(name=name, weights=file, **options)).model
 
 

@@ -75,7 +75,7 @@ def test_softmaxes_that_differ_are_told_apart():
     content, place = paths[:2]
     assert content.reason == "there is no bias"
     assert place.reason == "one dense mask, cached until its parameters change"
-    assert "which the bias replaces" in place.refused["flex"]
+    assert "which the bias replaces" in place.unsupported["flex"]
 
 
 def test_layers_that_differ_are_told_apart():

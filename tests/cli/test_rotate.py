@@ -8,9 +8,9 @@ from PIL import Image
 from vispe.backbones.user_callables import D4Segmenter
 from vispe.cli.main import main
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName
-from vispe.evaluate.evaluated import Subject, load_subject
+from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
 from vispe.evaluate.image_sources import load_sources
-from vispe.evaluate.rotation import ModelFeatures
+from vispe.evaluate.rotation import VisionModel
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
 from vispe.images.textures import random_field
 from vispe.symmetry import D4Features
@@ -229,9 +229,9 @@ def test_the_help_says_what_the_numbers_mean(capsys):
 
 
 def test_subjects_know_their_images():
-    subject = load_subject("test_vit", weights="random", d4=True, layer=1)
+    subject = load_evaluated_model("test_vit", weights="random", d4=True, layer=1)
     assert isinstance(subject.features, D4Features)
-    assert isinstance(subject.features.features, ModelFeatures)
+    assert isinstance(subject.features.features, VisionModel)
     assert subject.features.features.layer == 1
     assert (subject.patch, subject.size, subject.exact) == (16, 160, False)
     assert subject.title == "test_vit (random weights, block 1, averaged over eight poses)"
@@ -242,7 +242,7 @@ def test_subjects_know_their_images():
     assert subject.features(image[None]).shape == (1, 64, 2, 3)
     with pytest.raises(ShapeError, match=r"images must have 3 channel\(s\), got \(32, 48, 2\)"):
         subject.tensor(page.repeat(2, 2))
-    fixed = load_subject("test_vit", weights="random", img_size=64)
+    fixed = load_evaluated_model("test_vit", weights="random", img_size=64)
     assert fixed.size == 64
 
 
@@ -256,7 +256,7 @@ def test_probabilities_averaged_over_poses_turn_with_the_image():
 
 
 def test_masks_are_matched_by_name_or_by_order_and_checked(folder, tmp_path):
-    subject = Subject("f", lambda x: x)
+    subject = EvaluatedModel("f", lambda x: x)
     paths = [folder / "images" / f"a{k}.png" for k in (0, 1)]
     images = FileImages(paths, subject.tensor)
     assert [images[k].shape for k in range(2)] == [(3, 60, 64), (3, 65, 63)]
@@ -283,14 +283,14 @@ def test_pages_of_a_stack_are_images(tmp_path):
 
     pages = np.random.default_rng(0).integers(0, 255, (3, 20, 24), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "s.tif", pages, photometric="minisblack")
-    images = FileImages([tmp_path / "s.tif"], Subject("f", lambda x: x).tensor, "none")
+    images = FileImages([tmp_path / "s.tif"], EvaluatedModel("f", lambda x: x).tensor, "none")
     assert images.names == ("s.tif page 0", "s.tif page 1", "s.tif page 2")
     assert len(images) == 3
     np.testing.assert_allclose(images[2][0].numpy(), pages[2] / 255, atol=1e-6)
 
 
 def test_textures_are_known_exactly():
-    made = TextureImages(3, Subject("f", lambda x: x).tensor, side=96, seed=2)
+    made = TextureImages(3, EvaluatedModel("f", lambda x: x).tensor, side=96, seed=2)
     assert made.names == ("texture 0, random field", "texture 1, discs", "texture 2, grains")
     for image, mask in zip(made, made.masks, strict=True):
         assert image.shape == (3, 96, 96)
@@ -302,7 +302,7 @@ def test_textures_are_known_exactly():
 
 
 def test_images_without_masks_beside_textures(folder):
-    subject = Subject("f", lambda x: x)
+    subject = EvaluatedModel("f", lambda x: x)
     paths = [folder / "images" / "a0.png"]
     found = load_sources(subject, paths, textures=2)
     assert found.truths is None
@@ -312,4 +312,4 @@ def test_images_without_masks_beside_textures(folder):
     assert len(both.truths) == 3
     assert both.truths[2].shape == (320, 320)
     with pytest.raises(UnknownName, match="has no 'f'"):
-        load_subject("json:f")
+        load_evaluated_model("json:f")

@@ -8,7 +8,7 @@ import torch
 from vispe.cli.commands import audit, health, probe, rotate
 from vispe.cli.main import main
 from vispe.evaluate import evaluated
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.evaluated import EvaluatedModel
 
 CALLABLE = """
 import torch
@@ -104,7 +104,7 @@ def test_saved_segmenters_are_probed_by_probabilities(capsys, monkeypatch):
             side = torch.linspace(0, 1, image.shape[-1]).expand(image.shape[-2:])
             return torch.stack([side, 1 - side])
 
-    saved = Subject("seg.vispe", segmenter=Halves(), size=48, names=("left", "right"))
+    saved = EvaluatedModel("seg.vispe", segmenter=Halves(), size=48, names=("left", "right"))
     monkeypatch.setattr(evaluated, "_saved", lambda *words: saved)
     found = report(capsys, "probe", "seg.vispe", *PROBE, "--no-layers", "--target", "lr")
     assert found["results"]["noise"]["rows"][0]["r2_heldout"]["median"] > 0.99

@@ -209,7 +209,9 @@ def biases(part, pos, layer=0, x=None):
     if not isinstance(part, Biased):
         return []
     x = tokens(pos) if x is None else x
-    made = [b.bias for b in part.branches(pos, layer, x)] if part.branched else [part.bias(pos, layer, x)]
+    made = (
+        [b.bias for b in part.branches(pos, layer, x)] if part.multi_softmax else [part.bias(pos, layer, x)]
+    )
     return [bias for bias in made if bias is not None]
 
 
@@ -218,7 +220,9 @@ def transforms(part, pos):
     if not isinstance(part, Rotary):
         return []
     x = tokens(pos)
-    made = [b.transform for b in part.branches(pos, 0, x)] if part.branched else [part.transform(pos, 0, x)]
+    made = (
+        [b.transform for b in part.branches(pos, 0, x)] if part.multi_softmax else [part.transform(pos, 0, x)]
+    )
     return [transform for transform in made if transform is not None]
 
 

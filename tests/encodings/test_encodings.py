@@ -146,18 +146,20 @@ def test_slopes_of_released_checkpoints():
     for options in ("slopes=learned", "slopes=learned,softplus=true"):
         made = create_encoding(f"alibi2d({options})", num_heads=4)
         state = {"blocks.0.attn.m": given.clone(), "blocks.1.attn.m": given.clone()}
-        made.adopt(state, "blocks.0.attn.", "blocks.0.attn.pos_enc.")
+        made.rename_checkpoint_keys(state, "blocks.0.attn.", "blocks.0.attn.pos_enc.")
         assert set(state) == {"blocks.0.attn.pos_enc.slope", "blocks.1.attn.m"}
         made.load_state_dict({"slope": state["blocks.0.attn.pos_enc.slope"]})
         torch.testing.assert_close(made.head_slopes(), given.flatten())
     with pytest.raises(OptionError, match=r"slopes down to -0\.5 in .*attn\.m"):
-        made.adopt({"attn.m": torch.tensor([-0.5, 1.0]).reshape(2, 1, 1)}, "attn.", "attn.pos_enc.")
+        made.rename_checkpoint_keys(
+            {"attn.m": torch.tensor([-0.5, 1.0]).reshape(2, 1, 1)}, "attn.", "attn.pos_enc."
+        )
     fixed = create_encoding("alibi2d", num_heads=4)
     state = {"attn.m": given}
-    fixed.adopt(state, "attn.", "attn.pos_enc.")
+    fixed.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {"attn.m"}
     both = create_encoding("sincos2d+alibi2d(slopes=learned)", num_heads=4, dim=8)
-    both.adopt(state, "attn.", "attn.pos_enc.")
+    both.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {"attn.pos_enc.members.1.slope"}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vispe import Biased, Grid, Positions, Rotary, create_encoding, encoding_info, list_encodings
-from vispe.encodings.base import INVARIANCES, KNOWLEDGE
+from vispe.encodings.base import INFORMATION, INVARIANCES
 from vispe.encodings.multi_softmax import calls_of
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import encoding_class
@@ -123,9 +123,9 @@ def test_invariances_are_those_that_are_measured(name):
 def test_facts_are_of_the_words_of_the_field():
     for name in list_encodings():
         cls = encoding_class(name)
-        assert set(cls.knows) <= set(KNOWLEDGE), name
+        assert set(cls.encodes) <= set(INFORMATION), name
         # samplers only say where tokens are; what they are worth is up to who reads it
-        assert cls.knows or set(cls.invariant) == set(INVARIANCES) or issubclass(cls, Sampler), name
+        assert cls.encodes or set(cls.invariant) == set(INVARIANCES) or issubclass(cls, Sampler), name
         assert set(cls.preset_invariant) <= set(cls.presets)
         for facts in (cls.invariant, *cls.preset_invariant.values()):
             assert set(facts) <= set(INVARIANCES), name
@@ -140,10 +140,12 @@ def test_lists_by_facts():
     assert list_encodings("alibi2d*", invariant="rotation") == ["alibi2d.local"]
     assert list_encodings("alibi2d*", invariant="reflection") == ["alibi2d"]
     assert list_encodings("alibi2d.*", invariant="reflection") == list_encodings("alibi2d.*")
-    assert "sincos2d" in list_encodings(knows="place")
-    assert not set(list_encodings(knows="place")) & set(list_encodings(invariant="translation"))
-    with pytest.raises(OptionError, match=r"knows must be one of distance, .* got 'distanse'\. Did you mean"):
-        list_encodings(knows="distanse")
+    assert "sincos2d" in list_encodings(encodes="position")
+    assert not set(list_encodings(encodes="position")) & set(list_encodings(invariant="translation"))
+    with pytest.raises(
+        OptionError, match=r"encodes must be one of distance, .* got 'distanse'\. Did you mean"
+    ):
+        list_encodings(encodes="distanse")
     with pytest.raises(OptionError, match="invariant must be one of translation, quarter_turns, reflection"):
         list_encodings(invariant="flip")
 

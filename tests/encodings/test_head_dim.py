@@ -70,5 +70,5 @@ def test_errors():
 def test_every_encoding_that_checks_the_width_of_heads_takes_it():
     for name in INSIDE:
         cls = encoding_class(name)
-        if "_head_width" in inspect.getsource(cls):
+        if "_resolve_head_dim" in inspect.getsource(cls):
             assert "head_dim" in inspect.signature(cls).parameters, name

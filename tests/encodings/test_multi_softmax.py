@@ -19,7 +19,7 @@ class Both(Biased):
 
     name = "both"
     ndim = (2,)
-    branched = True
+    multi_softmax = True
     num_heads: int
 
     def __post_init__(self):
@@ -34,7 +34,7 @@ class Both(Biased):
         share = self.gate.sigmoid()[:, None, None]
         place = pos.coords.sum(-1).to(self.tilt.dtype)
         logits = self.tilt * (place[:, :, None] - 2 * place[:, None])[:, None]
-        return [Branch(1 - share[None]), Branch(share[None], None, DenseBias(logits, pos).as_whole())]
+        return [Branch(1 - share[None]), Branch(share[None], None, DenseBias(logits, pos).as_logits())]
 
 
 class Twice(Rotary):
@@ -42,7 +42,7 @@ class Twice(Rotary):
 
     name = "twice"
     ndim = (1, 2, 3)
-    calibrates = True
+    scales_channels = True
 
     def transform(self, pos, layer, x=None):
         return Affine(q_mul=torch.tensor(2.0), k_add=torch.tensor(1.0))

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vispe.encodings.spec import DEEPEST, LONGEST, parse_text
+from vispe.encodings.spec import MAX_SPEC_DEPTH, MAX_SPEC_LENGTH, parse_text
 from vispe.errors import OptionError, VispeError
 
 HOSTILE = {
@@ -45,10 +45,10 @@ def test_a_long_spec_is_read_or_refused(text):
 
 
 def test_what_fits_the_limits_is_read():
-    deep = "a(b=" * DEEPEST + "1" + ")" * DEEPEST
+    deep = "a(b=" * MAX_SPEC_DEPTH + "1" + ")" * MAX_SPEC_DEPTH
     assert parse_text(deep)[0][0] == "a"
     values = ",".join(["0.12345678901234"] * 1_500)
-    assert len(values) < LONGEST
+    assert len(values) < MAX_SPEC_LENGTH
     assert len(parse_text(f"longrope(factor=[{values}])")[0][1]["factor"]) == 1_500
     assert parse_text(" rope_axial ( a = b , c:[ 1, x ] ) + none ") == [
         ("rope_axial", {"a": "b", "c": [1, "x"]}),

@@ -79,7 +79,7 @@ def test_cells_do_not_depend_on_moved_coordinates():
     pos = Grid((3, 4), prefix=1).positions()
     moved = pos.replace(coords=pos.coords + 0.7)
     assert torch.equal(moved.cells(), pos.cells())
-    assert torch.equal(pos.spaced((3.0, 0.1)).cells(), pos.cells())
+    assert torch.equal(pos.with_spacing((3.0, 0.1)).cells(), pos.cells())
     with pytest.raises(
         ShapeError, match=r"needs positions of a Grid, got free coordinates\. Use grid\.positions"
     ):
@@ -151,12 +151,12 @@ def test_positions_errors(make, message):
 
 def test_spaced_positions_are_kept():
     pos = Grid((2, 3), prefix=1, spacing=(1.0, 2.0)).positions()
-    wide = pos.spaced((3.0, 1.0))
-    assert wide is pos.spaced([3, 1])
+    wide = pos.with_spacing((3.0, 1.0))
+    assert wide is pos.with_spacing([3, 1])
     assert wide.coords[0, -1].tolist() == [3.0, 2.0]
     assert wide.extent[0].tolist() == [6.0, 3.0]
     with pytest.raises(OptionError, match="one positive number for each of 2 axes"):
-        pos.spaced((1.0,))
+        pos.with_spacing((1.0,))
 
 
 def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
@@ -171,8 +171,8 @@ def test_whether_tokens_are_in_place_is_known_without_a_look_at_tensors():
     fields = ("coords", "spatial", "extent", "cell", "index", "grid")
     elsewhere = [pos.replace(**{name: getattr(pos, name)}) for name in fields]
     elsewhere += [
-        pos.spaced((2.0, 1.0)),
-        dropped.spaced((2.0, 1.0)),
+        pos.with_spacing((2.0, 1.0)),
+        dropped.with_spacing((2.0, 1.0)),
         Positions(pos.coords, pos.spatial, grid=pos.grid),
     ]
     elsewhere += [
@@ -272,7 +272,7 @@ def test_origin(shape):
         assert torch.equal(pos.cells(), start.cells())  # which cell a token is does not change
         assert not pos.in_place
         assert not pos.gather(torch.tensor([[0, 2]])).in_place
-        wide = pos.spaced((3.0,) * len(shape))
+        wide = pos.with_spacing((3.0,) * len(shape))
         assert wide.grid.origin == pos.grid.origin
         torch.testing.assert_close(wide.coords, pos.coords / pos.cell * 3)
 

@@ -41,7 +41,7 @@ def test_rules_are_their_formulas(dim, base, scale, length):
     torch.testing.assert_close(fr.inverse_frequencies(dim, base, torch.float64), tensor, **close)
     torch.testing.assert_close(fr.interpolated(tensor, scale), tensor / scale, **close)
     low, high = bounds(32, 1, dim, base, length)
-    assert fr.turn_range(32, 1, dim, base, length) == (low, high)
+    assert fr.wavelength_range(32, 1, dim, base, length) == (low, high)
     wanted = [w / scale * ramp(low, high, i) + w * (1 - ramp(low, high, i)) for i, w in enumerate(plain)]
     found = fr.yarn(dim, base, scale, length, **exact)
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), **close)
@@ -81,7 +81,7 @@ def test_giraffe_of_the_paper_takes_the_position_out_of_eleven_pairs():
     ],
 )
 def test_yarn_numbers(dim, base, length, scale, range_, mscale):
-    assert fr.turn_range(32, 1, dim, base, length) == range_
+    assert fr.wavelength_range(32, 1, dim, base, length) == range_
     assert fr.yarn_mscale(scale) == pytest.approx(mscale, abs=1e-5)
     assert fr.yarn_mscale(0.5) == 1
     assert fr.yarn_mscale(0.5, 2.0) == 2
@@ -137,9 +137,9 @@ def test_min_base_is_that_of_the_table(pairs):
         wanted = torch.cos(torch.arange(side + 1)[:, None] * found ** (-torch.arange(pairs) / pairs)).sum(-1)
         assert (wanted > -1e-4).all()
         freqs = torch.tensor([found ** (-i / pairs) for i in range(pairs)])
-        torch.testing.assert_close(fr.likeness(freqs, side), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(fr.cosine_similarity_bound(freqs, side), wanted, rtol=1e-4, atol=1e-4)
         smaller = (found / 1.0101) ** (-torch.arange(pairs) / pairs)
-        assert (fr.likeness(smaller, side) < 0).any()
+        assert (fr.cosine_similarity_bound(smaller, side) < 0).any()
 
 
 def test_min_base_of_text_is_that_of_the_table():

@@ -12,9 +12,9 @@ from vispe.grid.token_orders import (
     TARGET_CELL,
     fractal,
     inputs_and_targets,
-    ordered,
     quadtree,
     raster,
+    reorder_positions,
     shuffled,
 )
 
@@ -89,14 +89,14 @@ def test_inputs_and_targets():
 def test_positions_in_an_order_know_the_next_place():
     grid = Grid((2, 3), prefix=1, spacing=(2.0, 1.0))
     order = torch.cat([torch.tensor([0]), 1 + quadtree(2, 3)])
-    pos = ordered(grid.positions(), order)
+    pos = reorder_positions(grid.positions(), order)
     plain = grid.positions()
     assert torch.equal(pos.coords, plain.coords[:, order])
     assert torch.equal(pos.attrs[TARGET].values[:, :-1], pos.coords[:, 1:])
     assert pos.attrs[TARGET_CELL].values.tolist() == [[*(order[1:] - 1).tolist(), -1]]
     few = pos.gather(torch.tensor([[0, 2, 5]]))  # dropped tokens take their targets along
     assert few.attrs[TARGET_CELL].values[0].tolist() == [order[n + 1].item() - 1 for n in (0, 2, 5)]
-    free = ordered(Positions(torch.rand(2, 4, 2)), torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]))
+    free = reorder_positions(Positions(torch.rand(2, 4, 2)), torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]))
     assert free.attrs[TARGET_CELL].values.tolist() == [[1, 0, 2, -1], [1, 2, 3, -1]]
 
 
@@ -110,4 +110,4 @@ def test_what_is_refused():
     with pytest.raises(
         ShapeError, match=r"The order of 7 tokens, including the prefix, must have shape \(7,\)"
     ):
-        ordered(Grid((2, 3), prefix=1).positions(), torch.arange(6))
+        reorder_positions(Grid((2, 3), prefix=1).positions(), torch.arange(6))

@@ -87,7 +87,7 @@ def test_under_pytest(tmp_path):
 
 def test_waiting_twice_changes_nothing():
     finders = list(sys.meta_path)
-    import_hooks.await_hosts()
+    import_hooks.install_import_hooks()
     assert sys.meta_path == finders
     assert (
         sum(type(f).__name__ == "_Finder" and type(f).__module__ == import_hooks.__name__ for f in finders)

@@ -24,7 +24,7 @@ from tests.hosts.helpers import EVERY, RELEASE, close, grads, image, shake, tiny
 from vispe import Grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts import curves
-from vispe.encodings.parts.curves import curve_order, traced_places
+from vispe.encodings.parts.curves import curve_order, traced_indices
 
 DOCS = Path(__file__).parents[2] / "docs/how-to/models/hosts.md"
 SIZES = ((32, 32), (40, 56), (56, 40), (72, 64))  # the grid of the model, the traced one, transposed, larger
@@ -245,11 +245,11 @@ def test_encodings_of_one_and_three_axes(axes, spec, tmp_path):
 @pytest.mark.parametrize("start", ["width", "longer", "even"])
 def test_the_curve_in_operations_of_onnx_is_that_of_the_recursion(start):
     for shape in [(h, w) for h in range(1, 8) for w in range(1, 8)] + [(37, 14), (14, 37)]:
-        actual = traced_places(*shape, start, torch.device("cpu"))
+        actual = traced_indices(*shape, start, torch.device("cpu"))
         assert np.array_equal(actual.numpy(), curve_order(shape, start).ravel()), shape
 
 
 def test_the_curve_of_a_grid_beyond_its_limit_is_not_a_number(monkeypatch):
     monkeypatch.setattr(curves, "ROUNDS", 3)
-    assert traced_places(3, 3, "width", torch.device("cpu")).isfinite().all()
-    assert traced_places(20, 20, "width", torch.device("cpu")).isnan().all()
+    assert traced_indices(3, 3, "width", torch.device("cpu")).isfinite().all()
+    assert traced_indices(20, 20, "width", torch.device("cpu")).isnan().all()

@@ -9,7 +9,7 @@ from PIL import Image
 from vispe.errors import InputError
 from vispe.images.file_search import match_files
 from vispe.images.sequences import FileImages, FileMasks
-from vispe.segment.out_of_core.scribbles import match_labels
+from vispe.segment.out_of_core.scribbles import match_store_labels
 from vispe.segment.run.inputs import BatchImage, match
 
 
@@ -58,7 +58,7 @@ def test_what_a_batch_says_of_files_without_an_image():
 def test_what_a_run_on_stores_says_of_labels_without_an_image():
     notes = []
     images = paths("a.zarr b.ome.zarr")
-    found = match_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
+    found = match_store_labels(paths("b_labels.png a_x.zarr c.tif"), images, notes.append)
     assert found == {images[0]: Path("a_x.zarr"), images[1]: Path("b_labels.png")}
     assert notes == ["c.tif matches no image and is ignored."]
     with pytest.raises(
@@ -66,7 +66,7 @@ def test_what_a_run_on_stores_says_of_labels_without_an_image():
         match=r"^no labels file matches an image by name: got c.tif for images such as a.zarr. Use matching names, "
         r"for example a.zarr and a_labels.png.$",
     ):
-        match_labels(paths("c.tif"), images, notes.append)
+        match_store_labels(paths("c.tif"), images, notes.append)
 
 
 def test_what_masks_of_a_sequence_say(tmp_path):

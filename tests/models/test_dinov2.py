@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.train.tiny import config
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
 from vispe.train.evaluate.mask_scores import score_masks
-from vispe.train.evaluate.model_pair import Pair
+from vispe.train.evaluate.model_pair import ModelPair
 from vispe.train.evaluate.probe_images import Settings
 from vispe.train.retrofit.config import Teacher
 from vispe.train.retrofit.student import load_student, load_teacher, make_student
@@ -182,9 +182,9 @@ def test_targets_are_met_or_missed_by_the_rows(report):
 
 def test_a_student_that_is_its_teacher_is_entirely_like_it(student):
     _, teacher, _ = load_student(student)
-    same = Pair(teacher, teacher, [])
+    same = ModelPair(teacher, teacher, [])
     settings = Settings(8, 0, teacher.mean, teacher.std)
-    noise = probe_images.pictures_of("noise", 32, settings, TINY, [], None)
+    noise = probe_images.load_images("noise", 32, settings, TINY, [], None)
     row = dinov2.metrics.looked_at(same, "noise", 32, noise, settings, TINY)
     assert row["cosine_blanked"] == pytest.approx([1, 1])
     assert row["cosine_centred"] == pytest.approx([1, 1])
@@ -197,7 +197,7 @@ def test_scores_of_scribbles_are_those_of_the_evaluation_of_a_retrofit(student, 
     after, before, card = load_student(student)
     settings = Settings(8, 48, before.mean, before.std)
     frames = [f for f in probe_images.frames_of(micrographs, TINY) if f.group == "bright"]
-    found = scribbled.scribbled(Pair(before, after, card["blanked"]), frames, 48, settings, 20)
+    found = scribbled.scribbled(ModelPair(before, after, card["blanked"]), frames, 48, settings, 20)
     images = scribbled.Windows([settings.normalized(f.image) for f in frames], 8, 48)
     truths = scribbled.Windows([f.truth for f in frames], 8, 48)
     sources = {"before": before, "after": after}

@@ -22,7 +22,7 @@ proof = importlib.import_module("small_retrofit")
 figure = importlib.import_module("small_retrofit_figure")
 report_file = importlib.import_module("small_retrofit_report")
 measure = importlib.import_module("small_retrofit_metrics")
-PICTURES_OF = proof.pictures_of  # the run below replaces it
+PICTURES_OF = proof.load_images  # the run below replaces it
 NAMES = ("alibi2d", "alibi2d, random weights")
 
 
@@ -72,7 +72,7 @@ def run(tmp_path_factory, micrographs):
     patch.setattr(proof, "BLANKED", 2)
     patch.setattr(proof, "PROBE", Probe(noise=1, textures=1, masks=1, size=24))
     patch.setattr(proof, "ROWS", {"own": NAMES, "small table": ()})
-    patch.setattr(proof, "pictures_of", lambda pool, cache: Dots())
+    patch.setattr(proof, "load_images", lambda pool, cache: Dots())
     for key, value in {"SIZES": (24, 48), "PATCH": 4, "NOISE": 2, "TEXTURES": 2, "UNSEEN": 1}.items():
         patch.setattr(measure, key, value)
     folder = tmp_path_factory.mktemp("proof")

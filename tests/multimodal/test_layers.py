@@ -11,7 +11,7 @@ from tests.multimodal.strategies import EVERY, batches, shared
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError, UnknownName
 from vispe.multimodal import Image, Stream, Text, Video, angles, create_scheme, rotation
-from vispe.multimodal.layers import LayerSchemes, alternating, pyramid
+from vispe.multimodal.layers import PerLayerSchemes, alternating, pyramid
 
 FREQUENCIES = 10_000.0 ** (-torch.arange(8) / 8)
 
@@ -139,9 +139,9 @@ def test_what_is_refused():
     with pytest.raises(
         OptionError, match=r"of_layer needs the index of a scheme, 0 to 0.*\[0, 1\] for 1 sch"
     ):
-        LayerSchemes((create_scheme("mrope"),), (0, 1))
+        PerLayerSchemes((create_scheme("mrope"),), (0, 1))
     with pytest.raises(OptionError, match="each scheme a layer"):
-        LayerSchemes((create_scheme("mrope"), create_scheme("vrope")), (0, 0))
+        PerLayerSchemes((create_scheme("mrope"), create_scheme("vrope")), (0, 0))
     with pytest.raises(OptionError, match="at most one for each of 1 layers"):
         alternating(["mrope", "vrope"], 1)
     with pytest.raises(OptionError, match=r"a list of schemes.*got 'mrope'"):

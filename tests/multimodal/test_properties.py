@@ -11,7 +11,7 @@ import torch
 
 from vispe.errors import OptionError, UnknownName, UnsupportedCombination
 from vispe.multimodal import Scheme, create_scheme, list_schemes, scheme_class
-from vispe.multimodal.properties import keeps_text, properties
+from vispe.multimodal.properties import is_text_exact, properties
 from vispe.multimodal.schemes.mrope import MRoPE, RoPE1D
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +91,8 @@ def test_places_of_known_schemes():
     qwen, reset, old = (
         properties(s) for s in ("mrope_i", "mrope_i(spatial_reset=true)", "mrope(after=side)")
     )
-    assert (qwen.image_gap, qwen.video_gap, qwen.follows) == ((1, 36), (1, 93), (True, True, True))
-    assert reset.follows == (True, False, False)
+    assert (qwen.image_gap, qwen.video_gap, qwen.follows_text) == ((1, 36), (1, 93), (True, True, True))
+    assert reset.follows_text == (True, False, False)
     assert reset.image_gap == (5, 36)  # text at 40, columns up to 35
     assert old.video_gap == (-89, 3)  # text at 11, the last frame at 100
     vrope = seen("vrope")
@@ -113,9 +113,9 @@ def test_places_of_known_schemes():
 def test_what_options_change():
     assert not seen("mrope(text_axes=time)").text_exact
     assert not seen("mhrope(sections=[1,2,2])").text_exact  # three of eight key heads do not turn
-    assert keeps_text(create_scheme("mhrope"), pairs=16, kv_heads=3)
-    assert not keeps_text(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
-    assert not keeps_text(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
+    assert is_text_exact(create_scheme("mhrope"), pairs=16, kv_heads=3)
+    assert not is_text_exact(create_scheme("mhrope", sections=(1, 1, 1)), pairs=16, kv_heads=4)
+    assert not is_text_exact(create_scheme("mrope", text_axes="time"), pairs=8, kv_heads=2)
     assert seen("mrope(tokens_per_second=2.0)").timed
     assert not seen("mrope").timed
     assert not seen("v2pe").whole
@@ -132,7 +132,7 @@ def test_nothing_is_looked_up():
         name = "odd"
         step = 0.5
 
-        def advance(self, blocks, draws):
+        def counter_step(self, blocks, draws):
             if bool((blocks.tile[:, 2:].prod(1) > 1).any()):
                 raise UnsupportedCombination("no tiles")
             return blocks.size[:, 2].double() + 0.25

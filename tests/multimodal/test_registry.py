@@ -244,7 +244,7 @@ def test_a_scheme_of_ones_own():
         def axes(self):
             return 1
 
-        def advance(self, blocks, draws):
+        def counter_step(self, blocks, draws):
             return (blocks.tokens * self.step_size).ceil()
 
         def local(self, tokens, draws):

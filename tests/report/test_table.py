@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from vispe.report.figure_style import short
-from vispe.report.table import aligned, columns, interval, json_list, json_value, number
+from vispe.report.figure_style import short_number
+from vispe.report.table import interval, json_list, json_value, markdown_table, number, text_table
 
 TABLE = [["what", "mean"], ["rot90", "0.4"], ["x", "12.25"]]
 
@@ -26,7 +26,7 @@ TABLE = [["what", "mean"], ["rot90", "0.4"], ["x", "12.25"]]
     ],
 )
 def test_numbers(value, plain, three, in_figures):
-    assert (number(value), number(value, 3), short(value)) == (plain, three, in_figures)
+    assert (number(value), number(value, 3), short_number(value)) == (plain, three, in_figures)
 
 
 def test_intervals():
@@ -35,12 +35,12 @@ def test_intervals():
 
 
 def test_tables_are_aligned():
-    assert aligned(TABLE).split("\n") == [
+    assert markdown_table(TABLE).split("\n") == [
         "| what  |  mean |", "|-------|------:|", "| rot90 |   0.4 |", "| x     | 12.25 |",
     ]  # fmt: skip
-    assert aligned(TABLE, left=(0, 1)).split("\n")[1:3] == ["|-------|-------|", "| rot90 | 0.4   |"]
-    assert columns(TABLE).split("\n") == ["what    mean", "rot90    0.4", "x      12.25"]
-    assert columns(TABLE, left=(0, 1)).split("\n")[1] == "rot90  0.4"
+    assert markdown_table(TABLE, left=(0, 1)).split("\n")[1:3] == ["|-------|-------|", "| rot90 | 0.4   |"]
+    assert text_table(TABLE).split("\n") == ["what    mean", "rot90    0.4", "x      12.25"]
+    assert text_table(TABLE, left=(0, 1)).split("\n")[1] == "rot90  0.4"
 
 
 def test_json_has_no_nan():

@@ -10,13 +10,13 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
 from vispe.segment import pipeline
-from vispe.segment.classify.calibration import calibrate, strokes
+from vispe.segment.classify.calibration import calibrate, label_scribbles
 from vispe.segment.classify.pixel_classifier import PixelClassifier
-from vispe.segment.features.feature_cache import KeptFeatures
+from vispe.segment.features.feature_cache import CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.live import Live, micrograph
 from vispe.segment.model.model_file import Model, load_model
-from vispe.segment.run.prediction import Post, predict_page
+from vispe.segment.run.prediction import PostProcessing, predict_page
 
 FILTERS = FeatureConfig(sigmas=(1.0, 4.0))
 TILED = FeatureConfig("both", sigmas=(1.0, 2.0), model="vispe_micro", tile=64)
@@ -47,7 +47,11 @@ def scribbles(grey: np.ndarray, classes: int = 2, seed: int = 0) -> np.ndarray:
 
 
 def by_hand(
-    image: Micrograph, labels: np.ndarray, config: FeatureConfig, kind: str, post: Post | None = None
+    image: Micrograph,
+    labels: np.ndarray,
+    config: FeatureConfig,
+    kind: str,
+    post: PostProcessing | None = None,
 ):
     """What the command does with one image, from the same public parts but without anything kept."""
     features = Features(config)
@@ -61,10 +65,10 @@ def by_hand(
     classifier = PixelClassifier(kind, int(labels.max()))
     classes = labels[masks].astype(np.int64)
     classifier.fit(np.concatenate(found), classes)
-    of = strokes(np.flatnonzero(masks), classes, masks.shape[1:])
+    of = label_scribbles(np.flatnonzero(masks), classes, masks.shape[1:])
     calibrate(classifier, np.concatenate(found), classes, of)
     return [
-        predict_page(p, v, features, classifier, post or Post(), lambda share: None)
+        predict_page(p, v, features, classifier, post or PostProcessing(), lambda share: None)
         for p, v in zip(pages, image.valid, strict=True)
     ], classifier
 
@@ -183,7 +187,7 @@ def test_pages_of_a_stack_share_one_classifier(config):
     expected, _ = by_hand(image, labels, config, "logistic")
     live = Live(image, page=1, features=config)
     assert_same(live.update(labels), expected[1])
-    live.turn_to(2)
+    live.select_page(2)
     assert_same(live.predict(), expected[2])
     assert_same(live.predict(0), expected[0])
     alone = np.zeros(pages.shape, np.uint8)
@@ -200,8 +204,10 @@ def test_trees_are_those_of_the_command(kind):
     grey = picture(40, 37)
     labels = scribbles(grey)
     image = micrograph(grey)
-    (expected,), _ = by_hand(image, labels[None], FILTERS, kind, Post(smooth=1, min_area=4))
-    found = Live(image, features=FILTERS, classifier=kind, post=Post(smooth=1, min_area=4)).update(labels)
+    (expected,), _ = by_hand(image, labels[None], FILTERS, kind, PostProcessing(smooth=1, min_area=4))
+    found = Live(image, features=FILTERS, classifier=kind, post=PostProcessing(smooth=1, min_area=4)).update(
+        labels
+    )
     np.testing.assert_array_equal(found.prob, expected.prob)
     np.testing.assert_array_equal(found.labels, expected.labels)
 
@@ -254,7 +260,7 @@ def test_memory_is_stated_and_bounded():
 
 def test_features_are_computed_once(monkeypatch):
     calls = []
-    real = KeptFeatures._load
+    real = CachedFeatures._load
 
     def load(self, config):
         model = real(self, config)
@@ -262,7 +268,7 @@ def test_features_are_computed_once(monkeypatch):
         monkeypatch.setattr(type(model), "__call__", lambda *a, **k: (calls.append(1), call(*a, **k))[1])
         return model
 
-    monkeypatch.setattr(KeptFeatures, "_load", load)
+    monkeypatch.setattr(CachedFeatures, "_load", load)
     grey = picture(64, 64)
     live = Live(micrograph(grey), features=TILED)
     live.update(scribbles(grey))
@@ -308,7 +314,7 @@ def test_what_is_asked_too_early_or_of_nothing(tmp_path):
         with pytest.raises(InputError, match=r"there is no model yet\. Label at least 2 classes"):
             ask()
     with pytest.raises(InputError, match=r"page 1 does not exist in image, which has pages 0 to 0"):
-        live.turn_to(1)
+        live.select_page(1)
     with pytest.raises(InputError, match="page -1 does not exist"):
         live.predict(-1)
     with pytest.raises(

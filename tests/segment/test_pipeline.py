@@ -16,9 +16,9 @@ from PIL import Image
 
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.pixel_features import FeatureConfig
-from vispe.segment.pipeline import MODEL_NAME, Labelling, Post, Scoring, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, LabelOptions, PostProcessing, ScoreOptions, apply, segment
 from vispe.segment.run import prediction
-from vispe.segment.run.run_report import Watcher
+from vispe.segment.run.run_report import ProgressCallbacks
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "microscopy"
 
@@ -62,7 +62,9 @@ def many(tmp_path, count=3):
 
 
 def test_scribbles_become_maps_scores_and_a_model(folder):
-    report = run(folder, labelling=Labelling(["ground", "disc"]), scoring=Scoring([folder / "mask.png"]))
+    report = run(
+        folder, labelling=LabelOptions(["ground", "disc"]), scoring=ScoreOptions([folder / "mask.png"])
+    )
     out = folder / "out"
     assert {p.name for p in out.iterdir()} == {
         "a_seg.png",
@@ -103,7 +105,7 @@ def test_scribbles_become_maps_scores_and_a_model(folder):
 
 
 def test_labelled_pixels_can_be_scored_too(folder):
-    report = run(folder, scoring=Scoring([folder / "mask.png"], include_labelled=True))
+    report = run(folder, scoring=ScoreOptions([folder / "mask.png"], include_labelled=True))
     assert report.images[0]["scores"]["n_pixels"] == 60 * 83
 
 
@@ -142,7 +144,7 @@ def test_several_images_share_one_classifier(tmp_path):
         tmp_path / "out",
         labels=[tmp_path / "labels"],
         classifier="logistic",
-        scoring=Scoring([tmp_path / "masks"]),
+        scoring=ScoreOptions([tmp_path / "masks"]),
     )
     assert [Path(r["image"]).stem for r in report.images] == ["i0", "i1", "i2"]
     assert report.images[1]["labels"] is None
@@ -154,7 +156,7 @@ def test_several_images_share_one_classifier(tmp_path):
 
 def test_tokens_and_filters_together(folder):
     features = FeatureConfig("both", model="test_vit", weights="random", tile=32)
-    report = run(folder, features=features, scoring=Scoring([folder / "mask.png"]))
+    report = run(folder, features=features, scoring=ScoreOptions([folder / "mask.png"]))
     record = report.images[0]
     assert 0 <= record["tile_disagreement"] <= 1
     assert record["overlap_pixels"] > 0
@@ -176,7 +178,9 @@ def test_a_model_file_keeps_how_dense_tokens_are(folder):
 
 
 def test_clusters_need_no_labels_and_are_matched_to_the_truth(folder):
-    report = segment([folder / "a.png"], folder / "out", cluster=2, scoring=Scoring([folder / "mask.png"]))
+    report = segment(
+        [folder / "a.png"], folder / "out", cluster=2, scoring=ScoreOptions([folder / "mask.png"])
+    )
     found = report.images[0]["scores"]
     assert found["cluster_to_class"] == {"1": 2, "2": 1}  # the dark cluster first; discs are class 2
     assert found["miou"] > 0.6
@@ -193,7 +197,7 @@ def test_stacks_keep_their_pages(tmp_path):
         [tmp_path / "s.tif"],
         tmp_path / "out",
         labels=[tmp_path / "l.png"],
-        labelling=Labelling(label_page=1),
+        labelling=LabelOptions(label_page=1),
         classifier="logistic",
     )
     labels = tifffile.imread(tmp_path / "out" / "s_seg.tif")
@@ -218,12 +222,12 @@ def test_pixels_without_data_stay_zero(folder):
 def test_smoothing_and_small_patches(folder):
     from skimage.measure import label
 
-    run(folder, post=Post(smooth=1, min_area=30))
+    run(folder, post=PostProcessing(smooth=1, min_area=30))
     labels = np.asarray(Image.open(folder / "out" / "a_seg.png"))
     patches = label(labels, background=0, connectivity=2)
     assert np.bincount(patches.ravel())[1:].min() >= 30
     with pytest.raises(OptionError, match="smooth=-1 must be 0 or more"):
-        Post(smooth=-1)
+        PostProcessing(smooth=-1)
 
 
 def test_memory_trouble_halves_the_tile_and_is_announced(folder, monkeypatch):
@@ -256,7 +260,7 @@ def test_a_watcher_hears_of_everything(tmp_path):
     many(tmp_path)
     heard = []
 
-    class Ears(Watcher):
+    class Ears(ProgressCallbacks):
         def start(self, what, total):
             heard.append((what, total))
 
@@ -331,7 +335,7 @@ def test_stained_nuclei_are_found_as_well_as_by_the_reference(tmp_path, kind, re
             tmp_path / path.stem,
             labels=[root / "scribbles" / path.name],
             classifier=kind,
-            scoring=Scoring([root / "masks" / path.name], include_labelled=True),
+            scoring=ScoreOptions([root / "masks" / path.name], include_labelled=True),
         )
         found.append(report.images[0]["scores"]["miou"])
     assert np.mean(found) > reference - 0.03

@@ -12,7 +12,7 @@ from vispe.cli.main import main
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live import Live, micrograph
-from vispe.segment.live.suggest_file import drawn, suggest_file
+from vispe.segment.live.suggest_file import draw_suggestions, suggest_file
 from vispe.segment.live.suggestions import MOST, Suggestion, candidates, radius_for, select_greedily, suggest
 from vispe.segment.pipeline import MODEL_NAME, segment
 
@@ -138,7 +138,7 @@ def test_a_live_segmentation_without_model_is_refused():
 def test_rings_are_drawn_where_the_places_are():
     grey = np.full((100, 160, 1), 0.5, np.float32)
     places = [Suggestion(40, 30, 6, 0, 0.5, ("a", "b"), ""), Suggestion(150, 90, 6, 0, 0.5, ("a", "b"), "")]
-    found = drawn(grey, places)
+    found = draw_suggestions(grey, places)
     factor = 3
     assert found.shape == (300, 480, 3)
     yellow = (found == (255, 230, 0)).all(-1)

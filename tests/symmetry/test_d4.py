@@ -6,7 +6,7 @@ import torch
 
 from tests.evaluate.rotation.cases import noise, vit
 from vispe.errors import OptionError, ShapeError, UnknownName
-from vispe.evaluate.rotation import D4, Element, ModelFeatures, element, equivariance, fit_to_patches
+from vispe.evaluate.rotation import D4, Element, VisionModel, element, equivariance, fit_to_patches
 
 SHAPES = [(1, 1), (2, 2), (3, 3), (2, 5), (6, 1), (7, 4)]
 
@@ -106,7 +106,7 @@ def test_fitting_says_what_it_did_and_what_it_cannot():
 
 
 def test_an_off_centre_crop_is_caught_and_a_centred_one_is_exact():
-    model = ModelFeatures(vit("alibi2d"))
+    model = VisionModel(vit("alibi2d"))
 
     def top_left(images):
         return model(images[..., : images.shape[-2] // 7 * 7, : images.shape[-1] // 7 * 7])

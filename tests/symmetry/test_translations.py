@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vispe.errors import OptionError, ShapeError
-from vispe.symmetry import Placement, shared
+from vispe.symmetry import Placement, common_part
 
 SIDE = st.integers(1, 5)
 
@@ -50,9 +50,9 @@ def test_two_placements_share_the_same_patches(drawn):
     both = seen[0] & seen[1]
     if not both.any():
         with pytest.raises(OptionError, match="Placements need equal contents"):
-            shared(first, second)
+            common_part(first, second)
         return
-    found = [place.undo(place.apply(image, behind)) for place in shared(first, second)]
+    found = [place.undo(place.apply(image, behind)) for place in common_part(first, second)]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0].flatten(2), image[..., both])
 

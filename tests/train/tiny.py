@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vispe.backbones.distributed import Processes
 from vispe.train.data import Source
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import Probe, Retrofit, Stage, Student, Target, Teacher
 from vispe.train.retrofit.distillation import make_plan
 from vispe.train.retrofit.distillation_losses import Objective
@@ -67,7 +67,7 @@ def training(config: Retrofit, source: Source | None = None) -> Training:
     teacher = load_teacher(config.teacher, seed=config.seed)
     student = make_student(teacher, config.student, seed=config.seed)
     blank = config.target.blank if isinstance(config.target.blank, list) else []
-    folder = Folder(Path(config.out))
+    folder = RunFolder(Path(config.out))
     folder.begin(config.identity())
     half = torch.full((3, 1, 1), 0.5)
     plan = make_plan(config, source or Pictures(), processes, SimpleNamespace(mean=half, std=half))

@@ -11,12 +11,12 @@ import torch
 
 from tests.train.tiny import Pictures, config
 from vispe.train.data.augmentation import Augment
-from vispe.train.retrofit.checkpoint import Folder
-from vispe.train.retrofit.config import Stage, Student, Target, Weights
+from vispe.train.retrofit.checkpoint import RunFolder
+from vispe.train.retrofit.config import LossWeights, Stage, Student, Target
 from vispe.train.retrofit.distillation import retrofit
 
 TOGETHER = {
-    "loss": Weights(1.0, 0.5, 0.25, place=0.5),
+    "loss": LossWeights(1.0, 0.5, 0.25, place=0.5),
     "augment": Augment(place=9, curriculum=0.5),
     "student": Student("rope_mixed"),
     "stages": [Stage(32, steps=3, batch=4, rate=1e-4), Stage(48, steps=2, batch=2, rate=1e-5)],
@@ -29,7 +29,7 @@ TOGETHER = {
 def killed_config(out):
     """A run with everything that has a state: averages, random layers, two stages, an interval cut by a kill."""
     spec = "rope_axial+learned"
-    return config(out, ema=0.8, loss=Weights(1.0, 0.5), student=Student(spec), seed=5, log_every=3)
+    return config(out, ema=0.8, loss=LossWeights(1.0, 0.5), student=Student(spec), seed=5, log_every=3)
 
 
 def killed(out: str, *places: str) -> None:
@@ -42,7 +42,7 @@ def killed(out: str, *places: str) -> None:
                 raise SystemExit(f"{place or 'the last run'} ended with status {status}")
             continue
         kind, _, step = place.partition(":")
-        plain = Folder.save
+        plain = RunFolder.save
 
         def save(self, number, *rest, kind=kind, step=step, plain=plain):
             if kind == "saving" and number == int(step):
@@ -53,7 +53,7 @@ def killed(out: str, *places: str) -> None:
             if kind == "after" and number == int(step):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Folder.save = save
+        RunFolder.save = save
         try:
             retrofit(killed_config(out), source=Pictures(), on_step=follow)
         except BaseException:  # a fork must not go on as its parent would

@@ -259,7 +259,7 @@ class Call:
         return None if mask is None or mask.dtype == torch.bool else _as_4d(mask)
 
 
-def combine(
+def combine_masks(
     bias: Tensor | None, added: Tensor | None, keep: Tensor | None, finite: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return one additive mask, and the rows without any key (bool, (b, h, n, 1)) or None.

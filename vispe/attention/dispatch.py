@@ -30,7 +30,7 @@ BACKENDS: dict[str, _Entry] = {
     "triton": (triton.unsupported_reason, triton.run),
     "flex": (flex.unsupported_reason, flex.run),
 }
-LONG = 1024  # keys from which low-rank columns are faster than a dense mask (measured on CPU)
+MIN_LOWRANK_KEYS = 1024  # keys from which low-rank columns are faster than a dense mask (measured on CPU)
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Explanation:
 
     backend: str
     reason: str
-    refused: dict[str, str]
+    unsupported: dict[str, str]
 
     def __str__(self) -> str:
         lines = [f"{self.backend}: {self.reason}"]
-        return "\n".join(lines + [f"not {name}: {why}" for name, why in self.refused.items()])
+        return "\n".join(lines + [f"not {name}: {why}" for name, why in self.unsupported.items()])
 
 
 def attention(
@@ -169,7 +169,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     name, reason = _select_backend(call, named)
     if name == "sdpa" and blocked.applies(call):
         reason = "the mask is computed in blocks, because it is too large to cache or needs a gradient"
-    refused = {
+    unsupported = {
         other: unsupported_reason(call)
         for other, (unsupported_reason, _) in BACKENDS.items()
         if other != name
@@ -177,7 +177,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     default_reason = (
         "not faster here, or less exact" if named.backend == "auto" else "another backend is selected"
     )
-    return Explanation(name, reason, {other: why or default_reason for other, why in refused.items()})
+    return Explanation(name, reason, {other: why or default_reason for other, why in unsupported.items()})
 
 
 def _split_window_mask(
@@ -258,7 +258,7 @@ def _lowrank_is_faster(call: Call) -> bool:
         return lowrank.unsupported_reason(call) is None
     if (
         not isinstance(bias, DistanceBias)
-        or call.k.shape[2] < LONG
+        or call.k.shape[2] < MIN_LOWRANK_KEYS
         or lowrank.unsupported_reason(call) is not None
     ):
         return False

@@ -13,55 +13,55 @@ from vispe.attention.backends.reference import logits, weighted
 from vispe.attention.call import Call
 from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.attention.transform.abstract_transform import Transform
-from vispe.errors import OptionError, ShapeError, UnsupportedCombination, is_whole
+from vispe.errors import OptionError, ShapeError, UnsupportedCombination, is_integer
 
-Place = Literal["origin", "far", "own"]
+MemoryPosition = Literal["origin", "far", "own"]
 Mode = Literal["unturned", "reference"]
 
 
 @dataclass(frozen=True, eq=False)
-class Memories:
+class ExternalMemory:
     """Keys and values of other texts or images, stored before rotation.
 
     Attributes:
         keys: (b or 1, h_kv, m, d), unrotated.
         values: (b or 1, h_kv, m, d_v).
-        place: position of the memories. ``'origin'``: position 0, as in the paper; their distance grows with the
+        position: position of the memories. ``'origin'``: position 0, as in the paper; their distance grows with the
             position of the query. ``'far'``: one fixed distance from all queries. ``'own'``: each at its position in
             its own image. Where directions have no meaning, as in micrographs, use ``'far'`` without a transform.
         transform: for ``'own'`` the rotation by the coordinates of the memories (n = m tokens), for ``'far'`` the
             rotation of all queries by one distance (n = 1 token); None for no rotation.
-        bias: added to the logits of memories, (h or 1, 1, 1); see `memory_bias`.
+        bias: added to the logits of memories, (h or 1, 1, 1); see `external_memory_bias`.
 
     Raises:
-        OptionError: unknown `place`, or a `transform` that does not fit it.
+        OptionError: unknown `position`, or a `transform` that does not fit it.
         ShapeError: `keys` and `values` are not (b, h_kv, m, d) and (b, h_kv, m, d_v).
     """
 
     keys: Tensor
     values: Tensor
-    place: Place = "origin"
+    position: MemoryPosition = "origin"
     transform: Transform | None = None
     bias: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.place not in ("origin", "far", "own"):
-            raise OptionError(f"place must be 'origin', 'far' or 'own', got {self.place!r}.")
-        if (self.place == "origin" and self.transform is not None) or (
-            self.place == "own" and self.transform is None
+        if self.position not in ("origin", "far", "own"):
+            raise OptionError(f"position must be 'origin', 'far' or 'own', got {self.position!r}.")
+        if (self.position == "origin" and self.transform is not None) or (
+            self.position == "own" and self.transform is None
         ):
             raise OptionError(
-                f"place={self.place!r} does not fit transform={type(self.transform).__name__}. 'origin' takes no "
+                f"position={self.position!r} does not fit transform={type(self.transform).__name__}. 'origin' takes no "
                 "transform, 'own' needs the rotation of the memories, 'far' the rotation of the queries or None."
             )
         if self.keys.ndim != 4 or self.keys.shape[:3] != self.values.shape[:3]:
             raise ShapeError(
-                f"Memories needs keys and values (b, h_kv, m, d), got {tuple(self.keys.shape)} and "
+                f"ExternalMemory needs keys and values (b, h_kv, m, d), got {tuple(self.keys.shape)} and "
                 f"{tuple(self.values.shape)}."
             )
 
 
-def memory_bias(slopes: Tensor, length: int) -> Tensor:
+def external_memory_bias(slopes: Tensor, length: int) -> Tensor:
     """Return ``-slope * length`` (h, 1, 1): with ALiBi all memories are one step beyond the context.
 
     Args:
@@ -71,8 +71,13 @@ def memory_bias(slopes: Tensor, length: int) -> Tensor:
     return -(slopes * length)[:, None, None]
 
 
-def attend_with_memories(
-    call: Call, memories: Memories, *, topk: int, threshold: float | None = None, mode: Mode = "unturned"
+def attend_with_external_memory(
+    call: Call,
+    memories: ExternalMemory,
+    *,
+    topk: int,
+    threshold: float | None = None,
+    mode: Mode = "unturned",
 ) -> Tensor:
     """Return attention (b, h, n, d_v) in which each query also attends to its `topk` most similar memories.
 
@@ -97,7 +102,7 @@ def attend_with_memories(
         >>> q = torch.randn(1, 4, 5, 8)
         >>> k, bank = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 30, 8)
         >>> call = Call(q, k, k, is_causal=True, enable_gqa=True)
-        >>> attend_with_memories(call, Memories(bank, bank), topk=3).shape
+        >>> attend_with_external_memory(call, ExternalMemory(bank, bank), topk=3).shape
         torch.Size([1, 4, 5, 8])
     """
     _check(call, memories, topk, mode)
@@ -136,17 +141,17 @@ def attend_with_memories(
         return output + (attn[..., :count] @ values.to(attn)).to(output)
 
 
-def _product(memories: Memories, query: Tensor, rotated: Tensor, keys: Tensor) -> Tensor:
-    """Return ``q . k`` (b, h, n, m) of queries and memories at the positions given by `place`."""
-    if memories.place == "own" and memories.transform is not None:
+def _product(memories: ExternalMemory, query: Tensor, rotated: Tensor, keys: Tensor) -> Tensor:
+    """Return ``q . k`` (b, h, n, m) of queries and memories at the positions given by `position`."""
+    if memories.position == "own" and memories.transform is not None:
         keys = memories.transform.key(keys)
-    if memories.place == "far":
+    if memories.position == "far":
         rotated = query if memories.transform is None else memories.transform.query(query)
     return rotated @ keys.transpose(-1, -2)
 
 
-def _check(call: Call, memories: Memories, topk: object, mode: object) -> None:
-    if not is_whole(topk) or topk < 1:  # type: ignore[operator]
+def _check(call: Call, memories: ExternalMemory, topk: object, mode: object) -> None:
+    if not is_integer(topk) or topk < 1:  # type: ignore[operator]
         raise OptionError(f"topk must be a positive integer, got {topk!r}.")
     if mode not in ("unturned", "reference"):
         raise OptionError(f"mode must be 'unturned' or 'reference', got {mode!r}.")
@@ -163,5 +168,5 @@ def _check(call: Call, memories: Memories, topk: object, mode: object) -> None:
         )
     if call.dropout_p or (call.transform is not None and call.transform.changes_values):
         raise UnsupportedCombination(
-            "Memories do not support attention dropout or transforms of values. Omit these."
+            "ExternalMemory do not support attention dropout or transforms of values. Omit these."
         )

@@ -18,7 +18,7 @@ from timm.layers import DiffAttention
 from timm.models.vision_transformer import DiffParallelScalingBlock
 from torch import Tensor, nn
 
-from vispe.attention.call import Call, combine
+from vispe.attention.call import Call, combine_masks
 from vispe.attention.precision import no_autocast
 from vispe.attention.transform.pairs import PairRotation
 from vispe.backbones.local import transformers_attention
@@ -37,7 +37,7 @@ _STOCK = {ours: stock for stock, ours in timm_attention.SWAPS.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class LayerAttention:
     """One layer in one forward pass.
 
     Attributes:
@@ -97,10 +97,10 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 @torch.no_grad()
-def watch(
+def record_attention(
     model: nn.Module,
     images: Tensor,
-    on_layer: Callable[[Seen], None],
+    on_layer: Callable[[LayerAttention], None],
     go: Callable[[], object] | None = None,
 ) -> None:
     """Run a model on images and call `on_layer` for every attention layer in turn, while it runs.
@@ -168,7 +168,7 @@ def logits_of(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor | 
         logits = (q[:, heads].to(dtype) * call.factor) @ k[:, heads].to(dtype).transpose(-1, -2)
         parts = (call.added(), call.allowed())
         added, keep = (p if p is None or p.shape[1] == 1 else p[:, heads] for p in parts)
-        mask, dead = combine(call.dense_bias(heads), added, keep, call.finite)
+        mask, dead = combine_masks(call.dense_bias(heads), added, keep, call.finite)
         return logits if mask is None else logits + mask, dead
 
 
@@ -237,7 +237,11 @@ def _call_with(
 
 
 def _hook(
-    tower: nn.Module, size: tuple[int, ...], number: int, path: str, on_layer: Callable[[Seen], None]
+    tower: nn.Module,
+    size: tuple[int, ...],
+    number: int,
+    path: str,
+    on_layer: Callable[[LayerAttention], None],
 ) -> Callable[..., None]:
     def describe(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         turned = None
@@ -274,13 +278,13 @@ def _hook(
 
 def _observed(
     number: int, path: str, call: Call, x: Tensor, grid: Grid, turned: PairRotation | None = None
-) -> Seen:
+) -> LayerAttention:
     if grid.axes != 2 or grid.tokens != x.shape[1]:
         raise ShapeError(
             f"{path} must have {grid.prefix} prefix tokens and a grid of {grid.shape} patches, got {x.shape[1]} "
             "tokens. Pass complete images, without dropped patches."
         )
-    return Seen(number, path, call, x, grid, turned)
+    return LayerAttention(number, path, call, x, grid, turned)
 
 
 def _rotation(rope: Tensor | None, half: bool) -> PairRotation | None:

@@ -27,13 +27,13 @@ def choose_device(device: str) -> str:
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Flush denormal numbers to 0 in this thread; they slow down CPU arithmetic several times.
 
     Threads that torch starts inside the ``with`` statement inherit the setting, so enter it before the first tensor
     operation to cover all threads.
 
-    >>> with flushed():
+    >>> with flush_denormals():
     ...     float(torch.tensor(1e-40) * 1)
     0.0
     """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vispe.backbones.hub import cached, check_reach, downloaded, repositories, short, with_safe
 from vispe.backbones.vision_model import VisionModel
 from vispe.backbones.weights import built_with
-from vispe.errors import InputError, OptionError, UnknownName, VispeError, did_you_mean, is_memory
+from vispe.errors import InputError, OptionError, UnknownName, VispeError, did_you_mean, is_out_of_memory
 
 _FILE = "pytorch_model.bin"
 _ELSEWHERE = ("local-dir:", "hf-hub:", "hf_hub:")
@@ -60,7 +60,7 @@ def load_backbone(
             raise OptionError(f"{name} cannot be built with {shown}: {error}.") from error
         except Exception as error:
             # a damaged or foreign file can fail anywhere in torch, timm or safetensors; weights=FILE has its own check
-            if weights is not None or isinstance(error, VispeError) or is_memory(error):
+            if weights is not None or isinstance(error, VispeError) or is_out_of_memory(error):
                 raise
             raise InputError(f"the weights of {name} cannot be loaded ({short(error)}).") from error
 

@@ -225,10 +225,7 @@ class VisionModel:
             return len(getattr(self.model, "feature_info", None) or ()) or 1
 
 
-ModelFeatures = Backbone = VisionModel  # former names
-
-
-def random_twin(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
+def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequence[str]]:
     """Return a reinitialised copy of a model, the control for effects of training.
 
     Untrained transformers are not invariant either. Every module is reinitialised by its own `reset_parameters`, then

@@ -22,7 +22,7 @@ from vispe.encodings.saved_spec import named, saved_terms
 from vispe.errors import EncodingMismatch, InputError
 from vispe.hosts.checkpoints.weight_files import read_file
 from vispe.hosts.common.state_dict_loading import LoadsWeights
-from vispe.hosts.timm.patch_constructors import Recipe, noted_recipes
+from vispe.hosts.timm.patch_constructors import Recipe, recorded_recipes
 
 _logger = logging.getLogger(__name__)
 # keys of the weights in checkpoints of training programs, in order of precedence
@@ -48,7 +48,7 @@ def built_with(file: str | Path, name: str, make: Callable[[], nn.Module]) -> nn
     path = Path(file)
     if not path.is_file():
         raise InputError(f"weights must be a checkpoint file, or 'random' for a trial, got {file}.")
-    with noted_recipes() as recipes:
+    with recorded_recipes() as recipes:
         model = make()
     try:
         if path.suffix in (".npz", ".npy"):  # JAX weights of the authors, loaded by the model itself

@@ -17,7 +17,7 @@ from vispe.images.file_search import find_images
 from vispe.report.html_page import Page
 
 if TYPE_CHECKING:
-    from vispe.evaluate.evaluated import Subject
+    from vispe.evaluate.evaluated import EvaluatedModel
 
 
 class Output:
@@ -103,19 +103,19 @@ def versions() -> dict[str, str]:
 def load(
     model: str, pos_embed: str | None, weights: str | None, img_size: int | None, device: str, seed: int,
     **inputs: Any,
-) -> tuple["Subject", dict[str, Any]]:  # fmt: skip
-    """Return the evaluated model, as loaded by `load_subject`, and the first entries of its report.
+) -> tuple["EvaluatedModel", dict[str, Any]]:  # fmt: skip
+    """Return the evaluated model, as loaded by `load_evaluated_model`, and the first entries of its report.
 
     Args:
         model: model name as written by the user.
-        pos_embed: see `load_subject`.
-        weights: see `load_subject`.
-        img_size: see `load_subject`.
+        pos_embed: see `load_evaluated_model`.
+        weights: see `load_evaluated_model`.
+        img_size: see `load_evaluated_model`.
         device: 'auto', 'cpu', 'cuda', 'cuda:1' ...
         seed: seed of random weights.
         **inputs: further entries of the report, such as the names of the images.
     """
-    from vispe.evaluate.evaluated import load_subject
+    from vispe.evaluate.evaluated import load_evaluated_model
 
     device = choose_device(device)
     options = {
@@ -126,7 +126,11 @@ def load(
         "device": device,
     }
     entries = {"model": model, "pos_embed": pos_embed, "weights": weights or "pretrained", **inputs}
-    return load_subject(model, **options), entries | {"seed": seed, "device": device, "versions": versions()}
+    return load_evaluated_model(model, **options), entries | {
+        "seed": seed,
+        "device": device,
+        "versions": versions(),
+    }
 
 
 def section(title: str, result: Any) -> str:

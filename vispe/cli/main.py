@@ -37,7 +37,7 @@ from pathlib import Path
 
 from vispe.cli.arguments import name_options, read_options
 from vispe.cli.terminal import ignore_broken_pipe, one_line
-from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_memory
+from vispe.errors import OptionError, UnknownName, VispeError, did_you_mean, is_out_of_memory
 
 COMMANDS: dict[str, str] = {
     "list": "List the positional encodings and the position schemes.",
@@ -95,7 +95,7 @@ def _run(words: list[str]) -> int:
             raise
         return _fail(_name_options(_sentence(error), words), 2)
     except (MemoryError, RuntimeError) as error:
-        if debug or not is_memory(error):
+        if debug or not is_out_of_memory(error):
             raise
         size = _sentence(error).rstrip(".") or "unknown size"
         return _fail(f"out of memory ({size}). Use fewer or smaller files, or close other programs.", 2)

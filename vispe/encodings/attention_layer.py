@@ -14,7 +14,7 @@ from vispe.encodings.compose import bias_of, transform_of, value_term_of
 from vispe.encodings.multi_softmax import branches_of
 from vispe.encodings.parts.preparation import check_samplers, prepare
 from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec, plain_terms
-from vispe.encodings.saved_spec import keep, refuse_other
+from vispe.encodings.saved_spec import check_same_spec, keep
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions, as_positions
 
@@ -92,7 +92,7 @@ class Attention(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        refuse_other(local_metadata, self._terms(), f"attention {prefix.removesuffix('.')}".rstrip())
+        check_same_spec(local_metadata, self._terms(), f"attention {prefix.removesuffix('.')}".rstrip())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _encodings(self) -> Sequence[Encoding]:

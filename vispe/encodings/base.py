@@ -20,13 +20,13 @@ from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import float32_buffers, restore_buffers
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.encodings.parts.eval_cache import Kept
-from vispe.encodings.saved_spec import keep, refuse_other, saved_grid
+from vispe.encodings.saved_spec import check_same_spec, keep, saved_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.options import check_options, option_signature
 
 HOST_FACTS = ("dim", "num_heads", "head_dim", "depth", "grid")
-KNOWLEDGE = ("distance", "direction", "place", "content")  # information that an encoding can provide
+INFORMATION = ("distance", "direction", "position", "content")  # information that an encoding can provide
 INVARIANCES = (
     "translation",
     "quarter_turns",
@@ -40,13 +40,13 @@ _FIRST = (*HOST_FACTS, "axes")  # options of base classes that come first in sig
 class Encoding(nn.Module):
     """Base of every positional encoding.
 
-    Class attributes describe the encoding: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of axes),
-    `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has
-    a form, such as a table of offsets, that needs no n x n mask), `knows` (subset of `KNOWLEDGE`), `invariant` (subset
-    of `INVARIANCES`: of its contribution to attention between patches, with default options), `preset_invariant` (the
-    same for presets that differ), `branched` (it implements `branches`), `reads_tokens` (it reads the tokens that it is
-    added to, or that enter attention), `formula` (LaTeX, for the documentation), `tested_options` (option strings that
-    the common tests cover).
+    Class attributes describe the encoding: `name`, `paper` (title and link), `year`, `ndim` (accepted numbers of
+    axes), `presets` (name to options), `extrapolates` (new grids need no resampling), `fused` (its bias has a form,
+    such as a table of offsets, that needs no n x n mask), `encodes` (subset of `INFORMATION`), `invariant` (subset of
+    `INVARIANCES`: of its contribution to attention between patches, with default options), `preset_invariant` (the
+    same for presets that differ), `multi_softmax` (it implements `branches`), `reads_tokens` (it reads the tokens
+    that it is added to, or that enter attention), `formula` (LaTeX, for the documentation), `tested_options` (option
+    strings that the common tests cover).
 
     Annotated attributes are options, as in a dataclass: the constructor takes them as keywords, checks them by their
     annotations (`vispe.options`), and calls `__post_init__`, which creates the parameters. `axes` and the values that
@@ -71,10 +71,10 @@ class Encoding(nn.Module):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     extrapolates: ClassVar[bool] = True
     fused: ClassVar[bool] = False
-    knows: ClassVar[tuple[str, ...]] = ()
+    encodes: ClassVar[tuple[str, ...]] = ()
     invariant: ClassVar[tuple[str, ...]] = ()
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {}
-    branched: ClassVar[bool] = False
+    multi_softmax: ClassVar[bool] = False
     reads_tokens: ClassVar[bool] = False
     progress: float = 1.0  # completed fraction of the training, see `set_progress`
 
@@ -88,7 +88,7 @@ class Encoding(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self._kept = Kept()
+        self._eval_cache = Kept()
         bound = option_signature(type(self), Encoding, _FIRST).bind(**options)
         bound.apply_defaults()
         vars(self).update(bound.arguments)
@@ -110,7 +110,7 @@ class Encoding(nn.Module):
         """Restrict the numbers of axes that this instance accepts."""
         vars(self)["ndim"] = axes
 
-    def _head_width(self) -> int:
+    def _resolve_head_dim(self) -> int:
         """Return the checked head dimension of queries and keys: `head_dim`, else dim / num_heads."""
         return getattr(self, "head_dim", None) or self._token_part()
 
@@ -177,7 +177,7 @@ class Encoding(nn.Module):
         del generator, draws
         return pos
 
-    def advance(self, progress: float, seed: int | None) -> None:
+    def on_progress(self, progress: float, seed: int | None) -> None:
         """Set the completed fraction of the training and the seed of the next draws; see `set_progress`."""
         del seed
         self.progress = progress
@@ -205,7 +205,7 @@ class Encoding(nn.Module):
         del layer
         return True
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename entries of released checkpoints to the parameter names of this module, in place.
 
         Args:
@@ -214,7 +214,9 @@ class Encoding(nn.Module):
             prefix: prefix of this encoding.
         """
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Resample entries of another grid to the grid of this module, in place; the default has none.
 
         Args:
@@ -240,8 +242,8 @@ class Encoding(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        refuse_other(local_metadata, self._terms(), f"module {prefix.removesuffix('.') or self.name}")
-        self.regrid(state_dict, prefix, saved_grid(local_metadata))
+        check_same_spec(local_metadata, self._terms(), f"module {prefix.removesuffix('.') or self.name}")
+        self.resample_checkpoint(state_dict, prefix, saved_grid(local_metadata))
         reports = (missing_keys, unexpected_keys, error_msgs)
         cast(Any, super())._load_from_state_dict(state_dict, prefix, local_metadata, strict, *reports)
 
@@ -290,10 +292,10 @@ class Rotary(Encoding):
     """Encoding that transforms queries and keys (optionally values and outputs) inside attention.
 
     Attributes:
-        calibrates: it only scales or shifts channels by their content, so it can precede a rotation.
+        scales_channels: it only scales or shifts channels by their content, so it can precede a rotation.
     """
 
-    calibrates: ClassVar[bool] = False
+    scales_channels: ClassVar[bool] = False
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transform of block `layer`; the identity for tokens without a position."""

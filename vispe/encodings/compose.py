@@ -39,12 +39,12 @@ class Compose(Additive, Rotary, Biased, Mixing):
             raise UnsupportedCombination(
                 "Compose needs at least one encoding, got an empty list. Use 'none' for no encoding."
             )
-        rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.calibrates]
+        rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.scales_channels]
         if len(rotary) > 1:
             raise UnsupportedCombination(
                 f"{' + '.join(rotary)}: two rotary encodings would rotate the same channels. Use only one."
             )
-        branched_of(self.parts())
+        multi_softmax_of(self.parts())
 
     def parts(self) -> tuple[Encoding, ...]:
         """Return the members, in order."""
@@ -92,10 +92,10 @@ class Compose(Additive, Rotary, Biased, Mixing):
         for e in self.parts():
             e.reset_parameters()
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename entries of released checkpoints for every member."""
         for i, e in enumerate(self.parts()):
-            e.adopt(state_dict, parent_prefix, f"{prefix}members.{i}.")
+            e.rename_checkpoint_keys(state_dict, parent_prefix, f"{prefix}members.{i}.")
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the sum of the members' tables; a zero when none is additive."""
@@ -152,33 +152,34 @@ def transform_of(
         UnsupportedCombination: an encoding uses several softmaxes and therefore has several transforms.
     """
     _refuse_branches(encodings)
-    rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.calibrates)
+    rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.scales_channels)
     transforms = [e.transform(pos, layer, x) for e in rotary]
     return Chain(*transforms) if len(transforms) > 1 else transforms[0] if transforms else None
 
 
 def _refuse_branches(encodings: Sequence[Encoding]) -> None:
-    branched = next((e for e in encodings if e.branched), None)
-    if branched is not None:
+    multi_softmax = next((e for e in encodings if e.multi_softmax), None)
+    if multi_softmax is not None:
         raise UnsupportedCombination(
-            f"{branched.name} uses several softmaxes, so it has no single bias or transform. Call its branches()."
+            f"{multi_softmax.name} uses several softmaxes, so it has no single bias or transform. Call its branches()."
         )
 
 
-def branched_of(encodings: Sequence[Encoding]) -> Encoding | None:
+def multi_softmax_of(encodings: Sequence[Encoding]) -> Encoding | None:
     """Return the encoding that uses several softmaxes, or None.
 
     Raises:
         UnsupportedCombination: another encoding also works inside attention.
     """
     inside = [e for e in encodings if isinstance(e, Rotary | Biased)]
-    branched = next((e for e in inside if e.branched), None)
-    if branched is not None and len(inside) > 1:
-        others = " + ".join(e.name for e in inside if e is not branched)
+    multi_softmax = next((e for e in inside if e.multi_softmax), None)
+    if multi_softmax is not None and len(inside) > 1:
+        others = " + ".join(e.name for e in inside if e is not multi_softmax)
         raise UnsupportedCombination(
-            f"{branched.name} uses several softmaxes, which cannot be combined with {others}. Use only one of them."
+            f"{multi_softmax.name} uses several softmaxes, which cannot be combined with {others}. "
+            "Use only one of them."
         )
-    return branched
+    return multi_softmax
 
 
 def value_term_of(encodings: Sequence[Encoding], pos: Positions, layer: int) -> ValueTerm | None:

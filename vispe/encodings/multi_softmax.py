@@ -12,7 +12,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.call import Call
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.encodings.base import Encoding
-from vispe.encodings.compose import bias_of, branched_of, transform_of, value_term_of
+from vispe.encodings.compose import bias_of, multi_softmax_of, transform_of, value_term_of
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 
@@ -31,8 +31,8 @@ class Branch(NamedTuple):
     bias: Bias | None = None
 
 
-class Branched(Protocol):
-    """An encoding with several softmaxes: a `Rotary` or `Biased` class with ``branched = True``."""
+class MultiSoftmax(Protocol):
+    """An encoding with several softmaxes: a `Rotary` or `Biased` class with ``multi_softmax = True``."""
 
     def branches(self, pos: Positions, layer: int, x: Tensor | None = None) -> Sequence[Branch]:
         """Return the branches of block `layer`."""
@@ -47,13 +47,14 @@ def branches_of(
     Raises:
         UnsupportedCombination: another encoding also works inside attention, or a branch transforms values.
     """
-    branched = branched_of(encodings)
-    if branched is None:
+    multi_softmax = multi_softmax_of(encodings)
+    if multi_softmax is None:
         return []
-    branches = list(cast("Branched", branched).branches(pos, layer, x))
+    branches = list(cast("MultiSoftmax", multi_softmax).branches(pos, layer, x))
     if any(b.transform is not None and b.transform.changes_values for b in branches):
         raise UnsupportedCombination(
-            f"A branch of {branched.name} transforms values, which all branches share. Transform only queries and keys."
+            f"A branch of {multi_softmax.name} transforms values, which all branches share. "
+            "Transform only queries and keys."
         )
     return branches
 

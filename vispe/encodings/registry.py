@@ -20,8 +20,8 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 from vispe.encodings.base import (
     HOST_FACTS,
+    INFORMATION,
     INVARIANCES,
-    KNOWLEDGE,
     Additive,
     Biased,
     Encoding,
@@ -68,7 +68,7 @@ class EncodingInfo:
         options: option name to its default; options without default are None.
         extrapolates: whether new grids work without resampling.
         fused: whether its bias has a form, such as a table of offsets, that needs no n x n mask.
-        knows: information that it provides: any of distance, direction, place, content.
+        encodes: information that it provides: any of distance, direction, position, content.
         invariant: transformations that leave its contribution to attention between patches unchanged, with default
             options: any of translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
     """
@@ -83,7 +83,7 @@ class EncodingInfo:
     options: dict[str, Any]
     extrapolates: bool
     fused: bool
-    knows: tuple[str, ...]
+    encodes: tuple[str, ...]
     invariant: tuple[str, ...]
 
 
@@ -162,7 +162,7 @@ def list_encodings(
     ndim: int | None = None,
     exclude: str | Sequence[str] = (),
     *,
-    knows: str | None = None,
+    encodes: str | None = None,
     invariant: str | None = None,
 ) -> list[str]:
     """Return the names of encodings, in natural sort order.
@@ -172,7 +172,7 @@ def list_encodings(
         kind: only this kind: additive, rotary, bias, mixing or positions (samplers).
         ndim: only those that accept this number of axes.
         exclude: wildcard or several to exclude.
-        knows: only those that provide this information: distance, direction, place or content.
+        encodes: only those that provide this information: distance, direction, position or content.
         invariant: only those whose contribution to attention between patches is invariant to this: translation,
             quarter_turns (of a square grid), reflection or rotation (by any angle). Presets are listed if the
             encoding with its default options is not invariant.
@@ -185,7 +185,7 @@ def list_encodings(
     """
     for name, value, choices in (
         ("kind", kind, KINDS),
-        ("knows", knows, KNOWLEDGE),
+        ("encodes", encodes, INFORMATION),
         ("invariant", invariant, INVARIANCES),
     ):
         if value is not None and value not in choices:
@@ -199,7 +199,7 @@ def list_encodings(
         if (
             (kind and not issubclass(cls, KINDS[kind]))
             or (ndim and ndim not in cls.ndim)
-            or (knows and knows not in cls.knows)
+            or (encodes and encodes not in cls.encodes)
         ):
             continue
         full = {name: cls.invariant, **{f"{name}.{p}": _invariant(cls, p) for p in cls.presets}}
@@ -274,7 +274,7 @@ def encoding_info(name: str) -> EncodingInfo:
         options=options,
         extrapolates=cls.extrapolates,
         fused=cls.fused,
-        knows=cls.knows,
+        encodes=cls.encodes,
         invariant=_invariant(cls, name.partition(".")[2]),
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from vispe.encodings.spec import as_text
+from vispe.encodings.spec import spec_to_text
 from vispe.errors import EncodingMismatch
 
 KEY = "vispe"
@@ -49,7 +49,7 @@ def saved_grid(local_metadata: Mapping[str, Any]) -> tuple[int, ...] | None:
     return None if grid is None else tuple(grid)
 
 
-def refuse_other(local_metadata: Mapping[str, Any], terms: Terms, what: str) -> None:
+def check_same_spec(local_metadata: Mapping[str, Any], terms: Terms, what: str) -> None:
     """Raise if a state dict stores another spec than that of the module that it is loaded into.
 
     The training grid is compared only if both specs contain it.
@@ -73,7 +73,7 @@ def refuse_other(local_metadata: Mapping[str, Any], terms: Terms, what: str) -> 
 
 def named(terms: Terms) -> str:
     """Return a spec as text for messages."""
-    return repr(as_text(terms)) if terms else "none"
+    return repr(spec_to_text(terms)) if terms else "none"
 
 
 def _plain(value: Any) -> Any:

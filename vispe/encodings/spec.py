@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from vispe.errors import OptionError
 
-LONGEST, DEEPEST = 32_768, 20
+MAX_SPEC_LENGTH, MAX_SPEC_DEPTH = 32_768, 20
 """Maximum number of characters of a spec and of nested brackets."""
 
 # names of position schemes, registered by `vispe.multimodal`; used only in messages about unknown names
@@ -25,12 +25,14 @@ def parse_text(text: str) -> list[tuple[str, dict[str, Any]]]:
     Raises:
         OptionError: the text cannot be read.
     """
-    if len(text) > LONGEST:
-        raise OptionError(f"The encoding {text[:40]!r}... has {len(text)} characters. Use at most {LONGEST}.")
+    if len(text) > MAX_SPEC_LENGTH:
+        raise OptionError(
+            f"The encoding {text[:40]!r}... has {len(text)} characters. Use at most {MAX_SPEC_LENGTH}."
+        )
     return [_term(term) for term in _split(text, "+")]
 
 
-def as_text(terms: Iterable[Mapping[str, Any]]) -> str:
+def spec_to_text(terms: Iterable[Mapping[str, Any]]) -> str:
     """Return terms (dicts with 'name' and options) as a spec string that `parse_text` reads."""
     return "+".join(_term_text(term) for term in terms)
 
@@ -105,9 +107,9 @@ def _split(text: str, at: str) -> list[str]:
             quote = char if not quote else "" if char == quote else quote
         elif char in _BRACKETS:
             closing.append(_BRACKETS[char])
-            if len(closing) > DEEPEST:
+            if len(closing) > MAX_SPEC_DEPTH:
                 raise OptionError(
-                    f"The encoding {text[:40]!r}... has more than {DEEPEST} levels of brackets."
+                    f"The encoding {text[:40]!r}... has more than {MAX_SPEC_DEPTH} levels of brackets."
                 )
         elif char in ")]}" and (not closing or closing.pop() != char):
             raise OptionError(f"The encoding {text!r} has unbalanced brackets.")

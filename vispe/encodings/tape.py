@@ -16,7 +16,7 @@ from vispe.encodings.parts.rope import axial_angles, pair_counts
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Number, Positive, Whole, checked
+from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, checked
 
 Activation = Literal["silu", "gelu", "relu"]
 
@@ -25,10 +25,10 @@ Activation = Literal["silu", "gelu", "relu"]
 def tape_state(
     where: Positions | Grid | Sequence[int],
     *,
-    num_heads: Whole,
-    head_dim: Whole,
-    temperature: Positive = 10000.0,
-    shift: Number = 0.0,
+    num_heads: PositiveInt,
+    head_dim: PositiveInt,
+    temperature: PositiveFloat = 10000.0,
+    shift: FiniteFloat = 0.0,
 ) -> Tensor:
     """Return the initial tables of a stack of `TapeBlock`: cosines and sines of axial RoPE per head.
 
@@ -110,12 +110,12 @@ class TapeBlock(nn.Module):
     def __init__(
         self,
         *,
-        dim: Whole,
-        num_heads: Whole,
-        hidden: Whole | None = None,
-        position_size: Whole | None = None,
+        dim: PositiveInt,
+        num_heads: PositiveInt,
+        hidden: PositiveInt | None = None,
+        position_size: PositiveInt | None = None,
         act: Activation = "silu",
-        eps: Positive = 1e-6,
+        eps: PositiveFloat = 1e-6,
         causal: bool = False,
         backend: Any = "auto",
     ) -> None:

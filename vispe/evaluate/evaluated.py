@@ -31,7 +31,7 @@ _MODELS = ("open_clip", "hf", "hf-hub", "hf_hub", "local-dir")
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class EvaluatedModel:
     """A model under evaluation, and the preprocessing of its images.
 
     Attributes:
@@ -106,7 +106,7 @@ class Subject:
         return np.ascontiguousarray(rgb.permute(1, 2, 0).numpy())
 
 
-def load_subject(
+def load_evaluated_model(
     text: str,
     *,
     pos_embed: str | None = None,
@@ -119,7 +119,7 @@ def load_subject(
     device: str = "auto",
     patch: int | None = None,
     kind: Kind | None = None,
-) -> Subject:
+) -> EvaluatedModel:
     """Load a model for evaluation by name.
 
     Args:
@@ -184,14 +184,14 @@ def load_subject(
 def _of_model(
     net: nn.Module, title: str, remarks: list[str], d4: bool, symmetric: bool, layer: int | None, device: str,
     **settings: Any,
-) -> Subject:  # fmt: skip
+) -> EvaluatedModel:  # fmt: skip
     if symmetric:
         symmetrize(net)
     f = VisionModel(net.to(choose_device(device)), layer=-1 if layer is None else layer, **settings)
     remarks = [*remarks, *["symmetric patch kernel"] * symmetric]
     remarks += [f"block {layer}"] if layer is not None else []
     attributes = {key: getattr(f, key) for key in ("mean", "std", "patch", "size", "exact")}
-    return Subject(_titled(title, remarks, d4), D4Features(f) if d4 else f, **attributes)
+    return EvaluatedModel(_titled(title, remarks, d4), D4Features(f) if d4 else f, **attributes)
 
 
 def _titled(name: str, remarks: Sequence[str], d4: bool) -> str:
@@ -199,13 +199,17 @@ def _titled(name: str, remarks: Sequence[str], d4: bool) -> str:
     return f"{name} ({', '.join(remarks)})" if remarks else name
 
 
-def _saved(text: str, d4: bool, device: str) -> Subject:
+def _saved(text: str, d4: bool, device: str) -> EvaluatedModel:
     s = SavedSegmenter(text, device=device)
     settings = {"channels": s.channels, "normalize": s.normalize, "clip": s.clip, "names": tuple(s.names)}
-    return Subject(_titled(text, (), d4), segmenter=D4Segmenter(s.probabilities) if d4 else s, **settings)
+    return EvaluatedModel(
+        _titled(text, (), d4), segmenter=D4Segmenter(s.probabilities) if d4 else s, **settings
+    )
 
 
-def _called(text: str, prefix: str, name: str, d4: bool, patch: int | None, kind: Kind | None) -> Subject:
+def _called(
+    text: str, prefix: str, name: str, d4: bool, patch: int | None, kind: Kind | None
+) -> EvaluatedModel:
     function = named_callable(text, prefix, name)
     title = _titled(text, (), d4)
     if isinstance(function, nn.Module):
@@ -214,13 +218,13 @@ def _called(text: str, prefix: str, name: str, d4: bool, patch: int | None, kind
     if kind == "segmenter":
         if d4 and not callable(getattr(function, "probabilities", None)):
             raise OptionError(
-                f"load_subject: d4 averages class probabilities, but {text} returns only labels. Add a method "
+                f"load_evaluated_model: d4 averages class probabilities, but {text} returns only labels. Add a method "
                 "probabilities(image) -> (K, H, W), or omit d4."
             )
         names = getattr(function, "names", None)
         s = D4Segmenter(function.probabilities) if d4 else function
-        return Subject(title, segmenter=s, patch=patch, names=None if names is None else tuple(names))
-    return Subject(title, D4Features(function, patch) if d4 else function, patch=patch)
+        return EvaluatedModel(title, segmenter=s, patch=patch, names=None if names is None else tuple(names))
+    return EvaluatedModel(title, D4Features(function, patch) if d4 else function, patch=patch)
 
 
 def _refuse(text: str, what: str, options: dict[str, Any]) -> None:
@@ -228,5 +232,6 @@ def _refuse(text: str, what: str, options: dict[str, Any]) -> None:
     name = next((key for key, value in options.items() if value is not None), None)
     if name is not None:
         raise OptionError(
-            f"load_subject: {name}={options[name]!r} has no effect on {text}, which is loaded as {what}. Omit it."
+            f"load_evaluated_model: {name}={options[name]!r} has no effect on {text}, which is loaded as {what}. "
+            "Omit it."
         )

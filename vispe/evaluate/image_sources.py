@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.images.sequences import FileImages, FileMasks, TextureImages
 
 
@@ -37,7 +37,7 @@ class Concat(Sequence):
 
 
 @dataclass(frozen=True, eq=False)
-class Sources:
+class ImageSources:
     """Images with their annotations.
 
     Attributes:
@@ -58,7 +58,7 @@ class Sources:
 
 
 def load_sources(
-    subject: Subject,
+    subject: EvaluatedModel,
     paths: Sequence[Path],
     masks: Sequence[Path] = (),
     *,
@@ -66,7 +66,7 @@ def load_sources(
     names: Sequence[str] | None = None,
     textures: int = 0,
     seed: int = 0,
-) -> Sources:
+) -> ImageSources:
     """Collect images, masks and textures for a subject; only headers of stacks, and masks, are read.
 
     Args:
@@ -95,7 +95,7 @@ def load_sources(
     notes = chain(files.notes, truths.notes if truths else (), remarks)
     n_classes = n_classes if truths is None else truths.n_classes
     if not textures:
-        return Sources(files, truths, files.names, class_names, n_classes, notes)
+        return ImageSources(files, truths, files.names, class_names, n_classes, notes)
     generated = TextureImages(textures, subject.tensor, seed=seed)
     masks_: Sequence[np.ndarray] | None = None
     if subject.segmenter is not None:
@@ -108,4 +108,4 @@ def load_sources(
         masks_, n_classes = Concat(*([truths] if paths else []), generated.masks), max(n_classes or 2, 2)
         class_names = class_names or (None if paths else generated.classes)
     names = (*files.names, *generated.names)
-    return Sources(Concat(files, generated), masks_, names, class_names, n_classes, notes)
+    return ImageSources(Concat(files, generated), masks_, names, class_names, n_classes, notes)

@@ -34,9 +34,9 @@ class SavedSegmenter:
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:
         from vispe.segment.model.model_file import load_model, open_features
-        from vispe.segment.run.prediction import Post
+        from vispe.segment.run.prediction import PostProcessing
 
-        self._model, self._post = load_model(path), Post()
+        self._model, self._post = load_model(path), PostProcessing()
         self.names, self.n_classes = self._model.names, len(self._model.names)
         self.normalize, self.clip = self._model.normalize, self._model.clip
         self._features = open_features(self._model, device)

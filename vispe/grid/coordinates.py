@@ -298,7 +298,7 @@ class Positions:
             copy.memo, copy.in_place = self.memo, self.in_place
         return copy
 
-    def spaced(self, spacing: Sequence[float]) -> Positions:
+    def with_spacing(self, spacing: Sequence[float]) -> Positions:
         """Return these positions with another distance between neighbouring cells along each axis.
 
         Raises:

@@ -55,7 +55,7 @@ def ntk_base(base: float, scale: float, dim: int) -> float:
     return base * scale ** (dim / (dim - 2))
 
 
-def turn_range(fast: float, slow: float, dim: int, base: float, length: float) -> tuple[int, int]:
+def wavelength_range(fast: float, slow: float, dim: int, base: float, length: float) -> tuple[int, int]:
     """Return the bounds (low, high) of YaRN's ramp: the pairs with `fast` and `slow` rotations within `length`.
 
     The pair with r rotations is ``dim * ln(length / (2 pi r)) / (2 ln base)``, rounded outwards and clamped to 0 and
@@ -100,12 +100,12 @@ def yarn(
     Raises:
         OptionError: an argument is out of range.
 
-    Source: arXiv 2309.00071. `turn_range` gives the bounds of the ramp, `yarn_mscale` the factor of cos and sin.
+    Source: arXiv 2309.00071. `wavelength_range` gives the bounds of the ramp, `yarn_mscale` the factor of cos and sin.
     """
     _positive(scale=scale)
     powers = _powers(dim, base, dtype)
     unscaled = (
-        1 - _ramp(*turn_range(beta_fast, beta_slow, dim, base, length), dim // 2, dtype)
+        1 - _ramp(*wavelength_range(beta_fast, beta_slow, dim, base, length), dim // 2, dtype)
     ) * extrapolation
     # blend of interpolated and original frequencies
     return 1.0 / (scale * powers) * (1 - unscaled) + 1.0 / powers * unscaled
@@ -144,9 +144,9 @@ def ntk_by_parts(
     powers = _powers(dim, base, dtype)
     # first blend: NTK-aware into interpolated, second blend: original into the first
     ntk_freqs = inverse_frequencies(dim, ntk_base(base, scale, dim), dtype)
-    ntk_weight = (1 - _ramp(*turn_range(*beta, dim, base, length), dim // 2, dtype)) * ntk
+    ntk_weight = (1 - _ramp(*wavelength_range(*beta, dim, base, length), dim // 2, dtype)) * ntk
     scaled = 1.0 / (scale * powers) * (1 - ntk_weight) + ntk_freqs * ntk_weight
-    unscaled = (1 - _ramp(*turn_range(*gamma, dim, base, length), dim // 2, dtype)) * extrapolation
+    unscaled = (1 - _ramp(*wavelength_range(*gamma, dim, base, length), dim // 2, dtype)) * extrapolation
     return scaled * (1 - unscaled) + 1.0 / powers * unscaled
 
 
@@ -280,7 +280,7 @@ def entropy_factor(tokens: float, trained: float) -> float:
     return math.log(tokens) / math.log(trained)
 
 
-def likeness(freqs: Tensor, side: int) -> Tensor:
+def cosine_similarity_bound(freqs: Tensor, side: int) -> Tensor:
     """Return ``sum_i cos(m * freqs_i)`` for m = 0 .. side: the excess score of similar tokens at offset m."""
     steps = torch.arange(side + 1, dtype=freqs.dtype, device=freqs.device)
     return (steps[:, None] * freqs).cos().sum(-1)
@@ -289,8 +289,8 @@ def likeness(freqs: Tensor, side: int) -> Tensor:
 def min_base(pairs: int, side: int) -> float:
     """Return the smallest base for which similar tokens score at least as high as unrelated ones up to `side`.
 
-    That is, `likeness` of ``base ** (-i / pairs)`` is non-negative for m = 0 .. side; searched in steps of 1 %. With
-    two axes it is sufficient for each axis separately.
+    That is, `cosine_similarity_bound` of ``base ** (-i / pairs)`` is non-negative for m = 0 .. side;
+    searched in steps of 1 %. With two axes it is sufficient for each axis separately.
 
     Raises:
         OptionError: `pairs` or `side` is below 1, or there is no such base.
@@ -300,7 +300,7 @@ def min_base(pairs: int, side: int) -> float:
     exponent = torch.arange(pairs, dtype=torch.float64) / pairs
     for k in range(1, 3000):
         base = 1.01**k
-        if (likeness(base**-exponent, side) >= 0).all():
+        if (cosine_similarity_bound(base**-exponent, side) >= 0).all():
             return base
     raise OptionError(
         f"min_base: no base below {1.01**3000:.1e} is sufficient, got side={side}, pairs={pairs}. Use more pairs."

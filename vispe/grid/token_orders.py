@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, is_whole
+from vispe.errors import OptionError, ShapeError, is_integer
 from vispe.grid.coordinates import PerToken, Positions
 
 Box = tuple[int, int, int, int]  # row start and stop, column start and stop
 # attributes of positions: coordinates and cell of the next token, and the samplers that were applied before ordering
-TARGET, TARGET_CELL, TARGET_MOVED = "target", "target_cell", "target_moved"
+TARGET, TARGET_CELL, TARGET_SAMPLED = "target", "target_cell", "target_moved"
 
 
 def raster(tokens: int) -> Tensor:
@@ -150,7 +150,7 @@ def inputs_and_targets(x: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     return moved[:, :-1], moved[:, 1:]
 
 
-def ordered(pos: Positions, order: Tensor) -> Positions:
+def reorder_positions(pos: Positions, order: Tensor) -> Positions:
     """Return positions in an order, with the position of the next token as attributes.
 
     The encoding `target` adds an embedding of the next position. The last token has none, nor do tokens followed by one
@@ -176,7 +176,7 @@ def ordered(pos: Positions, order: Tensor) -> Positions:
     has_next = following.spatial & ~last
     targets: dict[str, Any] = {
         TARGET: PerToken(following.coords, (1,)),
-        TARGET_MOVED: sorted(current.attrs.get("sampled", ())),
+        TARGET_SAMPLED: sorted(current.attrs.get("sampled", ())),
         TARGET_CELL: PerToken(torch.where(has_next, following.numbers(), -1), (1,)),
     }
     return current.replace(attrs={**current.attrs, **targets})
@@ -184,7 +184,7 @@ def ordered(pos: Positions, order: Tensor) -> Positions:
 
 def _check(tokens: object, prompt: object) -> None:
     """Raise `OptionError` unless `tokens` is a positive integer and 0 <= prompt <= tokens."""
-    if not is_whole(tokens) or tokens < 1:  # type: ignore[operator]
+    if not is_integer(tokens) or tokens < 1:  # type: ignore[operator]
         raise OptionError(f"An order needs a positive number of tokens, an integer, got {tokens!r}.")
-    if not is_whole(prompt) or not 0 <= prompt <= tokens:  # type: ignore[operator]
+    if not is_integer(prompt) or not 0 <= prompt <= tokens:  # type: ignore[operator]
         raise OptionError(f"prompt must be an integer from 0 to {tokens} tokens, got prompt={prompt!r}.")

@@ -17,7 +17,7 @@ STOCK = "the model's own attention"
 OFF = "fused attention of this layer is switched off"
 
 
-class Path(NamedTuple):
+class AttentionPath(NamedTuple):
     """The attention path of one layer.
 
     Attributes:
@@ -30,11 +30,11 @@ class Path(NamedTuple):
     layer: str
     backend: str
     reason: str
-    refused: dict[str, str]
+    unsupported: dict[str, str]
 
 
 @torch.no_grad()
-def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
+def attention_paths(model: nn.Module, *inputs: Any) -> list[AttentionPath]:
     """Return the attention path of every attention layer of a model, in order, for the inputs.
 
     Layers that vispe has not changed, because the encoding acts outside attention, have the backend "the model's own
@@ -50,14 +50,17 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
         model: a converted model of any library; its `forward` is called once.
         *inputs: positional arguments of `forward`.
     """
-    paths: dict[str, list[Path]] = {}
+    paths: dict[str, list[AttentionPath]] = {}
     names: list[str] = []  # the current layer is last
 
     def record(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Tensor:
         choice = explain(q, k, v, **arguments)
         off = arguments.get("backend") == "reference"  # requested by converted layers that are not fused
         reason = OFF if off else choice.reason
-        path, recorded = Path(names[-1], choice.backend, reason, choice.refused), paths[names[-1]]
+        path, recorded = (
+            AttentionPath(names[-1], choice.backend, reason, choice.unsupported),
+            paths[names[-1]],
+        )
         # the entry of the pre-hook is provisional: the layer does call vispe's attention
         if recorded[0].backend == STOCK:
             recorded.clear()
@@ -72,7 +75,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
             tokens = next(a for a in values if isinstance(a, Tensor))
             contexts = [a for a in values if isinstance(a, Context)]
             if contexts and not module.fused_attn:
-                paths[name] = [Path(name, "reference", OFF, {})]
+                paths[name] = [AttentionPath(name, "reference", OFF, {})]
                 return
             masked = bool(contexts) and contexts[0].plain_mask(module, tokens) is not None
             reason = (
@@ -80,7 +83,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[Path]:
                 if masked
                 else "no encoding acts inside it"
             )
-            paths[name] = [Path(name, STOCK, reason, {})]
+            paths[name] = [AttentionPath(name, STOCK, reason, {})]
 
         return hook
 

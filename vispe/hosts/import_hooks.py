@@ -21,7 +21,7 @@ _PATCHES = {
 }
 
 
-def await_hosts() -> None:
+def install_import_hooks() -> None:
     """Install the patches of each imported library now, those of the others on import; idempotent."""
     for host in _PATCHES:
         if sys.modules.get(host) is not None:

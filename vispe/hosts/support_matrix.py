@@ -99,7 +99,7 @@ def _for_one_grid(name: str) -> bool:
     facts = encoding_info(name)
     if not {"bias", "rotary"} & set(facts.kinds):
         return False
-    if not facts.extrapolates or encoding_class(name.partition(".")[0]).branched:
+    if not facts.extrapolates or encoding_class(name.partition(".")[0]).multi_softmax:
         return True
     return "bias" in facts.kinds and any(_has_table(e) for e in _example(name).parts())
 
@@ -137,7 +137,7 @@ def _example(name: str) -> Encoding:
 
 
 def _has_table(encoding: Encoding) -> bool:
-    if encoding.branched:  # not supported by packed batches at all
+    if encoding.multi_softmax:  # not supported by packed batches at all
         return True
     if not isinstance(encoding, Biased):
         return False

@@ -78,7 +78,7 @@ class Micrograph:
         """Boolean (z, h, w): pixels with data, finite in every channel and not excluded."""
         return self.finite if self.sample is None else self.finite & self.sample
 
-    def opaque_only(self, opaque: np.ndarray) -> "Micrograph":
+    def exclude_transparent(self, opaque: np.ndarray) -> "Micrograph":
         """Return the image with transparent pixels excluded; unchanged if all pixels are opaque, or none.
 
         Args:
@@ -215,7 +215,7 @@ def _excluded(
     if transparent_pixels is not None:
         if transparent_pixels.all():
             notes.append(f"every pixel of {name} is transparent (alpha 0): the alpha channel is ignored.")
-        image = image.opaque_only(~transparent_pixels)
+        image = image.exclude_transparent(~transparent_pixels)
         sample, reasons = sample if image.sample is None else image.sample, list(image.exclusions)
     if crop is not None:
         inside = np.zeros(shape, bool)

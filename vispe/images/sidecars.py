@@ -22,12 +22,12 @@ def companions(stems: Iterable[str]) -> set[str]:
     return {stem for stem in stem_set if (match := _SIDECAR.fullmatch(stem)) and match[1] in stem_set}
 
 
-def is_named(pattern: str | Path) -> bool:
+def is_single_file(pattern: str | Path) -> bool:
     """Return whether a pattern is the name of one file, not a folder or glob."""
     return str(pattern).startswith("skimage:") or os.path.isfile(expanded(pattern))  # noqa: PTH113 - never raises
 
 
-def labels_among(patterns: Sequence[str | Path], files: Iterable[Path]) -> list[Path]:
+def find_label_files(patterns: Sequence[str | Path], files: Iterable[Path]) -> list[Path]:
     """Return the label or ground-truth files; images of the run in the same folder or glob are skipped.
 
     Args:
@@ -41,12 +41,13 @@ def labels_among(patterns: Sequence[str | Path], files: Iterable[Path]) -> list[
         paths = find_images([pattern], ENDINGS)
         label_paths = [path for path in paths if path.resolve() not in images]
         labels |= {
-            path.resolve(): path for path in (paths if is_named(pattern) or not label_paths else label_paths)
+            path.resolve(): path
+            for path in (paths if is_single_file(pattern) or not label_paths else label_paths)
         }
     return list(labels.values())
 
 
-def match_drawn(
+def match_labels(
     images: Sequence[Path],
     files: Sequence[Path],
     what: str,
@@ -78,7 +79,7 @@ def _is_chart(path: Path) -> bool:
     return path.name == _CLUSTER_FIGURE and path.with_name(_MODEL).is_file()
 
 
-def images_among(
+def split_sidecars(
     found: dict[Path, bool], labels: Iterable[Path], made: Callable[[Path], bool]
 ) -> tuple[list[Path], list[Path]]:
     """Split the files that match the image patterns into images and sidecar files.

@@ -1,4 +1,4 @@
-"""`Layered`: per-layer schemes combined into a single scheme with the coordinates of all."""
+"""`PerLayerScheme`: per-layer schemes combined into a single scheme with the coordinates of all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from vispe.errors import UnsupportedCombination
-from vispe.multimodal.layers import LayerSchemes
+from vispe.multimodal.layers import PerLayerSchemes
 from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme
 from vispe.multimodal.streams.token_stream import Stream
 
 
 @dataclass(frozen=True)
-class Layered(Scheme):
-    """Concatenation of the schemes of `LayerSchemes`: axes of the first, then of the second, and so on.
+class PerLayerScheme(Scheme):
+    """Concatenation of the schemes of `PerLayerSchemes`: axes of the first, then of the second, and so on.
 
     Each scheme has a separate counter, so counters are (b, k).
 
@@ -30,7 +30,7 @@ class Layered(Scheme):
 
     Example:
         >>> from vispe.multimodal import Image, Text, alternating
-        >>> both = Layered(alternating(["circlerope", "mrope"], 4))
+        >>> both = PerLayerScheme(alternating(["circlerope", "mrope"], 4))
         >>> coordinates = both.coordinates(Stream.of([[Text(2), Image(2, 2), Text(1)]]))
         >>> coordinates.ids.shape, coordinates.next.shape
         (torch.Size([6, 1, 7]), torch.Size([1, 2]))
@@ -40,7 +40,7 @@ class Layered(Scheme):
     summary: ClassVar[str] = "A scheme for each layer."
     levels: ClassVar[int] = 2  # minimum number of counters
 
-    layers: LayerSchemes
+    layers: PerLayerSchemes
 
     def __post_init__(self) -> None:
         several = [scheme.name for scheme in self.layers.schemes if scheme.levels > 1]
@@ -74,13 +74,13 @@ class Layered(Scheme):
         """Axes that rotate no channels."""
         return tuple(first + axis for scheme, first in self.parts for axis in scheme.added)
 
-    def going_on(self, number: Tensor, counter: Tensor) -> Tensor:
+    def continue_text(self, number: Tensor, counter: Tensor) -> Tensor:
         """Return the coordinates (axes, b, s) of text after counters (b, k), or (b) if all are equal."""
-        return torch.cat([s.going_on(number, c) for s, c in self._each(counter)])
+        return torch.cat([s.continue_text(number, c) for s, c in self._each(counter)])
 
-    def counted_on(self, counter: Tensor, tokens: Tensor) -> Tensor:
+    def counter_after(self, counter: Tensor, tokens: Tensor) -> Tensor:
         """Return the counters (b, k) after `tokens` text tokens (b)."""
-        return torch.stack([s.counted_on(c, tokens) for s, c in self._each(counter)], 1)
+        return torch.stack([s.counter_after(c, tokens) for s, c in self._each(counter)], 1)
 
     def counter(self, ids: Tensor) -> Tensor:
         """Return the counters (b, k) at which text has the coordinates (axes, b)."""
@@ -127,13 +127,13 @@ class Layered(Scheme):
 
 
 def scheme_of(spec: Any, **options: Any) -> Scheme:
-    """Return the scheme of a spec, as `create_scheme`, or of per-layer schemes: `LayerSchemes` or their options."""
+    """Return the scheme of a spec, as `create_scheme`, or of per-layer schemes: `PerLayerSchemes` or their options."""
     record: Mapping[str, Any] = cast("Mapping[str, Any]", spec) if isinstance(spec, Mapping) else {}
-    if record.get("name") == Layered.name:
+    if record.get("name") == PerLayerScheme.name:
         schemes = tuple(create_scheme(one) for one in record["schemes"])
-        layered = Layered(LayerSchemes(schemes, tuple(record["of_layer"])))
-    elif isinstance(spec, LayerSchemes | Layered):
-        layered = spec if isinstance(spec, Layered) else Layered(spec)
+        layered = PerLayerScheme(PerLayerSchemes(schemes, tuple(record["of_layer"])))
+    elif isinstance(spec, PerLayerSchemes | PerLayerScheme):
+        layered = spec if isinstance(spec, PerLayerScheme) else PerLayerScheme(spec)
     else:
         return create_scheme(cast("str | Mapping[str, Any] | Scheme", spec), **options)
     if options:

@@ -1,4 +1,4 @@
-"""Per-layer position schemes: `LayerSchemes`, `alternating` (Circle-RoPE's AGE) and `pyramid` (PyPE)."""
+"""Per-layer position schemes: `PerLayerSchemes`, `alternating` (Circle-RoPE's AGE) and `pyramid` (PyPE)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError, is_whole
+from vispe.errors import OptionError, ShapeError, is_integer
 from vispe.multimodal.registry import create_scheme
 from vispe.multimodal.scheme import Coordinates, Scheme
 from vispe.multimodal.streams.token_stream import Stream
 
 
 @dataclass(frozen=True)
-class LayerSchemes:
+class PerLayerSchemes:
     """Position schemes of a model with different schemes in different layers.
 
     Each scheme has a separate counter: text after an image may be at different positions in different layers, and
@@ -55,7 +55,7 @@ class LayerSchemes:
         Raises:
             OptionError: the layer does not exist.
         """
-        if not is_whole(layer) or not 0 <= layer < len(self.of_layer):
+        if not is_integer(layer) or not 0 <= layer < len(self.of_layer):
             raise OptionError(f"The model has layers 0 to {len(self.of_layer) - 1}, got layer={layer!r}.")
         return self.schemes[self.of_layer[layer]]
 
@@ -106,7 +106,7 @@ class LayerSchemes:
         )
 
 
-def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) -> LayerSchemes:
+def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) -> PerLayerSchemes:
     """Assign spec ``i mod n`` of n to layer i.
 
     ``alternating(['circlerope', 'mrope'], layers)`` is the alternating geometry encoding (AGE) of Circle-RoPE (arXiv
@@ -128,7 +128,7 @@ def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) 
     return _of_layers([create_scheme(specs[i % len(specs)]) for i in range(layers)])
 
 
-def pyramid(layers: int, rings: int, every: int) -> LayerSchemes:
+def pyramid(layers: int, rings: int, every: int) -> PerLayerSchemes:
     """Reduce the rings of images by one every few layers, so that the central region grows: PyPE (arXiv 2501.10967).
 
     Layer i has ``pype(rings=max(rings - i // every, 1))``.
@@ -148,14 +148,14 @@ def pyramid(layers: int, rings: int, every: int) -> LayerSchemes:
     return _of_layers([create_scheme("pype", rings=max(rings - i // every, 1)) for i in range(layers)])
 
 
-def _of_layers(each: Sequence[Scheme]) -> LayerSchemes:
-    """Return `LayerSchemes` from one scheme per layer."""
+def _of_layers(each: Sequence[Scheme]) -> PerLayerSchemes:
+    """Return `PerLayerSchemes` from one scheme per layer."""
     schemes = list(dict.fromkeys(each))
-    return LayerSchemes(tuple(schemes), tuple(schemes.index(scheme) for scheme in each))
+    return PerLayerSchemes(tuple(schemes), tuple(schemes.index(scheme) for scheme in each))
 
 
 def _check_whole(**numbers: int) -> None:
     """Raise `OptionError` unless all numbers are integers above 0."""
     for name, value in numbers.items():
-        if not is_whole(value) or value < 1:
+        if not is_integer(value) or value < 1:
             raise OptionError(f"{name} needs an integer above 0, got {name}={value!r}.")

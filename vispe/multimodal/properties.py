@@ -64,7 +64,7 @@ class SchemeProperties:
         image_gap: smallest and largest distance over all axes from the largest coordinate of an image of 24 x 36 to the
             text after it; 0 or less means that text is within the range of the image.
         video_gap: the same for a video of 97 x 5 x 7.
-        follows: for each axis, whether the coordinates inside an image move with the text before it.
+        follows_text: for each axis, whether the coordinates inside an image move with the text before it.
         distinct_image: whether all tokens of an image differ in their coordinates.
         distinct_tiles: whether those of an image in tiles with a thumbnail do; None if tiles are not supported.
         distinct_video: whether those of a video do.
@@ -87,7 +87,7 @@ class SchemeProperties:
     grows: bool
     image_gap: tuple[float, float]
     video_gap: tuple[float, float]
-    follows: tuple[bool, ...]
+    follows_text: tuple[bool, ...]
     distinct_image: bool
     distinct_tiles: bool | None
     distinct_video: bool
@@ -117,7 +117,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
     return SchemeProperties(
         scheme=str(rule),
         axes=rule.axes,
-        text_exact=keeps_text(rule),
+        text_exact=is_text_exact(rule),
         whole=is_whole(rule),
         decode_safe=all(_decode_safe(rule, picture) for picture in (Image(5, 7), Image(1, 9), _LONG)),
         image=_formula(images),
@@ -128,7 +128,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
         grows=_cost(rule, Image(48, 72)) >= images[1, 24, 36] + 1,
         image_gap=_gap(rule, Image(24, 36)),
         video_gap=_gap(rule, _LONG),
-        follows=tuple(bool((row != 0).any()) for row in moved),
+        follows_text=tuple(bool((row != 0).any()) for row in moved),
         distinct_image=_distinct(picture.flatten(1)),
         distinct_tiles=None if tiles is None else tiles[0],
         distinct_video=_distinct(_inside(rule, _LONG)),
@@ -144,7 +144,7 @@ def is_whole(scheme: Scheme) -> bool:
     return all(bool((ids == ids.round()).all()) for ids in _samples(scheme))
 
 
-def keeps_text(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) -> bool:
+def is_text_exact(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) -> bool:
     """Whether a scheme rotates pure text exactly (bitwise) as 1D RoPE.
 
     Args:

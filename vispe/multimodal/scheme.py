@@ -84,7 +84,7 @@ class Coordinates:
 
     def decode(self, tokens: int) -> Tensor:
         """Return the coordinates of the next text tokens of each row, (axes, b, tokens)."""
-        return self.scheme.going_on(torch.arange(tokens, device=self.next.device), self.next)
+        return self.scheme.continue_text(torch.arange(tokens, device=self.next.device), self.next)
 
     def delta(self, end: str = "next", padded: bool = False) -> Tensor:
         """Return the offset from token indices to positions of generated text, (b, 1), float64.
@@ -124,8 +124,8 @@ class Scheme:
     """Base of position schemes: a counter runs through text; visual segments have their own rule.
 
     A subclass is a frozen dataclass whose fields are its options, checked by their annotations. It defines the
-    coordinates of visual tokens in `local`, the step of the counter over a visual segment in `advance`, and the axis
-    of every pair of channels in `allocation`.
+    coordinates of visual tokens in `local`, the step of the counter over a visual segment in `counter_step`, and the
+    axis of every pair of channels in `allocation`.
 
     Attributes:
         name: name in the registry.
@@ -133,7 +133,7 @@ class Scheme:
         paper: title and link.
         text_exact: whether pure text is encoded exactly (bitwise) as by 1D RoPE.
         step: counter step of a text token.
-        leads: quantity counted by the first of three axes in visual segments.
+        first_axis: quantity counted by the first of three axes in visual segments.
         levels: numbers in the counter; with more than one, it is not a position.
     """
 
@@ -142,7 +142,7 @@ class Scheme:
     paper: ClassVar[str] = ""
     text_exact: ClassVar[bool] = True
     step: ClassVar[float] = 1.0
-    leads: ClassVar[str] = "time"
+    first_axis: ClassVar[str] = "time"
     levels: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Scheme:
         return 1
 
     @property
-    def follows(self) -> tuple[bool, ...]:
+    def follows_text(self) -> tuple[bool, ...]:
         """For each axis, whether visual segments are counted from their position in the text, or from 0."""
         return (True,) * self.axes
 
@@ -172,7 +172,7 @@ class Scheme:
         """Return the random draws of each block (m), or None."""
         return None
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the counter step over each block (m), float64; entries of text are ignored."""
         raise NotImplementedError
 
@@ -188,18 +188,18 @@ class Scheme:
         """Return the counter (...) at which text has the coordinates (axes, ...); the reverse of `text`."""
         return ids[0]
 
-    def going_on(self, number: Tensor, counter: Tensor) -> Tensor:
+    def continue_text(self, number: Tensor, counter: Tensor) -> Tensor:
         """Return the coordinates (axes, b, s) of text tokens `number`, (s) or (b, s), after a counter per row."""
         return self.text(number.double() * self.step + counter[:, None])
 
-    def counted_on(self, counter: Tensor, tokens: Tensor) -> Tensor:
+    def counter_after(self, counter: Tensor, tokens: Tensor) -> Tensor:
         """Return the counter of each row (b) after `tokens` text tokens (b); negative numbers count backwards."""
         return counter + self.step * tokens
 
     def moved(self, local: Tensor, at: Tensor) -> Tensor:
         """Return the coordinates (axes, k) of visual tokens whose blocks start at counters (k)."""
-        follows = torch.tensor(self.follows, dtype=torch.float64, device=at.device)[:, None]
-        return torch.addcmul(local, follows, at)
+        follows_text = torch.tensor(self.follows_text, dtype=torch.float64, device=at.device)[:, None]
+        return torch.addcmul(local, follows_text, at)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return the axis of each pair of channels, (pairs,), or for each key head, (kv_heads, pairs)."""
@@ -274,15 +274,15 @@ class Scheme:
         Also the counter step of the `Parallel` member that contains the block (m), or None without `Parallel`.
         """
         text = torch.where(blocks.shared, 0.0, self.step * blocks.tokens.double())
-        advance = torch.where(blocks.visual, self.advance(blocks, draws), text)
+        counter_step = torch.where(blocks.visual, self.counter_step(blocks, draws), text)
         extent = offset = None
         if blocks.parallel is not None:
-            advance, offset, extent = steps(blocks.parallel, advance)
+            counter_step, offset, extent = steps(blocks.parallel, counter_step)
         key = (blocks.sample * (blocks.document.max() + 1) + blocks.document) * (
             blocks.group.max() + 1
         ) + blocks.group
         order = key.argsort(stable=True)
-        step, key = advance[order], key[order]
+        step, key = counter_step[order], key[order]
         before = step.cumsum(0) - step
         new = torch.ones_like(key, dtype=torch.bool)
         new[1:] = key[1:] != key[:-1]
@@ -292,7 +292,7 @@ class Scheme:
         if start is not None:
             first = blocks.document.index_select(0, torch.searchsorted(blocks.sample, blocks.sample))
             at = at + torch.where(blocks.document == first, start.to(at)[blocks.sample], 0.0)
-        return at if offset is None else at + offset, at + advance, extent
+        return at if offset is None else at + offset, at + counter_step, extent
 
     def options(self) -> dict[str, object]:
         """Return the options and their values."""

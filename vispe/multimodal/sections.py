@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vispe.errors import OptionError
-from vispe.options import Count
+from vispe.options import NonNegativeInt
 
-Sections = tuple[Count, Count, Count] | None
+Sections = tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None
 
 
 def sections_for(pairs: int, sections: Sections, share: float) -> tuple[int, int, int]:

@@ -56,18 +56,18 @@ def axes(ax: Axes | None, width: float, height: float, *, polar: bool = False) -
     return ax
 
 
-def new(ax: Axes | None, size: tuple[float, float]) -> Axes:
+def new_axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     """Return `ax`, or the axes of a new figure of `size` (width, height) in inches."""
     return axes(ax, *size)
 
 
-def wanted(rows: Sequence[Any], what: str, how: str) -> None:
+def require_records(rows: Sequence[Any], what: str, how: str) -> None:
     """Raise `InputError` if there are no records to draw."""
     if not rows:
         raise InputError(f"The result has no {what} to draw. Measure them with {how}.")
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     """Return a number as text for figures: two decimals, scientific notation for tiny numbers, '-' for NaN.
 
     >>> short(0.123), short(9.1e-7), short(float("nan"))
@@ -76,7 +76,7 @@ def short(value: float) -> str:
     return number(value, 2).replace("e-0", "e-")
 
 
-def clean(ax: Axes, grid: str = "") -> None:
+def clean_axes(ax: Axes, grid: str = "") -> None:
     """Remove spines and tick marks; draw a faint grid along 'x' or 'y'."""
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0, labelsize=9.5, colors=INK)
@@ -85,22 +85,22 @@ def clean(ax: Axes, grid: str = "") -> None:
         ax.set_axisbelow(True)
 
 
-def bare(ax: Axes) -> None:
+def hide_axes(ax: Axes) -> None:
     """Remove spines, ticks and tick labels, as for images."""
     ax.set_xticks([])
     ax.set_yticks([])
     ax.spines[:].set_visible(False)
 
 
-def heading(ax: Axes, words: str, under: str = "") -> None:
+def figure_title(ax: Axes, words: str, under: str = "") -> None:
     """Write a left-aligned title with an optional grey subtitle; both are plain text, without mathtext."""
     low = 26 if ax.name == "polar" else 6  # points; above the top tick label of polar axes
     ax.set_title(words, size=11.5, color=INK, loc="left", pad=low + 13 * bool(under), parse_math=False)
     if under:
-        remark(ax, under, (0, 1), (0, low), "axes fraction", size=9.5, parse_math=False)
+        annotate(ax, under, (0, 1), (0, low), "axes fraction", size=9.5, parse_math=False)
 
 
-def remark(
+def annotate(
     ax: Axes,
     words: str,
     at: tuple[float, float],
@@ -113,18 +113,18 @@ def remark(
     ax.annotate(words, at, offset, xycoords=coords, textcoords="offset points", **look)
 
 
-def key(ax: Axes, **place: Any) -> None:
+def legend(ax: Axes, **place: Any) -> None:
     """Draw a frameless legend if there are labelled artists."""
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         ax.legend(handles, labels, frameon=False, fontsize=9.5, labelcolor=INK, **place)
 
 
-def finish(ax: Axes, words: str, under: str = "", *, low: float = -0.08, columns: int = 2) -> None:
+def finish_axes(ax: Axes, words: str, under: str = "", *, low: float = -0.08, columns: int = 2) -> None:
     """Write the title of a plot, clean its axes, and draw its legend below them, at y = `low` in axes coordinates."""
-    heading(ax, words, under)
-    clean(ax, "y")
-    key(ax, loc="upper center", bbox_to_anchor=(0.5, low), ncols=columns)
+    figure_title(ax, words, under)
+    clean_axes(ax, "y")
+    legend(ax, loc="upper center", bbox_to_anchor=(0.5, low), ncols=columns)
 
 
 def scale(image: Any, axes: Sequence[Axes], words: str, **place: Any) -> None:
@@ -135,14 +135,14 @@ def scale(image: Any, axes: Sequence[Axes], words: str, **place: Any) -> None:
     bar.ax.tick_params(length=0, labelsize=9, colors=INK)
 
 
-def spans(summaries: Iterable[Summary | None]) -> np.ndarray:
+def intervals(summaries: Iterable[Summary | None]) -> np.ndarray:
     """Return intervals (n, 2), NaN for summaries without an interval."""
     nan = (float("nan"), float("nan"))
     bounds = [nan if s is None or s.interval is None else s.interval for s in summaries]
     return np.array(bounds).reshape(-1, 2)
 
 
-def whiskers(ax: Axes, x: Any, low_high: np.ndarray, *, across: bool = False, color: str = INK) -> None:
+def error_bars(ax: Axes, x: Any, low_high: np.ndarray, *, across: bool = False, color: str = INK) -> None:
     """Draw intervals (n, 2) as error bars without caps, vertical or horizontal (`across`); NaN is skipped."""
     finite = np.isfinite(low_high).all(1)
     if finite.any():

@@ -14,7 +14,7 @@ from vispe.errors import InputError, OptionError, ShapeError
 from vispe.report.table import json_value
 
 DRAWS = 2000
-FEWEST = 5
+MIN_IMAGES = 5
 """Number of images below which no interval is computed."""
 
 Better = Literal["low", "high", "zero"]
@@ -87,7 +87,7 @@ def summarise(
         float(np.median(valid)),
         float(valid.std(ddof=1)) if n > 1 else 0.0,
         float(worst),
-        bootstrap_interval(valid, draws=draws, seed=seed) if n >= FEWEST else None,
+        bootstrap_interval(valid, draws=draws, seed=seed) if n >= MIN_IMAGES else None,
     )
 
 

@@ -40,7 +40,7 @@ def interval(ends: tuple[float, float] | None, decimals: int | None = None) -> s
     return "" if ends is None else " to ".join(number(end, decimals) for end in ends)
 
 
-def capital(sentence: str) -> str:
+def capitalize(sentence: str) -> str:
     """Return a sentence with its first letter capitalised.
 
     >>> capital("no linear position")
@@ -49,7 +49,7 @@ def capital(sentence: str) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def aligned(table: Table, left: Sequence[int] = (0,)) -> str:
+def markdown_table(table: Table, left: Sequence[int] = (0,)) -> str:
     """Return a text table (header first) as Markdown with aligned columns, left-aligned for those in `left`.
 
     >>> print(aligned([["name", "mean"], ["rot90", "0.4"]]))
@@ -63,7 +63,7 @@ def aligned(table: Table, left: Sequence[int] = (0,)) -> str:
     return "\n".join([head, f"|{rule}|", *body])
 
 
-def columns(table: Table, left: Sequence[int] = (0,)) -> str:
+def text_table(table: Table, left: Sequence[int] = (0,)) -> str:
     """Return a text table (header first) with columns separated by two spaces, left-aligned for those in `left`.
 
     >>> print(columns([["name", "mean"], ["rot90", "0.4"]]))

@@ -1,38 +1,38 @@
 """Feature-based segmentation of micrographs: images in, label maps, overlays and reports out.
 
 `segment` and `apply` are the functions behind the command line, `Live` follows scribbles interactively, and
-`trust_page` tests whether the result depends on the pose of the sample. Importing this package alone imports none of
-the scientific libraries.
+`measure_invariance` tests whether the result depends on the pose of the sample. Importing this package alone imports
+none of the scientific libraries.
 """
 
 from typing import TYPE_CHECKING
 
-from vispe._lazy import face
+from vispe._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from vispe.segment.features.pixel_features import FeatureConfig
-    from vispe.segment.invariance_report import trust_page
+    from vispe.segment.invariance_report import measure_invariance
     from vispe.segment.live.live_segmentation import Live
-    from vispe.segment.pipeline import Labelling, Post, Reading, Scoring, apply, segment
+    from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions, ScoreOptions, apply, segment
     from vispe.segment.text.prompts import Prompts
 
 __all__ = [
     "FeatureConfig",
-    "Labelling",
+    "LabelOptions",
     "Live",
-    "Post",
+    "PostProcessing",
     "Prompts",
-    "Reading",
-    "Scoring",
+    "ReadOptions",
+    "ScoreOptions",
     "apply",
+    "measure_invariance",
     "segment",
-    "trust_page",
 ]
 
 _HOMES = dict.fromkeys(__all__, "vispe.segment.pipeline") | {
     "FeatureConfig": "vispe.segment.features.pixel_features",
     "Live": "vispe.segment.live.live_segmentation",
     "Prompts": "vispe.segment.text.prompts",
-    "trust_page": "vispe.segment.invariance_report",
+    "measure_invariance": "vispe.segment.invariance_report",
 }
-__getattr__, __dir__ = face(__name__, _HOMES)
+__getattr__, __dir__ = lazy_exports(__name__, _HOMES)

@@ -149,7 +149,7 @@ def adjusted_rand(pred: np.ndarray, truth: np.ndarray, *, ignore: np.ndarray | N
     highest = int(max(pred.max(initial=0), truth.max(initial=0)))
     pred, truth, valid, _ = _checked(pred, truth, highest, ignore, None)
     _some(int(valid.sum()))
-    return rand_index(truth * valid, pred * valid)
+    return adjusted_rand_index(truth * valid, pred * valid)
 
 
 def summarize(
@@ -335,7 +335,7 @@ def miou(counts: np.ndarray) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def rand_index(first: np.ndarray, second: np.ndarray) -> float:
+def adjusted_rand_index(first: np.ndarray, second: np.ndarray) -> float:
     """Return the adjusted Rand index over the pixels with data in both maps; NaN without any."""
     from sklearn.metrics import adjusted_rand_score
 
@@ -343,7 +343,7 @@ def rand_index(first: np.ndarray, second: np.ndarray) -> float:
     return float(adjusted_rand_score(first[both], second[both])) if both.any() else float("nan")
 
 
-def shares(labels: np.ndarray, n_classes: int) -> np.ndarray:
+def class_percentages(labels: np.ndarray, n_classes: int) -> np.ndarray:
     """Return the area of each class in percent of the pixels with data, (K,); NaN without any."""
     counts = np.bincount(labels.ravel(), minlength=n_classes + 1)[1 : n_classes + 1]
     return 100.0 * counts / counts.sum() if counts.sum() else np.full(n_classes, np.nan)

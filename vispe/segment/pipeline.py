@@ -17,14 +17,14 @@ from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import Model, load_model, open_features
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.out_of_core import large_images
+from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.run.batch_run import Batch
-from vispe.segment.run.inputs import Paths, Reading
-from vispe.segment.run.prediction import Post, Segmenter
-from vispe.segment.run.request import Labelling, Request
-from vispe.segment.run.run_report import Report, Watcher
+from vispe.segment.run.inputs import Paths, ReadOptions
+from vispe.segment.run.prediction import PostProcessing, Segmenter
+from vispe.segment.run.request import LabelOptions, Request
+from vispe.segment.run.run_report import ProgressCallbacks, Report
 from vispe.segment.run.run_state import MODEL_NAME, requested_features
-from vispe.segment.run.scoring import Scoring
+from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.run.train import read_training_labels, train, train_clusters
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
@@ -32,11 +32,11 @@ from vispe.segment.text.prompts import Prompts
 __all__ = [
     "DEFAULT",
     "MODEL_NAME",
-    "Labelling",
+    "LabelOptions",
     "ObjectOptions",
-    "Post",
-    "Reading",
-    "Scoring",
+    "PostProcessing",
+    "ReadOptions",
+    "ScoreOptions",
     "apply",
     "segment",
 ]
@@ -58,17 +58,17 @@ def segment(
     text: Prompts | None = None,
     classifier: str = KINDS[0],
     features: FeatureConfig | TextConfig | None = None,
-    reading: Reading | None = None,
-    labelling: Labelling | None = None,
-    scoring: Scoring | None = None,
-    post: Post | None = None,
+    reading: ReadOptions | None = None,
+    labelling: LabelOptions | None = None,
+    scoring: ScoreOptions | None = None,
+    post: PostProcessing | None = None,
     objects: ObjectOptions | None = None,
     materials: bool = False,
     trust: bool = False,
     seed: int = 0,
     device: str = "auto",
     force: bool = False,
-    watch: Watcher | None = None,
+    watch: ProgressCallbacks | None = None,
     memory: str | None = None,
     scheduler: str | None = None,
 ) -> Report:
@@ -126,7 +126,7 @@ def segment(
     """
     request = Request.of("segment", locals())
     _check(request)
-    if stores := large_images(images, memory, scheduler):
+    if stores := out_of_core_images(images, memory, scheduler):
         from vispe.segment.out_of_core import entry_points
 
         return entry_points.segment(replace(request, features=features or DEFAULT), stores)
@@ -161,7 +161,9 @@ def _check(request: Request) -> None:
         raise OptionError(f"cluster_method={method!r} has no effect on labels. Use it with cluster.")
     if sources["cluster"] and classifier != KINDS[0]:
         raise OptionError(f"classifier={classifier!r} has no effect on clusters. Use cluster_method.")
-    changed = [name for name, value in vars(request.labelling).items() if value != getattr(Labelling(), name)]
+    changed = [
+        name for name, value in vars(request.labelling).items() if value != getattr(LabelOptions(), name)
+    ]
     if changed and not sources["labels"]:
         raise OptionError(f"{changed[0]} has no effect without labels. Omit it.")
     if sources["text"] and classifier != KINDS[0]:
@@ -211,9 +213,9 @@ def apply(
     images: Paths,
     out: str | Path,
     *,
-    reading: Reading | None = None,
-    scoring: Scoring | None = None,
-    post: Post | None = None,
+    reading: ReadOptions | None = None,
+    scoring: ScoreOptions | None = None,
+    post: PostProcessing | None = None,
     objects: ObjectOptions | None = None,
     materials: bool = False,
     trust: bool = False,
@@ -222,7 +224,7 @@ def apply(
     tile: int | None = None,
     device: str = "auto",
     force: bool = False,
-    watch: Watcher | None = None,
+    watch: ProgressCallbacks | None = None,
     memory: str | None = None,
     scheduler: str | None = None,
 ) -> Report:
@@ -265,7 +267,7 @@ def apply(
         {'cluster 1': 0.5, 'cluster 2': 0.5}
     """
     request = Request.of("apply", locals())
-    if stores := large_images(images, memory, scheduler):
+    if stores := out_of_core_images(images, memory, scheduler):
         from vispe.segment.out_of_core import entry_points
 
         return entry_points.apply(request, stores)

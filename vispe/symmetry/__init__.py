@@ -5,7 +5,7 @@
 8
 """
 
-from vispe._lazy import face
+from vispe._lazy import lazy_exports
 
 __all__ = [
     "D4",
@@ -15,19 +15,19 @@ __all__ = [
     "Element",
     "PatchKernel",
     "Placement",
+    "common_part",
     "d4_average",
     "element",
     "fit_to_patches",
     "patch_kernel",
     "rotate",
-    "shared",
     "symmetrize",
 ]
 
 _REMEDIES = ("D4Features", "PatchKernel", "d4_average", "patch_kernel", "symmetrize")
-_PLACES = ("Placement", "shared")
+_PLACES = ("Placement", "common_part")
 _D4 = ("D4", "IDENTITY", "Element", "element", "fit_to_patches")
-__getattr__, __dir__ = face(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     dict.fromkeys(_REMEDIES, "vispe.symmetry.symmetrization")
     | dict.fromkeys(_D4, "vispe.symmetry.d4")

@@ -9,20 +9,20 @@ from torch import Tensor
 from vispe.symmetry.warp import Canvas, rotate
 
 
-def posed_labels(canvas: Canvas, labels: np.ndarray, degrees: float) -> np.ndarray:
+def rotated_window_labels(canvas: Canvas, labels: np.ndarray, degrees: float) -> np.ndarray:
     """Return the window of a rotated label map (side, side), by nearest-neighbour interpolation."""
     return _as_labels(canvas.pose(_as_image(labels), degrees, "nearest"))
 
 
-def round_trip_labels(canvas: Canvas, labels: np.ndarray, degrees: float) -> np.ndarray:
+def round_trip_window_labels(canvas: Canvas, labels: np.ndarray, degrees: float) -> np.ndarray:
     """Return the window of a label map rotated forth and back (side, side), by nearest-neighbour interpolation."""
     return _as_labels(canvas.round_trip(_as_image(labels), degrees, "nearest"))
 
 
-def turned_labels(labels: np.ndarray, degrees: float) -> np.ndarray:
+def rotated_labels(labels: np.ndarray, degrees: float) -> np.ndarray:
     """Return a square label map rotated about its centre, by nearest-neighbour interpolation.
 
-    >>> turned_labels(np.array([[1, 2], [3, 4]]), 90).tolist()
+    >>> rotated_labels(np.array([[1, 2], [3, 4]]), 90).tolist()
     [[2, 4], [1, 3]]
     """
     return _as_labels(rotate(_as_image(labels), degrees, mode="nearest"))
@@ -48,7 +48,7 @@ def resampled_labels(labels: np.ndarray, degrees: float, seed: int = 0) -> np.nd
     cumulative = rotate(one_hot, degrees, mode="bilinear")[0].cumsum(0).numpy()
     uniform = np.random.default_rng(seed).random(labels.shape)
     class_index = (cumulative[:-1] <= uniform).sum(0)
-    return turned_labels(classes[class_index], -degrees)
+    return rotated_labels(classes[class_index], -degrees)
 
 
 def _as_image(labels: np.ndarray) -> Tensor:

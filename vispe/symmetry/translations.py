@@ -174,7 +174,7 @@ class Placement:
         return s
 
 
-def shared(first: Placement, second: Placement) -> tuple[Placement, Placement]:
+def common_part(first: Placement, second: Placement) -> tuple[Placement, Placement]:
     """Return both placements with `box` set to the patches of the content visible in both.
 
     >>> a, b = Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, 0))

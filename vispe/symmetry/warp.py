@@ -187,7 +187,7 @@ class Canvas:
         return images[..., :h, :w]
 
 
-def blurred_as(image: Tensor, posed: Tensor) -> Tensor:
+def match_spectrum(image: Tensor, posed: Tensor) -> Tensor:
     """Return `image`, unrotated, low-pass filtered to the power spectrum of its rotated version.
 
     This isolates the effect of the blur of resampling from rotation. The gain decreases with spatial frequency and is

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import vispe.train.retrofit  # noqa: F401 - before the function of the same name, which would be shadowed
-from vispe._lazy import face
+from vispe._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from vispe.train.data.dataset import Source
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Retrofit", "load_student", "retrofit"]
 
 _MODULES = {"Retrofit": "vispe.train.retrofit.config", "load_student": "vispe.train.retrofit.student"}
-__getattr__, __dir__ = face(__name__, _MODULES)
+__getattr__, __dir__ = lazy_exports(__name__, _MODULES)
 
 
 def retrofit(

@@ -23,7 +23,7 @@ def calls(monkeypatch):
         served.append(args[0].shape)
         return original(*args)
 
-    monkeypatch.setattr(blocked, "LEAST", 0)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     monkeypatch.setattr(blocked._StripAttention, "apply", apply)
     return served
 
@@ -173,9 +173,9 @@ def test_dense_masks_serve_the_rest(calls, monkeypatch):
     attention(q, k, v, bias=TableBias(torch.randn(1, 39).requires_grad_(), line))
     grad = torch.func.grad(lambda t: attention(q, k, v, bias=TableBias(t, pos)).square().sum())(table)
     assert grad.shape == table.shape
-    monkeypatch.setattr(blocked, "LEAST", 41)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", 41)
     attention(q, k, v, bias=bias)
-    monkeypatch.setattr(blocked, "LEAST", 40)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", 40)
     assert not calls
     attention(q, k, v, bias=bias)
     monkeypatch.setattr(blocked, "_KERNEL", None)

@@ -51,7 +51,7 @@ def traced(monkeypatch):
 def gpu(monkeypatch):
     """As if tensors were on a GPU that runs kernels."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(flex, "no_device", lambda q: None)
+    monkeypatch.setattr(flex, "device_unsupported_reason", lambda q: None)
     monkeypatch.setitem(unsupported_reason.__globals__, "_no_device", lambda q: None)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.attention import oracle
 from vispe import Grid
-from vispe.attention.bias.float16_strip import pack_both, widest_range
+from vispe.attention.bias.float16_strip import pack_with_copy, widest_range
 from vispe.attention.bias.strip import Layout, build, pack
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -16,7 +16,7 @@ def packed(values, edge, grid, dtype, scale, rows=False):
     """Return what `pack_both` makes of a table, and its layout."""
     layout = Layout(grid.shape, grid.prefix, rows)
     runs, ends = build(values, edge, layout)
-    return *pack_both(runs, ends, layout, scale, dtype, lead=layout.lead), layout
+    return *pack_with_copy(runs, ends, layout, scale, dtype, lead=layout.lead), layout
 
 
 def matrix(runs, edge, layout, scale):
@@ -116,7 +116,7 @@ def test_scales_that_leave_nothing_to_round(scale):
         grid = Grid((3, 4))
         layout = Layout(grid.shape, 0, False)
         runs, ends = build(torch.rand(2, 5, 7), None, layout)
-        both = pack_both(runs, ends, layout, scale, torch.bfloat16, lead=layout.lead)
+        both = pack_with_copy(runs, ends, layout, scale, torch.bfloat16, lead=layout.lead)
         plain = pack(runs, ends, layout, scale, torch.float32, lead=layout.lead)
         assert not both[1][:, 2].any()
         assert torch.equal(both[0], plain[0])

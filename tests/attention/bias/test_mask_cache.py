@@ -237,7 +237,7 @@ def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     "spec", ["irpe.ctx_product_50_shared_qk", "irpe(on=k,shared=false)", "irpe(on=q)", "shaw"]
 )
 def test_tables_that_the_content_reads(spec, dtype, monkeypatch):
-    monkeypatch.setattr(content_cpu, "LEAST", 300)
+    monkeypatch.setattr(content_cpu, "MIN_BIAS_BYTES", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 8)
     monkeypatch.setattr(sdpa, "_masked", None)
     torch.manual_seed(0)
@@ -254,7 +254,7 @@ def test_tables_that_the_content_reads(spec, dtype, monkeypatch):
 
 @pytest.mark.parametrize("content", [None, torch.randn(2, 3, 36, 8)], ids=["queries, keys", "content"])
 def test_rows_of_positions_that_differ_between_samples(content, monkeypatch):
-    monkeypatch.setattr(content_cpu, "LEAST", 300)
+    monkeypatch.setattr(content_cpu, "MIN_BIAS_BYTES", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 8)
     weights, buckets = torch.randn(3, 6, 8), torch.randint(6, (2, 36, 36))
     bias = SumBias([ContextBias(weights, buckets, dot, True, content=content) for dot in ("query", "key")])

@@ -7,7 +7,7 @@ from tests.attention import oracle
 from tests.encodings.bias import offsets
 from vispe import Grid, Positions, attention
 from vispe.attention import OffsetBias, RadialBias
-from vispe.attention.bias.lower_to_table import not_a_table
+from vispe.attention.bias.lower_to_table import table_unsupported_reason
 from vispe.errors import ShapeError
 
 GRIDS = [Grid((7,), 2), Grid((3, 4), 1), Grid((1, 5)), Grid((2, 3, 4), 1, (5.0, 0.7, 0.5))]
@@ -64,7 +64,7 @@ def test_routes_and_gradients():
         found.append((out, torch.autograd.grad(out, rate, cotangent)[0]))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
-    assert not_a_table(OffsetBias(lean, pos)) is None
+    assert table_unsupported_reason(OffsetBias(lean, pos)) is None
     assert oracle.table_matrix(OffsetBias(lean, pos).table(pos.grid).double(), pos.grid).isfinite().all()
 
 

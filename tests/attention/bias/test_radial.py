@@ -7,7 +7,7 @@ from tests.attention import oracle
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, RadialBias
 from vispe.attention.backends import blocked
-from vispe.attention.bias.lower_to_table import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.errors import OptionError, ShapeError
 
 GRIDS = [Grid((7,), 2), Grid((3, 4), 1), Grid((1, 5)), Grid((4, 1)), Grid((2, 3, 4), 1, (5.0, 0.7, 0.5))]
@@ -34,8 +34,8 @@ def test_table_and_dense_are_the_function(grid, rule):
     placed = torch.tensor([cell is not None for cell in oracle.cells_of(grid.shape, grid.prefix)])
     wanted = hat(distance.flatten()).unflatten(1, distance.shape) * (placed[:, None] & placed)
     torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
-    assert not_a_table(bias) is None
-    table, edge = table_of(bias)
+    assert table_unsupported_reason(bias) is None
+    table, edge = lower_to_table(bias)
     assert edge is None
     found = oracle.table_matrix(table.double(), grid)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
@@ -74,7 +74,7 @@ def test_tokens_elsewhere_and_spacing():
     distance = (moved.coords[0, 1:, None] - moved.coords[0, None, 1:]).norm(dim=-1)
     found = RadialBias(hat, moved).dense()[0, :, 1:, 1:]
     torch.testing.assert_close(found, hat(distance.flatten()).unflatten(1, distance.shape))
-    assert not_a_table(RadialBias(hat, moved)) is not None
+    assert table_unsupported_reason(RadialBias(hat, moved)) is not None
     spaced = RadialBias(hat, pos, spacing=(2.0, 0.5))
     other = Grid((3, 4), 1, (2.0, 0.5))
     torch.testing.assert_close(spaced.dense(), RadialBias(hat, other.positions()).dense())
@@ -86,7 +86,7 @@ def test_tokens_elsewhere_and_spacing():
 
 
 def test_learned_functions_take_strips_and_have_their_gradients(monkeypatch):
-    monkeypatch.setattr(blocked, "LEAST", 0)
+    monkeypatch.setattr(blocked, "MIN_QUERIES", 0)
     pos = Grid((6, 8), 1).positions()
     rate = torch.tensor([0.3, 1.0, 2.0], requires_grad=True)
     q, k, v = (torch.randn(2, 3, pos.tokens, 8, requires_grad=True) for _ in range(3))

@@ -6,7 +6,7 @@ import torch
 from tests.attention.windows import mask_of, shifted
 from vispe import Grid
 from vispe.attention import SumBias, TableBias, WindowMask, attention, explain, use_backend
-from vispe.attention.backends.triton.coords.operands import not_placed
+from vispe.attention.backends.triton.coords.operands import coords_unsupported_reason
 from vispe.errors import ShapeError
 from vispe.hosts.windows.torchvision import window_shift_mask
 
@@ -86,5 +86,5 @@ def test_backends_without_kernels_take_the_mask():
         with use_backend("reference"):
             torch.testing.assert_close(attention(q, k, v, bias=bias, attn_mask=mask), wanted)
         assert explain(q, k, v, bias=bias, attn_mask=mask).backend == "sdpa"
-    assert not_placed(SumBias([table, mask])) is None
-    assert "several masks" in not_placed(SumBias([mask, mask]))
+    assert coords_unsupported_reason(SumBias([table, mask])) is None
+    assert "several masks" in coords_unsupported_reason(SumBias([mask, mask]))

@@ -235,7 +235,7 @@ def test_half_precision_at_any_scale(strips, kind, scale):
         "profile": ([slopes, profile], lambda s, t: ProfileBias(s, t, pos), near),
         "sum": ([slopes, profile], lambda s, t: SumBias([DistanceBias(s, pos), TableBias(t, pos)]),
                 lambda s, t: far(s) + oracle.table_matrix(t, grid)),
-        "anywhere": ([slopes], lambda s: DistanceBias(s, pos.spaced((1.0, 1.0))), far),
+        "anywhere": ([slopes], lambda s: DistanceBias(s, pos.with_spacing((1.0, 1.0))), far),
     }[kind]  # fmt: skip
     compare([q, k, v], params, make, dense, torch.float16, scale=scale)
 

@@ -94,15 +94,15 @@ def test_refusals():
     q, k, v = inputs(grid)
     pos = grid.positions()
     bias = TableBias(table(grid), pos)
-    refused = explain(q, k, v, bias=bias, is_causal=True).refused["triton"]
-    assert "at most one prefix token, got 3" in refused
+    unsupported = explain(q, k, v, bias=bias, is_causal=True).unsupported["triton"]
+    assert "at most one prefix token, got 3" in unsupported
     with pytest.raises(BackendUnavailable, match="only together with a bias"):
         attention(q, k, v, is_causal=True, backend="triton")
     alone = Grid((5, 7))
     one = [t[:1, :, 3:] for t in (q, k, v)]
     packed = {"is_causal": True, "cu_seqlens": torch.tensor([0, 8, alone.tokens])}
     for fixed in (TableBias(table(alone), alone.positions()), DistanceBias((0.5, 0.1), alone.positions())):
-        assert "packed" in explain(*one, bias=fixed, **packed).refused["triton"]
+        assert "packed" in explain(*one, bias=fixed, **packed).unsupported["triton"]
         found, wanted = (attention(*one, bias=fixed, backend=b, **packed) for b in ("auto", "reference"))
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
     few = TableBias(table(grid), pos.gather(torch.arange(30)[None]))

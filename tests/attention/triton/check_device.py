@@ -26,7 +26,7 @@ def _nothing_known(monkeypatch):
 
 
 def test_the_first_launch_runs_the_forward_kernel():
-    assert device.no_device(torch.zeros(2)) is None
+    assert device.device_unsupported_reason(torch.zeros(2)) is None
     assert {("cpu", None)} == device._TRIED
     assert device._FAILED == {}
 
@@ -68,7 +68,7 @@ def test_a_backward_pass_that_fails_is_an_error_and_the_next_step_goes_on(monkey
     with pytest.warns(UserWarning, match="out of resource"):
         attention(q, k, v, bias=BIAS).sum().backward()
     assert q.grad.isfinite().all()
-    assert "out of resource" in explain(q, k, v, bias=BIAS).refused["triton"]
+    assert "out of resource" in explain(q, k, v, bias=BIAS).unsupported["triton"]
 
 
 def test_a_context_runs_the_kernels_also_in_a_compiled_function():

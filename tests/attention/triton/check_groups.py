@@ -146,7 +146,7 @@ def test_rotated_keys_and_tokens_anywhere(moved):
     turn = create_encoding("rope_axial", dim=64, num_heads=4, depth=2).transform(pos, 1)
     qkv = inputs(pos.grid, 4, 2, torch.float32)
     exact = [t.detach().double().requires_grad_() for t in qkv]
-    bias = DistanceBias((0.1, 0.2, 0.3, 0.4), pos.spaced((1.0, 0.5)) if moved else pos)
+    bias = DistanceBias((0.1, 0.2, 0.3, 0.4), pos.with_spacing((1.0, 0.5)) if moved else pos)
     given = {"bias": bias, "enable_gqa": True, "transform": turn}
     out = attention(*qkv, backend="triton", **given)
     wanted = attention(*exact, backend="reference", **given)

@@ -1,4 +1,4 @@
-"""Tiles that a bias hides throughout are passed over; numbers are those of float64 (`test_interpreter`)."""
+"""Tiles that a bias is_sparse throughout are passed over; numbers are those of float64 (`test_interpreter`)."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def rows_in_sight(pos, rows):
     below, above = rows
     values[:, : 12 - below] = -torch.inf
     values[:, 12 + above + 1 :] = -torch.inf
-    return TableBias(values, pos, torch.randn(HEADS, 3), hides=True)
+    return TableBias(values, pos, torch.randn(HEADS, 3), is_sparse=True)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -67,7 +67,7 @@ def test_hidden_values_are_never_read(padded, prefix, tile, spoil):
     for whole, mine in zip(*found, strict=True):
         assert whole.isfinite().all()
         assert torch.equal(whole, mine)
-    # a table that does not say that it hides has them all read
+    # a table that does not say that it is_sparse has them all read
     bias = TableBias(bias.values, pos, bias.prefix)
     assert attention(q, k, values, bias=bias, backend="triton")[:, :, 64:128].isnan().all()
 
@@ -79,6 +79,6 @@ def test_lookhere_on_several_tiles(directions):
     leaves = tensors(1, GRID.tokens, heads=4)
     exact = doubles(leaves)
     bias = encoding.bias(pos, 1)
-    assert bias.hides
+    assert bias.is_sparse
     found = attention(*leaves, bias=bias, backend="triton")
     agrees(found, attention(*exact, bias=bias, backend="reference"), leaves, exact, LIMITS)

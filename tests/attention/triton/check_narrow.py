@@ -13,7 +13,7 @@ from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.grid.launch import run_forward
 from vispe.attention.backends.triton.grid.launch_backward import run_backward
-from vispe.attention.bias.float16_strip import pack_both
+from vispe.attention.bias.float16_strip import pack_with_copy
 from vispe.attention.bias.strip import Layout, build
 
 HEADS = 4
@@ -36,7 +36,7 @@ def test_heads_that_fit_read_the_copy_and_others_do_not(rows, groups):
     grid, scale = Grid((4, 8)), 0.25
     values = torch.rand(HEADS, 7, 15) * torch.where(FITS, 1.5, 40.0)[:, None, None]
     layout = Layout(grid.shape, 0, rows)
-    packed, edge, copy = pack_both(
+    packed, edge, copy = pack_with_copy(
         *build(values, None, layout), layout, scale, torch.float16, lead=layout.lead
     )
     address = layout.patches_first()[0]
@@ -84,7 +84,7 @@ def test_output_and_gradients(monkeypatch, dtype, spread, prefix, rows):
 def test_every_kind_of_table_is_packed_in_both(monkeypatch, make):
     seen = []
     fused = pytest.importorskip("vispe.attention.backends.triton")
-    monkeypatch.setattr(fused, "pack_both", lambda *a, **k: seen.append(pack_both(*a, **k)) or seen[-1])
+    monkeypatch.setattr(fused, "pack_both", lambda *a, **k: seen.append(pack_with_copy(*a, **k)) or seen[-1])
     grid = Grid((5, 6))
     bias = make(grid.positions())
     q, k, v = inputs(grid, torch.float16)

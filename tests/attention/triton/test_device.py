@@ -97,8 +97,8 @@ def test_a_failed_first_launch_is_said_once_and_sdpa_serves(gpu, error):
     assert gpu.launched == 1
     found = explain(q, k, v, bias=BIAS)
     assert (found.backend, found.reason) == ("sdpa", "one dense mask, cached with its positions")
-    assert type(error).__name__ in found.refused["triton"]
-    assert type(error).__name__ in found.refused["flex"]
+    assert type(error).__name__ in found.unsupported["triton"]
+    assert type(error).__name__ in found.unsupported["flex"]
 
 
 def test_named_it_is_an_error_with_the_reason_and_no_warning(gpu):
@@ -130,31 +130,38 @@ def test_a_launch_that_works_is_made_once(gpu):
 def test_a_launch_without_memory_says_nothing(gpu):
     gpu.error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
     q = tensors()[0]
-    assert device.no_device(q) is None
+    assert device.device_unsupported_reason(q) is None
     gpu.error = None
-    assert device.no_device(q) is None
-    assert device.no_device(q) is None
+    assert device.device_unsupported_reason(q) is None
+    assert device.device_unsupported_reason(q) is None
     assert gpu.launched == 2
 
 
 def test_nothing_is_launched_to_find_out_while_programs_are_made(gpu, monkeypatch):
     q = tensors()[0]
-    assert device.no_device(torch.nn.Parameter(q).as_subclass(type("Other", (torch.Tensor,), {}))) is None
+    assert (
+        device.device_unsupported_reason(
+            torch.nn.Parameter(q).as_subclass(type("Other", (torch.Tensor,), {}))
+        )
+        is None
+    )
     with FakeTensorMode():
-        assert device.no_device(torch.empty(2)) is None
-        assert device.no_device(q) is None
-    assert torch.vmap(lambda x: x + (device.no_device(x) is None))(q).shape == q.shape
-    compiled = torch.compile(lambda x: x + (device.no_device(x) is None), backend="eager", fullgraph=True)
+        assert device.device_unsupported_reason(torch.empty(2)) is None
+        assert device.device_unsupported_reason(q) is None
+    assert torch.vmap(lambda x: x + (device.device_unsupported_reason(x) is None))(q).shape == q.shape
+    compiled = torch.compile(
+        lambda x: x + (device.device_unsupported_reason(x) is None), backend="eager", fullgraph=True
+    )
     assert torch.equal(compiled(q), q + 1)
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        assert device.no_device(q) is None
+        assert device.device_unsupported_reason(q) is None
     assert gpu.launched == 0
     gpu.error = COMPILER
-    assert "C compiler" in device.no_device(q)
+    assert "C compiler" in device.device_unsupported_reason(q)
     assert torch.equal(compiled(q), q)  # compiled anew: what is known now decides
     with FakeTensorMode():
-        assert "C compiler" in device.no_device(torch.empty(2))
+        assert "C compiler" in device.device_unsupported_reason(torch.empty(2))
     torch._dynamo.reset()
 
 
@@ -170,7 +177,7 @@ def test_rocm_is_refused_with_the_reason(gpu, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     found = explain(*tensors(), bias=BIAS)
     assert found.backend == "sdpa"
-    assert "not ROCm" in found.refused["triton"]
+    assert "not ROCm" in found.unsupported["triton"]
     assert gpu.launched == 0
 
 
@@ -191,7 +198,7 @@ def test_kernels_that_fail_later_are_refused_and_the_call_is_served(gpu, kernels
     assert len(caught) == 1
     torch.testing.assert_close(out, plain(q, k, v))
     attention(q, k, v, bias=BIAS)
-    assert "OutOfResources" in explain(q, k, v, bias=BIAS).refused["triton"]
+    assert "OutOfResources" in explain(q, k, v, bias=BIAS).unsupported["triton"]
     anywhere = DistanceBias((0.5, 0.2, 0.1), GRID.positions().gather(torch.arange(GRID.tokens)[None]))
     assert explain(q, k, v, bias=anywhere).backend == "triton"  # other kernels
     assert explain(q, k, v, bias=BIAS, is_causal=True).backend == "sdpa"
@@ -248,7 +255,7 @@ def test_flex_that_cannot_be_compiled_is_refused_from_then_on(gpu, monkeypatch):
     assert len(caught) == 1
     wanted = attention(q, k, v, bias=bias, is_causal=True, backend="reference")
     torch.testing.assert_close(out, wanted)
-    assert "C compiler" in explain(q, k, v, bias=bias, is_causal=True).refused["flex"]
+    assert "C compiler" in explain(q, k, v, bias=bias, is_causal=True).unsupported["flex"]
     assert explain(q, k, v, bias=bias).backend == "triton"
 
 

@@ -6,7 +6,7 @@ import torch
 from vispe import Grid, Positions, attention, explain
 from vispe.attention import DenseBias, DistanceBias, SumBias, TableBias, ValueTerm
 from vispe.attention.backends.triton import unsupported_reason
-from vispe.attention.bias.lower_to_table import not_a_table
+from vispe.attention.bias.lower_to_table import table_unsupported_reason
 from vispe.attention.call import Call
 from vispe.errors import BackendUnavailable
 
@@ -89,7 +89,7 @@ def test_a_mask_over_keys_alone_is_served(device):
     assert told.backend == "triton"
     assert (
         "n x m tensor"
-        in explain(*tensors(), bias=bias, attn_mask=keep.expand(1, 1, 13, 13)).refused["triton"]
+        in explain(*tensors(), bias=bias, attn_mask=keep.expand(1, 1, 13, 13)).unsupported["triton"]
     )
 
 
@@ -109,4 +109,4 @@ def test_biases_that_are_no_table():
         (SumBias([DistanceBias(slopes, POS), DistanceBias(slopes, other)]), "different grids"),
         (SumBias([DistanceBias(slopes, POS), DenseBias(torch.zeros(1, 2, 13, 13))]), "DenseBias"),
     ):
-        assert reason in not_a_table(bias)
+        assert reason in table_unsupported_reason(bias)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vispe.backbones.device import flushed
+from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro import PATCH, STRIDE, WEIGHTS, Micro, features, load_micro, patch_features
 from vispe.errors import InputError, OptionError, ShapeError
 
@@ -76,7 +76,7 @@ def test_denormal_numbers_are_zero_inside_and_as_before_after_it(before):
     def remaining() -> bool:
         return float(torch.tensor(1e-40) * 1) > 0
 
-    @flushed()
+    @flush_denormals()
     def fail() -> None:
         inside.append(remaining())
         raise KeyError

@@ -138,10 +138,10 @@ def test_published_names():
     state["pe.Wr.weight"] = state.pop("pe.frequency.weight")
     for last in ("weight", "bias"):
         state[f"pe.mlp.2.{last}"] = state.pop(f"pe.mlp.1.{last}")
-    made.adopt(state, "", "pe.")
+    made.rename_checkpoint_keys(state, "", "pe.")
     assert set(state) == {f"pe.{k}" for k in made.state_dict()}
     untouched = dict(state)
-    made.adopt(state, "", "pe.")
+    made.rename_checkpoint_keys(state, "", "pe.")
     assert state == untouched
 
 

@@ -243,9 +243,9 @@ def test_parameters_as_published():
         "pe.x": 4,
     }
     state |= {"pe.cls_token": torch.zeros(8), "pe.art_conv.10.num_batches_tracked": 5}
-    loope(context="image").adopt(state, "", "pe.")
+    loope(context="image").rename_checkpoint_keys(state, "", "pe.")
     assert "pe.art_conv.0.weight" in state
-    loope(context="released").adopt(state, "", "pe.")
+    loope(context="released").rename_checkpoint_keys(state, "", "pe.")
     names = {"network.convs.0.weight", "network.norm.running_var", "network.linear.weight", "x", "vector"}
     assert set(state) == {f"pe.{name}" for name in names}
 

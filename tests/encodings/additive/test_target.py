@@ -6,7 +6,7 @@ import torch
 from vispe import Grid, Positions, create_encoding
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError
-from vispe.grid.token_orders import fractal, ordered, quadtree, shuffled
+from vispe.grid.token_orders import fractal, quadtree, reorder_positions, shuffled
 
 DIM, GRID = 16, Grid((3, 4), prefix=1)
 FACTS = {"dim": DIM, "grid": GRID.shape}
@@ -29,13 +29,13 @@ def test_it_is_the_table_of_the_next_place(of, order):
     order = orders()[order]
     encoding = create_encoding("target", of=of, **FACTS)
     whole = encoding.following.table(GRID.positions())
-    found = encoding.table(ordered(GRID.positions(), order))
+    found = encoding.table(reorder_positions(GRID.positions(), order))
     torch.testing.assert_close(found[:, :-1], whole[:, order[1:]])
     assert (found[:, -1] == 0).all()  # the last token has no target
 
 
 def test_both_tables_add_up():
-    pos = ordered(GRID.positions(), fractal(13, 1))
+    pos = reorder_positions(GRID.positions(), fractal(13, 1))
     both = create_encoding("sincos2d+target(of=sincos2d)", **FACTS)
     plain = create_encoding("sincos2d", **FACTS)
     own = plain.table(GRID.positions())[:, fractal(13, 1)]
@@ -74,29 +74,34 @@ def test_tokens_with_their_order(spec):
     """Outputs depend on tokens, places and order alone, not on how the batch was stored; and on nothing later."""
     model, x = Toy(spec), torch.randn(2, 13, DIM)
     order = torch.stack([shuffled(13, 1), fractal(13, 1)])
-    y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), order))
+    y = model(x.gather(1, order[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), order))
     # stored in another order first, and then brought into the same one
     stored = torch.cat([torch.tensor([0]), 1 + torch.randperm(12)])
     places = GRID.positions().gather(stored[None])
     again = stored.argsort()[order]
     moved = x[:, stored].gather(1, again[..., None].expand(-1, -1, DIM))
-    torch.testing.assert_close(model(moved, ordered(places, again)), y)
+    torch.testing.assert_close(model(moved, reorder_positions(places, again)), y)
     # rows of the batch change places with their orders
     other = model(
-        x.gather(1, order[..., None].expand(-1, -1, DIM)).flip(0), ordered(GRID.positions(), order.flip(0))
+        x.gather(1, order[..., None].expand(-1, -1, DIM)).flip(0),
+        reorder_positions(GRID.positions(), order.flip(0)),
     )
     torch.testing.assert_close(other.flip(0), y)
     # what stands later in the order is not seen, wherever it is in the grid
     changed = x.clone()
     later = order[0, 7:]
     changed[0, later] += 1.0
-    late = model(changed.gather(1, order[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), order))
+    late = model(
+        changed.gather(1, order[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), order)
+    )
     torch.testing.assert_close(late[0, :7], y[0, :7])
     assert (late[0, 7:] - y[0, 7:]).abs().amax(-1).min() > 1e-6
     # where the next token is matters to the token before it: the same prefix of the order, another end
     swapped = order.clone()
     swapped[0, [7, 9]] = order[0, [9, 7]]
-    ahead = model(x.gather(1, swapped[..., None].expand(-1, -1, DIM)), ordered(GRID.positions(), swapped))
+    ahead = model(
+        x.gather(1, swapped[..., None].expand(-1, -1, DIM)), reorder_positions(GRID.positions(), swapped)
+    )
     torch.testing.assert_close(ahead[0, :6], y[0, :6])
     assert (ahead[0, 6] - y[0, 6]).abs().max() > 1e-6
 
@@ -105,12 +110,12 @@ def test_a_sampler_moves_tokens_before_they_are_put_in_order():
     sampler = create_encoding("randomized(reach=100)", **FACTS).eval()
     moved, order = sampler.prepare(GRID.positions()), fractal(13, 1)
     encoding, plain = create_encoding("target", **FACTS), create_encoding("sincos2d", **FACTS)
-    found = encoding.table(ordered(moved, order))
+    found = encoding.table(reorder_positions(moved, order))
     torch.testing.assert_close(found[:, :-1], plain.table(moved)[:, order[1:]])
     torch.testing.assert_close(encoding.table(moved)[:, 1:-1], plain.table(moved)[:, 2:])
-    assert not torch.equal(found, encoding.table(ordered(GRID.positions(), order)))
+    assert not torch.equal(found, encoding.table(reorder_positions(GRID.positions(), order)))
     with pytest.raises(ShapeError, match="put in order after a sampler has moved them"):
-        encoding.table(sampler.prepare(ordered(GRID.positions(), order)))
+        encoding.table(sampler.prepare(reorder_positions(GRID.positions(), order)))
     with pytest.raises(ShapeError, match="what came after free tokens of which some are dropped"):
         encoding.table(moved.gather(torch.tensor([[0, 3, 5]])))
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.attention import oracle
 from vispe import Grid, Positions, attention, create_encoding
-from vispe.attention.bias.lower_to_table import not_a_table
+from vispe.attention.bias.lower_to_table import table_unsupported_reason
 
 HEADS, WIDTH = 3, 8
 GRIDS = [
@@ -50,7 +50,7 @@ def check_values(made, function, grids=GRIDS, by_field=False):
         pos = grid.positions()
         bias, wanted = made.bias(pos, 0), defined(pos)
         torch.testing.assert_close(bias.dense()[0].double(), wanted, rtol=1e-5, atol=1e-5)
-        assert not_a_table(bias) is None
+        assert table_unsupported_reason(bias) is None
         found = oracle.table_matrix(bias.table(grid).double(), grid)
         torch.testing.assert_close(found.expand_as(wanted), wanted, rtol=1e-5, atol=1e-5)
         keep = torch.randperm(pos.tokens)[: grid.prefix + 3]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vispe import Grid, attention, create_encoding
 from vispe.encodings.registry import parse_spec
-from vispe.encodings.spec import as_text
+from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError
 
 FACTS = {"dim": 12, "num_heads": 3}
@@ -113,7 +113,7 @@ def test_specs_inside_specs():
     again = create_encoding(json.loads(json.dumps(made.config)))
     assert again.config == made.config
     again.load_state_dict(made.state_dict(), strict=True)
-    assert create_encoding(as_text([made.spec]), **FACTS).config == made.config
+    assert create_encoding(spec_to_text([made.spec]), **FACTS).config == made.config
     terms = parse_spec({"name": "dape", "inner": {"name": "alibi2d", "slopes": "learned"}})
     assert create_encoding(terms[0], **FACTS).inner == "alibi2d(slopes=learned)"
     assert {"adapted.members.0.slope"} <= set(made.state_dict())

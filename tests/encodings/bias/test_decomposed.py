@@ -60,7 +60,7 @@ def test_equals_the_attention_of_sam(shape, fused):
     torch.nn.init.normal_(stock.rel_pos_w)
     mine = vispe.Attention(DIM, HEADS, {"name": "decomposed", "grid": shape}).double()
     state = {f"attn.{name}": value for name, value in stock.state_dict().items()}
-    mine.pos_enc.adopt(state, "attn.", "attn.pos_enc.")
+    mine.pos_enc.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     mine.load_state_dict({name.removeprefix("attn."): value for name, value in state.items()})
     for size in (shape, (6, 5), (2, 1), shape):  # other grids stretch the tables
         x = torch.randn(2, *size, DIM, dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_a_whole_sam_block_of_timm_gives_the_same():
         torch.nn.init.normal_(getattr(block.attn, name))
     mine = vispe.Attention(24, 3, {"name": "decomposed.sam", "grid": (4, 4)}).eval()
     state = dict(block.attn.state_dict())
-    mine.pos_enc.adopt(state, "", "pos_enc.")
+    mine.pos_enc.rename_checkpoint_keys(state, "", "pos_enc.")
     mine.load_state_dict(state)
     x = torch.randn(2, 3, 64, 64)
     wanted = model(x)
@@ -100,7 +100,7 @@ def test_checkpoints_of_other_grids_are_stretched(shape):
     made, larger = build(shape), tuple(n + 2 for n in shape)
     other = build(larger)
     state = dict(made.state_dict())
-    other.regrid(state, "", None)
+    other.resample_checkpoint(state, "", None)
     for name, n in zip(TABLES[-len(shape) :], larger, strict=True):
         table = getattr(made, name).detach()
         wanted = F.interpolate(table.t()[None], size=2 * n - 1, mode="linear")[0].t()
@@ -113,7 +113,7 @@ def test_checkpoints_of_other_grids_are_stretched(shape):
     for grad in torch.autograd.grad(dense, [*made.parameters()], torch.randn_like(dense)):
         assert (grad != 0).all()
     with pytest.raises(EncodingMismatch, match="rel_pos_w has 4 entries"):
-        other.regrid({"rel_pos_w": torch.zeros(4, WIDTH)}, "", None)
+        other.resample_checkpoint({"rel_pos_w": torch.zeros(4, WIDTH)}, "", None)
 
 
 def test_window_is_the_grid_of_the_tables():
@@ -123,7 +123,7 @@ def test_window_is_the_grid_of_the_tables():
     pos = Grid((3, 4)).positions()
     torch.testing.assert_close(made.bias(pos, 0).dense(q=q, k=k), build((3, 4)).bias(pos, 0).dense(q=q, k=k))
     state = dict(build((6, 6)).state_dict())
-    made.regrid(state, "", (6, 6))
+    made.resample_checkpoint(state, "", (6, 6))
     assert len(state["rel_pos_h"]) == 11
 
 

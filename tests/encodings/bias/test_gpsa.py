@@ -71,7 +71,7 @@ def test_a_layer_is_that_of_timm(heads, side, local):
         else:
             state[name.replace("v.", "v_proj.", first == "v")] = value
     # the names of the encoding are found on the attention layer
-    layer.pos_enc.adopt(state, "", "pos_enc.")
+    layer.pos_enc.rename_checkpoint_keys(state, "", "pos_enc.")
     layer.load_state_dict(state)
     x = torch.randn(2, side**2, 4 * heads, dtype=torch.float64, requires_grad=True)
     ours, theirs = layer(x, (side, side)), stock(x)

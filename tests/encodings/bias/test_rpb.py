@@ -78,7 +78,7 @@ def test_equals_beit_with_several_prefix_tokens():
     torch.nn.init.normal_(stock.relative_position_bias_table)
     state = {f"attn.{k}": v for k, v in stock.state_dict().items() if TABLE in k}
     state["attn.relative_position_index"] = torch.zeros(13, 13)
-    made.adopt(state, "attn.", "attn.pos_enc.")
+    made.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {f"attn.pos_enc.{TABLE}"}
     made.load_state_dict({TABLE: state[f"attn.pos_enc.{TABLE}"]})
     one = made.bias(Grid((3, 4), 1).positions(), 0).dense()

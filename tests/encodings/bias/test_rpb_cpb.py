@@ -86,7 +86,7 @@ def test_equals_timm_after_loading_its_entries(mode, prefix, pretrained):
     )
     for beside, holder in (("attn.", "rel_pos."), ("", "shared_rel_pos.")):
         state = {f"{beside}{holder}{k}": v for k, v in stock.state_dict().items()}
-        made.adopt(state, beside, f"{beside}pos_enc.")
+        made.rename_checkpoint_keys(state, beside, f"{beside}pos_enc.")
         made.load_state_dict({k.removeprefix(f"{beside}pos_enc."): v for k, v in state.items()})
     for size in ((3, 5), (6, 2), (5, 5)):
         stock.set_window_size(size)
@@ -106,7 +106,7 @@ def test_equals_swin_v2(pretrained):
     made = create_encoding({"name": "rpb_cpb", "centre": False, **options}, num_heads=3, grid=(3, 4))
     state = {f"attn.{k}": v for k, v in stock.state_dict().items() if "cpb_mlp" in k}
     state["attn.relative_coords_table"] = state["attn.relative_position_index"] = torch.zeros(1)
-    made.adopt(state, "attn.", "attn.pos_enc.")
+    made.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     made.load_state_dict({k.removeprefix("attn.pos_enc."): v for k, v in state.items()})
     found = made.bias(Grid((3, 4)).positions(), 0).dense()
     torch.testing.assert_close(found, seen["logits"], rtol=1e-5, atol=1e-5)

@@ -117,7 +117,7 @@ def test_another_grid_reads_a_resampled_table(method, resample):
     loaded = build((5, 2), method=method, resample=resample)
     state = made.state_dict()
     state._metadata = None
-    loaded.regrid(state, "", (3, 4))
+    loaded.resample_checkpoint(state, "", (3, 4))
     torch.testing.assert_close(state["distance_embedding.weight"], other.distance_embedding.weight.detach())
 
 
@@ -164,7 +164,7 @@ def test_invariant_to_translation_and_distances_to_reflection():
 def test_released_names_are_taken():
     made = build((3, 3), values=True)
     state = {f"attn.{name}": value for name, value in made.state_dict().items()}
-    made.adopt(state, "attn.", "attn.pos_enc.")
+    made.rename_checkpoint_keys(state, "attn.", "attn.pos_enc.")
     assert set(state) == {f"attn.pos_enc.{name}.weight" for name in ("distance_embedding", "value_embedding")}
 
 

@@ -33,7 +33,7 @@ def code(made, offset):
 
 def slow(made, pos, q, k, v):
     """Return attention, by a loop over pairs of tokens of one sample."""
-    coords = (pos.coords if made.spacing is None else pos.spaced(made.spacing).coords)[0].tolist()
+    coords = (pos.coords if made.spacing is None else pos.with_spacing(made.spacing).coords)[0].tolist()
     placed, n = pos.spatial[0].tolist(), pos.tokens
     r = torch.zeros(n, n, DIM, dtype=torch.float64)
     for i in range(n):

@@ -81,7 +81,7 @@ def test_modules_of_timm_and_their_names():
     made = create_encoding("peg", dim=8, after=[1, 3])
     state = {f"stem.pos_block.1.{k}": v for k, v in twins.state_dict().items()}
     state |= {f"stem.peg.0.proj.{k}": v for k, v in made.proj[0].state_dict().items()}
-    made.adopt(state, "stem.", "stem.pos_enc.")
+    made.rename_checkpoint_keys(state, "stem.", "stem.pos_enc.")
     assert set(state) == {f"stem.pos_enc.{k}" for k in made.state_dict()}
     made.load_state_dict({k.removeprefix("stem.pos_enc."): v for k, v in state.items()})
     torch.testing.assert_close(made.mix(x, Grid((3, 5)).positions(), 3), twins(x, (3, 5)))

@@ -41,9 +41,9 @@ def test_kept_equals_computed(spec: str) -> None:
         wanted = read(encoding, pos).detach()
     with torch.no_grad():
         assert torch.equal(read(encoding, pos), wanted)
-        entry = encoding._kept.entry
+        entry = encoding._eval_cache.entry
         assert torch.equal(read(encoding, pos), wanted)
-        assert encoding._kept.entry is entry, "the second pass computed it again"
+        assert encoding._eval_cache.entry is entry, "the second pass computed it again"
         other = Grid((4, 2), prefix=1).positions()
         assert read(encoding, other).shape[2] == 9
         assert torch.equal(read(encoding, GRID.positions()), wanted)
@@ -79,7 +79,7 @@ def test_copies_share_nothing() -> None:
     with torch.no_grad():
         first = read(encoding, pos)
         for twin in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-            assert twin._kept.entry is None
+            assert twin._eval_cache.entry is None
             assert torch.equal(read(twin, pos), first)
 
 

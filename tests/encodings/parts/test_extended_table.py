@@ -7,7 +7,7 @@ import torch
 
 from vispe import Grid, create_encoding
 from vispe.encodings.additive.learned import resample
-from vispe.encodings.parts.extended_table import places, stretched
+from vispe.encodings.parts.extended_table import extended_indices, places
 from vispe.errors import OptionError
 
 RULES = ["tile", "nearest", "linear"]
@@ -31,10 +31,10 @@ def test_rules_against_their_definitions(tokens, entries):
 
 
 def test_the_jump_of_the_authors():
-    assert stretched(4, 5, 20).tolist() == [0, 4, 8, 12]
-    assert stretched(5, 5, 23).tolist() == [0, 4, 8, 12, 16]
-    assert stretched(6, 5, 20).tolist() == [0, 1, 2, 3, 4, 5]
-    assert stretched(3, 5, 4).tolist() == [0, 1, 2]
+    assert extended_indices(4, 5, 20).tolist() == [0, 4, 8, 12]
+    assert extended_indices(5, 5, 23).tolist() == [0, 4, 8, 12, 16]
+    assert extended_indices(6, 5, 20).tolist() == [0, 1, 2, 3, 4, 5]
+    assert extended_indices(3, 5, 4).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -84,4 +84,4 @@ def test_what_is_refused():
     with pytest.raises(OptionError, match="rule must be one of tile, nearest, linear, got 'bicubic'"):
         places(3, 2, "bicubic")
     with pytest.raises(OptionError, match="stretched needs an integer above 0 for longest, got longest=0"):
-        stretched(3, 2, 0)
+        extended_indices(3, 2, 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vispe import Grid, create_encoding
-from vispe.encodings.parts.fourier import Revealed, bands_open
+from vispe.encodings.parts.fourier import ProgressiveBands, band_weights
 from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import encoding_class, list_encodings
 from vispe.errors import OptionError
@@ -54,7 +54,7 @@ def grid(spec):
 
 
 def test_every_encoding_with_bands_is_tested():
-    found = {n for n in list_encodings() if issubclass(encoding_class(n), Revealed)}
+    found = {n for n in list_encodings() if issubclass(encoding_class(n), ProgressiveBands)}
     assert found == {spec.partition("(")[0].partition(".")[0] for spec in SPECS}
 
 
@@ -62,13 +62,13 @@ def test_every_encoding_with_bands_is_tested():
 def test_how_far_bands_are_open(count):
     for progress in (0.0, 0.1, 1 / 3, 0.5, 0.999, 1.0):
         linear = [min(max(progress * count - k, 0), 1) for k in range(count)]
-        torch.testing.assert_close(bands_open(count, progress), torch.tensor(linear, dtype=torch.float64))
+        torch.testing.assert_close(band_weights(count, progress), torch.tensor(linear, dtype=torch.float64))
         cosine = [(1 - math.cos(math.pi * g)) / 2 for g in linear]
-        found = bands_open(count, torch.tensor(progress, dtype=torch.float64), "cosine")
+        found = band_weights(count, torch.tensor(progress, dtype=torch.float64), "cosine")
         torch.testing.assert_close(found, torch.tensor(cosine, dtype=torch.float64))
     for form in ("linear", "cosine"):
-        assert torch.equal(bands_open(count, 1.0, form), torch.ones(count, dtype=torch.float64))
-        assert not bands_open(count, 0.0, form).any()
+        assert torch.equal(band_weights(count, 1.0, form), torch.ones(count, dtype=torch.float64))
+        assert not band_weights(count, 0.0, form).any()
 
 
 @every

@@ -157,10 +157,10 @@ def test_free_coordinates_are_interpolated(spec):
 @every
 def test_spacing_of_an_encoding_scales_what_the_sampler_gave(spec):
     pos = create_encoding(spec).prepare(Grid((3, 5), spacing=(2.0, 1.0)).positions())
-    far = pos.spaced((4.0, 3.0))
+    far = pos.with_spacing((4.0, 3.0))
     torch.testing.assert_close(far.coords, pos.coords * torch.tensor([2.0, 3.0]))
     torch.testing.assert_close(far.extent, pos.extent * torch.tensor([2.0, 3.0]))
-    torch.testing.assert_close(far.spaced((2.0, 1.0)).coords, pos.coords)
+    torch.testing.assert_close(far.with_spacing((2.0, 1.0)).coords, pos.coords)
 
 
 def test_what_samplers_do_to_others_is_said():

@@ -289,7 +289,7 @@ def test_checkpoints_of_the_reference_load(name):
     if name == LD:
         state["attn.multiplier"] = torch.randn(1, 2, 4, 1, 1, dtype=torch.float64)
     theta = state.get("attn.multiplier")
-    encoding.adopt(state, "attn.", "")
+    encoding.rename_checkpoint_keys(state, "attn.", "")
     encoding.load_state_dict(state)
     skew = freqs - freqs.mT
     wanted = (

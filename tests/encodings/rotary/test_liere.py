@@ -174,7 +174,7 @@ def test_checkpoints_of_the_reference_load():
         encoding = build(block=4, per_head=per_head)
         raw = torch.rand(2, 1, 6 if per_head else 3, 4, 4, dtype=torch.float64)
         state = {"enc.generator_raw_params": raw}
-        encoding.adopt(state, "enc.", "")
+        encoding.rename_checkpoint_keys(state, "enc.", "")
         encoding.load_state_dict(state)
         wanted = raw[:, 0].triu(1) - raw[:, 0].triu(1).mT
         torch.testing.assert_close(encoding.generators().transpose(0, 1).flatten(1, 2), wanted)

@@ -651,14 +651,14 @@ def test_a_base_that_is_too_small_for_the_grid_is_said():
 
 def test_the_bound_follows_schedule_spacing_and_split():
     grid, small = Grid((48, 8)), Grid((48, 8), reference=(16, 8))
-    assert build("rope_axial", dim=128).too_small(grid).needed == pytest.approx(220, rel=0.01)
-    assert build("rope_axial(schedule=rescale)", dim=128).too_small(small) is None
-    assert build("rope_axial(spacing=[0.5,1])", dim=128).too_small(grid) is None
-    found = build("rope_axial(split=[8,24])", dim=128).too_small(grid)
+    assert build("rope_axial", dim=128).base_too_small(grid).needed == pytest.approx(220, rel=0.01)
+    assert build("rope_axial(schedule=rescale)", dim=128).base_too_small(small) is None
+    assert build("rope_axial(spacing=[0.5,1])", dim=128).base_too_small(grid) is None
+    found = build("rope_axial(split=[8,24])", dim=128).base_too_small(grid)
     assert (found.side, found.pairs) == (48, 8)
     assert found.far
-    assert build("rope_axial(turning=0.5)", dim=128).too_small(grid) is None
-    assert build("rope_axial(split=[3,29])", dim=128).too_small(grid) is None  # too few pairs to tell
+    assert build("rope_axial(turning=0.5)", dim=128).base_too_small(grid) is None
+    assert build("rope_axial(split=[3,29])", dim=128).base_too_small(grid) is None  # too few pairs to tell
 
 
 ERRORS = [

@@ -175,9 +175,9 @@ def test_what_is_kept_while_predicting_follows_the_weights():
     made, pos = build("seqpe_input").eval(), Grid((3, 4)).positions()
     with torch.no_grad():
         first = made.table(pos)
-        entry = made._kept.entry
+        entry = made._eval_cache.entry
         assert torch.equal(made.table(pos), first)
-        assert made._kept.entry is entry
+        assert made._eval_cache.entry is entry
         made.encoder.out_proj.weight.data.mul_(2)
         second = made.table(pos)
     assert not torch.equal(first, second)

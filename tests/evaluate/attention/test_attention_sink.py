@@ -4,7 +4,7 @@ import pytest
 import torch
 from timm.models import VisionTransformer
 
-from vispe.backbones.attention_recorder import watch
+from vispe.backbones.attention_recorder import record_attention
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.attention.attention_sink import AttentionSink
 from vispe.evaluate.attention.head_health import head_health
@@ -23,7 +23,7 @@ def accumulated(model, images):
     acc, measure = Accumulator(), AttentionSink()
     for i, image in enumerate(images):
         acc.begin(i)
-        watch(model, image[None], lambda captured: measure.on_layer(acc, captured))
+        record_attention(model, image[None], lambda captured: measure.on_layer(acc, captured))
     return acc
 
 
@@ -60,7 +60,7 @@ def test_a_planted_sink_turns_the_number_and_says_where_it_is():
     torch.nn.init.normal_(model.cls_token)
     for block in model.blocks:
         inside = []
-        watch(model, torch.stack(IMAGES[:1]), inside.append)
+        record_attention(model, torch.stack(IMAGES[:1]), inside.append)
         x = inside[[*model.blocks].index(block)].x[0]
         way = x[0] - x[1:].mean(0)
         with torch.no_grad():

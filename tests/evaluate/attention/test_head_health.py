@@ -13,7 +13,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 import vispe
-from vispe.backbones.attention_recorder import attention_layers, attention_map, prefix_names, watch
+from vispe.backbones.attention_recorder import attention_layers, attention_map, prefix_names, record_attention
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.attention import head_statistics
 from vispe.evaluate.attention.head_health import Thresholds, drifted, head_health, language_scores
@@ -48,7 +48,7 @@ def images(n=2, size=SIZE, seed=1):
 
 def captured(model, x):
     found = []
-    watch(model, x, found.append)
+    record_attention(model, x, found.append)
     return found
 
 
@@ -178,7 +178,7 @@ def test_nothing_stays_on_the_model_and_outputs_are_bit_equal():
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        watch(model, x, fail)
+        record_attention(model, x, fail)
     head_health(model, x)
     assert [type(m) for m in model.modules()] == types
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
@@ -194,7 +194,7 @@ def test_models_that_cannot_be_read_are_refused():
     ):
         attention_layers(small(attn_layer="diff", embed_dim=48))
     with pytest.raises(OptionError, match="training mode"):
-        watch(small().train(), images(), print)
+        record_attention(small().train(), images(), print)
     with pytest.raises(OptionError, match="batch must be at least 1, got 0"):
         head_health(small(), images(), batch=0)
     with pytest.raises(ShapeError, match="no images, got an empty sequence"):

@@ -10,7 +10,7 @@ from timm.models import VisionTransformer
 
 import vispe
 from vispe.attention.transform.pairs import PairRotation
-from vispe.backbones.attention_recorder import attention_map, watch
+from vispe.backbones.attention_recorder import attention_map, record_attention
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.attention import attention_prior, head_statistics
 from vispe.evaluate.attention.head_health import head_health
@@ -74,7 +74,7 @@ def accumulated(model, images):
     acc, measure = Accumulator(), PositionInLogits()
     for i, image in enumerate(images):
         acc.begin(i)
-        watch(model, image[None], lambda captured: measure.on_layer(acc, captured))
+        record_attention(model, image[None], lambda captured: measure.on_layer(acc, captured))
     return acc
 
 
@@ -122,7 +122,7 @@ def test_who_wants_a_part_of_the_sums_makes_that_alone_and_nothing_twice(monkeyp
         monkeypatch.setattr(
             module, "attention_map", lambda *given: maps.append(given) or attention_map(*given)
         )
-    watch(small("alibi2d"), IMAGES[0][None], layers.append)
+    record_attention(small("alibi2d"), IMAGES[0][None], layers.append)
     alone, whole = layers
     part, sums = head_statistics.logit_sums_of(alone), head_statistics.layer_sums(alone)
     assert len(maps) == 1

@@ -8,7 +8,7 @@ import torch
 from timm.models import VisionTransformer
 
 import vispe
-from vispe.backbones.attention_recorder import watch
+from vispe.backbones.attention_recorder import record_attention
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.rotary_bands import (
@@ -40,7 +40,7 @@ def accumulated(measure, model, images):
     acc = Accumulator()
     for i, image in enumerate(images):
         acc.begin(i)
-        watch(model, image[None], lambda captured: measure.on_layer(acc, captured))
+        record_attention(model, image[None], lambda captured: measure.on_layer(acc, captured))
     return acc
 
 
@@ -82,7 +82,9 @@ def test_shares_are_products_of_mean_norms():
 def test_queries_and_keys_are_those_after_the_rotation(spec):
     model = small(spec, reg_tokens=2)
     found = []
-    watch(model, torch.stack(pictures(1)), lambda captured: found.append((captured, rotated(captured))))
+    record_attention(
+        model, torch.stack(pictures(1)), lambda captured: found.append((captured, rotated(captured)))
+    )
     for captured, (q, k, rotation) in found:
         whole_q, whole_k, _ = captured.call.transformed()
         assert torch.equal(q, whole_q[0, :, 3:])
@@ -93,7 +95,7 @@ def test_queries_and_keys_are_those_after_the_rotation(spec):
 def test_turning_says_the_frequencies_of_each_axis():
     model = small("rope_axial", class_token=True)
     angles = []
-    watch(
+    record_attention(
         model,
         torch.stack(pictures(1)),
         lambda captured: angles.append(turning(rotated(captured)[2], captured.grid)[0]),
@@ -113,7 +115,7 @@ def test_a_rotation_of_the_host_itself_is_known(name, layout):
     torch.manual_seed(0)
     model = timm.create_model(name, depth=1, num_classes=0, img_size=48, embed_dim=48, num_heads=3).eval()
     captured = []
-    watch(model, torch.randn(1, 3, 48, 48), captured.append)
+    record_attention(model, torch.randn(1, 3, 48, 48), captured.append)
     q, k, rotation = rotated(captured[0])
     assert rotation.layout == layout
     attn, prefix = model.blocks[0].attn, captured[0].grid.prefix

@@ -13,11 +13,11 @@ from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.audit.answers import ChatAnswers, ClipAnswers, _image
-from vispe.evaluate.audit.audited_model import AuditedModel, host_of
+from vispe.evaluate.audit.audited_model import AuditedModel, as_audited_model
 from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.behaviour.answer_order import OrderSensitivity
 from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
-from vispe.evaluate.evaluated import load_subject
+from vispe.evaluate.evaluated import load_evaluated_model
 
 
 def clip():
@@ -155,8 +155,8 @@ def test_an_open_clip_model_by_name_answers(monkeypatch):
     text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
     known = {"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "small", known)
-    subject = load_subject("open_clip:small", weights="random", pos_embed="alibi2d", device="cpu")
-    audited, picture = host_of(subject), torch.rand(3, 32, 32)
+    subject = load_evaluated_model("open_clip:small", weights="random", pos_embed="alibi2d", device="cpu")
+    audited, picture = as_audited_model(subject), torch.rand(3, 32, 32)
     assert "answers" in audited.can
     # the tower that is measured is that of the model that answers
     assert subject.whole.visual is audited.model
@@ -175,7 +175,7 @@ def test_a_tokenizer_out_of_reach_is_a_reason(monkeypatch):
         raise OSError(f"We could not connect\nto fetch {name}")
 
     monkeypatch.setattr(open_clip, "get_tokenizer", unreachable)
-    audited = host_of(load_subject("open_clip:small", weights="random", device="cpu"))
+    audited = as_audited_model(load_evaluated_model("open_clip:small", weights="random", device="cpu"))
     assert "answers" not in audited.can
     assert (
         audited.why["answers"]
@@ -187,12 +187,12 @@ def test_a_chat_model_in_a_folder_answers(tmp_path):
     model, processor = copy_of("llava"), llava_processor()
     model.save_pretrained(tmp_path)
     processor.save_pretrained(tmp_path)
-    audited = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    audited = as_audited_model(load_evaluated_model(f"hf:{tmp_path}", device="cpu"))
     assert "answers" not in audited.can
     assert "LlavaProcessor has no chat template" in audited.why["answers"]
     processor.chat_template = CHAT
     processor.save_pretrained(tmp_path)
-    audited = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    audited = as_audited_model(load_evaluated_model(f"hf:{tmp_path}", device="cpu"))
     assert {"answers", "maps"} <= audited.can
     pictures = [torch.rand(3, 12, 12) for _ in range(2)]
     said = audited.answers(pictures, "w5 w6", ("w7", "w8 w9"))
@@ -208,5 +208,5 @@ def test_a_model_without_words_says_why(tmp_path):
         tmp_path
     )
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}')
-    audited = host_of(load_subject(f"hf:{tmp_path}", device="cpu"))
+    audited = as_audited_model(load_evaluated_model(f"hf:{tmp_path}", device="cpu"))
     assert audited.why["answers"] == "ViTModel has no language model head"

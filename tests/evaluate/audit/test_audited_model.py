@@ -7,16 +7,16 @@ import torch
 
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.attention.causal_mask import CausalMask
-from vispe.evaluate.audit.audited_model import host_of
+from vispe.evaluate.audit.audited_model import as_audited_model
 from vispe.evaluate.audit.measure import choose
 from vispe.evaluate.audit.runner import audit
-from vispe.evaluate.evaluated import Subject, load_subject
+from vispe.evaluate.evaluated import EvaluatedModel, load_evaluated_model
 
 
 def test_subject_and_model_give_the_same_host():
-    subject = load_subject("test_vit", weights="random", device="cpu")
-    audited, image = host_of(subject), torch.rand(1, 3, 160, 160)
-    direct = host_of(subject.features.model, "mine")
+    subject = load_evaluated_model("test_vit", weights="random", device="cpu")
+    audited, image = as_audited_model(subject), torch.rand(1, 3, 160, 160)
+    direct = as_audited_model(subject.features.model, "mine")
     assert audited.title == subject.title
     assert direct.title == "mine"
     assert audited.patch == direct.patch == 16
@@ -33,7 +33,7 @@ class Bright:
 
 def test_segmenters_give_probabilities_or_labels_one_hot():
     image = torch.rand(2, 3, 6, 8)
-    audited = host_of(Subject("labels", segmenter=Bright(), names=Bright.names))
+    audited = as_audited_model(EvaluatedModel("labels", segmenter=Bright(), names=Bright.names))
     maps = audited.maps(image)
     assert maps.shape == (2, 2, 6, 8)
     assert audited.patch == 1
@@ -41,18 +41,18 @@ def test_segmenters_give_probabilities_or_labels_one_hot():
     assert torch.equal(maps.sum(1), torch.ones(2, 6, 8))
     sure = Bright()
     sure.probabilities = lambda image: image[:2]
-    assert torch.equal(host_of(Subject("soft", segmenter=sure)).maps(image), image[:, :2])
+    assert torch.equal(as_audited_model(EvaluatedModel("soft", segmenter=sure)).maps(image), image[:, :2])
     assert "attention" not in audited.can
     assert audited.why["attention"].startswith("it is a function")
     with pytest.raises(UnsupportedHost, match="function of images"):
         audited.reinitialized()
     with pytest.raises(OptionError, match="labels without a class count"):
-        host_of(Subject("labels", segmenter=Bright()))
+        as_audited_model(EvaluatedModel("labels", segmenter=Bright()))
 
 
 def test_training_mode_is_refused():
     with pytest.raises(OptionError, match=r"Call model.eval\(\)"):
-        host_of(timm.create_model("test_vit"))
+        as_audited_model(timm.create_model("test_vit"))
 
 
 def llama(mixing, seed=0):
@@ -82,7 +82,8 @@ def texts(count=16, length=48):
 
 def test_a_language_model_is_asked_what_its_mask_does():
     found = {
-        mixing: audit(host_of(llama(mixing)), texts(), [CausalMask()]).findings[0] for mixing in (1.0, 0.0)
+        mixing: audit(as_audited_model(llama(mixing)), texts(), [CausalMask()]).findings[0]
+        for mixing in (1.0, 0.0)
     }
     assert found[1.0].verdict == "yes"
     assert found[1.0].outcome.per_layer[-1] > 0.1
@@ -91,7 +92,7 @@ def test_a_language_model_is_asked_what_its_mask_does():
 
 
 def test_a_language_model_reads_ids_and_makes_no_maps():
-    audited, ids, captured = host_of(llama(1.0)), texts(1)[0][None], []
+    audited, ids, captured = as_audited_model(llama(1.0)), texts(1)[0][None], []
     assert audited.can == {"attention", "causal"}
     audited.watch(ids, captured.append)
     audited.watch(ids.flatten(1), captured.append)
@@ -111,7 +112,7 @@ def test_twins_draw_every_weight_of_a_loaded_language_model(tmp_path):
     net = llama(1.0)
     net.save_pretrained(tmp_path)
     loaded = type(net).from_pretrained(tmp_path)
-    twin = host_of(loaded).reinitialized(1)
+    twin = as_audited_model(loaded).reinitialized(1)
     assert twin.unchanged == ()
     # as transformers draws them, not as torch does
     assert twin.model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -126,6 +127,6 @@ def test_twins_name_what_was_not_drawn_again():
         def forward(self, images):
             return self.conv(images) + self.shift[:, None, None]
 
-    audited = host_of(Own().eval())
+    audited = as_audited_model(Own().eval())
     assert audited.unchanged == ()
     assert audited.reinitialized(3).unchanged == ("shift",)

@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 
 from vispe.errors import ShapeError
-from vispe.evaluate.audit.probe_images import pictures_of
-from vispe.evaluate.evaluated import load_subject
+from vispe.evaluate.audit.probe_images import load_images
+from vispe.evaluate.evaluated import load_evaluated_model
 
 
 @pytest.fixture(scope="module")
 def subject():
-    return load_subject("test_vit", weights="random", img_size=64, device="cpu")
+    return load_evaluated_model("test_vit", weights="random", img_size=64, device="cpu")
 
 
 def test_files_are_cropped_to_the_centre_and_normalised(subject, tmp_path):
@@ -22,7 +22,7 @@ def test_files_are_cropped_to_the_centre_and_normalised(subject, tmp_path):
     small = np.random.default_rng(0).integers(0, 255, (30, 31, 3), np.uint8)
     Image.fromarray(small).save(tmp_path / "small.png")
     files = [tmp_path / "wide.png", tmp_path / "small.png"]
-    images, names, _ = pictures_of(subject, files)
+    images, names, _ = load_images(subject, files)
     assert names == ("wide.png", "small.png")
     torch.testing.assert_close(images[0], (torch.ones(3, 64, 64) - subject.mean) / subject.std)
     assert images[1].shape == (3, 64, 64)
@@ -32,7 +32,7 @@ def test_files_are_cropped_to_the_centre_and_normalised(subject, tmp_path):
 
 @pytest.mark.parametrize("kind", ["noise", "textures"])
 def test_made_pictures_differ_and_follow_the_seed(subject, kind):
-    one, two, other = (list(pictures_of(subject, (), **{kind: 4}, seed=seed)[0]) for seed in (0, 0, 1))
+    one, two, other = (list(load_images(subject, (), **{kind: 4}, seed=seed)[0]) for seed in (0, 0, 1))
     assert [tuple(image.shape) for image in one] == [(3, 64, 64)] * 4
     for k in range(4):
         assert torch.equal(one[k], two[k])

@@ -11,7 +11,7 @@ from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, UnsupportedHost
 from vispe.evaluate.audit.audited_model import AuditedModel
-from vispe.evaluate.audit.findings import Against
+from vispe.evaluate.audit.findings import Comparison
 from vispe.evaluate.audit.measure import GROUPS, Accumulator, Measure, Outcome, choose
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.audit.verdict import judge
@@ -287,13 +287,13 @@ def test_controls_of_the_same_images_are_compared_in_pairs():
 
 def test_two_models_are_compared_in_pairs(audited, images, whole):
     twin = audit(audited.reinitialized(3), images, ASKED, controls=("none",))
-    pair = Against(whole, twin)
+    pair = Comparison(whole, twin)
     found = pair.to_dict()["differences"]["layers"]
     mean = twin.findings[1].value - whole.findings[1].value
     assert found["difference"] == pytest.approx(mean)
     assert found["interval"][0] < mean < found["interval"][1]
     with pytest.raises(ShapeError, match="same images"):
-        Against(whole, audit(audited, images[:2], ASKED, controls=()))
+        Comparison(whole, audit(audited, images[:2], ASKED, controls=()))
 
 
 def test_what_a_model_cannot_answer_is_listed_with_the_reason(images):

@@ -72,7 +72,7 @@ def test_scores_count_right_answers():
 
 def test_samplers_follow_the_training(monkeypatch):
     said = []
-    monkeypatch.setattr(Shift, "advance", lambda self, progress, seed: said.append((progress, seed)))
+    monkeypatch.setattr(Shift, "on_progress", lambda self, progress, seed: said.append((progress, seed)))
     train("shift(reach=9,curriculum=[0,5])+sincos2d", 3, Recipe(shape=(3, 3), steps=4, batch=2))
     assert [progress for progress, _ in said] == [0, 0.25, 0.5, 0.75, 1]
     assert len({seed for _, seed in said}) == 5

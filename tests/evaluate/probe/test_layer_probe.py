@@ -8,7 +8,7 @@ import timm
 import torch
 
 import vispe
-from vispe.backbones.vision_model import ModelFeatures
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.probe.feature_sources import black_image, feature_function, patch_pixels
 from vispe.evaluate.probe.fit import Fit, channel_r2, channels_r2, fit_probe
@@ -144,7 +144,7 @@ def test_a_model_is_probed_block_by_block_on_a_non_square_grid(learned):
     )
     assert np.median(found.pixels, axis=1).max() < 0.05
     assert np.median(found.shuffled, axis=-1).max() < 0.05
-    maps = [[m[0].permute(1, 2, 0) for m in ModelFeatures(learned).layers(i[None])] for i in images]
+    maps = [[m[0].permute(1, 2, 0) for m in VisionModel(learned).layers(i[None])] for i in images]
     alone = probe_layers(maps, step=2)
     np.testing.assert_allclose(found.r2, alone.r2, atol=1e-6)
     np.testing.assert_allclose(found.channel_r2, alone.channel_r2, atol=1e-6)
@@ -182,7 +182,7 @@ def test_patch_pixels_hold_every_pixel_of_the_patch():
 def test_functions_and_towers_of_open_clip_are_probed_as_models_are(learned):
     images = noise(2, 128, 176)
     one = positional_probe(learned, images, step=2)
-    for source in (ModelFeatures(learned), lambda x: ModelFeatures(learned)(x)):
+    for source in (VisionModel(learned), lambda x: VisionModel(learned)(x)):
         two = positional_probe(source, images, step=2)
         np.testing.assert_allclose(one.rows[0].r2_heldout, two.rows[0].r2_heldout, atol=1e-5)
     pytest.importorskip("open_clip")
@@ -191,7 +191,7 @@ def test_functions_and_towers_of_open_clip_are_probed_as_models_are(learned):
     clip = tiny_clip().eval()
     h, w = clip.visual.image_size
     f = feature_function(clip)
-    assert isinstance(f, ModelFeatures)
+    assert isinstance(f, VisionModel)
     found = probe_layers(clip, noise(2, h, w), targets=("lr",), step=2)
     assert found.r2.shape == (f.depth, 1, 2)
     assert found.grids == ((h // f.patch, w // f.patch),) * f.depth
@@ -203,8 +203,8 @@ def test_black_is_what_the_model_gets_for_black(learned):
     config = timm.data.resolve_model_data_config(learned)
     expected = -torch.tensor(config["mean"]) / torch.tensor(config["std"])
     torch.testing.assert_close(black_image(learned).flatten(), expected)
-    torch.testing.assert_close(black_image(ModelFeatures(learned)).flatten(), expected)
-    own = ModelFeatures(learned, mean=torch.full((3, 1, 1), 0.2), std=torch.full((3, 1, 1), 0.4))
+    torch.testing.assert_close(black_image(VisionModel(learned)).flatten(), expected)
+    own = VisionModel(learned, mean=torch.full((3, 1, 1), 0.2), std=torch.full((3, 1, 1), 0.4))
     torch.testing.assert_close(black_image(own), torch.full((3, 1, 1), -0.5))
     assert black_image(lambda x: x) is None
 

@@ -14,7 +14,7 @@ from timm.models import VisionTransformer
 
 from tests.evaluate.rotation.cases import field
 from vispe.errors import ShapeError
-from vispe.evaluate.rotation import Measurement, ModelFeatures, Processes, measure
+from vispe.evaluate.rotation import Measurement, Processes, VisionModel, measure
 from vispe.evaluate.rotation.distributed import filled
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ def cases(processes):
     """Reports of all cases as JSON."""
     torch.manual_seed(0)
     options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2, "num_classes": 0}
-    f = ModelFeatures(VisionTransformer(**options, dynamic_img_size=True).eval())
+    f = VisionModel(VisionTransformer(**options, dynamic_img_size=True).eval())
     found = {}
     for name, (sizes, batch_size) in CASES.items():
         images = [field(s, k, finest=0.05).float() for k, s in enumerate(sizes)]

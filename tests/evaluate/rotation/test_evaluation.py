@@ -12,8 +12,8 @@ from vispe.errors import InputError, OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import (
     D4,
     GROUPS,
-    ModelFeatures,
     RotationReport,
+    VisionModel,
     equivariance,
     layer_curve,
     measure,
@@ -23,8 +23,8 @@ from vispe.evaluate.rotation import (
     scribble_classifier,
 )
 from vispe.evaluate.rotation.helpers import scribbles
-from vispe.evaluate.rotation.plan import fitted_image
-from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter, at_pixels
+from vispe.evaluate.rotation.plan import center_crop
+from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter, sample_at_pixels
 from vispe.symmetry import D4Features, symmetrize
 
 FEW = (0.0, 30.0, 90.0)
@@ -49,7 +49,7 @@ def tiny(pos="learn", symmetric=False, **options):
     with torch.no_grad():
         for block in model.blocks:
             block.attn.qkv.weight *= 8
-    return ModelFeatures((symmetrize(model) if symmetric else model).eval())
+    return VisionModel((symmetrize(model) if symmetric else model).eval())
 
 
 def picture(size, seed=0):
@@ -293,21 +293,21 @@ def test_images_too_small_for_an_angle_are_left_out_there():
 
 def test_images_are_cut_about_their_middle_and_never_resized():
     image = torch.arange(3 * 23 * 30, dtype=F64).reshape(3, 23, 30)
-    same, said = fitted_image(image[:, :20, :28], 4, None)
+    same, said = center_crop(image[:, :20, :28], 4, None)
     assert said == ""
     assert torch.equal(same, image[:, :20, :28])
-    cut, said = fitted_image(image, 4, None)
+    cut, said = center_crop(image, 4, None)
     assert torch.equal(cut, image[:, 1:21, 1:29])  # 22 rows of 23, then by equal margins
     assert "the last row was removed" in said
     assert "height was cropped from 22 to 20 px" in said
     assert "width was cropped from 30 to 28 px" in said
-    window, said = fitted_image(image, 4, 16)
+    window, said = center_crop(image, 4, 16)
     assert torch.equal(window, image[:, 3:19, 7:23])
     assert said.startswith("the middle 16 x 16 px were used.")
-    truth, _ = fitted_image(image[0], None, 16)
+    truth, _ = center_crop(image[0], None, 16)
     assert torch.equal(truth, image[0, 3:19, 7:23])
     with pytest.raises(ShapeError, match=r"at least one patch of 4 px, got \(3, 30\) px"):
-        fitted_image(image[:, :3], 4, None)
+        center_crop(image[:, :3], 4, None)
 
 
 def test_a_classifier_of_tokens_equals_one_of_enlarged_features():
@@ -317,7 +317,7 @@ def test_a_classifier_of_tokens_equals_one_of_enlarged_features():
     marks = scribbles(truth, np.ones(truth.shape, bool), 30, np.random.default_rng(0))
     maps = f(image[None]).detach().double()[0]
     full = interpolate(maps[None], image.shape[-2:], mode="bilinear", align_corners=False)[0].permute(1, 2, 0)
-    np.testing.assert_allclose(at_pixels(maps, marks > 0), full.numpy()[marks > 0], atol=1e-12)
+    np.testing.assert_allclose(sample_at_pixels(maps, marks > 0), full.numpy()[marks > 0], atol=1e-12)
     s = TrainedSegmenter(f, [maps], [marks])
     wanted = s._model.predict(full.reshape(-1, full.shape[-1]).numpy()).reshape(truth.shape)
     np.testing.assert_array_equal(s(image), wanted)

@@ -8,8 +8,8 @@ from tests.evaluate.rotation.cases import noise, vit
 from vispe.errors import OptionError, ShapeError, UnknownName
 from vispe.evaluate.rotation import (
     Measurement,
-    ModelFeatures,
     RotationResult,
+    VisionModel,
     equivariance,
     merge,
     paired_difference,
@@ -116,7 +116,7 @@ def test_words_follow_the_limits():
     ],
 )
 def test_verdict_and_remedy_of_models(pos, symmetric, word, cure):
-    f = ModelFeatures(vit(pos, symmetric, depth=2))
+    f = VisionModel(vit(pos, symmetric, depth=2))
     images = [noise((42, 42), k) for k in range(2)]
     rows = equivariance(f, images, measures=["error"]) + position_equivariance(f, images)
     rows += (Measurement("none", "r2", np.array([0.1, np.nan])),)

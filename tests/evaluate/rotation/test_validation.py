@@ -15,7 +15,7 @@ from vispe.evaluate.rotation import (
 )
 from vispe.images.textures import disc_packing, random_field, voronoi
 from vispe.segment.metrics import mean_iou
-from vispe.symmetry.label_maps import posed_labels
+from vispe.symmetry.label_maps import rotated_window_labels
 
 SIZE, ANGLES = (72, 72), (20, 45, 90, 130)
 SAMPLES = {
@@ -54,7 +54,7 @@ def test_turned_images_and_truths_are_the_rendered_ones(name):
             / disc.sum() ** 0.5
         )
         assert away < (0.06 * 3**0.5 if degrees % 90 else 1e-6)
-        turned = posed_labels(canvas, classes, degrees)
+        turned = rotated_window_labels(canvas, classes, degrees)
         found = mean_iou(np.where(disc, turned, 0), labels, 2)
         assert found > 0.9 if degrees % 90 else found == 1
 
@@ -104,7 +104,7 @@ def test_a_planted_lean_is_measured_with_its_size_on_a_sample():
         100 * ((np.rot90(s(canvas.pose(image[None], 0)[0]), k) == 2) & right)[disc].mean() for k in range(4)
     ]
     assert rows["all poses", "phase_spread", "class 2"].values[0] == pytest.approx(np.ptp(seen), abs=1e-9)
-    true = 100 * (posed_labels(canvas, classes, 0) == 2)[disc].mean()
+    true = 100 * (rotated_window_labels(canvas, classes, 0) == 2)[disc].mean()
     worst = max((v - true for v in seen), key=abs)
     assert rows["all poses", "phase_error", "class 2"].values[0] == pytest.approx(worst, abs=1e-9)
     assert rows["all poses", "accuracy_worst", "full"].values[0] < 0.75

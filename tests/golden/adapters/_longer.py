@@ -1,13 +1,13 @@
 """Ids of longer inputs than a table was trained for."""
 
-from vispe.encodings.parts.extended_table import places, stretched
+from vispe.encodings.parts.extended_table import extended_indices, places
 
 
 def longer(case):
     mode, trained = case.config("mode"), case.config("trained")
     length, longest = case.config("length"), case.config("longest")
     if mode == "interpolate":
-        return {"positions": stretched(length, trained, longest)}
+        return {"positions": extended_indices(length, trained, longest)}
     # 'original' counts on: a table with an entry for every token
     rules = {"recurrent": ("tile", trained), "group": ("nearest", trained), "original": ("tile", length)}
     if mode not in rules:

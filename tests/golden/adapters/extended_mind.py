@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe.attention.call import Call
-from vispe.attention.extended_mind import Memories, attend_with_memories, memory_bias
+from vispe.attention.extended_mind import ExternalMemory, attend_with_external_memory, external_memory_bias
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.grid.frequencies import inverse_frequencies
@@ -24,8 +24,8 @@ def run(case):
     angle = (torch.arange(x.shape[1])[:, None] * rates)[None, None]
     turn = PairRotation(angle.cos(), angle.sin(), case.config("layout"))
     call = Call(q, k, v, transform=turn, is_causal=True, enable_gqa=heads != kv_heads)
-    memories = Memories(case.input("memory_k"), case.input("memory_v"))
-    y = attend_with_memories(
+    memories = ExternalMemory(case.input("memory_k"), case.input("memory_v"))
+    y = attend_with_external_memory(
         call, memories, topk=case.config("topk"), threshold=case.config("threshold"), mode="reference"
     )
     yield "reference", {"y": F.linear(y.transpose(1, 2).flatten(2), case.param("o_proj"))}
@@ -33,5 +33,5 @@ def run(case):
 
 def _alibi(case):
     heads, found = case.config("heads"), case.config("queries") * case.config("topk")
-    bias = memory_bias(torch.tensor(fixed_slopes("alibi", heads)), case.config("length"))
+    bias = external_memory_bias(torch.tensor(fixed_slopes("alibi", heads)), case.config("length"))
     yield "bias", {"bias": bias.expand(heads, 1, found)}

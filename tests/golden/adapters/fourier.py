@@ -41,7 +41,7 @@ def _learned(case):
         normalize="none",
     )
     state = {name: case.param(name) for name in case.params}
-    made.adopt(state, "", "")
+    made.rename_checkpoint_keys(state, "", "")
     made.load_state_dict(state)
     names = {"Wr.weight": "frequency.weight", "mlp.2.weight": "mlp.1.weight", "mlp.2.bias": "mlp.1.bias"}
 

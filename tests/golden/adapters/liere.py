@@ -31,7 +31,7 @@ def run(case):
     holder = nn.Module()
     holder.pos_enc = encoding
     weights = {"generator_raw_params": case.param("generator_raw_params")}
-    encoding.adopt(weights, "", "pos_enc.")
+    encoding.rename_checkpoint_keys(weights, "", "pos_enc.")
     holder.load_state_dict(weights)
     coords = torch.cat([positions.new_zeros(len(positions), cls, len(grid)), positions], 1)
     spatial = torch.ones(coords.shape[:2], dtype=torch.bool)

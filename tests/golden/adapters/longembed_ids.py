@@ -4,7 +4,7 @@ import torch
 
 import vispe
 from tests.golden.adapters._longer import longer
-from vispe.attention.pairwise_rope.self_extend import GroupedScores, self_extend
+from vispe.attention.pairwise_rope.self_extend import SelfExtendScores, self_extend
 from vispe.attention.transform.pairs import PairRotation
 from vispe.grid.frequencies import inverse_frequencies
 
@@ -13,7 +13,7 @@ def run(case):
     if case.config("mode") != "self_extend":
         yield "places", longer(case)
         return
-    case.ignore("combined_by_us", "the rule is that of GroupedScores")
+    case.ignore("combined_by_us", "the rule is that of SelfExtendScores")
     q, k = case.input("q"), case.input("k")
     group, window, layout = case.config("group"), case.config("window"), case.config("layout")
     rates = inverse_frequencies(q.shape[-1], case.config("base"), torch.float64)
@@ -27,7 +27,7 @@ def run(case):
     found = {"q_near": turn(at).query(q), "k_near": turn(at).key(k)}
     found |= {"q_group": turn(row).query(q), "k_group": turn(column).key(k)}
     where = at[None, :, None].double()
-    both = GroupedScores(where, where, rates[None, None], group, window, layout).dense(q=q, k=k, scale=1.0)
+    both = SelfExtendScores(where, where, rates[None, None], group, window, layout).dense(q=q, k=k, scale=1.0)
     yield "scores", {**found, "scores": both.tril()}
     heads, tokens, width = q.shape[1:]
     facts = {"dim": heads * width, "num_heads": heads, "temperature": case.config("base"), "layout": layout}

@@ -64,7 +64,7 @@ def _released(case):
             "loope.released", dim=case.config("dim"), grid=grid.shape, exact=dtype == torch.float64
         )
         state = {name: case.param(name) for name in case.params}
-        made.adopt(state, "", "")
+        made.rename_checkpoint_keys(state, "", "")
         made.load_state_dict(state)
         made.to(dtype).train(train)
         image = case.input("image").to(dtype).requires_grad_()

@@ -53,7 +53,7 @@ def stream_of(case, seconds=None):
         mask=case.input("attention_mask") if "attention_mask" in case.inputs else None,
         merge=case.config("spatial_merge_size"),
         seconds=seconds,
-        frames_apart=LAYOUTS[case.config("video_layout")],
+        separate_frames=LAYOUTS[case.config("video_layout")],
     )
 
 

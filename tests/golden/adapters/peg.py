@@ -30,7 +30,7 @@ def _module(case):
     for dtype in (torch.float32, torch.float64):
         made = vispe.create_encoding("peg", dim=dim, kernel_size=kernel)
         state = {f"pos_block.0.{name}": case.param(name) for name in case.params}
-        made.adopt(state, "", "")
+        made.rename_checkpoint_keys(state, "", "")
         made.load_state_dict(state)
         made.to(dtype)
         x = case.input("x").to(dtype).requires_grad_()
@@ -70,7 +70,7 @@ def _vit(case):
     stock = _model(case, pos_embed="none")
     stock.load_state_dict(weights)
     encoding = vispe.create_encoding(spec, dim=case.config("embed_dim"), depth=case.config("depth"))
-    encoding.adopt(pegs, "", "")
+    encoding.rename_checkpoint_keys(pegs, "", "")
     encoding.load_state_dict(pegs)
     found = {}
     for i in images:

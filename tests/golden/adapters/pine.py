@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from vispe.attention import attention
-from vispe.attention.pairwise_rope.pine import OrderedScores
+from vispe.attention.pairwise_rope.pine import PineScores
 from vispe.grid.frequencies import inverse_frequencies
 from vispe.multimodal import Parallel, Stream, Text, create_scheme
 
@@ -23,12 +23,12 @@ def run(case):
     at, member = found.ids.movedim(0, -1), stream.scatter(stream.blocks.parallel[stream.block].T, -1)[:2]
     ends = (found.extent, None, case.config("layout"))
     for backend in ("reference", "sdpa"):
-        bias = OrderedScores(at, at, rates, member, member, *ends)
+        bias = PineScores(at, at, rates, member, member, *ends)
         y = attention(q, k, v, bias=bias, attn_mask=mask, enable_gqa=heads != kv_heads, backend=backend)
         yield backend, {"positions": found.ids[0, 0].long(), "y": F.linear(y.transpose(1, 2).flatten(2), out)}
     last = case.config("suffix")
     if last:  # the suffix after a cache
-        bias = OrderedScores(at[:, -last:], at, rates, member[..., -last:], member, *ends)
+        bias = PineScores(at[:, -last:], at, rates, member[..., -last:], member, *ends)
         y = attention(
             q[:, :, -last:], k, v, bias=bias, attn_mask=mask[:, :, -last:], enable_gqa=heads != kv_heads
         )

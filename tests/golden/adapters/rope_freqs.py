@@ -37,7 +37,7 @@ def _yarn(case):
     options = {"beta_fast": fast, "beta_slow": slow, "extrapolation": case.config("extrapolation_factor", 1)}
     freqs = fr.yarn(dim, base, scale, length, **options)
     mscale = fr.yarn_mscale(scale, case.config("attn_factor", 1))
-    bounds = torch.tensor(fr.turn_range(fast, slow, dim, base, length))
+    bounds = torch.tensor(fr.wavelength_range(fast, slow, dim, base, length))
     return _asked(case, inv_freq=freqs, low_high=bounds, mscale=mscale, **_tables(case, freqs, mscale))
 
 

@@ -3,7 +3,14 @@
 import torch
 
 import vispe
-from vispe.grid.token_orders import TARGET_CELL, fractal, inputs_and_targets, ordered, raster, shuffled
+from vispe.grid.token_orders import (
+    TARGET_CELL,
+    fractal,
+    inputs_and_targets,
+    raster,
+    reorder_positions,
+    shuffled,
+)
 
 
 def run(case):
@@ -12,7 +19,7 @@ def run(case):
     inputs, targets = inputs_and_targets(x, order)
     yield "tokens", {"order": order, "inputs": inputs, "targets": targets}
     # the same by positions: each of them says where it is, and where the next one is
-    pos = ordered(vispe.Grid((x.shape[1],)).positions(), order)
+    pos = reorder_positions(vispe.Grid((x.shape[1],)).positions(), order)
     here, after = pos.index, pos.attrs[TARGET_CELL].values
     inputs, targets = (x.gather(1, cells[:, :-1].expand(len(x), -1)) for cells in (here, after))
     yield "positions", {"order": here.expand(x.shape), "inputs": inputs, "targets": targets}

@@ -48,7 +48,7 @@ def _package(case):
         case.ignore(name, "markers are text")
     grids = (case.input(n) if n in case.inputs else None for n in ("image_grid_thw", "video_grid_thw"))
     stream = Stream.from_ids(
-        types, *grids, mask=mask, merge=case.config("spatial_merge_size"), frames_apart=True
+        types, *grids, mask=mask, merge=case.config("spatial_merge_size"), separate_frames=True
     )
     scheme = create_scheme("v2pe", stride=case.config("visual_stride"), per="picture")
     coordinates = scheme.coordinates(stream, padding=case.config("padding_position"))

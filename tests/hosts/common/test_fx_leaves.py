@@ -34,7 +34,8 @@ SPECS = [
     "alibi2d(slopes=learned)+fourier",
     "learn+irpe",
 ]
-# one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, branched, mixed
+# one of each way into a model: added, as bias fixed, of content and whole, rotated, calibrated, several softmaxes,
+# mixed
 EACH = ["sincos2d", "alibi2d", "irpe", "tapa", "rope_axial", "psc", "gpsa", "peg"]
 REST = {spec: [pytest.mark.slow] * (spec not in EACH) for spec in SPECS}
 FIXED_SIZE = [pytest.param(spec, False, marks=slow, id=f"fixed-{spec}") for spec, slow in REST.items()]
@@ -143,7 +144,7 @@ MAPS = {
 
 def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
     """Attention of every layer in float64, from what `vispe.evaluate` reads of queries, keys, bias and rotation."""
-    from vispe.backbones.attention_recorder import watch
+    from vispe.backbones.attention_recorder import record_attention
 
     actual = []
 
@@ -154,7 +155,7 @@ def exact_maps(model, x: torch.Tensor) -> list[torch.Tensor]:
         bias = None if call.bias is None else call.bias.dense(q=call.q, k=call.k, scale=call.factor)
         actual.append((logits if bias is None else logits + bias.double()).softmax(-1))
 
-    watch(model, x, look)
+    record_attention(model, x, look)
     return actual
 
 

@@ -10,7 +10,7 @@ from open_clip.transformer import PatchDropout, VisionTransformer
 import vispe
 from tests.hosts.helpers import close, cotangent, dense, grads, image, shake
 from tests.hosts.open_clip.common import CUSTOM, TOWER, as_custom, tiny_clip, tiny_tower, tower_oracle, words
-from vispe.backbones.attention_recorder import watch
+from vispe.backbones.attention_recorder import record_attention
 from vispe.errors import InputError, OptionError
 from vispe.hosts.open_clip.tower import ConvertedTower
 
@@ -440,7 +440,7 @@ def test_weights_that_are_asked_for_are_those_of_float64(spec, average):
     def ask(module, args, kwargs):
         return args, {**kwargs, "need_weights": True, "average_attn_weights": average}
 
-    watch(tower, image(), look)
+    record_attention(tower, image(), look)
     before = tower(image())
     for block in tower.transformer.resblocks:
         block.attn.register_forward_pre_hook(ask, with_kwargs=True)

@@ -9,7 +9,7 @@ import vispe
 from tests.hosts.helpers import close, image, tiny
 from tests.hosts.packed import naflex
 from vispe.attention import dispatch
-from vispe.attention.bias.lower_to_table import not_a_table
+from vispe.attention.bias.lower_to_table import table_unsupported_reason
 
 SPECS = ["alibi2d", "alibi2d(slopes=learned)", "rpb", "alibi2d+rope_axial"]
 HOSTS = {
@@ -27,7 +27,7 @@ def reasons(monkeypatch):
     choose = dispatch._select_backend
 
     def chosen(call, backend):
-        actual.append(not_a_table(call.bias))
+        actual.append(table_unsupported_reason(call.bias))
         return choose(call, backend)
 
     monkeypatch.setattr(dispatch, "_select_backend", chosen)

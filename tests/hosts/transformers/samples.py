@@ -10,7 +10,7 @@ import torch
 from tests.hosts.transformers import more, reference, tiny
 from tests.hosts.transformers.more import LACKING
 from tests.hosts.transformers.tiny import IMAGE
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 
 RECURRENT = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")  # some layers carry a state along the row
 EVERY = (*tiny.FAMILIES, *(family for family in more.CLASSES if family not in LACKING))
@@ -48,22 +48,22 @@ def inputs_of(family: str, images: bool, words: int, seed: int) -> dict[str, Any
     return inputs
 
 
-def samples_of(family: str) -> list[Arranged]:
+def samples_of(family: str) -> list[OrderedPrompt]:
     """Return text alone, two images, one image or two more, and text again."""
     samples = []
     for images, words, seed in ((False, 5, 1), (True, 4, 2), (True, 7, 3), (False, 9, 4)):
         inputs = inputs_of(family, images, words, seed)
         length = inputs["input_ids"].shape[1]
-        samples.append(Arranged(inputs, (), slice(length - 2 - seed % 2, length)))
+        samples.append(OrderedPrompt(inputs, (), slice(length - 2 - seed % 2, length)))
     return samples
 
 
-def longest_of(samples: list[Arranged]) -> int:
+def longest_of(samples: list[OrderedPrompt]) -> int:
     """Return a row length into which two samples fit, and not all, so that rows end in padding."""
     lengths = sorted(s.inputs["input_ids"].shape[1] for s in samples)
     return lengths[-1] + lengths[0] + lengths[1] + 1
 
 
-def alone(model: Any, sample: Arranged) -> Any:
+def alone(model: Any, sample: OrderedPrompt) -> Any:
     """Return the logits (s, v) of one sample in a call of its own."""
     return model(**sample.inputs).logits[0]

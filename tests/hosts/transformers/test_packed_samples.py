@@ -10,7 +10,7 @@ from tests.hosts.transformers.more import text_part, vision_part
 from tests.hosts.transformers.samples import model_of
 from tests.hosts.transformers.tiny import CACHE, IMAGE, batch
 from vispe.errors import InputError, UnsupportedHost
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.packed_samples import (
     Samples,
     flash_arguments,
@@ -86,7 +86,7 @@ def test_isolation_in_compiled_programs():
 def test_masks_of_packed_samples_are_made_once_for_all_layers():
     model = vispe.convert(model_of("gemma3"), "mrope_i")
     made = []
-    for layer in text_of(model.model).layers:
+    for layer in language_model_of(model.model).layers:
         layer.self_attn.register_forward_pre_hook(
             lambda _, args, kwargs: made.append(kwargs["attention_mask"]), with_kwargs=True
         )
@@ -138,13 +138,13 @@ def test_a_cache_of_packed_samples_is_refused():
 def test_attention_that_takes_no_mask_is_refused():
     model = vispe.convert(model_of("llava"), "mrope_i")
     transformers.AttentionInterface.register("mine", lambda *args, **kwargs: None)
-    text_of(model.model).config._attn_implementation = "mine"
+    language_model_of(model.model).config._attn_implementation = "mine"
     with torch.no_grad(), pytest.raises(UnsupportedHost, match=r"got 'mine'.*set_attn_implementation"):
         model(input_ids=TOKENS, position_ids=IDS)
 
 
 def test_flash_attention_is_told_where_samples_end():
-    text = text_of(vispe.convert(model_of("llava"), "mrope_i").model)
+    text = language_model_of(vispe.convert(model_of("llava"), "mrope_i").model)
     text.config._attn_implementation = "flash_attention_2"
     settings = flash_arguments(text, samples_of(IDS))
     assert settings["cu_seq_lens_q"].tolist() == [0, 4, 9, 15, 18]
@@ -156,7 +156,7 @@ def test_flash_attention_is_told_where_samples_end():
 def test_block_masks_of_flex_attention():
     from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-    layer = text_of(vispe.convert(model_of("llava"), "mrope_i").model).layers[0]
+    layer = language_model_of(vispe.convert(model_of("llava"), "mrope_i").model).layers[0]
     layer.self_attn.config._attn_implementation = "flex_attention"
     causal = create_block_mask(lambda b, h, q, k: q >= k, B=2, H=None, Q_LEN=9, KV_LEN=12, device="cpu")
     actual = isolated(causal, samples_of(IDS), layer, None, torch.float32)

@@ -6,7 +6,7 @@ from skimage.measure import euler_number, label
 
 from vispe.errors import InputError, ShapeError
 from vispe.images.annotations.rasterize import fill
-from vispe.images.annotations.vectorize import outlines
+from vispe.images.annotations.vectorize import vectorize
 
 
 def area(ring):
@@ -16,7 +16,7 @@ def area(ring):
 
 def check(instances):
     h, w = instances.shape
-    found = outlines(instances)
+    found = vectorize(instances)
     assert list(found) == [n for n in np.unique(instances) if n]
     back = np.zeros_like(instances)
     for number, polygons in found.items():
@@ -68,14 +68,14 @@ def test_an_outline_has_a_corner_at_every_turn_and_nowhere_else():
     instances = np.zeros((6, 8), int)
     instances[1:5, 2:7] = 5
     instances[2:4, 3:5] = 0
-    ((outer, hole),) = outlines(instances)[5]
+    ((outer, hole),) = vectorize(instances)[5]
     assert {tuple(p) for p in outer.tolist()} == {(2, 1), (7, 1), (7, 5), (2, 5)}
     assert {tuple(p) for p in hole.tolist()} == {(3, 2), (5, 2), (5, 4), (3, 4)}
 
 
 def test_a_ring_that_would_touch_itself_becomes_a_hole():
     # the hole touches the outside at one corner, which JTS allows for a hole and not for one ring
-    polygons = outlines(np.array([[1, 1, 1], [1, 0, 1], [1, 1, 0]]))[1]
+    polygons = vectorize(np.array([[1, 1, 1], [1, 0, 1], [1, 1, 0]]))[1]
     assert [len(p) for p in polygons] == [2]
 
 
@@ -90,4 +90,4 @@ def test_a_ring_that_would_touch_itself_becomes_a_hole():
 )
 def test_what_is_no_instance_map_is_refused(bad, error, text):
     with pytest.raises(error, match=text):
-        outlines(bad)
+        vectorize(bad)

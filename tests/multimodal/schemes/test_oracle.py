@@ -143,7 +143,7 @@ def test_frames_apart(data):
         for _ in range(film.t):
             segments += [Text(data.draw(st.integers(1, 3))), type(film)(1, film.h, film.w, film.seconds)]
     described = ids_of([segments], Stream.of([segments]).mask, 2)
-    described |= {"videos": torch.tensor(grids), "seconds": clock, "frames_apart": True}
+    described |= {"videos": torch.tensor(grids), "seconds": clock, "separate_frames": True}
     stream = Stream.from_ids(**described)
     for name in NAMES:
         compare(create_scheme({"name": name, **data.draw(OPTIONS[name])}), stream, [segments])

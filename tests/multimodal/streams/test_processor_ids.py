@@ -123,11 +123,11 @@ def test_tiles_with_text_between_them_are_one_picture():
 
 def test_frames_apart():
     found = Stream.from_ids(
-        types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2, seconds=torch.tensor([0.5]), frames_apart=True
+        types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2, seconds=torch.tensor([0.5]), separate_frames=True
     )
     frame = Video(1, 1, 2, 0.5)
     same(found, Stream.of([[Text(1), frame, Text(1), frame, Text(1)]]))
-    with pytest.raises(InputError, match=r"Sample 0, segment 1: 2 video .* or pass frames_apart=True"):
+    with pytest.raises(InputError, match=r"Sample 0, segment 1: 2 video .* or pass separate_frames=True"):
         Stream.from_ids(types("tvvtvvt"), videos=grids([2, 2, 4]), merge=2)
 
 
@@ -286,7 +286,7 @@ VALUES = {
         {"videos": None, "seconds": [1.0]}, OptionError, "seconds has no effect with a list of videos"
     ),
     "frames of a Video apart": (
-        {"videos": [Video(2, 1, 1)], "frames_apart": True}, OptionError, "Pass a Video with t=1 for each frame",
+        {"videos": [Video(2, 1, 1)], "separate_frames": True}, OptionError, "Pass a Video with t=1 for each frame",
     ),
     "a video among images": ({"images": [Video(1, 1, 2)]}, InputError, r"or a Image for each, got Video\("),
     "a list of numbers": ({"videos": [[1, 1, 2]]}, InputError, r"or a Video for each, got \[1, 1, 2\]"),

@@ -10,7 +10,7 @@ import vispe.segment.classify.class_prior as prior_module
 from tests.segment.run.test_prediction import fitted, predict, scene
 from vispe.errors import OptionError
 from vispe.segment import pipeline
-from vispe.segment.classify.calibration import calibrate, calibration_error, calibration_note, strokes
+from vispe.segment.classify.calibration import calibrate, calibration_error, calibration_note, label_scribbles
 from vispe.segment.classify.class_prior import (
     Counts,
     areas,
@@ -25,7 +25,7 @@ from vispe.segment.classify.class_prior import (
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import load_model, save_model
-from vispe.segment.run.prediction import Post, estimate_areas
+from vispe.segment.run.prediction import PostProcessing, estimate_areas
 from vispe.segment.run.run_report import vanishing_class_notes
 
 
@@ -148,7 +148,7 @@ def test_strokes_are_connected_labels_of_one_class_on_one_page():
     drawn[0, 0, :2], drawn[0, 1, 2], drawn[0, 1, 5], drawn[0, 2, 0] = 1, 1, 1, 1
     drawn[0, 2:4, 3], drawn[0, 4, :], drawn[1, 0, :] = 2, 1, 1
     places = np.flatnonzero(drawn)
-    of = strokes(places, drawn.ravel()[places], (5, 6))
+    of = label_scribbles(places, drawn.ravel()[places], (5, 6))
     from skimage.measure import label
 
     wanted = np.stack([label(page, connectivity=2) + 100 * z for z, page in enumerate(drawn)]).ravel()[places]
@@ -183,22 +183,24 @@ def test_labels_follow_the_prior_of_their_page(kind):
     page, valid = scene(96, 113, holes=True)
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, 3)
-    plain = predict(features, page, valid, classifier, Post(prior="uniform"))
+    plain = predict(features, page, valid, classifier, PostProcessing(prior="uniform"))
     assert plain.areas is None
     prior = estimate(count(plain.prob))
     for how in ("sqrt", "em"):
-        found = predict(features, page, valid, classifier, Post(prior=how))
+        found = predict(features, page, valid, classifier, PostProcessing(prior=how))
         np.testing.assert_array_equal(found.areas.priors[0], prior)
         wanted = reweigh(plain.prob.copy(), weights(prior, how))
         np.testing.assert_array_equal(found.prob, wanted)
         np.testing.assert_array_equal(found.labels[valid], wanted.argmax(0)[valid] + 1)
         top = np.sort(wanted, axis=0)[-2:]
         np.testing.assert_array_equal(found.uncertainty[valid], (1 - (top[1] - top[0]))[valid])
-        turned = predict(features, np.rot90(page).copy(), np.rot90(valid).copy(), classifier, Post(prior=how))
+        turned = predict(
+            features, np.rot90(page).copy(), np.rot90(valid).copy(), classifier, PostProcessing(prior=how)
+        )
         np.testing.assert_allclose(turned.areas.priors[0], prior, atol=1e-4)
     assert (
         predict(features, page, valid, classifier).prob.tobytes()
-        == predict(features, page, valid, classifier, Post(prior="sqrt")).prob.tobytes()
+        == predict(features, page, valid, classifier, PostProcessing(prior="sqrt")).prob.tobytes()
     )
 
 
@@ -223,8 +225,8 @@ def rare(tmp_path):
 def test_a_report_has_fractions_with_intervals_and_the_calibration(rare):
     def run(out, **post):
         return pipeline.segment(
-            [rare / "a.png"], rare / out, labels=[rare / "a_labels.png"], post=Post(**post),
-            features=FeatureConfig(sigmas=(1.0, 2.0)), scoring=pipeline.Scoring([rare / "a_truth.png"]),
+            [rare / "a.png"], rare / out, labels=[rare / "a_labels.png"], post=PostProcessing(**post),
+            features=FeatureConfig(sigmas=(1.0, 2.0)), scoring=pipeline.ScoreOptions([rare / "a_truth.png"]),
         ).as_dict()  # fmt: skip
 
     plain, found = run("plain", prior="uniform"), run("sqrt")
@@ -268,11 +270,11 @@ def test_boosting_has_fractions_but_no_intervals(rare):
 
 def test_clusters_have_no_prior(rare):
     with pytest.raises(OptionError, match="prior='em' has no effect on clusters and text prompts"):
-        pipeline.segment([rare / "a.png"], rare / "out", cluster=2, post=Post(prior="em"))
+        pipeline.segment([rare / "a.png"], rare / "out", cluster=2, post=PostProcessing(prior="em"))
     with pytest.raises(
         OptionError, match=r"prior='squrt' is not one of sqrt, em, uniform\. Did you mean 'sqrt'"
     ):
-        Post(prior="squrt")
+        PostProcessing(prior="squrt")
     assert not (rare / "out").exists()
     report = pipeline.segment([rare / "a.png"], rare / "out", cluster=2, features=FeatureConfig())
     assert report.images[0]["fractions_ci95"] is None

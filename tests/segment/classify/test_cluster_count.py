@@ -4,7 +4,7 @@ from scipy.signal import find_peaks
 from scipy.stats import gaussian_kde
 
 from vispe.segment.classify.cluster_count import choose, grey_peaks
-from vispe.segment.classify.cluster_count_figure import draw_choice
+from vispe.segment.classify.cluster_count_figure import plot_choice
 
 SCORES = {2: 0.5, 3: 0.4, 4: 0.3, 5: 0.3, 6: 0.2, 7: 0.2, 8: 0.1}
 
@@ -54,7 +54,7 @@ def test_three_peaks_or_more_decide_else_the_silhouette(count, expected, by):
     assert (len(found.peaks), found.n_classes, found.by) == (count, expected, by)
     assert found.facts()["chosen_by"] == by
     assert found.note().startswith(f"K = {expected} chosen: ")
-    assert draw_choice(found).shape == (300, 800, 3)
+    assert plot_choice(found).shape == (300, 800, 3)
 
 
 def test_a_number_that_cannot_be_chosen_is_not():

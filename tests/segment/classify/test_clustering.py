@@ -13,7 +13,7 @@ from vispe.segment.classify import clustering
 from vispe.segment.classify.clustering import METHODS, PixelClusters
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import Model, load_model, save_model
-from vispe.segment.pipeline import MODEL_NAME, Labelling, Reading, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, LabelOptions, ReadOptions, apply, segment
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
 
@@ -190,7 +190,7 @@ def test_a_number_means_the_same_in_every_page_and_the_first_is_the_darkest(tmp_
         cluster=4,
         cluster_method=method,
         features=FILTERS,
-        reading=Reading(normalize="none"),
+        reading=ReadOptions(normalize="none"),
     )
     labels = tifffile.imread(tmp_path / "out" / "s_seg.tif")
     means = [pages[labels == k].mean() for k in range(1, 5)]
@@ -207,7 +207,7 @@ def test_options_that_would_have_no_effect_are_refused(folder):
     with pytest.raises(OptionError, match=r"cluster_method='spectral' has no effect on labels"):
         segment([folder / "a.png"], folder / "o", labels=[folder / "b.png"], cluster_method="spectral")
     with pytest.raises(OptionError, match=r"classifier='forest' has no effect on clusters"):
-        segment([folder / "a.png"], folder / "o", cluster=2, classifier="forest", labelling=Labelling())
+        segment([folder / "a.png"], folder / "o", cluster=2, classifier="forest", labelling=LabelOptions())
 
 
 # --- the command ---

@@ -8,7 +8,7 @@ from PIL import Image
 from vispe.cli.main import main
 from vispe.segment.classify.guided_filter import PENALTY, RADIUS, clean
 from vispe.segment.features.pixel_features import FeatureConfig
-from vispe.segment.pipeline import Post, segment
+from vispe.segment.pipeline import PostProcessing, segment
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0))
 
@@ -102,7 +102,7 @@ def folder(tmp_path):
 def run(folder, out, image="a", post=None, tile=None):
     labels = folder / f"{image}_labels.png"
     features = FeatureConfig(sigmas=FILTERS.sigmas, tile=tile)
-    post = Post(clean=True) if post is None else post
+    post = PostProcessing(clean=True) if post is None else post
     segment([folder / f"{image}.png"], folder / out, labels=[labels], features=features, post=post)
     with Image.open(folder / out / f"{image}_seg.png") as found:
         return np.array(found)
@@ -112,7 +112,7 @@ def test_tiles_do_not_change_it_and_a_turned_image_is_a_turned_map(folder):
     whole = run(folder, "whole")
     np.testing.assert_array_equal(run(folder, "tiles", tile=32), whole)
     np.testing.assert_array_equal(run(folder, "turned", "turned_a"), np.rot90(whole))
-    plain = run(folder, "plain", post=Post())
+    plain = run(folder, "plain", post=PostProcessing())
     assert 0 < (whole != plain).mean() < 0.1
 
 

@@ -10,10 +10,10 @@ from vispe.segment.classify.out_of_distribution import (
     COMPONENTS,
     MARGIN,
     MARGIN_ONE,
-    Domain,
+    FeatureDistribution,
+    feature_sums,
+    fit_distribution,
     is_consistent,
-    learn_domain,
-    tally,
 )
 from vispe.segment.features.sample_grid import Sample
 
@@ -29,7 +29,7 @@ def page(seed=0, patches=40, width=20, shift=0.0, spread=1.0):
 
 def known(m=3, f=5, seed=1):
     rng = np.random.default_rng(seed)
-    return Domain(
+    return FeatureDistribution(
         rng.normal(size=f).astype(np.float32),
         rng.normal(size=(m, f)).astype(np.float32),
         rng.normal(size=2 * m),
@@ -53,7 +53,7 @@ def test_codes_are_components_in_steps_cut_at_four():
 def test_a_distance_is_that_of_the_means_from_the_centre():
     domain = known()
     codes = np.random.default_rng(3).integers(-4096, 4097, (31, 3)).astype(np.int16)
-    sums = tally(codes)
+    sums = feature_sums(codes)
     z = codes / 1024
     means = np.concatenate([z.mean(0), np.abs(z).mean(0)])
     expected = np.linalg.norm((means - domain.center) @ domain.whitening)
@@ -66,13 +66,13 @@ def test_a_distance_is_that_of_the_means_from_the_centre():
 def test_sums_of_parts_are_the_sum_of_the_whole():
     codes = np.random.default_rng(4).integers(-4096, 4097, (97, 3)).astype(np.int16)
     order = np.random.default_rng(5).permutation(97)
-    parts = sum(tally(codes[own]) for own in np.array_split(order, 7))
-    assert np.array_equal(parts, tally(codes))
+    parts = sum(feature_sums(codes[own]) for own in np.array_split(order, 7))
+    assert np.array_equal(parts, feature_sums(codes))
 
 
 def test_the_distance_is_that_of_mahalanobis_with_the_covariance_of_the_patches():
     one = page(width=5, patches=400)
-    domain = learn_domain([one])
+    domain = fit_distribution([one])
     z = domain.codes(one.features).astype(float) / 1024
     each = np.concatenate([z, np.abs(z)], 1)
     means = np.stack([each[one.patch == k].mean(0) for k in range(400)])
@@ -82,13 +82,13 @@ def test_the_distance_is_that_of_mahalanobis_with_the_covariance_of_the_patches(
     other = domain.codes(page(7, width=5, shift=0.3).features)
     far = np.concatenate([other, np.abs(other)], 1).mean(0) / 1024
     expected = mahalanobis(far, each.mean(0), np.linalg.inv(covariance)) / np.sqrt(10)
-    assert domain.score(tally(other)) * domain.limits[0] == pytest.approx(expected, rel=1e-6)
+    assert domain.score(feature_sums(other)) * domain.limits[0] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("count", "margin"), [(1, MARGIN_ONE), (3, MARGIN), (12, MARGIN)])
 def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(count, margin):
     pages = [page(seed) for seed in range(count)]
-    domain = learn_domain(pages)
+    domain = fit_distribution(pages)
 
     def part(one, wanted):
         keep = wanted[one.patch]
@@ -101,29 +101,29 @@ def test_the_limit_is_the_largest_distance_of_what_was_held_out_times_a_margin(c
         folds = [([p for i, p in enumerate(pages) if i != out], pages[out]) for out in chosen]
     held = []
     for rest, out in folds:
-        found = learn_domain(rest)
-        held.append(found.score(tally(found.codes(out.features))) * found.limits[0])
+        found = fit_distribution(rest)
+        held.append(found.score(feature_sums(found.codes(out.features))) * found.limits[0])
     assert domain.limits[0] == pytest.approx(margin * max(held), rel=1e-9)
     assert domain.pages == count
 
 
 def test_what_is_alike_stays_below_the_limit_and_what_is_not_lies_above():
-    domain = learn_domain([page(seed) for seed in range(4)])
-    score = lambda one: domain.score(tally(domain.codes(one.features)))  # noqa: E731 - used here alone
+    domain = fit_distribution([page(seed) for seed in range(4)])
+    score = lambda one: domain.score(feature_sums(domain.codes(one.features)))  # noqa: E731 - used here alone
     assert max(score(page(seed)) for seed in range(10, 30)) < 1
     assert score(page(50, shift=3)) > 1
     assert score(page(51, spread=3)) > 1
 
 
 def test_it_is_the_same_each_time_and_small():
-    first, second = (learn_domain([page(0, width=64)]) for _ in range(2))
+    first, second = (fit_distribution([page(0, width=64)]) for _ in range(2))
     assert len(first.components) == COMPONENTS
     for name, value in first.tensors().items():
         assert np.array_equal(value, second.tensors()[name])
     assert sum(value.nbytes for value in first.tensors().values()) < 10_000
-    again = Domain.from_tensors(first.tensors())
+    again = FeatureDistribution.from_tensors(first.tensors())
     codes = first.codes(page(3, width=64).features)
-    assert again.score(tally(codes)) == first.score(tally(codes))
+    assert again.score(feature_sums(codes)) == first.score(feature_sums(codes))
 
 
 def test_constant_features_are_no_trouble():
@@ -131,15 +131,15 @@ def test_constant_features_are_no_trouble():
     flat = replace(
         one, features=np.concatenate([one.features, np.full((len(one.patch), 3), 7, np.float32)], 1)
     )
-    domain = learn_domain([flat])
+    domain = fit_distribution([flat])
     assert np.isfinite(domain.whitening).all()
-    assert domain.score(tally(domain.codes(flat.features))) < 1
+    assert domain.score(feature_sums(domain.codes(flat.features))) < 1
 
 
 def test_too_little_to_hold_out_gives_none():
-    assert learn_domain([]) is None
+    assert fit_distribution([]) is None
     one = page()
-    assert learn_domain([replace(one, part=np.zeros_like(one.part))]) is None
+    assert fit_distribution([replace(one, part=np.zeros_like(one.part))]) is None
 
 
 @pytest.mark.parametrize(

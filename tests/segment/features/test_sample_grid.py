@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vispe.segment.classify.out_of_distribution import Domain, tally
+from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.features.sample_grid import FeatureGrid, offsets, sample
 from vispe.segment.features.tiles import Region, blocks, grid_points, window
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 def domain(f, m=2):
     rng = np.random.default_rng(1)
     flat = np.zeros(2 * m), np.eye(2 * m), np.ones(2), 1
-    return Domain(np.zeros(f, np.float32), rng.normal(size=(m, f)).astype(np.float32), *flat)
+    return FeatureDistribution(np.zeros(f, np.float32), rng.normal(size=(m, f)).astype(np.float32), *flat)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_regions_make_up_the_whole_where_pieces_overlap(side):
                             best, (top, _, left, _) = weight[row - p.top, column - p.left], grid_points(p)
                             code = codes[number][row // 8 - top, column // 8 - left]
                 picked.append(code)
-    assert np.array_equal(whole.sums(), tally(np.array(picked)))
+    assert np.array_equal(whole.sums(), feature_sums(np.array(picked)))
 
 
 def test_the_map_has_one_value_for_each_patch():
@@ -141,4 +141,4 @@ def test_the_map_has_one_value_for_each_patch():
     one.codes[:] = RNG.integers(-3000, 3000, one.codes.shape)
     one.best[:8, :8] = 1
     assert np.isfinite(one.map()).tolist() == [[True, False], [False, False]]
-    assert one.map()[0, 0] == seen.patches(tally(one.codes[:8, :8].reshape(-1, 2))[None])[0]
+    assert one.map()[0, 0] == seen.patches(feature_sums(one.codes[:8, :8].reshape(-1, 2))[None])[0]

@@ -10,14 +10,14 @@ from PIL import Image
 from vispe.cli.main import main
 from vispe.errors import InputError
 from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.invariance_report import RUNS, image_report, trust_page
+from vispe.segment.invariance_report import RUNS, image_report, measure_invariance
 from vispe.segment.invariance_report.figure import plot_trust, rendered
 from vispe.segment.model.model_file import load_model
 from vispe.segment.overlays import uncertainty_image
 from vispe.segment.pipeline import apply, segment
 from vispe.segment.run import prediction
-from vispe.segment.run.prediction import Post, predict_page
-from vispe.segment.run.run_report import Watcher
+from vispe.segment.run.prediction import PostProcessing, predict_page
+from vispe.segment.run.run_report import ProgressCallbacks
 
 
 def scene(seed=0, height=64, width=96):
@@ -86,7 +86,7 @@ def test_the_report_comes_with_a_figure_a_map_and_columns(folder, capsys):
 
 def test_the_files_hold_what_the_library_finds(folder, undrawn):
     segment(["a.png"], "out", labels=["drawn.png"], features=FeatureConfig())
-    report = apply("out/model.vispe", ["a.png"], "more", post=Post(smooth=1), trust=True)
+    report = apply("out/model.vispe", ["a.png"], "more", post=PostProcessing(smooth=1), trust=True)
     loaded = load_model("out/model.vispe")
     features = Features(loaded.features, seed=loaded.seed, basis=loaded.basis)
     grey = scene()[0].astype(np.float32)
@@ -94,9 +94,11 @@ def test_the_files_hold_what_the_library_finds(folder, undrawn):
     page = np.clip((grey - np.float32(low)) / np.float32(high - low), 0, 1)[..., None]
 
     def predict(page, valid):
-        return predict_page(page, valid, features, loaded.classifier, Post(smooth=1), lambda share: None)
+        return predict_page(
+            page, valid, features, loaded.classifier, PostProcessing(smooth=1), lambda share: None
+        )
 
-    found = trust_page(page, np.ones(grey.shape, bool), predict, loaded.names)
+    found = measure_invariance(page, np.ones(grey.shape, bool), predict, loaded.names)
     record = report.images[0]["trust"]
     for key, value in found.to_dict().items():
         assert record[key] == value, key
@@ -155,7 +157,7 @@ def test_memory_trouble_starts_the_poses_again_with_smaller_tiles(folder, undraw
 def test_a_watcher_hears_of_every_pose(folder, undrawn, size):
     heard = []
 
-    class Ears(Watcher):
+    class Ears(ProgressCallbacks):
         def step(self, share):
             heard.append(share)
 
@@ -219,7 +221,7 @@ def test_any_report_can_be_drawn(size, count):
         return np.where(v, 1 + (count * (p[..., 0] + rows) / 2.001).astype(int), 0)
 
     names = [f"a $name$ that is rather long for a legend, {k}" for k in range(count)]
-    found = trust_page(page, valid, predict, names)
+    found = measure_invariance(page, valid, predict, names)
     picture = rendered(plot_trust(found, page, title="_x_$y$.png"))
     assert picture.dtype == np.uint8
     assert picture.shape[2] == 3
@@ -228,5 +230,5 @@ def test_any_report_can_be_drawn(size, count):
 
 def test_a_page_without_data_is_drawn():
     page = np.zeros((20, 30, 1), np.float32)
-    found = trust_page(page, np.zeros((20, 30), bool), lambda p, v: np.zeros(v.shape, int), ["x"])
+    found = measure_invariance(page, np.zeros((20, 30), bool), lambda p, v: np.zeros(v.shape, int), ["x"])
     assert rendered(plot_trust(found, page)).ndim == 3

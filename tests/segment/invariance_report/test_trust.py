@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, trust_page
+from vispe.segment.invariance_report import FAMILIES, RUNS, SHIFTS, measure_invariance
 from vispe.segment.invariance_report.poses import (
     REPEAT,
     ShiftedFrame,
@@ -134,7 +134,7 @@ def test_every_number_is_that_of_plain_loops(kind, size, holes):
     valid = everywhere(p)
     if holes:
         valid[3:9, 10:15] = valid[20, 1] = valid[0, 0] = False
-    found = trust_page(p, valid, predict, "abc", shifts=shifts)
+    found = measure_invariance(p, valid, predict, "abc", shifts=shifts)
     rows, disagreement = oracle(p, valid, predict, 3, shifts)
     assert [q.name for q in found.poses] == list(rows)
     for q in found.poses:
@@ -157,7 +157,7 @@ def test_what_does_not_depend_on_the_place_is_steady(size):
     p = page(*size)
     valid = everywhere(p)
     valid[5:20, 7:30] = False
-    found = trust_page(p, valid, by_level, ["matrix", "carbide", "pore"])
+    found = measure_invariance(p, valid, by_level, ["matrix", "carbide", "pore"])
     assert not np.nan_to_num(found.disagreement).any()
     np.testing.assert_array_equal(np.isnan(found.disagreement), ~valid)
     for family in FAMILIES:
@@ -179,7 +179,7 @@ def test_what_does_not_depend_on_the_place_is_steady(size):
 def test_a_rule_that_knows_up_gives_the_spread_that_it_must():
     p = np.zeros((120, 160, 1), np.float32)
     p[:60] = 1  # bright above: seen at rest, not seen upside down, half seen on its side
-    found = trust_page(p, everywhere(p), by_row, ["matrix", "band"])
+    found = measure_invariance(p, everywhere(p), by_row, ["matrix", "band"])
     share = {q.name: q.fractions[1] for q in found.poses}
     assert found.fractions[1] == share["hflip"] == 50
     assert share["rot180"] == share["vflip"] == 0
@@ -216,12 +216,15 @@ def test_of_equal_classes_the_rarest_is_named():
     p = np.zeros((120, 160, 1), np.float32)
     p[:40] = 1
     for names in (["ground", "band"], ["matrix", "carbide"]):
-        assert f"the fraction of {names[1]} (33 %)" in trust_page(p, everywhere(p), by_row, names).verdict
+        assert (
+            f"the fraction of {names[1]} (33 %)"
+            in measure_invariance(p, everywhere(p), by_row, names).verdict
+        )
 
 
 def test_a_grid_of_patches_is_seen_by_shifts_alone():
     p = page(64, 96)
-    found = trust_page(p, everywhere(p), by_patch, "ab")
+    found = measure_invariance(p, everywhere(p), by_patch, "ab")
     assert not found.phase_spread("turned").any()
     assert not found.phase_spread("mirrored").any()
     assert not found.changed["turned"].any()
@@ -238,7 +241,7 @@ def test_the_floor_is_what_a_second_look_changes():
         return 1 + (p[..., 0] + draws.normal(0, 0.1, valid.shape) > 0.5)
 
     p = page(64, 48)
-    found = trust_page(p, everywhere(p), unsteady, "ab")
+    found = measure_invariance(p, everywhere(p), unsteady, "ab")
     again = found.controls[0]
     assert again.name == "identity"
     assert again.agreement < 0.95
@@ -252,7 +255,7 @@ def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
 
     p = page(64, 64)
     p[-16:] *= 0.2  # what the largest shift takes out of the frame
-    found = trust_page(p, everywhere(p), against_the_mean, "ab")
+    found = measure_invariance(p, everywhere(p), against_the_mean, "ab")
     assert not found.phase_spread("turned").any()
     assert found.floor("shifted")[0] > 5
     assert found.floor("turned")[0] == pytest.approx(100 / 64**2)
@@ -265,7 +268,7 @@ def test_the_floor_of_shifts_is_what_the_lost_rim_changes():
 def test_angles_stand_beside_their_floor():
     y, x = np.mgrid[:97, :120]
     p = (0.5 + 0.5 * np.sin(x / 9) * np.cos(y / 7)).astype(np.float32)[..., None]
-    steady = trust_page(
+    steady = measure_invariance(
         p, everywhere(p), lambda q, v: 1 + (q[..., 0] > 0.6), "ab", angles=(90, 30), shifts=()
     )
     quarter, tilted = (q for q in steady.poses if q.family == "angles")
@@ -282,12 +285,12 @@ def test_angles_stand_beside_their_floor():
     ]
     assert steady.level == "steady"
     assert steady.notes == ("angles are compared on a disc of 80 px in the centre of 97 x 120 px.",)
-    biased = trust_page(p, everywhere(p), by_row, "ab", angles=(30,), shifts=())
+    biased = measure_invariance(p, everywhere(p), by_row, "ab", angles=(30,), shifts=())
     assert biased.phase_spread("angles")[0] > 3 * biased.floor("angles")[0]
     assert "rotated by other angles (floor" in biased.verdict
     holes = everywhere(p)
     holes[30:50, 40:60] = False
-    found = trust_page(
+    found = measure_invariance(
         p, holes, lambda q, v: np.where(v, 1 + (q[..., 0] > 0.6), 0), "ab", angles=(45,), shifts=()
     )
     assert found.poses[-1].pixels < tilted.pixels
@@ -305,10 +308,10 @@ def test_a_prediction_that_is_known_is_not_made_again():
         )
 
     first = predict(p, everywhere(p))
-    known = trust_page(p, everywhere(p), predict, "abc", still=first, step=heard.append)
+    known = measure_invariance(p, everywhere(p), predict, "abc", still=first, step=heard.append)
     assert len(calls) - 1 == RUNS == len(heard)
     assert sum(heard) == pytest.approx(1)
-    trust_page(p, everywhere(p), predict, "abc")
+    measure_invariance(p, everywhere(p), predict, "abc")
     assert len(calls) - 1 == 2 * RUNS + 1
     assert known.level == "steady"
 
@@ -316,11 +319,11 @@ def test_a_prediction_that_is_known_is_not_made_again():
 def test_shifts_that_do_not_fit_are_left_out_and_said():
     assert valid_shifts([(1, 2), (0, 0), (1, 2), (9, 0)], (32, 32)) == [(1, 2)]
     p = page(20, 70)
-    found = trust_page(p, everywhere(p), by_level, "abc")
+    found = measure_invariance(p, everywhere(p), by_level, "abc")
     assert [q.name for q in found.poses if q.family == "shifted"] == ["shift (-3, 5) px"]
     assert found.notes == ("2 of 3 shifts are too large for 20 x 70 px and were skipped.",)
     tiny = page(3, 5)
-    found = trust_page(tiny, everywhere(tiny), by_level, "abc")
+    found = measure_invariance(tiny, everywhere(tiny), by_level, "abc")
     assert found.families == ("turned", "mirrored")
     assert found.verdict == "Steady: no pixel changes its class when the image is rotated or mirrored."
     assert list(found.to_dict()["agreement_by_family"]) == ["turned", "mirrored"]
@@ -328,7 +331,7 @@ def test_shifts_that_do_not_fit_are_left_out_and_said():
 
 def test_a_page_without_data_has_nothing_to_compare():
     p = page(40, 40)
-    found = trust_page(p, np.zeros((40, 40), bool), by_level, "abc")
+    found = measure_invariance(p, np.zeros((40, 40), bool), by_level, "abc")
     assert found.verdict.startswith("Nothing could be compared")
     assert found.brief == "nothing to compare"
     assert found.to_dict()["classes"]["a"]["fraction"] is None
@@ -350,7 +353,7 @@ def test_levels_go_by_points_and_for_rare_classes_by_their_share(own, lost, leve
             labels.ravel()[bright[: int(lost * 100)]] = 1
         return labels
 
-    found = trust_page(p, everywhere(p), some_lost, ["rest", "phase"], shifts=())
+    found = measure_invariance(p, everywhere(p), some_lost, ["rest", "phase"], shifts=())
     np.testing.assert_allclose(found.phase_spread("turned")[1], lost)
     assert found.levels[1] == level
     assert found.to_dict()["spread_pp"]["phase"] == pytest.approx(lost)
@@ -367,7 +370,7 @@ def test_classes_that_change_places_are_seen_though_no_fraction_changes(columns,
         along[:, :columns] = 2
         return labels
 
-    found = trust_page(p, everywhere(p), left_and_right, "ab", shifts=())
+    found = measure_invariance(p, everywhere(p), left_and_right, "ab", shifts=())
     assert not found.phase_spread("turned").any()
     assert found.levels == ("steady", "steady")
     assert found.pixel_level == found.level == level
@@ -387,23 +390,23 @@ def test_errors_say_what_was_found():
     with pytest.raises(
         ShapeError, match=r"needs a page \(h, w, c\) and valid \(h, w\), got \(32, 40\) and \(32, 40\)"
     ):
-        trust_page(p[..., 0], everywhere(p), by_level, "abc")
+        measure_invariance(p[..., 0], everywhere(p), by_level, "abc")
     with pytest.raises(ShapeError, match=r"got \(32, 40, 1\) and \(40, 32\)"):
-        trust_page(p, everywhere(p).T, by_level, "abc")
+        measure_invariance(p, everywhere(p).T, by_level, "abc")
     with pytest.raises(
         OptionError, match=r"needs class names and a border of 0 or more pixels, got \[\], border=2"
     ):
-        trust_page(p, everywhere(p), by_level, [])
+        measure_invariance(p, everywhere(p), by_level, [])
     with pytest.raises(
         OptionError, match=r"A shift must be two integers, pixels \(down, right\), got \(1.5, 2\)"
     ):
-        trust_page(p, everywhere(p), by_level, "abc", shifts=[(1.5, 2)])
+        measure_invariance(p, everywhere(p), by_level, "abc", shifts=[(1.5, 2)])
     with pytest.raises(OptionError, match="returned class 3, but there are 2 class names"):
-        trust_page(p, everywhere(p), by_level, "ab")
+        measure_invariance(p, everywhere(p), by_level, "ab")
     with pytest.raises(
         ShapeError, match=r"returned labels of shape \(31, 40\), but the image has \(32, 40\) px"
     ):
-        trust_page(p, everywhere(p), lambda q, v: by_level(q, v)[1:], "abc")
+        measure_invariance(p, everywhere(p), lambda q, v: by_level(q, v)[1:], "abc")
     with pytest.raises(InputError, match="Labels must be non-negative integers"):
-        trust_page(p, everywhere(p), lambda q, v: by_level(q, v) + 0.5, "abc")
+        measure_invariance(p, everywhere(p), lambda q, v: by_level(q, v) + 0.5, "abc")
     assert REPEAT.name == "identity"

@@ -16,7 +16,7 @@ from vispe.images.write import write_instances
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.overlays import PALETTE
 from vispe.segment.pipeline import ObjectOptions, apply, segment
-from vispe.segment.run.run_report import Watcher
+from vispe.segment.run.run_report import ProgressCallbacks
 
 FAST = ["--features", "filters", "--classes", "ground,disc"]
 
@@ -121,7 +121,7 @@ def test_python_users_are_refused_in_the_same_words(folder):
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_same_tables(folder):
-    class Stops(Watcher):
+    class Stops(ProgressCallbacks):
         def done(self, record):
             raise KeyboardInterrupt
 

@@ -8,7 +8,7 @@ from PIL import Image
 
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.run.prediction import Post, predict_page
+from vispe.segment.run.prediction import PostProcessing, predict_page
 
 zarr = pytest.importorskip("zarr", reason="needs the extra vispe[big]")
 ome_format = pytest.importorskip("ome_zarr.format", reason="needs the extra vispe[big]")
@@ -65,7 +65,13 @@ def in_memory(pages, model, features, post=None, path=Path("page")):
     grey, _ = normalize(micrograph, model.normalize, model.clip)
     return [
         predict_page(
-            page, valid, features, model.classifier, post or Post(), lambda share: None, model.domain
+            page,
+            valid,
+            features,
+            model.classifier,
+            post or PostProcessing(),
+            lambda share: None,
+            model.domain,
         )
         for page, valid in zip(grey, micrograph.valid, strict=True)
     ]

@@ -12,7 +12,7 @@ from vispe.errors import InputError
 from vispe.segment import pipeline
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.out_of_core import memory_plan
-from vispe.segment.run.run_report import Watcher
+from vispe.segment.run.run_report import ProgressCallbacks
 
 distributed = pytest.importorskip("distributed", reason="needs the extra vispe[big]")
 
@@ -46,7 +46,7 @@ def test_two_processes_of_which_one_is_killed(tmp_path, monkeypatch):
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
 
-        class Killer(Watcher):
+        class Killer(ProgressCallbacks):
             """Kills one of the two processes when some blocks are done."""
 
             blocks = 0

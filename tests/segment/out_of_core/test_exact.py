@@ -12,7 +12,7 @@ from vispe.cli.main import main
 from vispe.segment import pipeline
 from vispe.segment.features.pixel_features import FeatureConfig, Features
 from vispe.segment.model.model_file import load_model
-from vispe.segment.pipeline import Labelling, Post, Reading
+from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions
 from vispe.segment.run.out_of_distribution import ood_record
 from vispe.segment.run.run_report import fractions
 
@@ -72,7 +72,7 @@ def test_a_page_with_holes(tmp_path, small_blocks, config, smooth, version):
     values[30:70, 55:130] = np.nan
     values[0, 0], values[156, 210] = np.inf, -np.inf
     store = write_store(tmp_path / "a.ome.zarr", values, version=version, chunk=37)
-    post = Post(smooth)
+    post = PostProcessing(smooth)
     report = pipeline.segment(
         [store],
         tmp_path / "out",
@@ -98,7 +98,7 @@ def test_pages_and_channels(tmp_path, small_blocks, axes, lengths):
     store = write_store(tmp_path / "a.zarr", array, axes)
     labels = scribbled(tmp_path / "a.png", phase, 0.03)
     pipeline.segment(
-        [store], tmp_path / "out", labels=[labels], features=FILTERS, labelling=Labelling(label_page=1)
+        [store], tmp_path / "out", labels=[labels], features=FILTERS, labelling=LabelOptions(label_page=1)
     )
     record = check(tmp_path / "out", "a", pages)
     assert (record["pages"], record["channels"]) == (len(pages), pages.shape[-1])
@@ -186,7 +186,7 @@ def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
     Image.fromarray((drawn[..., 0] // 9).astype(np.uint8)).save(tmp_path / "grey.png")
     for name in ("rgb.png", "p.png", "grey.png"):
         expected = read_labels(tmp_path / name, (1, 300, 40))
-        found, names, colors, notes = read_scribbles([tmp_path / name], [image], Labelling())
+        found, names, colors, notes = read_scribbles([tmp_path / name], [image], LabelOptions())
         full = np.zeros(300 * 40, np.int32)
         full[found[0].places] = found[0].classes
         np.testing.assert_array_equal(full.reshape(1, 300, 40), expected.values)
@@ -199,7 +199,7 @@ def test_normalisation_by_page_and_chosen_channels(tmp_path, small_blocks):
     )
     store = write_store(tmp_path / "a.zarr", planes, "czyx", names=("x", "y"))
     labels = scribbled(tmp_path / "a.png", scene(71, 90)[1], 0.03)
-    reading = Reading(channel="y", normalize="image", clip=(1.0, 98.0))
-    options = {"features": FILTERS, "reading": reading, "labelling": Labelling(label_page=0)}
+    reading = ReadOptions(channel="y", normalize="image", clip=(1.0, 98.0))
+    options = {"features": FILTERS, "reading": reading, "labelling": LabelOptions(label_page=0)}
     pipeline.segment([store], tmp_path / "out", labels=[labels], **options)
     check(tmp_path / "out", "a", planes[1][..., None])

@@ -5,7 +5,7 @@ import tifffile
 from tests.segment.out_of_core.stores import write_store, zarr
 from vispe.errors import InputError, OptionError
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core import find_stores, is_store, large_images, stem
+from vispe.segment.out_of_core import find_stores, is_store, out_of_core_images, stem
 from vispe.segment.out_of_core.image_source import open_image
 
 
@@ -129,16 +129,16 @@ def test_stores_are_told_from_files(tmp_path):
     assert not is_store(tmp_path)
     assert find_stores([a, str(tmp_path / "*.zarr")]) == ([a, b], [])
     assert find_stores([tmp_path / "c.png"]) == ([], [tmp_path / "c.png"])
-    assert large_images(tmp_path / "c.png", None, None) == []
-    assert large_images([tmp_path / "d.tif"], "1 GB", None) == [tmp_path / "d.tif"]
+    assert out_of_core_images(tmp_path / "c.png", None, None) == []
+    assert out_of_core_images([tmp_path / "d.tif"], "1 GB", None) == [tmp_path / "d.tif"]
     with pytest.raises(
         InputError, match=r"is a store and .* is not. Segment stores and image files in separate runs"
     ):
-        large_images([a, tmp_path / "c.png"], None, None)
+        out_of_core_images([a, tmp_path / "c.png"], None, None)
     with pytest.raises(
         OptionError, match=r"scheduler has no effect on .*c\.png, which cannot be read in blocks"
     ):
-        large_images([tmp_path / "c.png"], None, "tcp://x:1")
+        out_of_core_images([tmp_path / "c.png"], None, "tcp://x:1")
     assert [stem(p) for p in (a, b, "x/y.ome.tif", "z.tiff", "q.r")] == ["a", "b", "y", "z", "q.r"]
 
 
@@ -149,9 +149,9 @@ def test_results_beside_stores_are_no_images(tmp_path):
     with pytest.warns(
         UserWarning, match=r"1 store\(s\) next to the images .*: a_seg\.ome\.zarr. Pass such a store"
     ):
-        found = large_images([tmp_path], None, None)
+        found = out_of_core_images([tmp_path], None, None)
     assert [path.name for path in found] == ["a.zarr", "b.zarr", "c_seg.zarr"]
-    named = large_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
+    named = out_of_core_images([tmp_path / "a.zarr", tmp_path / "a_seg.ome.zarr"], None, None)
     assert [path.name for path in named] == ["a.zarr", "a_seg.ome.zarr"]
 
 

@@ -13,7 +13,7 @@ from vispe.images.orientation import oriented
 from vispe.images.read import read_image
 from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.scribbles import read_scribbles
-from vispe.segment.run.request import Labelling
+from vispe.segment.run.request import LabelOptions
 
 H, W = 41, 57
 GREY = np.random.default_rng(0).integers(0, 250, (H, W), dtype=np.uint8)
@@ -36,7 +36,7 @@ def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
     frames = [drawn(1, 2), *([oriented(drawn(1, 2)[None], tag)[0]] if tag >= 5 else [])]
     for array in frames:
         Image.fromarray(array.astype(np.uint8)).save(tmp_path / "l.png")
-        ((found,), *_) = read_scribbles([tmp_path / "l.png"], [image], Labelling())
+        ((found,), *_) = read_scribbles([tmp_path / "l.png"], [image], LabelOptions())
         flat = np.zeros(H * W, int)
         flat[found.places] = found.classes
         np.testing.assert_array_equal(flat.reshape(H, W), drawn(1, 2))
@@ -66,7 +66,7 @@ def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
         else:
             stored = zarr.create_array(str(path), shape=array.shape, dtype=np.uint8, overwrite=True)
             stored[...] = array.astype(np.uint8)
-        return read_scribbles([path], [image], Labelling())
+        return read_scribbles([path], [image], LabelOptions())
 
     (found,), names, _, notes = read(drawn(1, 2, rest=255))
     assert len(names) == 2
@@ -84,7 +84,7 @@ def test_planes_are_slices_where_the_image_has_as_many(tmp_path):
     labels = np.stack([drawn(1, 2), drawn(0, 1), drawn()]).astype(np.uint8)
     tifffile.imwrite(tmp_path / "l.tif", labels)
     image = open_image(tmp_path / "a.tif")
-    ((found,), *_) = read_scribbles([tmp_path / "l.tif"], [image], Labelling())
+    ((found,), *_) = read_scribbles([tmp_path / "l.tif"], [image], LabelOptions())
     expected = read_labels(tmp_path / "l.tif", labels.shape).values
     np.testing.assert_array_equal(found.places, np.flatnonzero(expected))
     tifffile.imwrite(tmp_path / "p.tif", np.stack([GREY] * 3))

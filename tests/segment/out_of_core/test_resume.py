@@ -17,9 +17,9 @@ from vispe.errors import InputError, OptionError
 from vispe.segment import pipeline
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.out_of_core import progress, store_run
-from vispe.segment.pipeline import Labelling, Post, Reading, Scoring
+from vispe.segment.pipeline import LabelOptions, PostProcessing, ReadOptions, ScoreOptions
 from vispe.segment.run.disk_space import DiskFull
-from vispe.segment.run.lock import claimed
+from vispe.segment.run.lock import lock_folder
 
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=48)
 
@@ -106,13 +106,13 @@ def test_other_options_do_not_go_on(tmp_path, task, monkeypatch):
     with pytest.raises(
         InputError, match=r"out contains an unfinished run with other post. Repeat that command"
     ):
-        task(out, post=Post(smooth=2))
+        task(out, post=PostProcessing(smooth=2))
     with pytest.raises(InputError, match="unfinished run with other labelling, seed"):
-        task(out, seed=1, labelling=Labelling(max_classes=9))
+        task(out, seed=1, labelling=LabelOptions(max_classes=9))
     (tmp_path / "a.zarr" / "0" / "c" / "0" / "0").touch()
     with pytest.raises(InputError, match="unfinished run with other images"):
         task(out)
-    _, seen = task(out, monkeypatch, force=True, post=Post(smooth=2))
+    _, seen = task(out, monkeypatch, force=True, post=PostProcessing(smooth=2))
     assert len(seen) == 8
 
 
@@ -141,11 +141,15 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"post": Post(min_area=9)}, OptionError, "min_area=9 is not supported for out-of-core images"),
+        (
+            {"post": PostProcessing(min_area=9)},
+            OptionError,
+            "min_area=9 is not supported for out-of-core images",
+        ),
         ({"memory": "much"}, OptionError, "memory='much' is not an amount of memory"),
         ({"memory": "1 MB"}, InputError, r"memory=1 MiB is too small for a\.zarr: the smallest blocks need"),
         (
-            {"scoring": Scoring(truth=("t.png",))},
+            {"scoring": ScoreOptions(truth=("t.png",))},
             OptionError,
             "truth is not supported for images processed in block",
         ),
@@ -155,8 +159,8 @@ def test_an_image_is_never_its_own_result(tmp_path, task):
             OptionError,
             "cluster is not supported for images processed in blocks",
         ),
-        ({"labelling": Labelling(dense=True)}, OptionError, "dense=True is not supported"),
-        ({"reading": Reading(z="3")}, InputError, "z must select pages of the image"),
+        ({"labelling": LabelOptions(dense=True)}, OptionError, "dense=True is not supported"),
+        ({"reading": ReadOptions(z="3")}, InputError, "z must select pages of the image"),
         (
             {"features": FeatureConfig("both", model="vit_tiny_patch16_224", weights="random")},
             InputError,
@@ -259,7 +263,7 @@ def test_a_model_of_an_earlier_run_is_not_taken_for_that_of_a_run_that_was_kille
 
 def test_two_runs_in_one_folder(tmp_path, task):
     with (
-        claimed(tmp_path / "out"),
+        lock_folder(tmp_path / "out"),
         pytest.raises(InputError, match="is in use by another vispe process"),
     ):
         task(tmp_path / "out")

@@ -8,7 +8,7 @@ from tests.segment.out_of_core.stores import scene, write_store
 from vispe.images.labels.label_files import read_labels
 from vispe.segment.out_of_core.image_source import open_image
 from vispe.segment.out_of_core.scribbles import read_scribbles
-from vispe.segment.run.request import Labelling
+from vispe.segment.run.request import LabelOptions
 
 
 def test_shapes_label_a_store_as_they_label_an_image(tmp_path):
@@ -29,7 +29,7 @@ def test_shapes_label_a_store_as_they_label_an_image(tmp_path):
     ]
     path = tmp_path / "a.geojson"
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-    (found,), names, colors, notes = read_scribbles([path], [image], Labelling())
+    (found,), names, colors, notes = read_scribbles([path], [image], LabelOptions())
     whole = read_labels(path, (1, 70, 90))
     values = np.zeros(70 * 90, np.int32)
     values[found.places] = found.classes

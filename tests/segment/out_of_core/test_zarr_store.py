@@ -10,7 +10,7 @@ from vispe.segment import pipeline
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.out_of_core.block_engine import _reduced
 from vispe.segment.out_of_core.zarr_store import _mean
-from vispe.segment.pipeline import Labelling
+from vispe.segment.pipeline import LabelOptions
 
 FILTERS = FeatureConfig(sigmas=(1.0,), tile=64)
 
@@ -23,7 +23,7 @@ def test_ome_zarr_reads_the_result(tmp_path, small_blocks, version):
     values, phase = scene(130, 201)
     array = np.stack([values, values[::-1]]).astype(np.uint8)
     store = write_store(tmp_path / "a.ome.zarr", array, "zyx", version, scale=0.25)
-    labelling = Labelling(classes=["matrix", "carbide"], label_page=0)
+    labelling = LabelOptions(classes=["matrix", "carbide"], label_page=0)
     labels = [scribbled(tmp_path / "a.png", phase)]
     pipeline.segment([store], tmp_path / "out", labels=labels, features=FILTERS, labelling=labelling)
     result = tmp_path / "out" / "a_seg.ome.zarr"

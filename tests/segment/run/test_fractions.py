@@ -19,7 +19,7 @@ from vispe.segment.classify.fractions import estimate_words, map_words
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.invariance_report import figure
 from vispe.segment.live.paint.session import Paint
-from vispe.segment.pipeline import Post, segment
+from vispe.segment.pipeline import PostProcessing, segment
 from vispe.segment.run import image_pipeline
 from vispe.segment.run.prediction import Areas
 from vispe.segment.run.run_report import fractions
@@ -185,7 +185,7 @@ def test_a_stack_has_the_fractions_of_the_page_in_its_overlay(run, tmp_path, mon
     tifffile.imwrite(tmp_path / "l.tif", drawn, photometric="minisblack")
     segment(
         [tmp_path / "z.tif"], tmp_path / "out", labels=[tmp_path / "l.tif"], features=FeatureConfig(sigmas=(1.0,)),
-        post=Post(smooth=1),
+        post=PostProcessing(smooth=1),
     )  # fmt: skip
     ((labels, options),) = found
     assert "counts" not in options

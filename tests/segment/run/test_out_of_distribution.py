@@ -14,7 +14,7 @@ from vispe.errors import InputError
 from vispe.images.textures import random_field
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import load_model, save_model
-from vispe.segment.pipeline import MODEL_NAME, Reading, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, ReadOptions, apply, segment
 from vispe.segment.run.out_of_distribution import ood_record
 
 FILTERS = FeatureConfig(sigmas=(1.0, 2.0, 4.0))
@@ -45,7 +45,7 @@ def trained(tmp_path_factory, fields):
     Image.fromarray(grey).save(folder / "a.png")
     labels = [drawn(folder / "a_labels.png", classes)]
     # grey limits of each page of a stack by itself
-    reading = Reading(normalize="image")
+    reading = ReadOptions(normalize="image")
     segment([folder / "a.png"], folder / "out", labels=labels, features=FILTERS, reading=reading)
     return folder / "out" / MODEL_NAME
 

@@ -5,7 +5,7 @@ import torch
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.pixel_classifier import PixelClassifier
 from vispe.segment.features.pixel_features import FeatureConfig, Features
-from vispe.segment.run.prediction import Post, most_probable, predict_page
+from vispe.segment.run.prediction import PostProcessing, most_probable, predict_page
 
 
 def scene(height=75, width=101, channels=1, holes=False):
@@ -30,7 +30,7 @@ def fitted(features, page, valid, kind="logistic", classes=3):
 
 
 def predict(features, page, valid, classifier, post=None):
-    return predict_page(page, valid, features, classifier, post or Post(), lambda share: None)
+    return predict_page(page, valid, features, classifier, post or PostProcessing(), lambda share: None)
 
 
 @pytest.mark.parametrize("channels", [1, 2])
@@ -42,7 +42,7 @@ def test_a_page_gets_the_probabilities_of_its_pixels(kind, classes, holes, chann
     page, valid = scene(channels=channels, holes=holes)
     features = Features(FeatureConfig(tile=40))
     classifier = fitted(features, page, valid, kind, classes)
-    plain = Post() if kind == "kmeans" else Post(prior="uniform")
+    plain = PostProcessing() if kind == "kmeans" else PostProcessing(prior="uniform")
     found = predict(features, page, valid, classifier, plain)
     pixels = features.prepare(page, valid).gather(valid)
     np.testing.assert_allclose(found.prob[:, valid].T, classifier.probabilities(pixels), atol=2e-6)

@@ -13,7 +13,7 @@ from tests.cli.test_segment import vispe
 from vispe.images.orientation import oriented
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.open_page import open_paint
-from vispe.segment.pipeline import Reading, apply, segment
+from vispe.segment.pipeline import ReadOptions, apply, segment
 
 FAST = "--features filters"
 SLOW = pytest.mark.slow
@@ -133,7 +133,7 @@ def test_what_is_not_the_sample_counts_nowhere(how, capsys):
 def test_a_crop_gives_the_fractions_of_the_cut_image():
     _with_bar()
     filters = FeatureConfig("filters")
-    segment("b.png", "cropped", labels="l.png", features=filters, reading=Reading(crop=f"0:{H},:"))
+    segment("b.png", "cropped", labels="l.png", features=filters, reading=ReadOptions(crop=f"0:{H},:"))
     Image.fromarray(DRAWN).save("own.png")
     segment("a.png", "cut", labels="own.png", features=filters)
     first, second = (report(name)["images"][0]["fractions"]["class 2"] for name in ("cropped", "cut"))
@@ -158,9 +158,11 @@ def test_masks_are_matched_by_name_and_one_is_for_all():
         mask[:, : 48 if name == "a" else 24] = 255
         Image.fromarray(mask).save(f"{name}_mask.png")
     assert vispe(f"segment a.png --labels l.png {FAST} -o out") == 0
-    apply("out/model.vispe", ["a.png", "b.png"], "each", reading=Reading(mask=["a_mask.png", "b_mask.png"]))
+    apply(
+        "out/model.vispe", ["a.png", "b.png"], "each", reading=ReadOptions(mask=["a_mask.png", "b_mask.png"])
+    )
     assert [one["excluded_share"] for one in report("each")["images"]] == [0.5, 0.75]
-    apply("out/model.vispe", ["a.png", "b.png"], "same", reading=Reading(mask="a_mask.png"))
+    apply("out/model.vispe", ["a.png", "b.png"], "same", reading=ReadOptions(mask="a_mask.png"))
     assert [one["excluded_share"] for one in report("same")["images"]] == [0.5, 0.5]
 
 

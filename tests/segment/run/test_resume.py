@@ -19,9 +19,9 @@ from vispe.errors import InputError
 from vispe.images import write as outputs
 from vispe.segment.run import batch_run, image_pipeline, lock, resume
 from vispe.segment.run.disk_space import DiskFull, disk_space_guard
-from vispe.segment.run.lock import LOCK, claimed
+from vispe.segment.run.lock import LOCK, lock_folder
 from vispe.segment.run.resume import NAME, Journal
-from vispe.segment.run.run_report import Watcher
+from vispe.segment.run.run_report import ProgressCallbacks
 
 posix = pytest.mark.skipif(os.name != "posix", reason="processes are killed and forked")
 FAST = "--features filters"
@@ -301,7 +301,7 @@ def test_a_refused_run_leaves_nothing(data, words):
 
 def test_a_folder_that_is_being_written_is_refused(data, capsys):
     words = f"{WAYS['labels']} -o out"
-    with claimed(Path("out")):
+    with lock_folder(Path("out")):
         for more in ("", " --force"):
             assert vispe(words + more) == 2
             assert (
@@ -337,7 +337,7 @@ def test_a_lock_is_free_when_its_process_was_killed(data):
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
     subprocess.run([sys.executable, "-c", program], env=env, timeout=100)
     assert Path("out", LOCK).exists()
-    with claimed(Path("out")):
+    with lock_folder(Path("out")):
         pass
     assert not Path("out", LOCK).exists()
 
@@ -347,7 +347,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(lock, "_lock", none)
-    with claimed(tmp_path / "a"):
+    with lock_folder(tmp_path / "a"):
         (tmp_path / "a" / "b").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
 
@@ -429,7 +429,7 @@ def test_which_errors_say_that_a_disk_is_full(tmp_path):
 
 
 def test_the_record_of_a_run(tmp_path):
-    asked = resume.to_json({"a": (1, 2), "b": Path("x"), "w": Watcher is Watcher})
+    asked = resume.to_json({"a": (1, 2), "b": Path("x"), "w": ProgressCallbacks is ProgressCallbacks})
     state = Journal(tmp_path, asked, False)
     assert (state.resumes, state.empty, state.model) == (False, True, None)
     state.start([tmp_path / "a_seg.png"])

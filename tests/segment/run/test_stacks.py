@@ -16,7 +16,7 @@ from vispe.images.read import Micrograph, read_image
 from vispe.images.write import write_labels, write_probabilities
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.model.model_file import load_model
-from vispe.segment.pipeline import MODEL_NAME, Labelling, Reading, apply, segment
+from vispe.segment.pipeline import MODEL_NAME, LabelOptions, ReadOptions, apply, segment
 
 RNG = np.random.default_rng(11)
 H, W = 33, 46
@@ -291,7 +291,7 @@ def test_scribbles_on_a_few_slices_said_in_three_ways(folder):
             [folder / "s.tif"],
             out,
             labels=[folder / name],
-            labelling=Labelling(label_page=page),
+            labelling=LabelOptions(label_page=page),
             features=FeatureConfig(),
         )
         found.append(tifffile.imread(out / "s_seg.tif"))
@@ -308,14 +308,18 @@ def test_a_slice_alone_gets_the_map_that_it_gets_in_the_stack(folder):
     for mode in ("image", "none"):
         out, again = folder / mode, folder / f"{mode}_again"
         segment(
-            [folder / "s.tif"], out, labels=labels, features=FeatureConfig(), reading=Reading(normalize=mode)
+            [folder / "s.tif"],
+            out,
+            labels=labels,
+            features=FeatureConfig(),
+            reading=ReadOptions(normalize=mode),
         )
         stack, prob = tifffile.imread(out / "s_seg.tif"), tifffile.imread(out / "s_prob.tif")
         Image.fromarray(scene()[0][2]).save(folder / "slice.png")
         apply(out / MODEL_NAME, [folder / "slice.png"], again)
         np.testing.assert_array_equal(np.asarray(Image.open(again / "slice_seg.png")), stack[2])
         np.testing.assert_array_equal(tifffile.imread(again / "slice_prob.tif"), prob[2])
-        apply(out / MODEL_NAME, [folder / "s.tif"], folder / f"{mode}_part", reading=Reading(z="2:4"))
+        apply(out / MODEL_NAME, [folder / "s.tif"], folder / f"{mode}_part", reading=ReadOptions(z="2:4"))
         np.testing.assert_array_equal(tifffile.imread(folder / f"{mode}_part" / "s_seg.tif"), stack[2:])
 
 

@@ -9,7 +9,7 @@ from tests.segment.text.common import TIMM, VISION, planted, save, stock, with_t
 from tests.segment.text.test_readouts import small_vit
 from vispe.errors import InputError
 from vispe.segment.features.tiles import tiles, window
-from vispe.segment.run.prediction import Post, predict_page, within_memory
+from vispe.segment.run.prediction import PostProcessing, predict_page, within_memory
 from vispe.segment.text.config import TextClassifier, TextConfig
 from vispe.segment.text.features import OVERLAP, TextFeatures, TextPage
 
@@ -45,7 +45,7 @@ def prepared(made, grey):
 
 def predicted(made, grey, valid=None):
     valid = np.ones(grey.shape[:2], bool) if valid is None else valid
-    return predict_page(grey, valid, made, made.classifier, Post(), lambda share: None)
+    return predict_page(grey, valid, made, made.classifier, PostProcessing(), lambda share: None)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (50, 69), (97, 40), (5, 33)])

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from tests.train.tiny import Pictures, config
 from tests.train.worker import killed_config
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.audit.audited_model import host_of
-from vispe.evaluate.evaluated import load_subject
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.evaluate.audit.audited_model import as_audited_model
+from vispe.evaluate.evaluated import load_evaluated_model
+from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import Stage, Student, Target
 from vispe.train.retrofit.distillation import retrofit
 from vispe.train.retrofit.student import final_tokens, load_student
@@ -113,13 +113,13 @@ def test_the_folder_holds_a_model_and_its_card(whole):
     assert not torch.allclose(found, final_tokens(teacher.model, images)[0], atol=1e-2)
     assert load_student(out / "student.safetensors")[0].patch == 8
     # every command finds it by its folder
-    subject = load_subject(str(out), device="cpu")
+    subject = load_evaluated_model(str(out), device="cpu")
     assert torch.equal(subject.features(images), student(images))
     assert torch.equal(subject.mean, student.mean)
     assert not subject.exact
-    assert torch.equal(host_of(subject).maps(images), student(images))
+    assert torch.equal(as_audited_model(subject).maps(images), student(images))
     with pytest.raises(OptionError, match="loaded as a retrofit"):
-        load_subject(str(out), weights="random")
+        load_evaluated_model(str(out), weights="random")
     assert "cosine" in result.verdict
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_written_where_the_config_is_wrong(tmp_path):
 
 
 def test_states_are_read_as_they_were_written(tmp_path):
-    folder, shared = Folder(tmp_path), torch.arange(6.0).reshape(2, 3)
+    folder, shared = RunFolder(tmp_path), torch.arange(6.0).reshape(2, 3)
     for step in (2, 4, 10):
         folder.save(step, {"student": {"a": shared.T, "b": shared.T + step}}, {"step": step, "x": shared})
     assert folder.steps() == [4, 10]
@@ -195,7 +195,7 @@ def test_states_are_read_as_they_were_written(tmp_path):
     (tmp_path / "state" / "000000010" / "student.safetensors").write_bytes(b"cut")
     with pytest.raises(InputError, match="000000010 is damaged"):
         folder.load()
-    assert Folder(tmp_path / "other").load() is None
+    assert RunFolder(tmp_path / "other").load() is None
 
 
 def test_load_student_says_what_is_missing(tmp_path):

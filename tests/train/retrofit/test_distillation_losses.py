@@ -9,7 +9,7 @@ from tests.train.tiny import TEACHER
 from vispe.errors import OptionError, ShapeError
 from vispe.symmetry.d4 import D4, IDENTITY
 from vispe.symmetry.symmetrization import patch_kernel
-from vispe.train.retrofit.config import Student, Weights
+from vispe.train.retrofit.config import LossWeights, Student
 from vispe.train.retrofit.distillation_losses import Objective, ablated, cosine_distance, sample_pose
 from vispe.train.retrofit.student import final_tokens, load_teacher, make_student
 
@@ -87,7 +87,7 @@ def models():
 def test_every_part_is_what_it_says(models):
     teacher, student = models
     images = random(2, 3, 24, 40)
-    objective = Objective(teacher.model, student, Weights(2.0, 0.5, 0.25), [5, 2])
+    objective = Objective(teacher.model, student, LossWeights(2.0, 0.5, 0.25), [5, 2])
     for pose in D4[1:]:
         parts, maps, target = objective.parts(images, pose)
         wanted, token = final_tokens(teacher.model, images)
@@ -107,7 +107,7 @@ def test_every_part_is_what_it_says(models):
 
 def test_the_gradient_reaches_the_student_alone(models):
     teacher, student = models
-    objective = Objective(teacher.model, student, Weights(1.0, 1.0, 1.0))
+    objective = Objective(teacher.model, student, LossWeights(1.0, 1.0, 1.0))
     objective.total(objective.parts(random(2, 3, 24, 40), D4[3])[0]).sum().backward()
     assert all(p.grad is None for p in teacher.model.parameters())
     missing = [n for n, p in student.named_parameters() if p.requires_grad and p.grad is None]
@@ -116,7 +116,7 @@ def test_the_gradient_reaches_the_student_alone(models):
 
 def test_parts_of_weight_0_are_not_computed(models):
     teacher, student = models
-    assert set(Objective(teacher.model, student, Weights()).parts(random(1, 3, 32, 32), IDENTITY)[0]) == {
+    assert set(Objective(teacher.model, student, LossWeights()).parts(random(1, 3, 32, 32), IDENTITY)[0]) == {
         "distill"
     }
 
@@ -125,6 +125,6 @@ def test_an_isotropic_student_turns_with_the_image():
     teacher = load_teacher(TEACHER, seed=1)
     student = make_student(teacher, Student("alibi2d", symmetric=True))
     assert patch_kernel(student).asymmetry < 1e-12
-    objective = Objective(teacher.model, student, Weights(1.0, 1.0))
+    objective = Objective(teacher.model, student, LossWeights(1.0, 1.0))
     for pose in D4[1:]:
         assert objective.parts(random(2, 3, 40, 24), pose)[0]["d4"].abs().max() < 1e-6

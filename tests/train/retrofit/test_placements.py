@@ -9,10 +9,10 @@ from torch import nn
 from tests.train.tiny import TEACHER, Pictures, config, training
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError
-from vispe.symmetry import IDENTITY, Placement, shared
+from vispe.symmetry import IDENTITY, Placement, common_part
 from vispe.train.data import Augment
-from vispe.train.retrofit.checkpoint import Folder
-from vispe.train.retrofit.config import Stage, Student, Weights
+from vispe.train.retrofit.checkpoint import RunFolder
+from vispe.train.retrofit.config import LossWeights, Stage, Student
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.distillation import retrofit
 from vispe.train.retrofit.distillation_losses import (
@@ -23,7 +23,7 @@ from vispe.train.retrofit.distillation_losses import (
 )
 from vispe.train.retrofit.student import check_models, load_teacher, make_student
 
-PLACED = {"loss": Weights(1.0, 0.0, place=0.5), "augment": Augment(place=9, curriculum=0.8)}
+PLACED = {"loss": LossWeights(1.0, 0.0, place=0.5), "augment": Augment(place=9, curriculum=0.8)}
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -50,7 +50,7 @@ class Toy(nn.Module):
 
 @pytest.mark.parametrize("offsets", [((0, 0), (3, 1)), ((2, 2), (0, 3))])
 def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
-    pair = shared(*(Placement((3, 2), (6, 5), offset) for offset in offsets))
+    pair = common_part(*(Placement((3, 2), (6, 5), offset) for offset in offsets))
     images = random(2, 3, 12, 8)
     assert view_distance(Toy(), images, *pair).abs().max() < 1e-6
     assert view_distance(Toy("zeros"), images, *pair).min() > 1e-4
@@ -61,7 +61,7 @@ def test_a_model_that_moves_with_its_image_loses_nothing(offsets):
 )
 def test_what_a_student_loses_is_its_bias_of_place(spec, least):
     student = make_student(load_teacher(TEACHER, seed=1), Student(spec)).eval()
-    pair = shared(Placement((4, 4), (6, 6), (0, 0)), Placement((4, 4), (6, 6), (2, 1)))
+    pair = common_part(Placement((4, 4), (6, 6), (0, 0)), Placement((4, 4), (6, 6), (2, 1)))
     found = view_distance(student, random(2, 3, 32, 32), *pair)
     assert found.min() > least if least else found.abs().max() < 1e-6
 
@@ -71,7 +71,7 @@ def test_gradient_is_that_of_the_formula(follow):
     toy = Toy("zeros", torch.float64)
     images, cotangent = random(2, 3, 12, 8, dtype=torch.float64), random(2, seed=2).double()
     first, second = Placement((3, 2), (5, 5), (0, 1)), Placement((3, 2), (5, 5), (2, 3))
-    found = view_distance(toy, images, *shared(first, second), follow=follow)
+    found = view_distance(toy, images, *common_part(first, second), follow=follow)
     grads = torch.autograd.grad(found, list(toy.parameters()), cotangent)
     # written down again: two canvases of zeros, each with the image at its place, one pass each
     maps = []
@@ -92,7 +92,7 @@ def test_gradient_is_that_of_the_formula(follow):
 
 def test_parts_of_the_image_that_two_small_canvases_show_are_compared():
     toy, images = Toy("zeros"), random(2, 3, 16, 16)
-    pair = shared(Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, -1)))
+    pair = common_part(Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, -1)))
     one, other = (final_tokens(toy, images[..., k : k + 12, k : k + 12])[0] for k in (0, 4))
     expected = cosine_distance(other[..., :2, :2], one[..., 1:, 1:])
     torch.testing.assert_close(view_distance(toy, images, *pair), expected)
@@ -102,7 +102,7 @@ def test_the_objective_has_it_where_it_has_a_weight():
     teacher = load_teacher(TEACHER, seed=1)
     student = make_student(teacher, Student("learned")).eval()
     images, pair = random(2, 3, 32, 32), sample_placements(3, 5, 0.5, (4, 4), Augment(place=7))
-    objective = Objective(teacher.model, student, Weights(2.0, place=0.5))
+    objective = Objective(teacher.model, student, LossWeights(2.0, place=0.5))
     parts, _, _ = objective.parts(images, IDENTITY, None, pair)
     assert set(parts) == {"distill", "place"}
     torch.testing.assert_close(parts["place"], view_distance(student, images, *pair))
@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
     with pytest.raises(Stop):
         first.run(stop)
     rest = training(config(tmp_path / "parts", **asked))
-    rest.resume(Folder(tmp_path / "parts").load())
+    rest.resume(RunFolder(tmp_path / "parts").load())
     assert rest.progress == 3 / 7
     rest.run()
     for name, value in whole.student.state_dict().items():
@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
 def test_the_bias_of_place_falls_while_it_is_trained_on(tmp_path):
     asked = {"student": Student("learned"), "stages": [Stage(32, steps=30, batch=4, rate=1e-3)]}
     found = []
-    for weights in (Weights(), Weights(place=1.0)):
+    for weights in (LossWeights(), LossWeights(place=1.0)):
         augment = Augment(place=6 if weights.place else 0)
         run = training(config(tmp_path / str(weights.place), loss=weights, augment=augment, **asked))
         run.run()
@@ -187,7 +187,7 @@ def test_the_card_has_it(tmp_path):
     ("changes", "words"),
     [
         ({"augment": Augment(place=9)}, r"augment\.place=9 and loss\.place=0\.0"),
-        ({"loss": Weights(place=0.5)}, r"augment\.place=0 and loss\.place=0\.5"),
+        ({"loss": LossWeights(place=0.5)}, r"augment\.place=0 and loss\.place=0\.5"),
         (
             {"augment": Augment(curriculum=0.5)},
             r"augment\.curriculum has no effect with augment\.place=0, got 0\.5",
@@ -196,7 +196,7 @@ def test_the_card_has_it(tmp_path):
             {"augment": Augment(place_teacher="best")},
             r"augment\.place_teacher has no effect with augment\.place=0, got best",
         ),
-        ({"loss": Weights(place=-1.0)}, r"loss\.place must be at least 0, got -1"),
+        ({"loss": LossWeights(place=-1.0)}, r"loss\.place must be at least 0, got -1"),
     ],
 )
 def test_keys_that_contradict_are_refused(changes, words, tmp_path):
@@ -208,7 +208,7 @@ def test_keys_that_contradict_are_refused(changes, words, tmp_path):
     ("place", "words"), [(4, r"4 patches per side\): images cannot be moved"), (3, "no patch in common")]
 )
 def test_canvases_that_show_nothing_are_refused(place, words, tmp_path):
-    asked = config(tmp_path, loss=Weights(place=1.0), augment=Augment(place=place))
+    asked = config(tmp_path, loss=LossWeights(place=1.0), augment=Augment(place=place))
     with pytest.raises(OptionError, match=words):
         check_models(asked)
 

@@ -6,7 +6,7 @@ import torch
 from tests.train.tiny import config, training
 from vispe.backbones.distributed import POSITIONS, Processes
 from vispe.encodings.base import Encoding
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.config import Student
 
 SHIFT = "shift(reach=20,curriculum=[0,9])+sincos2d"
@@ -23,14 +23,14 @@ def stop(number, total, line):
 
 def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
     run, said = training(config(tmp_path, student=Student(SHIFT))), []
-    plain = Encoding.advance
+    plain = Encoding.on_progress
 
-    def advance(self, progress, seed):
+    def on_progress(self, progress, seed):
         said.append((self.name, progress, seed))
         plain(self, progress, seed)
 
     for encoding in {type(m) for m in run.student.modules() if isinstance(m, Encoding)}:
-        monkeypatch.setattr(encoding, "advance", advance)
+        monkeypatch.setattr(encoding, "on_progress", on_progress)
     run.run()
     run.finished()
     shift = [(progress, seed) for name, progress, seed in said if name == "shift"]
@@ -47,7 +47,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
     with pytest.raises(Stop):
         training(config(tmp_path / "parts", **asked)).run(stop)
     rest = training(config(tmp_path / "parts", **asked))
-    rest.resume(Folder(tmp_path / "parts").load())
+    rest.resume(RunFolder(tmp_path / "parts").load())
     rest.run()
     for name, value in whole.student.state_dict().items():
         assert torch.equal(rest.student.state_dict()[name], value), name

@@ -11,7 +11,7 @@ from tests.train.tiny import OPTIONS, TEACHER, config
 from vispe.backbones.timm import patch_features
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError, UnknownName, UnsupportedHost
-from vispe.train.retrofit.config import Probe, Stage, Student, Target, Teacher, Weights
+from vispe.train.retrofit.config import LossWeights, Probe, Stage, Student, Target, Teacher
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.lora import LowRank, add_lora, merge_lora
 from vispe.train.retrofit.student import (
@@ -212,8 +212,8 @@ REFUSED = [
     ({"student": Student(rank=4)}, "rank=4 needs trainable=lora, got student.trainable=all"),
     ({"student": Student(init="random", trainable="lora")}, "student.init=random needs trainable=all"),
     ({"student": Student("alibi3d")}, "3 axes"),
-    ({"loss": Weights(0.0)}, "at least one term must have a weight above 0, got 0 for all"),
-    ({"loss": Weights(-1.0)}, "loss.distill must be at least 0, got -1.0"),
+    ({"loss": LossWeights(0.0)}, "at least one term must have a weight above 0, got 0 for all"),
+    ({"loss": LossWeights(-1.0)}, "loss.distill must be at least 0, got -1.0"),
     ({"ema": 1.0}, "below 1"),
     ({"clip": 0.0}, "above 0, got 0.0"),
     ({"checkpoint_every": 0}, "checkpoint_every must be at least 1"),
@@ -254,7 +254,7 @@ def test_unknown_models_and_files_are_named():
 
 def test_a_class_token_that_is_not_there_cannot_be_learnt():
     options = {**OPTIONS, "class_token": False, "global_pool": ""}
-    asked = config("o", teacher=Teacher(TEACHER.name, "random", 32, options), loss=Weights(1.0, 0.0, 1.0))
+    asked = config("o", teacher=Teacher(TEACHER.name, "random", 32, options), loss=LossWeights(1.0, 0.0, 1.0))
     with pytest.raises(OptionError, match="has no class token"):
         check_models(asked)
 

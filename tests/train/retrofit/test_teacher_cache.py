@@ -15,7 +15,7 @@ from vispe.backbones.model_access import final_tokens
 from vispe.errors import InputError, OptionError
 from vispe.train.data import Batches
 from vispe.train.data.augmentation import Augment
-from vispe.train.retrofit.config import Stage, Target, Weights
+from vispe.train.retrofit.config import LossWeights, Stage, Target
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.distillation import retrofit
 from vispe.train.retrofit.student import load_teacher
@@ -99,7 +99,7 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
         Stage(48, steps=2, batch=2, rate=1e-4, crops=3),
     ]
     asked = config(
-        tmp_path / "whole", stages=stages, augment=Augment(pose=True), loss=Weights(1, 0.1, centred=0.5)
+        tmp_path / "whole", stages=stages, augment=Augment(pose=True), loss=LossWeights(1, 0.1, centred=0.5)
     )
     whole = retrofit(asked, source=Pictures())
     lines = [json.loads(t) for t in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
@@ -130,7 +130,7 @@ def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
         ({"stages": [Stage(32, steps=1, crops=0)]}, r"stages\[0\].crops must be at least 1, got 0"),
         ({"target": Target(folder="kept")}, "target.folder needs a stage with crops, got kept without one"),
         (
-            {"stages": [Stage(32, steps=1, crops=4)], "loss": Weights(class_token=1.0)},
+            {"stages": [Stage(32, steps=1, crops=4)], "loss": LossWeights(class_token=1.0)},
             r"stages\[0\].crops=4 stores patch features only, but loss.class_token needs class tokens",
         ),
     ],

@@ -11,7 +11,7 @@ from tests.train.tiny import Pictures, config, training
 from vispe.errors import InputError, OptionError
 from vispe.symmetry.symmetrization import patch_kernel
 from vispe.train.data import Batches
-from vispe.train.retrofit.config import Probe, Stage, Student, Target, Weights
+from vispe.train.retrofit.config import LossWeights, Probe, Stage, Student, Target
 from vispe.train.retrofit.distillation import retrofit
 from vispe.train.retrofit.distillation_losses import Objective, sample_pose
 from vispe.train.retrofit.lora import merge_lora
@@ -50,7 +50,7 @@ def by_hand(asked, source):
     return found
 
 
-@pytest.mark.parametrize("loss", [Weights(), Weights(0.7, 0.5, 0.2)])
+@pytest.mark.parametrize("loss", [LossWeights(), LossWeights(0.7, 0.5, 0.2)])
 def test_training_is_what_it_says(tmp_path, loss):
     asked = config(tmp_path / "a", loss=loss, clip=0.5, seed=3, log_every=1)
     run = training(asked, Pictures())
@@ -76,7 +76,7 @@ def test_the_loss_falls(tmp_path):
 def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
     found = []
     for chunk in (None, 1, 3):
-        run = training(config(tmp_path / str(chunk), chunk=chunk, loss=Weights(1.0, 1.0, 1.0)))
+        run = training(config(tmp_path / str(chunk), chunk=chunk, loss=LossWeights(1.0, 1.0, 1.0)))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)
         found.append([p.grad for p in run.trained if p.grad is not None])
@@ -175,7 +175,7 @@ def test_learning_rates():
 
 
 def test_every_line_of_the_log_tells_its_interval(tmp_path):
-    run = training(config(tmp_path, loss=Weights(1.0, 0.5), log_every=3, target=Target([1, 2])))
+    run = training(config(tmp_path, loss=LossWeights(1.0, 0.5), log_every=3, target=Target([1, 2])))
     run.run()
     lines = [json.loads(text) for text in run.folder.log.read_text().splitlines()]
     assert [(line["step"], line["stage"], line["size"], line["rate"]) for line in lines] == [

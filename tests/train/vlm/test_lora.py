@@ -14,7 +14,7 @@ from vispe.errors import InputError, OptionError, UnsupportedHost
 from vispe.train.vlm.lora import LoraRecipe, accuracy, finetune_scheme, load_adapter
 from vispe.train.vlm.lora_command import LoraTask, fine_tune, main, read_task
 from vispe.train.vlm.packing import IGNORED, Packing
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 from vispe.train.vlm.synthetic_tasks import COLOURS, TASKS, Words, draw
 
 transformers = pytest.importorskip("transformers")
@@ -34,7 +34,7 @@ def merged(sample):
             inputs[name] = inputs[name] * torch.tensor([1, 2, 2])
         elif name.startswith("pixel"):
             inputs[name] = inputs[name].repeat_interleave(4, 0)
-    return Arranged(inputs, (), sample.answer)
+    return OrderedPrompt(inputs, (), sample.answer)
 
 
 def some(count=6, seed=0):

@@ -19,7 +19,7 @@ from vispe.train.vlm.order_invariance import (
     order_scores,
     train_order_invariance,
 )
-from vispe.train.vlm.prompts import Arranged, Piece, Prompt
+from vispe.train.vlm.prompts import OrderedPrompt, Piece, Prompt
 
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
 ORDERS = list(itertools.permutations(range(3)))
@@ -155,7 +155,7 @@ def test_the_penalty_evens_attention():
 
 def test_unevenness_is_the_variance_of_shares():
     attention = torch.rand(2, 1, 3, 9, 9, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    arranged = Arranged({}, (slice(1, 3), slice(3, 6)), slice(7, 9))
+    arranged = OrderedPrompt({}, (slice(1, 3), slice(3, 6)), slice(7, 9))
     rows = attention[:, 0, :, 6:8].mean((0, 1, 2))
     items = torch.stack([rows[1:3].mean(), rows[3:6].mean()])
     expected = items.var(unbiased=False) / items.mean() ** 2

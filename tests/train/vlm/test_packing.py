@@ -10,7 +10,7 @@ from tests.hosts.transformers.samples import EVERY, RECURRENT, alone, longest_of
 from vispe.errors import InputError, UnsupportedHost
 from vispe.train.vlm.lora import LoraRecipe, finetune_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.filterwarnings(line) for line in IGNORED_WARNINGS]
@@ -127,7 +127,7 @@ def test_the_trainer_evaluates_isolated_samples(family, tmp_path):
 def test_the_first_token_of_a_sample_has_no_loss():
     """The token before it is of another sample, from which nothing is to be predicted."""
     model = vispe.convert(model_of("llava"), "vrope")
-    samples = [Arranged(s.inputs, (), slice(0, s.answer.stop)) for s in samples_of("llava")]
+    samples = [OrderedPrompt(s.inputs, (), slice(0, s.answer.stop)) for s in samples_of("llava")]
     packing = Packing(model, 400)
     for _, said in each(packing, samples, packing(samples)["labels"]):
         assert said[0] == IGNORED
@@ -140,13 +140,15 @@ def test_samples_that_cannot_be_joined_are_refused():
     padded = first.inputs | {"attention_mask": first.inputs["attention_mask"].clone()}
     padded["attention_mask"][0, 0] = 0
     with pytest.raises(InputError, match=r"one row .* without padding, got sample 1 with 1 rows"):
-        Packing(model, 400)([second, Arranged(padded, (), first.answer)])
+        Packing(model, 400)([second, OrderedPrompt(padded, (), first.answer)])
     two = {k: torch.cat([v, v]) for k, v in first.inputs.items()}
     with pytest.raises(InputError, match="got sample 0 with 2 rows"):
-        Packing(model, 400)([Arranged(two, (), first.answer)])
+        Packing(model, 400)([OrderedPrompt(two, (), first.answer)])
     for value, words in ((torch.zeros(1, 3), "image_sizes must have equal shapes"), ("a", "must be equal")):
         name = "image_sizes" if isinstance(value, torch.Tensor) else "vision_aspect_ratio"
         other = torch.zeros(1, 2) if isinstance(value, torch.Tensor) else "b"
-        pair = [Arranged(s.inputs | {name: v}, (), s.answer) for s, v in ((first, value), (second, other))]
+        pair = [
+            OrderedPrompt(s.inputs | {name: v}, (), s.answer) for s, v in ((first, value), (second, other))
+        ]
         with pytest.raises(InputError, match=words):
             Packing(model, 400)(pair)

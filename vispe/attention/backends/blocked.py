@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from vispe.attention.bias.lower_to_table import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.attention.bias.mask_cache import is_cacheable
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
@@ -31,7 +31,7 @@ BACKWARD_BLOCK = 1 << 21
 # time of forward and backward with a learned table relative to SDPA without mask, strips / dense mask with a gradient:
 # 257 tokens: b 1 2.2 / 1.7, b 2 1.8 / 2.0, b 8 1.5 / 1.9; 576 tokens: b 1 1.9 / 1.7;
 # 1025 tokens: b 1 1.9 / 2.2, b 2 1.9 / 2.6.
-LEAST: float = 1024
+MIN_QUERIES: float = 1024
 SHORTEST_ROW = 4  # grid columns from which processing whole grid rows is faster
 _KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
@@ -44,7 +44,7 @@ def attend(call: Call) -> Tensor | None:
     layout = Layout(grid.shape, grid.prefix, rows=False)
     wide = torch.promote_types(call.dtype, torch.float32)
     with no_autocast(call.q.device):
-        table, edge = table_of(call.bias)
+        table, edge = lower_to_table(call.bias)
         is_learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (table, edge))
         if not is_learned and not _too_large_to_cache(call):
             return None
@@ -76,7 +76,7 @@ def applies(call: Call) -> bool:
     if not _supports(call) or call.bias is None:
         return False
     with no_autocast(call.q.device):
-        is_learned = any(t is not None and t.requires_grad for t in table_of(call.bias))
+        is_learned = any(t is not None and t.requires_grad for t in lower_to_table(call.bias))
     return (torch.is_grad_enabled() and is_learned) or _too_large_to_cache(call)
 
 
@@ -102,11 +102,11 @@ def _supports(call: Call) -> bool:
         return False
     if (
         _KERNEL is None
-        or q.shape[0] * q.shape[2] < LEAST
+        or q.shape[0] * q.shape[2] < MIN_QUERIES
         or not (_is_plain(q) and _is_plain(k) and _is_plain(v))
     ):
         return False
-    if not_a_table(bias) is not None or bias.pos is None or bias.pos.grid is None:
+    if table_unsupported_reason(bias) is not None or bias.pos is None or bias.pos.grid is None:
         return False
     return Layout(bias.pos.grid.shape, bias.pos.grid.prefix, rows=False).pitch >= SHORTEST_ROW
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.coords.operands import cell_numbers, extended, segments
-from vispe.attention.backends.triton.device import failure_reason, no_device, record_failures
-from vispe.attention.bias.lower_to_table import not_a_table, table_of
+from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason, record_failures
+from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_autocast
 from vispe.errors import BackendUnavailable, ShapeError
@@ -52,11 +52,11 @@ def unsupported_reason(call: Call) -> str | None:
     ):
         if excluded:
             return why
-    unavailable = (no_device(q) if q.is_cuda else None) or failure_reason(q, "flex")
+    unavailable = (device_unsupported_reason(q) if q.is_cuda else None) or failure_reason(q, "flex")
     if unavailable:
         return unavailable
     # every supported bias is an offset table
-    refusal = None if call.bias is None else not_a_table(call.bias)
+    refusal = None if call.bias is None else table_unsupported_reason(call.bias)
     if refusal or not _learned(call):
         return refusal
     if not q.is_cuda:
@@ -190,7 +190,7 @@ def _bias(call: Call) -> tuple[Tensor | None, Tensor | None]:
     pos = bias.pos
 
     def compute() -> Tensor:
-        table = extended(*table_of(bias)).to(call.q.device, torch.float32)
+        table = extended(*lower_to_table(bias)).to(call.q.device, torch.float32)
         if table.shape[0] not in (1, heads):
             raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
         return table.expand(heads, -1).contiguous()
@@ -229,5 +229,5 @@ def _learned(call: Call) -> bool:
     """Whether the bias needs a gradient."""
     if call.bias is None or call.bias.key is not None or not torch.is_grad_enabled():
         return False
-    table, edge = table_of(call.bias)
+    table, edge = lower_to_table(call.bias)
     return table.requires_grad or (edge is not None and edge.requires_grad)

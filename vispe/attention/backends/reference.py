@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.call import Call, combine
+from vispe.attention.call import Call, combine_masks
 from vispe.attention.precision import no_autocast
 
 
@@ -36,7 +36,7 @@ def logits(call: Call) -> tuple[Tensor, Tensor | None]:
         q, k, _ = call.transformed()
         wide = torch.promote_types(q.dtype, torch.float32)
         product = (q.to(wide) * call.factor) @ k.to(wide).transpose(-1, -2)
-        mask, dead = combine(call.dense_bias(), call.added(), call.allowed(), call.finite)
+        mask, dead = combine_masks(call.dense_bias(), call.added(), call.allowed(), call.finite)
         return product if mask is None else product + mask, dead
 
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.mask_cache import lookup
-from vispe.attention.call import Call, combine
+from vispe.attention.call import Call, combine_masks
 from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, rounded
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
@@ -124,7 +124,7 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
         t[:, heads] if t is not None and heads is not None and t.shape[1] > 1 else t
         for t in (call.added(), call.allowed())
     )
-    mask, dead = combine(dense, added, allowed, call.finite)
+    mask, dead = combine_masks(dense, added, allowed, call.finite)
     if mask is not None:
         # a user's additive mask may exceed the range of half precision
         mask = narrowed(mask, call.dtype) if added is None else rounded(mask, call.dtype)

@@ -20,7 +20,7 @@ from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
 
-class Request(NamedTuple):
+class DenseRequest(NamedTuple):
     """The arguments of `Bias.dense`.
 
     `heads` is None for all heads, since the compiler of torch 2.11 cannot build a slice that indexes no tensor.
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     k: Tensor | None
     scale: float | None
     heads: slice | None
-    keep: bool = True
+    cacheable: bool = True
 
     def pick(self, per_head: Tensor, axis: int = 0) -> Tensor:
         """Return the requested heads of a tensor with h or 1 heads on `axis`."""
@@ -68,7 +68,7 @@ class Bias:
     def __init__(self, pos: Positions | None) -> None:
         self.pos, self.whole = pos, False
 
-    def as_whole(self) -> Self:
+    def as_logits(self) -> Self:
         """Return a copy of the bias that replaces the product of queries and keys.
 
         Example:
@@ -76,7 +76,7 @@ class Bias:
             >>> from vispe.attention import DenseBias, attention
             >>> v = torch.tensor([[[[1.0], [2.0]]]])
             >>> swap = torch.tensor([[[[-torch.inf, 0.0], [0.0, -torch.inf]]]])
-            >>> attention(v, v, v, bias=DenseBias(swap).as_whole())
+            >>> attention(v, v, v, bias=DenseBias(swap).as_logits())
             tensor([[[[2.],
                       [1.]]]])
         """
@@ -116,9 +116,9 @@ class Bias:
         Raises:
             ShapeError: a required argument is missing or does not fit the bias.
         """
-        return self._dense(Request(pos_q, pos_k, q, k, scale, heads))
+        return self._dense(DenseRequest(pos_q, pos_k, q, k, scale, heads))
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         raise NotImplementedError
 
     @property
@@ -151,7 +151,7 @@ class Bias:
         return False
 
     @property
-    def hides(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether so many pairs are known to be -inf that kernels should skip fully masked blocks."""
         return False
 
@@ -181,7 +181,7 @@ class Bias:
             raise ShapeError(
                 f"{type(self).__name__} is learned or has no positions, so its mask cannot be cached. Use dense()."
             )
-        ask = Request(None, None, None, None, None, heads, keep=False)
+        request = DenseRequest(None, None, None, None, None, heads, cacheable=False)
         # slices are not hashable
         span = (None, None) if heads is None else (heads.start, heads.stop)
-        return self.pos.remember(("mask", key, dtype, span), lambda: rounded(self._dense(ask), dtype))
+        return self.pos.remember(("mask", key, dtype, span), lambda: rounded(self._dense(request), dtype))

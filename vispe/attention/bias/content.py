@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -52,17 +52,17 @@ class GatedBias(Bias):
         """Whether it is known to contain no infinity."""
         return self.profile.finite and no_infinity(self.row, self.col)
 
-    def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
+    def gates(self, request: DenseRequest) -> tuple[Tensor | None, Tensor | None]:
         """Return the gates of queries and keys for the requested heads, None for 0."""
-        row, col = (None if gate is None else ask.pick(gate, 1) for gate in (self.row, self.col))
+        row, col = (None if gate is None else request.pick(gate, 1) for gate in (self.row, self.col))
         return row, col
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         # (b, h, n) -> (b, h, n, 1) and (b, h, m) -> (b, h, 1, m)
-        row, col = (None if gate is None else gate[..., None] for gate in self.gates(ask))
+        row, col = (None if gate is None else gate[..., None] for gate in self.gates(request))
         col = None if col is None else col.transpose(-1, -2)
         gate = col if row is None else row if col is None else row + col
-        profile = self.profile._dense(ask)
+        profile = self.profile._dense(request)
         return profile if gate is None else gate * profile
 
 
@@ -121,11 +121,11 @@ class ContextBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.weights)
 
-    def vectors(self, ask: Request, samples: slice | None = None) -> Tensor:
+    def vectors(self, request: DenseRequest, samples: slice | None = None) -> Tensor:
         """Return the vectors that are multiplied with the weights, (b, h, n or m, d_h).
 
         Args:
-            ask: arguments of `dense`.
+            request: arguments of `dense`.
             samples: samples of `content` that `ask.q` and `ask.k` consist of; all by default.
 
         Raises:
@@ -133,23 +133,23 @@ class ContextBias(Bias):
         """
         content = self.content if self.content is None or samples is None else self.content[samples]
         # `content` overrides queries or keys
-        x = content if content is not None else ask.q if self.dot == "query" else ask.k
-        if x is None or (self.scaled and ask.scale is None):
+        x = content if content is not None else request.q if self.dot == "query" else request.k
+        if x is None or (self.scaled and request.scale is None):
             raise ShapeError(
                 f"ContextBias with dot={self.dot!r} and scaled={self.scaled} needs q, k and scale. "
                 "Pass them to dense()."
             )
-        return ask.pick(x, 1)
+        return request.pick(x, 1)
 
-    def products(self, ask: Request, samples: slice | None = None) -> Tensor:
+    def products(self, request: DenseRequest, samples: slice | None = None) -> Tensor:
         """Return the products of each query or key with all buckets, (b, h, n or m, buckets)."""
-        products = exact_product(self.vectors(ask, samples), ask.pick(self.weights).transpose(-1, -2))
-        return products * ask.scale if self.scaled and ask.scale is not None else products
+        products = exact_product(self.vectors(request, samples), request.pick(self.weights).transpose(-1, -2))
+        return products * request.scale if self.scaled and request.scale is not None else products
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         # one product per bucket, then one gather per pair: no (n, m, d_h) tensor
-        products = self.products(ask)
-        buckets = per_head(self.buckets)
+        products = self.products(request)
+        buckets = with_head_axis(self.buckets)
         # gather per query over keys, or per key over queries and transpose
         if self.dot == "query":
             return products.gather(-1, buckets.expand(*products.shape[:2], -1, -1))
@@ -158,6 +158,6 @@ class ContextBias(Bias):
         )
 
 
-def per_head(buckets: Tensor) -> Tensor:
+def with_head_axis(buckets: Tensor) -> Tensor:
     """Return buckets (n, m) or (b, n, m) with a head axis, (b or 1, 1, n, m)."""
     return buckets[None, None] if buckets.ndim == 2 else buckets[:, None]

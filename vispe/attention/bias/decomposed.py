@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -63,7 +63,7 @@ class DecomposedBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.rows, self.cols)
 
-    def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
+    def lookups(self, request: DenseRequest) -> tuple[Tensor, Tensor]:
         """Return rows and cols of the requested heads, in float32 or better.
 
         Raises:
@@ -73,10 +73,10 @@ class DecomposedBias(Bias):
             raise ShapeError(
                 f"{type(self).__name__} needs row and column tensors, got rows=None or cols=None."
             )
-        return at_least_float32(ask.pick(self.rows, 1)), at_least_float32(ask.pick(self.cols, 1))
+        return at_least_float32(request.pick(self.rows, 1)), at_least_float32(request.pick(self.cols, 1))
 
-    def _dense(self, ask: Request) -> Tensor:
-        rows, cols = self.lookups(ask)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        rows, cols = self.lookups(request)
         pos = self.pos
         if pos is not None and pos.regular and pos.grid is not None:
             # (b, h, n, gh, 1) + (b, h, n, 1, gw) -> (b, h, n, gh * gw), patches in raster order
@@ -86,7 +86,7 @@ class DecomposedBias(Bias):
             dense = torch.cat([prefix, patches], -1)
         else:
             # tokens are a subset or reordered: look up the row and column of each
-            row, col = (line_of(pos, axis)[:, None, None] for axis in (0, 1))
+            row, col = (grid_line_index(pos, axis)[:, None, None] for axis in (0, 1))
             batch = max(rows.shape[0], cols.shape[0], row.shape[0])
             shape = batch, max(rows.shape[1], cols.shape[1]), rows.shape[2], -1
             dense = rows.expand(shape).gather(-1, row.expand(shape))
@@ -94,7 +94,7 @@ class DecomposedBias(Bias):
         return dense if self.dot == "query" else dense.transpose(-1, -2)
 
 
-def line_of(pos: Positions | None, axis: int) -> Tensor:
+def grid_line_index(pos: Positions | None, axis: int) -> Tensor:
     """Return the grid row (axis 0) or column (axis 1) of each token, (b or 1, n); n_axis for tokens without a position.
 
     Raises:

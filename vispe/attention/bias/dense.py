@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
@@ -57,8 +57,8 @@ class LowRankBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.row, self.col)
 
-    def _dense(self, ask: Request) -> Tensor:
-        return exact_product(ask.pick(self.row, 1), ask.pick(self.col, 1).transpose(-1, -2))
+    def _dense(self, request: DenseRequest) -> Tensor:
+        return exact_product(request.pick(self.row, 1), request.pick(self.col, 1).transpose(-1, -2))
 
 
 class DenseBias(Bias):
@@ -95,8 +95,8 @@ class DenseBias(Bias):
         """Whether samples of a batch differ."""
         return self.values.shape[0] > 1
 
-    def _dense(self, ask: Request) -> Tensor:
-        return at_least_float32(ask.pick(self.values, 1))
+    def _dense(self, request: DenseRequest) -> Tensor:
+        return at_least_float32(request.pick(self.values, 1))
 
 
 class SumBias(Bias):
@@ -163,15 +163,15 @@ class SumBias(Bias):
         return all(t.finite for t in self.terms)
 
     @property
-    def hides(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether a term masks many pairs."""
-        return any(t.hides for t in self.terms)
+        return any(t.is_sparse for t in self.terms)
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         # broadcasts over samples and heads
-        total = self.terms[0]._dense(ask)
+        total = self.terms[0]._dense(request)
         for term in self.terms[1:]:
-            total = total + term._dense(ask)
+            total = total + term._dense(request)
         return total
 
     def table(self, grid: Grid) -> Tensor:

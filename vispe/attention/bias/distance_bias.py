@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
 from vispe.attention.precision import no_infinity
 from vispe.errors import ShapeError
@@ -66,7 +66,7 @@ class DistanceBias(Bias):
 
     def in_spacing(self, pos: Positions) -> Positions:
         """Return the positions in units of `spacing`."""
-        return pos if self.spacing is None else pos.spaced(self.spacing)
+        return pos if self.spacing is None else pos.with_spacing(self.spacing)
 
     @property
     def rule(self) -> tuple[Metric, bool, Normalize, Reference]:
@@ -102,14 +102,14 @@ class DistanceBias(Bias):
         # one number if all heads share it, so that the bias has one head
         return like.new_tensor(self.slopes if self.per_head else self.slopes[:1])
 
-    def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = (self.in_spacing(p) for p in ask.where(self.pos))
+    def _dense(self, request: DenseRequest) -> Tensor:
+        pos_q, pos_k = (self.in_spacing(p) for p in request.where(self.pos))
         # cached with the positions: all layers share one distance matrix (b or 1, n, n)
-        if ask.keep and pos_k is pos_q:
+        if request.cacheable and pos_k is pos_q:
             distance = pos_q.remember(("distance", *self.rule), lambda: distances(pos_q, pos_q, *self.rule))
         else:
             distance = distances(pos_q, pos_k, *self.rule)
-        return distance[:, None] * -ask.pick(self.slope(distance))[:, None, None]
+        return distance[:, None] * -request.pick(self.slope(distance))[:, None, None]
 
     def table(self, grid: Grid) -> Tensor:
         """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""

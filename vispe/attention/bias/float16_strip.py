@@ -52,7 +52,7 @@ def _max_distance(bias: DistanceBias, grid: Grid) -> float:
 
 
 def widest_range(dtype: torch.dtype, scale: float) -> float:
-    """Return the largest range (max - min) of the biases of a head that `pack_both` rounds to float16, 0 for none.
+    """Return the largest range (max - min) of the biases of a head that `pack_with_copy` rounds to float16, 0 for none.
 
     Attention in `dtype` rounds its output with a relative error of u, 2^-11 in float16 and 2^-8 in bfloat16. An error
     of a logit changes its weight by the same relative amount, so it must not exceed u. The strip holds
@@ -66,7 +66,7 @@ def widest_range(dtype: torch.dtype, scale: float) -> float:
     return 2 * min(torch.finfo(dtype).eps / 2 / _EPS, HALF_RANGE * scale)
 
 
-def pack_both(
+def pack_with_copy(
     runs: Tensor, edge: Tensor, layout: Layout, scale: float, dtype: torch.dtype, *, lead: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return runs in float32, prefix biases with a flag (h, 3), and a float16 copy of the runs.

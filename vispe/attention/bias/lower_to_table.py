@@ -12,10 +12,10 @@ from vispe.attention.precision import at_least_float32
 from vispe.grid import Grid
 
 
-def not_a_table(bias: Bias) -> str | None:
+def table_unsupported_reason(bias: Bias) -> str | None:
     """Return why `bias` cannot be expressed as one offset table on one grid, or None if it can."""
     if isinstance(bias, SumBias):
-        reason = next((why for why in map(not_a_table, bias.terms) if why), None)
+        reason = next((why for why in map(table_unsupported_reason, bias.terms) if why), None)
         # pairwise comparison: sizes may be symbolic, which are not hashable
         grids = [t.pos.grid for t in bias.terms if t.pos and t.pos.grid]
         differ = any((g.shape, g.prefix) != (grids[0].shape, grids[0].prefix) for g in grids)
@@ -30,14 +30,14 @@ def not_a_table(bias: Bias) -> str | None:
     return None if pos.regular else "the tokens are not at the positions of their grid"
 
 
-def table_of(bias: Bias) -> tuple[Tensor, Tensor | None]:
+def lower_to_table(bias: Bias) -> tuple[Tensor, Tensor | None]:
     """Return the table (h or 1, 2 n_1 - 1, ...) and prefix values (h or 1, 3) or None of a bias.
 
-    Only for biases for which `not_a_table` returns None.
+    Only for biases for which `table_unsupported_reason` returns None.
     """
     if isinstance(bias, SumBias):
         # tables add up; prefix values may be missing in some terms
-        (table, edge), *others = map(table_of, bias.terms)
+        (table, edge), *others = map(lower_to_table, bias.terms)
         for term_table, term_edge in others:
             table = table + term_table
             edge = term_edge if edge is None else edge if term_edge is None else edge + term_edge
@@ -51,14 +51,14 @@ def causal_unsupported_reason(bias: Bias | None) -> str | None:
     """Return why causal masking cannot be part of the table of `bias`, or None if it can."""
     if bias is None:
         return "is_causal is fused only together with a bias"
-    if bias.pos is None or bias.pos.grid is None or not_a_table(bias):
+    if bias.pos is None or bias.pos.grid is None or table_unsupported_reason(bias):
         return "is_causal is fused only with a bias on one full grid"
     prefix = bias.pos.grid.prefix
     return f"is_causal is fused with at most one prefix token, got {prefix}" if prefix > 1 else None
 
 
 def with_causal_mask(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor | None]:
-    """Return the results of `table_of` with causal masking: -inf for keys after the query in token order.
+    """Return the results of `lower_to_table` with causal masking: -inf for keys after the query in token order.
 
     Patches are in raster order, so the sign of the flattened offset decides. A prefix token precedes all patches.
     """
@@ -75,5 +75,5 @@ def with_causal_mask(table: Tensor, edge: Tensor | None, grid: Grid) -> tuple[Te
 
 def _grid(bias: Bias) -> Grid:
     if bias.pos is None or bias.pos.grid is None:
-        return Grid((1,))  # unreachable: `not_a_table` excludes such a bias
+        return Grid((1,))  # unreachable: `table_unsupported_reason` excludes such a bias
     return bias.pos.grid

@@ -18,7 +18,7 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.lower_to_table import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
@@ -94,7 +94,7 @@ _ALL_CACHES: weakref.WeakSet[_MaskCache] = weakref.WeakSet()
 def is_cacheable(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
     """Whether the mask of a learned bias can be cached: its parameters are on the CPU, and it is not too large."""
     pos = bias.pos
-    if pos is None or pos.memo is None or bias.key is not None or not_a_table(bias) is not None:
+    if pos is None or pos.memo is None or bias.key is not None or table_unsupported_reason(bias) is not None:
         return False
     return _same_positions(bias, pos) and _size(bias, dtype, heads) <= MAX_MASK_BYTES and readable(pos.coords)
 
@@ -187,8 +187,8 @@ def _parameters(bias: Bias) -> tuple[Hashable, _Parameters]:
         return "profile", (bias.slopes, bias.profile.values)
     if type(bias) is DistanceBias and isinstance(bias.slopes, Tensor):
         return (bias.spacing, *bias.rule), (bias.slopes,)
-    if isinstance(bias, OffsetBias | RadialBias) and bias.made_of is not None:
-        options, tensors = bias.made_of
+    if isinstance(bias, OffsetBias | RadialBias) and bias.depends_on is not None:
+        options, tensors = bias.depends_on
         return (bias.spacing, bias.wrap if isinstance(bias, OffsetBias) else bias.rule, options), tensors
-    table, prefix_values = table_of(bias)
+    table, prefix_values = lower_to_table(bias)
     return type(bias), (table,) if prefix_values is None else (table, prefix_values)

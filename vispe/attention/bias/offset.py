@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import no_infinity, readable
 from vispe.errors import ShapeError
@@ -26,7 +26,7 @@ class OffsetBias(Bias):
         wrap: whether offsets are periodic with `Positions.extent`, in [-extent / 2, extent / 2).
         spacing: distance between neighbouring cells per axis, overriding that of the positions.
         key: cache key of a `function` without gradient; masks are then cached with the positions.
-        made_of: options and tensors that determine a `function` without `key`; in evaluation, masks are cached while
+        depends_on: options and tensors that determine a `function` without `key`; in evaluation, masks are cached while
             both are equal.
 
     Raises:
@@ -40,7 +40,7 @@ class OffsetBias(Bias):
                 [-2., -1.,  0.]])
     """
 
-    __slots__ = ("_key", "function", "made_of", "spacing", "wrap")
+    __slots__ = ("_key", "depends_on", "function", "spacing", "wrap")
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class OffsetBias(Bias):
         wrap: bool = False,
         spacing: tuple[float, ...] | None = None,
         key: Hashable | None = None,
-        made_of: tuple[Hashable, tuple[Tensor, ...]] | None = None,
+        depends_on: tuple[Hashable, tuple[Tensor, ...]] | None = None,
     ) -> None:
         super().__init__(pos)
         self.function, self.wrap, self.spacing, self._key = function, wrap, spacing, key
-        self.made_of = made_of
+        self.depends_on = depends_on
 
     @property
     def invariant(self) -> bool:
@@ -89,15 +89,15 @@ class OffsetBias(Bias):
             )
         return values.reshape(values.shape[0], *offset.shape[:-1])
 
-    def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = ask.where(self.pos)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        pos_q, pos_k = request.where(self.pos)
         # on a regular grid the table gives equal offsets bitwise equal values
         if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.in_place and pos_q.static:
-            return TableBias(self.table(pos_q.grid), pos_q).dense(heads=ask.heads)
+            return TableBias(self.table(pos_q.grid), pos_q).dense(heads=request.heads)
         if self.spacing is not None:
-            pos_q, pos_k = pos_q.spaced(self.spacing), pos_k.spaced(self.spacing)
+            pos_q, pos_k = pos_q.with_spacing(self.spacing), pos_k.with_spacing(self.spacing)
         offset = pos_k.coords[:, None] - pos_q.coords[:, :, None]
-        values = ask.pick(self._of(offset, pos_q.extent[:, None, None])).transpose(0, 1)
+        values = request.pick(self._of(offset, pos_q.extent[:, None, None])).transpose(0, 1)
         # tokens without a position have coordinates 0, which must not count as an offset
         both_spatial = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
         return values.masked_fill(~both_spatial[:, None], 0.0)

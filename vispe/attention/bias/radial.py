@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
 from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import no_infinity, readable
@@ -31,7 +31,7 @@ class RadialBias(Bias):
         reference: grid shape for 'reference'; `Grid.reference` by default.
         spacing: distance between neighbouring cells per axis, overriding that of the positions.
         key: cache key of a `function` without gradient; masks are then cached with the positions.
-        made_of: options and tensors that determine a `function` without `key`; in evaluation, masks are cached while
+        depends_on: options and tensors that determine a `function` without `key`; in evaluation, masks are cached while
             both are equal.
 
     Raises:
@@ -45,7 +45,7 @@ class RadialBias(Bias):
         tensor([1.0000, 0.5000, 0.3333])
     """
 
-    __slots__ = ("_key", "function", "made_of", "rule", "spacing")
+    __slots__ = ("_key", "depends_on", "function", "rule", "spacing")
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class RadialBias(Bias):
         reference: Reference = None,
         spacing: tuple[float, ...] | None = None,
         key: Hashable | None = None,
-        made_of: tuple[Hashable, tuple[Tensor, ...]] | None = None,
+        depends_on: tuple[Hashable, tuple[Tensor, ...]] | None = None,
     ) -> None:
         super().__init__(pos)
         check_rule(metric, normalize)
-        self.function, self.spacing, self._key, self.made_of = function, spacing, key, made_of
+        self.function, self.spacing, self._key, self.depends_on = function, spacing, key, depends_on
         self.rule: tuple[Metric, bool, Normalize, Reference] = (metric, wrap, normalize, reference)
 
     @property
@@ -94,17 +94,21 @@ class RadialBias(Bias):
             )
         return values.reshape(values.shape[0], *distance.shape)
 
-    def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = ask.where(self.pos)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        pos_q, pos_k = request.where(self.pos)
         # on a regular grid the table gives equal distances bitwise equal values
         if pos_q is pos_k is self.pos and pos_q.grid is not None and pos_q.in_place and pos_q.static:
-            return TableBias(self.table(pos_q.grid), pos_q).dense(heads=ask.heads)
-        scaled_q = pos_q if self.spacing is None else pos_q.spaced(self.spacing)
+            return TableBias(self.table(pos_q.grid), pos_q).dense(heads=request.heads)
+        scaled_q = pos_q if self.spacing is None else pos_q.with_spacing(self.spacing)
         scaled_k = (
-            scaled_q if pos_k is pos_q else pos_k if self.spacing is None else pos_k.spaced(self.spacing)
+            scaled_q
+            if pos_k is pos_q
+            else pos_k
+            if self.spacing is None
+            else pos_k.with_spacing(self.spacing)
         )
         distance = distances(scaled_q, scaled_k, *self.rule)
-        values = ask.pick(self._of(distance)).transpose(0, 1)
+        values = request.pick(self._of(distance)).transpose(0, 1)
         # tokens without a position have coordinates 0, which must not count as a distance
         both_spatial = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
         return values.masked_fill(~both_spatial[:, None], 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.precision import at_least_float32, no_infinity
 from vispe.errors import ShapeError
@@ -21,7 +21,7 @@ class TableBias(Bias):
         prefix: (h or 1, 3) values for prefix-to-patch, patch-to-prefix, prefix-to-prefix; zeros by default.
         one_grid: whether the values are specific to this grid; False if they depend only on offsets, so that one
             table fits samples of several grids.
-        hides: whether so many values are -inf that kernels should skip fully masked blocks.
+        is_sparse: whether so many values are -inf that kernels should skip fully masked blocks.
 
     Raises:
         ShapeError: `prefix` does not have 3 columns, or on use, `values` do not fit the grid.
@@ -35,7 +35,7 @@ class TableBias(Bias):
                 [30., 20.]])
     """
 
-    __slots__ = ("_hides", "one_grid", "prefix", "values")
+    __slots__ = ("_is_sparse", "one_grid", "prefix", "values")
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class TableBias(Bias):
         prefix: Tensor | None = None,
         *,
         one_grid: bool = True,
-        hides: bool = False,
+        is_sparse: bool = False,
     ) -> None:
         super().__init__(pos)
         if prefix is not None and (prefix.ndim != 2 or prefix.shape[1] != 3):
             raise ShapeError(f"TableBias needs prefix values (heads or 1, 3), got {tuple(prefix.shape)}.")
-        self.values, self.prefix, self.one_grid, self._hides = values, prefix, one_grid, hides
+        self.values, self.prefix, self.one_grid, self._is_sparse = values, prefix, one_grid, is_sparse
 
     @property
-    def hides(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether many pairs are masked, as declared at construction."""
-        return self._hides
+        return self._is_sparse
 
     @property
     def invariant(self) -> bool:
@@ -69,10 +69,10 @@ class TableBias(Bias):
     @property
     def finite(self) -> bool:
         """Whether it is known to contain no infinity."""
-        return not self.hides and no_infinity(self.values, self.prefix)
+        return not self.is_sparse and no_infinity(self.values, self.prefix)
 
-    def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = ask.where(self.pos)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        pos_q, pos_k = request.where(self.pos)
         if pos_q.grid is None or pos_k.grid is None or pos_q.grid.shape != pos_k.grid.shape:
             raise ShapeError(
                 f"A bias table needs queries and keys of one grid, got {pos_q.grid} and {pos_k.grid}. "
@@ -80,8 +80,8 @@ class TableBias(Bias):
             )
         # (h, table) + (h, 3) -> one flat table per head, indexed by `table_index`
         _check_table(self.values, pos_q.grid)
-        flat = at_least_float32(ask.pick(self.values)).flatten(1)
-        extra = flat.new_zeros(1, 3) if self.prefix is None else at_least_float32(ask.pick(self.prefix))
+        flat = at_least_float32(request.pick(self.values)).flatten(1)
+        extra = flat.new_zeros(1, 3) if self.prefix is None else at_least_float32(request.pick(self.prefix))
         heads = max(flat.shape[0], extra.shape[0])
         # (h, table entries + 3): the prefix values follow the table
         flat = torch.cat([flat.expand(heads, -1), extra.expand(heads, -1)], 1)
@@ -128,9 +128,9 @@ class ProfileBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.slopes, self.profile.values)
 
-    def _dense(self, ask: Request) -> Tensor:
-        shared = self.profile.dense(ask.pos_q, ask.pos_k)
-        return shared * ask.pick(self.slopes)[:, None, None]
+    def _dense(self, request: DenseRequest) -> Tensor:
+        shared = self.profile.dense(request.pos_q, request.pos_k)
+        return shared * request.pick(self.slopes)[:, None, None]
 
     def table(self, grid: Grid) -> Tensor:
         """Return the offset table (h or 1, 2 n_1 - 1, 2 n_2 - 1, ...) on a grid."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vispe.attention.bias.content import per_head
+from vispe.attention.bias.content import with_head_axis
 from vispe.attention.precision import exact_product
 from vispe.errors import ShapeError
 
@@ -46,5 +46,5 @@ class ValueTerm:
         b, h, n, _ = attn.shape
         # (b, h, n, m) weights -> (b, h, n, buckets) sums
         sums = attn.new_zeros(b, h, n, self.weights.shape[1])
-        sums = sums.scatter_add(-1, per_head(self.buckets).expand(b, h, -1, -1), attn)
+        sums = sums.scatter_add(-1, with_head_axis(self.buckets).expand(b, h, -1, -1), attn)
         return exact_product(sums, self.weights)

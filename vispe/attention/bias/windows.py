@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -73,7 +73,7 @@ class WindowMask(Bias):
         """Return the mask of all samples (b, 1, n, n) in its own dtype."""
         return self._repeated(self.mask_of_windows)[:, None]
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         return at_least_float32(self.added())
 
     def cell_numbers(self) -> Tensor:

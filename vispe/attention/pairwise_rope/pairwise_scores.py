@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import ShapeError
 
 
-class TurnedScores(Bias):
+class PairwiseRotaryScores(Bias):
     """Dense logits that replace ``scale * q . k`` (a `whole` bias). Subclasses implement `scores`.
 
     Args:
@@ -67,17 +67,17 @@ class TurnedScores(Bias):
         """Return the logits (b, h, n, m) of queries (b, h, n, d) and keys (b, h, m, d), float32 or better."""
         raise NotImplementedError
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None:
             raise ShapeError(
                 f"{type(self).__name__} computes logits from queries and keys. Pass q and k to dense()."
             )
-        for name, x, coords in (("queries", ask.q, self.queries), ("keys", ask.k, self.keys)):
+        for name, x, coords in (("queries", request.q, self.queries), ("keys", request.k, self.keys)):
             if coords.shape[1] != x.shape[2] or coords.shape[0] not in (1, len(x)):
                 raise ShapeError(
                     f"{type(self).__name__} has coordinates {tuple(coords.shape)} for {name} {tuple(x.shape)}. "
                     "Pass one per token and sample, or share them between samples."
                 )
-        q, k = (at_least_float32(ask.pick(x, 1)) for x in (ask.q, ask.k))
-        scale = q.shape[-1] ** -0.5 if ask.scale is None else ask.scale
+        q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
+        scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
         return self.scores(q, k, scale)

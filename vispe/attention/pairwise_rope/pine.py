@@ -7,12 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from vispe.attention.pairwise_rope.pairwise_scores import TurnedScores
+from vispe.attention.pairwise_rope.pairwise_scores import PairwiseRotaryScores
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.errors import ShapeError, UnsupportedCombination
 
 
-class OrderedScores(TurnedScores):
+class PineScores(PairwiseRotaryScores):
     """Rotary logits in which segments are sorted per query and head, the most important nearest (arXiv 2407.01100).
 
     All segments of a set end at the same position. For a query in segment i, the keys of every other segment are moved
@@ -22,7 +22,7 @@ class OrderedScores(TurnedScores):
     the order of the input.
 
     Args:
-        queries, keys, rates, layout, factor: see `TurnedScores`.
+        queries, keys, rates, layout, factor: see `PairwiseRotaryScores`.
         own: set and segment index of each query (2, b or 1, n), -1 outside of sets.
         member: set and segment index of each key (2, b or 1, m), segments from 0.
         extent: length of the segment of each key (b or 1, m), in steps.
@@ -37,7 +37,7 @@ class OrderedScores(TurnedScores):
         >>> from vispe.attention import attention
         >>> x, at = torch.randn(1, 2, 5, 4), torch.tensor([[[2.0], [3.0], [2.0], [3.0], [4.0]]])
         >>> member = torch.tensor([[[0, 0, 0, 0, -1]], [[0, 0, 1, 1, -1]]])
-        >>> bias = OrderedScores(at, at, torch.tensor([[[1.0, 0.1]]]), member, member, torch.full((1, 5), 2.0))
+        >>> bias = PineScores(at, at, torch.tensor([[[1.0, 0.1]]]), member, member, torch.full((1, 5), 2.0))
         >>> attention(x, x, x, bias=bias).shape
         torch.Size([1, 2, 5, 4])
     """
@@ -60,7 +60,7 @@ class OrderedScores(TurnedScores):
         n, m = queries.shape[1], keys.shape[1]
         if own.shape[0::2] != (2, n) or member.shape[0::2] != (2, m) or extent.shape[1:] != (m,):
             raise ShapeError(
-                f"OrderedScores needs own (2, b, {n}), member (2, b, {m}) and extent (b, {m}), got {tuple(own.shape)}, "
+                f"PineScores needs own (2, b, {n}), member (2, b, {m}) and extent (b, {m}), got {tuple(own.shape)}, "
                 f"{tuple(member.shape)} and {tuple(extent.shape)}."
             )
         self.own, self.member, self.extent = own, member, extent.double()
@@ -71,7 +71,7 @@ class OrderedScores(TurnedScores):
         # argsort has no gradient
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
             raise UnsupportedCombination(
-                "OrderedScores (PINE) sorts segments by importance, which has no gradient. Use torch.no_grad(), and "
+                "PineScores (PINE) sorts segments by importance, which has no gradient. Use torch.no_grad(), and "
                 "train with Parallel(see='all') alone."
             )
         b = len(q)
@@ -103,7 +103,7 @@ class OrderedScores(TurnedScores):
 
 
 def _moved_products(
-    scores: OrderedScores, q: Tensor, k: Tensor, coords: Tensor, shift: Tensor, of_key: Tensor, axes: Tensor
+    scores: PineScores, q: Tensor, k: Tensor, coords: Tensor, shift: Tensor, of_key: Tensor, axes: Tensor
 ) -> Tensor:
     """Return products (h, n, keys of a set) of queries (h, n, d) with rotated keys (h, keys, d) moved back.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.pairwise_rope.pairwise_scores import TurnedScores
+from vispe.attention.pairwise_rope.pairwise_scores import PairwiseRotaryScores
 from vispe.attention.precision import readable
 from vispe.attention.transform.abstract_transform import Layout
-from vispe.errors import OptionError, ShapeError, is_whole
+from vispe.errors import OptionError, ShapeError, is_integer
 
 
 def self_extend(ids: Tensor, group: int, window: int) -> tuple[Tensor, Tensor]:
@@ -31,20 +31,20 @@ def self_extend(ids: Tensor, group: int, window: int) -> tuple[Tensor, Tensor]:
         >>> query.tolist(), key.tolist()
         ([2, 2, 3, 3, 4, 4], [0, 0, 1, 1, 2, 2])
     """
-    check_grouping(group, window)
+    check_self_extend(group, window)
     window = window if ids.numel() and bool(ids.max() >= window) else 0
     key = ids.div(group, rounding_mode="floor")
     return key + window - window // group, key
 
 
-def check_grouping(group: object, window: object) -> None:
+def check_self_extend(group: object, window: object) -> None:
     """Raise `OptionError` unless both are positive integers."""
     for name, value in (("group", group), ("window", window)):
-        if not is_whole(value) or value < 1:  # type: ignore[operator]
+        if not is_integer(value) or value < 1:  # type: ignore[operator]
             raise OptionError(f"self_extend: {name} must be a positive integer, got {value!r}.")
 
 
-class GroupedScores(TurnedScores):
+class SelfExtendScores(PairwiseRotaryScores):
     """Rotary logits with exact offsets for near tokens and grouped offsets for far ones (arXiv 2401.01325).
 
     On an axis, offsets below `window` are exact. Others are ``floor(i / g) - floor(j / g)``, moved away from 0 by
@@ -52,7 +52,8 @@ class GroupedScores(TurnedScores):
     window on all axes have exact offsets.
 
     Args:
-        queries, keys, rates, layout, factor: see `TurnedScores`; a pair of channels rotates with at most one axis.
+        queries, keys, rates, layout, factor: see `PairwiseRotaryScores`; a pair of channels rotates with one axis
+            at most.
         group: number of consecutive positions that share one, g.
         window: offset from which positions are grouped, w.
         plain: pairs with exact offsets at any distance (b or 1, n, m) bool; none by default.
@@ -65,7 +66,7 @@ class GroupedScores(TurnedScores):
         >>> import torch
         >>> from vispe.attention import attention
         >>> x, at = torch.randn(1, 2, 9, 4), torch.arange(9.0).reshape(1, 9, 1)
-        >>> bias = GroupedScores(at, at, torch.tensor([[[1.0, 0.01]]]), 2, 4)
+        >>> bias = SelfExtendScores(at, at, torch.tensor([[[1.0, 0.01]]]), 2, 4)
         >>> attention(x, x, x, bias=bias, is_causal=True).shape
         torch.Size([1, 2, 9, 4])
     """
@@ -84,10 +85,10 @@ class GroupedScores(TurnedScores):
         plain: Tensor | None = None,
     ) -> None:
         super().__init__(queries, keys, rates, layout, factor)
-        check_grouping(group, window)
+        check_self_extend(group, window)
         if readable(self.rates) and bool(((self.rates != 0).sum(1) > 1).any()):
             raise ShapeError(
-                "GroupedScores groups positions per axis, but some pair of channels rotates with several axes. "
+                "SelfExtendScores groups positions per axis, but some pair of channels rotates with several axes. "
                 "Use rates with at most one axis per pair."
             )
         self.group, self.window, self.plain = group, window, plain

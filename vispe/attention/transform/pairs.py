@@ -108,7 +108,11 @@ class PairRotation(Transform):
         """Whether the fused kernel can rotate `x`: on CUDA, with float32 tables of a fitting shape."""
         if x.device.type == "cpu" and not INTERPRETED:
             return False
-        from vispe.attention.backends.triton.device import failure_reason, no_device, warn_once
+        from vispe.attention.backends.triton.device import (
+            device_unsupported_reason,
+            failure_reason,
+            warn_once,
+        )
 
         fields, tables, n, pairs = self.cos.shape
         # tables must broadcast to x without copies
@@ -124,7 +128,7 @@ class PairRotation(Transform):
             and environment() in ("auto", "triton")
         )
         # kernels that failed before are not used again; warn once
-        if not fits or (no_device(x) or failure_reason(x, "rotation")) is None:
+        if not fits or (device_unsupported_reason(x) or failure_reason(x, "rotation")) is None:
             return fits
         warn_once(x)
         return False

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from vispe.backbones.hub import named_by_file
 from vispe.backbones.open_clip import PREFIX, load_clip, load_model, tower_of
 from vispe.backbones.vision_model import VisionModel
-from vispe.errors import InputError, is_whole
+from vispe.errors import InputError, is_integer
 from vispe.hosts.convert import convert
 from vispe.symmetry.symmetrization import symmetrize
 
@@ -52,7 +52,7 @@ def read_card(folder: str | Path) -> dict[str, Any]:
         texts = card["config"]["teacher"]["name"], card["config"]["student"]["pos_embed"]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{folder / CARD} is not a card of vispe retrofit ({error}).") from error
-    if not is_whole(seed) or not all(isinstance(text, str) for text in texts):
+    if not is_integer(seed) or not all(isinstance(text, str) for text in texts):
         raise InputError(
             f"{folder / CARD} is not a card of vispe retrofit: seed, name or pos_embed has another type."
         )
@@ -113,7 +113,7 @@ def _checked_options(folder: str | Path, options: Any) -> dict[str, Any]:
     stored = sum(math.prod(shape) for shape in shapes)
     size = [options.get(key) or 1 for key in ("embed_dim", "embed_dim", "depth")]
     # a transformer block has at least three square matrices of its width
-    large = all(map(is_whole, size)) and 3 * math.prod(size) > stored and max(size) > 1
+    large = all(map(is_integer, size)) and 3 * math.prod(size) > stored and max(size) > 1
     if large or not all(abs(number) <= _LARGEST for number in numbers):
         raise InputError(f"{card}: a teacher with {options} is larger than {WEIGHTS} ({stored} values).")
     return options

@@ -28,7 +28,7 @@ def of_transformers(model: object) -> bool:
     )
 
 
-def reads_words(model: object) -> bool:
+def is_language_model(model: object) -> bool:
     """Return whether a model is a causal language model of transformers, with token ids as input."""
     if not of_transformers(model) or not isinstance(model.get_input_embeddings(), nn.Embedding):
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vispe.backbones.device import flushed
+from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro.model import PATCH, STRIDE, Micro
 from vispe.errors import InputError
 
@@ -76,7 +76,7 @@ def features(images: Tensor) -> Tensor:
     >>> features(torch.zeros(1, 1, 32, 48)).shape
     torch.Size([1, 32, 16, 24])
     """
-    with flushed():
+    with flush_denormals():
         return _shipped().to(images.device)(images)
 
 

@@ -106,7 +106,7 @@ def apply(
     from vispe.cli.commands.segment import Console
     from vispe.segment import pipeline
     from vispe.segment.objects.options import options_or_none
-    from vispe.segment.run.prediction import Post
+    from vispe.segment.run.prediction import PostProcessing
 
     object_options = options_or_none(
         objects,
@@ -121,11 +121,11 @@ def apply(
             model,
             images,
             out,
-            reading=pipeline.Reading(
+            reading=pipeline.ReadOptions(
                 channel, z, axes, scene=scene, orientation=orientation, crop=crop, mask=mask or ()
             ),
-            scoring=pipeline.Scoring(truth or (), truth_zero, truth_page),
-            post=Post(smooth, min_area, prior, clean),
+            scoring=pipeline.ScoreOptions(truth or (), truth_zero, truth_page),
+            post=PostProcessing(smooth, min_area, prior, clean),
             objects=object_options,
             materials=materials,
             trust=trust,

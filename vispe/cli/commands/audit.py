@@ -59,34 +59,34 @@ def audit(
     from vispe.backbones.distributed import Processes
     from vispe.cli.common import Output, find, progress_bar, section, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.attention.divergence import heads_apart
-    from vispe.evaluate.audit.audited_model import host_of
-    from vispe.evaluate.audit.findings import Against
+    from vispe.evaluate.attention.divergence import compare_heads_or_reason
+    from vispe.evaluate.audit.audited_model import as_audited_model
+    from vispe.evaluate.audit.findings import Comparison
     from vispe.evaluate.audit.html_report import audit_page, plot_audit
     from vispe.evaluate.audit.measure import choose
-    from vispe.evaluate.audit.probe_images import pictures_of
+    from vispe.evaluate.audit.probe_images import load_images
     from vispe.evaluate.audit.runner import VIEWS, audit
-    from vispe.evaluate.evaluated import load_subject
+    from vispe.evaluate.evaluated import load_evaluated_model
     from vispe.files import remove
 
     paths, measures = find(images), choose(only)
     output = Output(out, ["report.html", "report.json", "audit.png"], force, paths)
     processes = Processes.started()
     options = {"img_size": img_size, "seed": seed, "device": processes.device(device)}
-    subject = load_subject(model, pos_embed=pos_embed, weights=weights, **options)
-    inputs, names, notes = pictures_of(subject, paths, noise=noise, textures=textures, seed=seed)
+    subject = load_evaluated_model(model, pos_embed=pos_embed, weights=weights, **options)
+    inputs, names, notes = load_images(subject, paths, noise=noise, textures=textures, seed=seed)
     other = None
     if against is not None:
         # a retrofitted model has a fixed input size
         size = {} if Path(against).is_dir() else {"img_size": img_size}
-        other = load_subject(against, seed=seed, device=options["device"], **size)
+        other = load_evaluated_model(against, seed=seed, device=options["device"], **size)
     if other is not None and (other.size, other.channels) != (subject.size, subject.channels):
         raise OptionError(
             f"audit: paired comparison needs one image size, got {subject.size} px for {model} and {other.size} px for "
             f"{against}. Set --img-size."
         )
     states: list[Path] = []
-    audits, hosts = [], [host_of(one) for one in ([subject] if other is None else [subject, other])]
+    audits, hosts = [], [as_audited_model(one) for one in ([subject] if other is None else [subject, other])]
     for k, host in enumerate(hosts):
         # the state file exists until the report is written, so that an interrupted run can resume
         state = None if out is None else Path(out, f"audit-{k}.state")
@@ -108,7 +108,9 @@ def audit(
     if not processes.main:
         return
     result = audits[0]
-    pair = Against(*audits, *heads_apart(*hosts, inputs, measures)) if len(audits) > 1 else None
+    pair = (
+        Comparison(*audits, *compare_heads_or_reason(*hosts, inputs, measures)) if len(audits) > 1 else None
+    )
     report = {
         "model": model,
         "pos_embed": pos_embed,

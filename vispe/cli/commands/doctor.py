@@ -111,10 +111,10 @@ def _model(
     groups: dict[Any, list[str]] = {}
     attention = attention_paths(net, image)
     for path in attention:
-        groups.setdefault((path.backend, path.reason, tuple(path.refused.items())), []).append(path.layer)
+        groups.setdefault((path.backend, path.reason, tuple(path.unsupported.items())), []).append(path.layer)
     paths = [
-        {"layers": layers, "backend": backend, "reason": reason, "refused": dict(refused)}
-        for (backend, reason, refused), layers in groups.items()
+        {"layers": layers, "backend": backend, "reason": reason, "refused": dict(unsupported)}
+        for (backend, reason, unsupported), layers in groups.items()
     ]
     report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": device}
     report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": paths}
@@ -171,14 +171,16 @@ def _choice() -> dict[str, str]:
     import torch
 
     from vispe.attention.backend_selection import VARIABLE, selected
-    from vispe.attention.backends.triton.device import no_device
+    from vispe.attention.backends.triton.device import device_unsupported_reason
 
     backend, by = selected()
     choice = {"backend": backend + (f", chosen by {by}" if by else f" (set {VARIABLE} to choose another)")}
     for i in range(torch.cuda.device_count()):
-        choice[f"triton on cuda:{i}"] = no_device(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
+        choice[f"triton on cuda:{i}"] = (
+            device_unsupported_reason(torch.zeros(1, device=f"cuda:{i}")) or "its kernels run"
+        )
     if not torch.cuda.device_count():
-        choice["triton"] = no_device(torch.zeros(1)) or "its kernels run, interpreted"
+        choice["triton"] = device_unsupported_reason(torch.zeros(1)) or "its kernels run, interpreted"
     return choice
 
 

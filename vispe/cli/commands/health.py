@@ -55,8 +55,8 @@ def health(
     from vispe.errors import OptionError, UnsupportedHost
     from vispe.evaluate.attention.head_figures import health_page, plot_health
     from vispe.evaluate.attention.head_health import head_health
-    from vispe.evaluate.audit.audited_model import host_of
-    from vispe.evaluate.audit.probe_images import pictures_of
+    from vispe.evaluate.audit.audited_model import as_audited_model
+    from vispe.evaluate.audit.probe_images import load_images
 
     if bool(images) == (noise > 0):
         inputs = f"{len(images or ())} image arguments and --noise {noise}"
@@ -65,10 +65,10 @@ def health(
     output = Output(out, ["report.html", "heads.png", "report.json"], force, paths)
     files = [str(path) for path in paths]
     subject, entries = load(model, pos_embed, weights, img_size, device, seed, inputs=files, noise=noise)
-    name, host = subject.title, host_of(subject)
+    name, host = subject.title, as_audited_model(subject)
     if host.model is None or "attention" not in host.can:
         raise UnsupportedHost(f"health: cannot read the attention of {name}: {host.why['attention']}.")
-    inputs, _, remarks = pictures_of(subject, paths, noise=noise, seed=seed)
+    inputs, _, remarks = load_images(subject, paths, noise=noise, seed=seed)
     with progress() as bar:
         result = head_health(host.model, bar.track(inputs, description="measuring heads"), batch=batch)
     for remark in remarks:

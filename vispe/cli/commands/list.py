@@ -10,7 +10,7 @@ def list(
     kind: Literal["additive", "rotary", "bias", "mixing", "positions", "scheme"] | None = None,
     ndim: int | None = None,
     exclude: str | None = None,
-    knows: Literal["distance", "direction", "place", "content"] | None = None,
+    encodes: Literal["distance", "direction", "position", "content"] | None = None,
     invariant: Literal["translation", "quarter_turns", "reflection", "rotation"] | None = None,
     json: bool = False,
 ) -> None:
@@ -23,7 +23,7 @@ def list(
         kind: only encodings of this kind; scheme for position schemes of vision-language models.
         ndim: only encodings that accept this number of axes.
         exclude: wildcard for names to exclude.
-        knows: only encodings that carry this information.
+        encodes: only encodings that carry this information.
         invariant: only encodings and presets whose contribution to attention is invariant under this.
         json: print JSON.
 
@@ -36,7 +36,7 @@ def list(
     """
     import vispe
 
-    only = {"ndim": ndim, "knows": knows, "invariant": invariant}
+    only = {"ndim": ndim, "encodes": encodes, "invariant": invariant}
     schemes = [] if kind not in (None, "scheme") or any(only.values()) else _schemes(filter, exclude)
     if kind == "scheme":
         _check_no_filters(only)
@@ -51,7 +51,7 @@ def list(
             "ndim": i.ndim,
             "summary": i.summary,
             "year": i.year,
-            "knows": i.knows,
+            "encodes": i.encodes,
             "invariant": i.invariant,
         }
         for name, i in zip(names, infos, strict=True)
@@ -84,7 +84,7 @@ def _schemes(filter: str, exclude: str | None) -> Any:
             "ndim": None,  # the keys of an encoding first, then those of schemes alone
             "summary": i.summary,
             "year": None,
-            "knows": None,
+            "encodes": None,
             "invariant": None,
             "axes": i.axes,
             "paper": i.paper,

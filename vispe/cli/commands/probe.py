@@ -73,11 +73,11 @@ def probe(
     from vispe.cli.common import Output, find, load, progress, section
     from vispe.evaluate.probe.figures.html_report import heading, probe_page
     from vispe.evaluate.probe.figures.summary_figure import plot_probe
-    from vispe.evaluate.probe.source_probe import Question, asked_sources, probe_source
+    from vispe.evaluate.probe.source_probe import Question, probe_source, requested_sources
 
     question = Question(target, step, masks, regressor, alpha, layers, baselines, blank, shifts, seed)
     paths = find(images)
-    sources = asked_sources(paths, noise, textures)
+    sources = requested_sources(paths, noise, textures)
     figures = {s: f"probe_{s}.png" if k else "probe.png" for k, s in enumerate(sources)}
     output = Output(out, [*figures.values(), "report.json", "report.html"], force, paths)
     files = [str(path) for path in paths]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, Self
 
-from vispe.train.retrofit.config import Augment, Probe, Stage, Student, Target, Teacher, Weights, Window
+from vispe.train.retrofit.config import Augment, LossWeights, Probe, Stage, Student, Target, Teacher, Window
 
 SHORT = {"out": "-o"}
 
@@ -18,7 +18,7 @@ def retrofit(
     out: str,
     student: Student = Student(),  # noqa: B008 - frozen
     target: Target = Target(),  # noqa: B008
-    loss: Weights = Weights(),  # noqa: B008
+    loss: LossWeights = LossWeights(),  # noqa: B008
     probe: Probe = Probe(),  # noqa: B008
     window: Window = Window(),  # noqa: B008
     augment: Augment = Augment(),  # noqa: B008

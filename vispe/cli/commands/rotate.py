@@ -89,7 +89,7 @@ def rotate(
     from vispe.backbones.distributed import Processes
     from vispe.cli.common import Output, find, progress_bar, versions
     from vispe.errors import OptionError
-    from vispe.evaluate.evaluated import load_subject
+    from vispe.evaluate.evaluated import load_evaluated_model
     from vispe.evaluate.image_sources import load_sources
     from vispe.evaluate.rotation.evaluation import check_metrics, measure
     from vispe.evaluate.rotation.figures.html_report import rotation_page
@@ -104,7 +104,7 @@ def rotate(
     processes = Processes.started()
     build = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "symmetric": symmetrize}
     features = {"d4": d4, "layer": layer, "patch": patch, "kind": kind}
-    subject = load_subject(model, **build, **features, seed=seed, device=processes.device(device))
+    subject = load_evaluated_model(model, **build, **features, seed=seed, device=processes.device(device))
     sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
     settings = {"model": model, "pos_embed": pos_embed, "weights": weights, "img_size": img_size}
     settings |= {"symmetrize": symmetrize, "d4": d4, "layer": layer, "inputs": [str(path) for path in paths]}

@@ -177,7 +177,7 @@ def segment(
     from vispe.segment import pipeline
     from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.objects.options import options_or_none
-    from vispe.segment.run.prediction import Post
+    from vispe.segment.run.prediction import PostProcessing
     from vispe.segment.text.prompts import prompts_or_none
 
     prompts = prompts_or_none(
@@ -232,7 +232,7 @@ def segment(
             text=prompts,
             classifier=classifier,
             features=config,
-            reading=pipeline.Reading(
+            reading=pipeline.ReadOptions(
                 channel,
                 z,
                 axes,
@@ -243,9 +243,9 @@ def segment(
                 crop,
                 mask or (),
             ),
-            labelling=pipeline.Labelling(classes, legend, dense, max_classes, label_page),
-            scoring=pipeline.Scoring(truth or (), truth_zero, truth_page, score_labelled),
-            post=Post(smooth, min_area, prior, clean),
+            labelling=pipeline.LabelOptions(classes, legend, dense, max_classes, label_page),
+            scoring=pipeline.ScoreOptions(truth or (), truth_zero, truth_page, score_labelled),
+            post=PostProcessing(smooth, min_area, prior, clean),
             objects=object_options,
             materials=materials,
             trust=trust,
@@ -272,7 +272,7 @@ class Console:
         from rich.progress import TextColumn
 
         from vispe.cli.common import progress
-        from vispe.segment.run.run_report import Watcher
+        from vispe.segment.run.run_report import ProgressCallbacks
 
         def message(text: str) -> str:
             return one_line(name_options(text, command, positionals))
@@ -280,7 +280,7 @@ class Console:
         bar = progress(TextColumn("{task.completed:.1f}/{task.total:.0f} images"))
         stderr = bar.console
 
-        class Display(Watcher):
+        class Display(ProgressCallbacks):
             """Watcher that prints to the terminal."""
 
             task = None

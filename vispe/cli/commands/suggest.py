@@ -71,8 +71,8 @@ def suggest(
     from vispe.segment.features.micro_features import NAME
     from vispe.segment.features.pixel_features import FeatureConfig
     from vispe.segment.live.suggest_file import suggest_file
-    from vispe.segment.run.inputs import Reading
-    from vispe.segment.run.request import Labelling
+    from vispe.segment.run.inputs import ReadOptions
+    from vispe.segment.run.request import LabelOptions
 
     label_options = {
         "classes": classes,
@@ -93,10 +93,10 @@ def suggest(
         page=page,
         features=config,
         classifier=classifier,
-        reading=Reading(
+        reading=ReadOptions(
             channel, z, axes, orientation=orientation, crop=crop, mask=() if mask is None else (mask,)
         ),
-        labelling=Labelling(**label_options) if label_options else None,
+        labelling=LabelOptions(**label_options) if label_options else None,
         seed=seed,
         device=device,
         force=force,

@@ -8,16 +8,16 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import padded
-from vispe.encodings.parts.fourier import Revealed
+from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 
 @register
-class Border(Revealed, Additive):
+class Border(ProgressiveBands, Additive):
     """Adds sinusoids of each token's distances to all borders of the field.
 
     [sin(u w_k), cos(u w_k)] for u = y, h - 1 - y, x, w - 1 - x, w_k = temperature ** (-k / K), k = 0 .. K - 1,
@@ -52,15 +52,15 @@ class Border(Revealed, Additive):
     paper = "Positional Encoding to Control Output Sequence Length, https://arxiv.org/abs/1904.07418"
     year = 2019
     ndim = (1, 2, 3)
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"\left[ \sin u \omega_k, \; \cos u \omega_k \right], \quad u \in \{ y, \, h - 1 - y, \, x, \, w "
         r"- 1 - x \}, \quad \omega_k = T^{-k/K}"
     )
     tested_options = ("temperature=20,reveal=linear",)
 
-    dim: Whole
-    temperature: Positive = 10000.0
+    dim: PositiveInt
+    temperature: PositiveFloat = 10000.0
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
@@ -68,7 +68,7 @@ class Border(Revealed, Additive):
         self._need_start(pos, "reads distances to both ends of the grid")
         table = pos.remember((self.name, self.dim, self.temperature), lambda: self._table(pos))
         count, sides = self.dim // (4 * pos.axes), 2 * pos.axes
-        return padded(self.opened(table, count, copies=sides), self.dim)
+        return padded(self.with_band_weights(table, count, copies=sides), self.dim)
 
     def _table(self, pos: Positions) -> Tensor:
         count = self.dim // (4 * pos.axes)

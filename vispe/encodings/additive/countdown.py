@@ -10,18 +10,18 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32, readable
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device, padded
-from vispe.encodings.parts.fourier import Revealed
+from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import Limits, Number, Positive
+from vispe.options import FiniteFloat, Interval, PositiveFloat
 
 Mode = Literal["difference", "ratio"]
 LENGTH = "length"
 
 
 @register
-class Countdown(Revealed, Additive):
+class Countdown(ProgressiveBands, Additive):
     """Adds sinusoids of the number of remaining tokens, or of the completed fraction of the length, to every token.
 
     difference (LDPE): [sin(r w_i), cos(r w_i)], r = length + offset - t, w_i = T^(-i / (K - 1))   arXiv 1904.07418
@@ -59,7 +59,7 @@ class Countdown(Revealed, Additive):
     paper = "Positional Encoding to Control Output Sequence Length, https://arxiv.org/abs/1904.07418"
     year = 2019
     ndim = (1, 2, 3)
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"\left[ \sin r \omega_i, \; \cos r \omega_i \right], \quad r = \mathrm{length} + \mathrm{offset} "
         r"- t, \quad \omega_i = T^{-i / (K - 1)}"
@@ -67,10 +67,10 @@ class Countdown(Revealed, Additive):
     tested_options = ("offset=0,temperature=100",)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ratio": {"mode": "ratio"}}
 
-    dim: Annotated[int, Limits(least=4)]
+    dim: Annotated[int, Interval(least=4)]
     mode: Mode = "difference"
-    offset: Number = 3
-    temperature: Positive = 10000.0
+    offset: FiniteFloat = 3
+    temperature: PositiveFloat = 10000.0
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the vectors of all tokens, (1 or b, n, d) in float32 or better, 0 for prefix tokens."""
@@ -85,7 +85,7 @@ class Countdown(Revealed, Additive):
         else:
             angle = index[..., None] * length[..., None] ** -powers
         waves = torch.cat([angle.sin(), angle.cos()], -1).to(at_least_float32(pos.coords))
-        return padded(self.opened(waves, self.dim // 2), self.dim) * pos.spatial[..., None]
+        return padded(self.with_band_weights(waves, self.dim // 2), self.dim) * pos.spatial[..., None]
 
     def _index(self, pos: Positions) -> Tensor:
         """Return the index of each token, (1 or b, n), from 1; free coordinates count from 0."""

@@ -8,12 +8,12 @@ from torch.nn import functional as F
 
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.token_order import check_ranks, follow, ranks_of
+from vispe.encodings.parts.token_order import bind_ranks, check_ranks, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import Even, Positive, Whole
+from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register
@@ -51,14 +51,14 @@ class Dynamic(Additive):
     paper = "Dynamic Position Encoding for Transformers, https://arxiv.org/abs/2204.08142"
     year = 2022
     ndim = (1, 2, 3)
-    knows = ("content",)
+    encodes = ("content",)
     formula = r"x + \left[ \sin p, \; \cos p \right], \quad p = W_2 \operatorname{gelu}(W_1 x + b_1) + b_2"
     tested_options = ("hidden=7,temperature=20",)
     reads_tokens = True
 
-    dim: Even
-    hidden: Whole | None = None
-    temperature: Positive = 10000.0
+    dim: PositiveEvenInt
+    hidden: PositiveInt | None = None
+    temperature: PositiveFloat = 10000.0
 
     def __post_init__(self) -> None:
         self.first = PreciseLinear(self.dim, self.hidden or self.dim)
@@ -73,7 +73,7 @@ class Dynamic(Additive):
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
         """Bind supplied ranks to their tokens, so that both are dropped together."""
-        return follow(self.name, pos)
+        return bind_ranks(self.name, pos)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Raise `UnsupportedCombination`: there is no table without tokens."""

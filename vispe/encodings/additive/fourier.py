@@ -15,7 +15,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 Basis = Literal["gaussian", "identity", "octaves", "none"]
 
@@ -66,7 +66,7 @@ class Fourier(FourierEncoding):
     name = "fourier"
     paper = "Fourier Features Let Networks Learn High Frequency Functions, https://arxiv.org/abs/2006.10739"
     year = 2020
-    knows = ("place",)
+    encodes = ("position",)
     formula = r"\left[ \sin 2 \pi B p, \; \cos 2 \pi B p \right], \quad B \sim N(0, \sigma^2)"
     tested_options = (
         "scale=3,two_pi=false,features=10",
@@ -87,8 +87,8 @@ class Fourier(FourierEncoding):
     }
 
     basis: Basis = "gaussian"
-    features: Whole | None = None
-    scale: Positive = 1.0
+    features: PositiveInt | None = None
+    scale: PositiveFloat = 1.0
     two_pi: bool = True
     learned: bool = False
     project: bool = False
@@ -163,7 +163,7 @@ class Fourier(FourierEncoding):
         frequency = self._fixed(coords) if self.frequency is None else self.frequency
         angle = exact_product(coords * (2 * math.pi) if self.two_pi else coords, frequency.t())
         waves = torch.cat([angle.sin(), angle.cos()], -1)
-        return self._joined(self.by_length(waves, *self._bands(frequency)) if self.opening else waves)
+        return self._joined(self.by_length(waves, *self._bands(frequency)) if self.uses_progress else waves)
 
     def _bands(self, frequency: Tensor) -> tuple[Tensor, int]:
         """Return the band of each frequency (features / 2,), and the number of bands."""

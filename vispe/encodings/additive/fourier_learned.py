@@ -14,7 +14,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Even, Limits, Positive, Whole
+from vispe.options import Interval, PositiveEvenInt, PositiveFloat, PositiveInt
 
 Init = Literal["paper", "willguimont", "jhlew"]
 
@@ -72,7 +72,7 @@ class FourierLearned(FourierEncoding):
         "https://arxiv.org/abs/2106.02795"
     )
     year = 2021
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"W_2 \operatorname{gelu}(W_1 f + b_1) + b_2, \quad f = \frac{1}{\sqrt{F}} \left[ \cos W p, \; "
         r"\sin W p \right]"
@@ -91,15 +91,15 @@ class FourierLearned(FourierEncoding):
         "loope": {"freq_std": 1.0, "features": 768, "normalize": "corners", "class_vector": True},
     }
 
-    axes: Annotated[int, Limits(least=1, most=64)] | None = None
-    groups: Whole = 1
-    features: Even | None = None
-    hidden: Whole = 32
+    axes: Annotated[int, Interval(least=1, most=64)] | None = None
+    groups: PositiveInt = 1
+    features: PositiveEvenInt | None = None
+    hidden: PositiveInt = 32
     init: Init = "paper"
-    gamma: Positive | None = None
-    freq_std: Positive | None = None
+    gamma: PositiveFloat | None = None
+    freq_std: PositiveFloat | None = None
     normalize: Normalize = "field"
-    reference: tuple[Whole, ...] | None = None
+    reference: tuple[PositiveInt, ...] | None = None
     class_vector: bool = False
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class FourierLearned(FourierEncoding):
         if self.vector is not None:
             nn.init.zeros_(self.vector)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename ``Wr.weight``, ``mlp.0.*`` and ``mlp.2.*`` of the published module, if its prefix is `prefix`."""
         del parent_prefix
         if f"{prefix}Wr.weight" not in state_dict:
@@ -155,7 +155,7 @@ class FourierLearned(FourierEncoding):
         grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
         angle = self.frequency(grouped)
         waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])
-        if self.opening:  # one band per frequency, ordered by wavelength
+        if self.uses_progress:  # one band per frequency, ordered by wavelength
             order = self.frequency.weight.detach().norm(dim=-1).argsort().argsort()
             waves = self.by_length(waves, order, len(order))
         first, second = (cast("PreciseLinear", layer) for layer in self.mlp)

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product, exporting
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.extended_table import Longer, read_longer
+from vispe.encodings.parts.extended_table import Longer, extend_table
 from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import NotNegative, Whole
+from vispe.options import NonNegativeFloat, PositiveInt
 
 
 @register
@@ -50,13 +50,13 @@ class Learned(Additive):
     name = "learned"
     paper = "An Image is Worth 16x16 Words, https://arxiv.org/abs/2010.11929"
     year = 2020
-    knows = ("place",)
+    encodes = ("position",)
     tested_options = ("std=0.5", "resample=tile", "resample=nearest", "resample=linear")
     extrapolates = False
 
-    dim: Whole
-    grid: tuple[Whole, Whole]
-    std: NotNegative = 0.02
+    dim: PositiveInt
+    grid: tuple[PositiveInt, PositiveInt]
+    std: NonNegativeFloat = 0.02
     resample: Literal["bicubic", "tile", "nearest", "linear"] = "bicubic"
 
     def __post_init__(self) -> None:
@@ -69,7 +69,9 @@ class Learned(Additive):
 
         trunc_normal_(self.weight, std=self.std)
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Resample a table of another grid, as `table` does; an unknown grid is assumed to be square."""
         table = state_dict.get(f"{prefix}weight")
         if table is None or table.ndim != 3:
@@ -101,7 +103,7 @@ def resample(
     if not exporting() and tuple(old) == tuple(new):  # the size must remain symbolic in an export
         return table
     if rule != "bicubic":
-        return read_longer(table, old, new, rule)
+        return extend_table(table, old, new, rule)
     exact = at_least_float32(table)
     if (
         torch.compiler.is_compiling()

@@ -21,7 +21,7 @@ from vispe.encodings.parts.orthogonal import chebyshev, haar, legendre, zernike
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Count
+from vispe.options import NonNegativeInt
 
 Basis = Literal["legendre", "chebyshev", "haar", "zernike"]
 LINES = {"legendre": legendre, "chebyshev": chebyshev, "haar": haar}
@@ -72,7 +72,7 @@ class Legendre(FieldEncoder):
         "Theoretical Analysis of Positional Encodings in Transformer Models, https://arxiv.org/abs/2506.06398"
     )
     year = 2025
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"W \left( g_s P_i(y) P_j(x) \right), \quad s = i + j \le \mathrm{degree}, \quad x, y \in [-1, 1]"
     )
@@ -90,7 +90,7 @@ class Legendre(FieldEncoder):
 
     normalize: ClassVar[bool] = True
 
-    degree: Count | None = None
+    degree: NonNegativeInt | None = None
     basis: Basis = "legendre"
     orthonormal: bool = False
 

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from vispe.attention.precision import at_least_float32, fixed_size, same_grid
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_order, curve_places, traced_places
-from vispe.encodings.parts.fourier import Revealed, with_first
+from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_indices, curve_order, traced_indices
+from vispe.encodings.parts.fourier import ProgressiveBands, with_first
 from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import EncodingMismatch, OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Even, Positive, Whole
+from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 _logger = logging.getLogger(__name__)
 Order = Literal["gilbert", "raster"]
@@ -29,7 +29,7 @@ First = Literal["learned", "origin", "zero"]
 
 
 @register
-class Loope(Revealed, Additive):
+class Loope(ProgressiveBands, Additive):
     """Adds sines and cosines of each patch's index along a space-filling curve, with image-dependent shifts.
 
     [sin(X w_i), cos(X w_i)] interleaved, w_i = temperature^(-2i / d), X = curve index + shift        arXiv 2504.14386
@@ -83,7 +83,7 @@ class Loope(Revealed, Additive):
         "https://arxiv.org/abs/2504.14386"
     )
     year = 2025
-    knows = ("place", "content")
+    encodes = ("position", "content")
     formula = (
         r"\left[ \sin X \omega_i, \; \cos X \omega_i \right], \quad \omega_i = T^{-2i / d}, \quad X = "
         r"\mathrm{index} + \mathrm{shift}"
@@ -104,17 +104,17 @@ class Loope(Revealed, Additive):
         "released": {"context": "released"},
     }
 
-    dim: Even
-    grid: tuple[Whole, Whole] | None = None
+    dim: PositiveEvenInt
+    grid: tuple[PositiveInt, PositiveInt] | None = None
     order: Order = "gilbert"
     start: Start = "width"
     context: Context = "image"
     class_token: First = "learned"
     rescale: bool = False
-    reference: tuple[Whole, ...] | None = None
-    temperature: Positive = 10000.0
+    reference: tuple[PositiveInt, ...] | None = None
+    temperature: PositiveFloat = 10000.0
     exact: bool = True
-    in_chans: Whole = 3
+    in_chans: PositiveInt = 3
 
     def __post_init__(self) -> None:
         self.reference = training_grid(self.reference, 2, self.rescale, "rescale=false")
@@ -150,7 +150,7 @@ class Loope(Revealed, Additive):
             if parameter is not None:
                 nn.init.zeros_(parameter)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename ``art_conv.*`` and ``cls_token`` of the released module, if its prefix is `prefix`."""
         del parent_prefix
         if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
@@ -164,7 +164,9 @@ class Loope(Revealed, Additive):
         if self.vector is not None and f"{prefix}cls_token" in state_dict:
             state_dict[f"{prefix}vector"] = state_dict.pop(f"{prefix}cls_token").reshape(1, -1)
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Resample the cell shifts of another grid, as `shift` does; a matrix over cells cannot be resampled."""
         offset, ours = state_dict.get(f"{prefix}offset"), self.offset
         if offset is not None and ours is not None and offset.ndim == 2 and offset.shape != ours.shape:
@@ -201,10 +203,10 @@ class Loope(Revealed, Additive):
         # ONNX and TorchScript do not support the custom operator of vispe
         onnx = torch.onnx.is_in_onnx_export()
         if onnx and not (fixed_size(h) and fixed_size(w)):
-            return traced_places(h, w, self.start, device)
+            return traced_indices(h, w, self.start, device)
         if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return torch.from_numpy(curve_order((h, w), self.start).ravel()).to(device, torch.float64)
-        return curve_places(h, w, self.start, device)
+        return curve_indices(h, w, self.start, device)
 
     def shift(self, pos: Positions, image: Tensor | None = None) -> Tensor | None:
         """Return the shift of each cell, (1 or b, h w) in (-1, 1); None without context."""
@@ -246,7 +248,7 @@ class Loope(Revealed, Additive):
         return table
 
     def _opened(self, waves: Tensor) -> Tensor:
-        return self.opened(waves, self.dim // 2, interleaved=True)
+        return self.with_band_weights(waves, self.dim // 2, interleaved=True)
 
     def _angles(
         self, pos: Positions, shift: Tensor | None, scale: float, trained: tuple[int, ...] | None

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.parts.coords import FieldEncoder, padded
-from vispe.encodings.parts.fourier import Revealed, bands_open
+from vispe.encodings.parts.fourier import ProgressiveBands, band_weights
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import NotNegative, Number, Positive, Whole
+from vispe.options import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @register
-class NeuDA(Revealed, FieldEncoder):
+class NeuDA(ProgressiveBands, FieldEncoder):
     """Adds interpolated waves of learned anchors around every token, from several grids of anchors.
 
     level i: sum over the 2^axes corners of multilinear weight * [sin(2^i a), cos(2^i a)], a the corner's anchor
@@ -61,7 +61,7 @@ class NeuDA(Revealed, FieldEncoder):
     name = "neuda"
     paper = "NeuDA: Neural Deformable Anchor for High-Fidelity Implicit Surface Reconstruction, https://arxiv.org/abs/2303.02375"
     year = 2023
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"\Big[ x, \; \sum_{c} w_c \left[ \sin 2^i a_c, \; \cos 2^i a_c \right], \; i = 0, \ldots, L - 1 "
         r"\Big]"
@@ -72,11 +72,11 @@ class NeuDA(Revealed, FieldEncoder):
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"levels": 8, "base": 16, "growth": 1.38}}
 
-    levels: Whole = 4
-    base: Whole = 4
-    growth: Positive = 2.0
-    box: tuple[Number, Number] = (-1.0, 1.0)
-    eps: NotNegative = 1e-6
+    levels: PositiveInt = 4
+    base: PositiveInt = 4
+    growth: PositiveFloat = 2.0
+    box: tuple[FiniteFloat, FiniteFloat] = (-1.0, 1.0)
+    eps: NonNegativeFloat = 1e-6
     project: bool = True
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class NeuDA(Revealed, FieldEncoder):
         """Return the coordinates followed by the waves of every level, (..., axes * (1 + 2 L))."""
         low, high = self.box
         inside = (coords.clamp(low, high - self.eps) - low) / (high - low)
-        gates = bands_open(self.levels, self._share, self.reveal).to(inside) if self.opening else None
+        gates = band_weights(self.levels, self._share, self.reveal).to(inside) if self.uses_progress else None
         features, start = [coords], 0
         for level, n in enumerate(self.scales):
             waves = self._level(inside, start, n, 2.0**level)

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.fourier import Revealed
-from vispe.encodings.parts.token_order import follow, ranks_of
+from vispe.encodings.parts.fourier import ProgressiveBands
+from vispe.encodings.parts.token_order import bind_ranks, ranks_of
 from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import Even, Positive
+from vispe.options import PositiveEvenInt, PositiveFloat
 
 
 @register
-class Ranked(Revealed, Additive):
+class Ranked(ProgressiveBands, Additive):
     """Adds the sinusoid of each token's rank in a supplied order.
 
     [sin(r w_k), cos(r w_k)], w_k = temperature ** (-k / (d / 2)), k = 0 .. d/2 - 1          after arXiv 2106.10786
@@ -51,18 +51,18 @@ class Ranked(Revealed, Additive):
     paper = "ROPE: Reading Order Equivariant Positional Encoding for Graph-based Document Information Extraction, https://arxiv.org/abs/2106.10786"
     year = 2021
     ndim = (1, 2, 3)
-    knows = ("place",)
+    encodes = ("position",)
     formula = r"\left[ \sin r \omega_k, \; \cos r \omega_k \right], \quad \omega_k = T^{-k / (d / 2)}"
     tested_options = ("temperature=20",)
 
-    dim: Even
-    temperature: Positive = 10000.0
+    dim: PositiveEvenInt
+    temperature: PositiveFloat = 10000.0
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
         """Bind ranks to their tokens, so that both are dropped together."""
-        return follow(self.name, pos)
+        return bind_ranks(self.name, pos)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the vectors of all tokens, (1 or b, n, d) float32, 0 for prefix tokens."""
@@ -70,4 +70,4 @@ class Ranked(Revealed, Additive):
         self._need_start(pos, "reads an order of the tokens")
         rank = ranks_of(self.name, pos)[..., None].to(pos.coords)
         encoded = waves(rank * rates(self.dim // 2, self.temperature, rank))
-        return self.opened(encoded, self.dim // 2) * pos.spatial[..., None]
+        return self.with_band_weights(encoded, self.dim // 2) * pos.spatial[..., None]

@@ -51,7 +51,7 @@ class SeqPEInput(DigitEncoding, Additive):
     name = "seqpe_input"
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
-    knows = ("place",)
+    encodes = ("position",)
     tested_options = (
         "embed_dim=12,layers=1",
         "direction=bi,mask_padding=false",

@@ -13,7 +13,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Limits, Number, Positive, Whole
+from vispe.options import FiniteFloat, Interval, PositiveFloat, PositiveInt
 
 Divisor = Literal["constant", "batch", "none"]
 
@@ -57,7 +57,7 @@ class ShiftedGaussian(FieldEncoder):
     name = "shifted_gaussian"
     paper = "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561"
     year = 2021
-    knows = ("place",)
+    encodes = ("position",)
     formula = r"\exp \left( - \frac{(x - c_k)^2}{2 \sigma^2} \right), \quad c_k = \frac{k}{m}"
     tested_options = (
         "centres=5,sigma=0.2",
@@ -67,8 +67,8 @@ class ShiftedGaussian(FieldEncoder):
         "normalize=false",
     )
 
-    centres: Whole | Annotated[tuple[Number, ...], Limits(least=1)] | None = None
-    sigma: Positive = 0.07
+    centres: PositiveInt | Annotated[tuple[FiniteFloat, ...], Interval(least=1)] | None = None
+    sigma: PositiveFloat = 0.07
     divisor: Divisor = "constant"
     project: bool = False
 

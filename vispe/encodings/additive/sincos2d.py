@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from vispe.encodings.parts.waves import SinCos
 from vispe.encodings.registry import register
-from vispe.options import Limits
+from vispe.options import Interval
 
 
 @register
@@ -41,7 +41,7 @@ class SinCos2D(SinCos):
         "An Empirical Study of Training Self-Supervised Vision Transformers, https://arxiv.org/abs/2104.02057"
     )
     year = 2021
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"\left[ \sin y \omega_k, \; \cos y \omega_k, \; \sin x \omega_k, \; \cos x \omega_k \right], "
         r"\quad \omega_k = T^{-k / (d / 4)}"
@@ -50,7 +50,7 @@ class SinCos2D(SinCos):
 
     spacing: ClassVar[None] = None
 
-    dim: Annotated[int, Limits(above=0, step=4)]
+    dim: Annotated[int, Interval(above=0, step=4)]
 
     def counts(self) -> tuple[int, ...]:
         """Return a quarter of the width for each axis."""

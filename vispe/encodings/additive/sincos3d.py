@@ -6,7 +6,7 @@ from typing import Annotated
 
 from vispe.encodings.parts.waves import SinCos
 from vispe.encodings.registry import register
-from vispe.options import Limits, Positive, check_per_axis
+from vispe.options import Interval, PositiveFloat, check_per_axis
 
 
 @register
@@ -46,16 +46,16 @@ class SinCos3D(SinCos):
     paper = "Masked Autoencoders As Spatiotemporal Learners, https://arxiv.org/abs/2205.09113"
     year = 2022
     ndim = (3,)
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"\left[ \sin z \omega_k, \; \cos z \omega_k, \; \sin y \omega_k, \; \cos y \omega_k, \; \sin x "
         r"\omega_k, \; \cos x \omega_k \right], \quad \omega_k = T^{-k / K}"
     )
     tested_options = ("temperature=100", "split=[2,1,1]", "spacing=[5,0.7,0.7]", "std=0.02")
 
-    dim: Annotated[int, Limits(least=6, step=2)]
-    temperature: Positive = 10000.0
-    split: tuple[Positive, Positive, Positive] = (1, 1, 1)
+    dim: Annotated[int, Interval(least=6, step=2)]
+    temperature: PositiveFloat = 10000.0
+    split: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (1, 1, 1)
 
     def __post_init__(self) -> None:
         check_per_axis("spacing", self.spacing, 3)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.parts.coords import FieldEncoder, exact_device, padded
-from vispe.encodings.parts.fourier import Revealed
+from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Even, Limits, Positive
+from vispe.options import Interval, PositiveEvenInt, PositiveFloat
 
 
 @register
-class SinCos3DPoints(Revealed, FieldEncoder):
+class SinCos3DPoints(ProgressiveBands, FieldEncoder):
     """Adds an MLP of the sines and cosines of every token's 3D point to the tokens.
 
     per axis and i = 0 .. F - 1: a_i = 2 pi p / T^(2 floor(i / 2) / F), sin for even i, cos for odd i; axes in the
@@ -55,7 +55,7 @@ class SinCos3DPoints(Revealed, FieldEncoder):
     paper = "3DPPE: 3D Point Positional Encoding for Multi-Camera 3D Object Detection Transformers, https://arxiv.org/abs/2211.14710"
     year = 2022
     ndim = (3,)
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"\sin a_i \text{ for even } i, \; \cos a_i \text{ for odd } i, \quad a_i = \frac{2 \pi p}{T^{2 "
         r"\lfloor i / 2 \rfloor / F}}"
@@ -65,9 +65,9 @@ class SinCos3DPoints(Revealed, FieldEncoder):
     axes: ClassVar[int] = 3
     grid: ClassVar[None] = None
 
-    dim: Annotated[int, Limits(least=6)]
-    features: Even | None = None
-    temperature: Positive = 10000.0
+    dim: Annotated[int, Interval(least=6)]
+    features: PositiveEvenInt | None = None
+    temperature: PositiveFloat = 10000.0
     mlp: bool = True
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class SinCos3DPoints(Revealed, FieldEncoder):
 
     def constant(self) -> bool:
         """Whether the table depends only on positions."""
-        return not self.opening and super().constant()
+        return not self.uses_progress and super().constant()
 
     def reset_parameters(self) -> None:
         """Initialise both layers as torch does."""
@@ -105,4 +105,4 @@ class SinCos3DPoints(Revealed, FieldEncoder):
         y_x_z = torch.cat([points[..., 1:2], points[..., 0:1], points[..., 2:]], -1)
         angle = y_x_z[..., None] * rates
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
-        return self.opened(waves, pairs, copies=3, interleaved=True)
+        return self.with_band_weights(waves, pairs, copies=3, interleaved=True)

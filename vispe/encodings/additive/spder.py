@@ -15,7 +15,7 @@ from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Limits, Positive, Whole
+from vispe.options import Interval, PositiveFloat, PositiveInt
 
 MOST = 4096  # inputs of a layer
 
@@ -58,14 +58,14 @@ class Spder(FieldEncoder):
     name = "spder"
     paper = "SPDER: Semiperiodic Damping-Enabled Object Representation, https://arxiv.org/abs/2306.15242"
     year = 2023
-    knows = ("place",)
+    encodes = ("position",)
     formula = r"y = \sin(u) \sqrt{|u|}, \quad u = \omega (W x + b)"
     tested_options = ("layers=2,hidden=10", "project=false", "omega=10,normalize=false")
 
-    axes: Annotated[int, Limits(least=1, most=MOST)] | None = None
-    hidden: Whole | None = None
-    layers: Whole = 1
-    omega: Positive = 30.0
+    axes: Annotated[int, Interval(least=1, most=MOST)] | None = None
+    hidden: PositiveInt | None = None
+    layers: PositiveInt = 1
+    omega: PositiveFloat = 30.0
     project: bool = True
 
     def __post_init__(self) -> None:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vispe.encodings.base import HOST_FACTS, Additive, Encoding
 from vispe.encodings.registry import create_encoding, encoding_info, parse_spec, register
-from vispe.encodings.spec import as_text
+from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.grid.token_orders import TARGET, TARGET_CELL, TARGET_MOVED
-from vispe.options import Shape, Whole
+from vispe.grid.token_orders import TARGET, TARGET_CELL, TARGET_SAMPLED
+from vispe.options import PositiveInt, Shape
 
 
 @register
@@ -21,8 +21,8 @@ class Target(Additive):
     """Adds the table entry of the next position to every token, for models that generate in any order.
 
     table(k) = of(position of token k + 1); in addition to the table of its current position, as in
-    ``sincos2d+target``, it is the sum of both. Positions are ordered by `vispe.grid.token_orders.ordered`; the
-    default order is that of the grid, or of the sequence without a grid. The causal mask follows the order of the
+    ``sincos2d+target``, it is the sum of both. Positions are ordered by `vispe.grid.token_orders.reorder_positions`;
+    the default order is that of the grid, or of the sequence without a grid. The causal mask follows the order of the
     tokens.
 
     Args:
@@ -53,9 +53,9 @@ class Target(Additive):
     year = 2024
     tested_options = ("of=fourier_learned", "of=sincos2d(temperature=100)+spder")
     ndim = (1, 2, 3)
-    knows: ClassVar[tuple[str, ...]] = ("place",)
+    encodes: ClassVar[tuple[str, ...]] = ("position",)
 
-    dim: Whole
+    dim: PositiveInt
     grid: Shape | None = None
     of: Any = "sincos2d"
 
@@ -68,7 +68,7 @@ class Target(Additive):
             raise OptionError(
                 f"target: of needs encodings of kind additive alone, got {' + '.join(others)}. Use of=sincos2d."
             )
-        self.of = as_text(terms)
+        self.of = spec_to_text(terms)
         facts = {name: getattr(self, name) for name in HOST_FACTS if hasattr(self, name)}
         made = create_encoding(self.of, **facts)
         parts = made.parts()
@@ -90,7 +90,7 @@ class Target(Additive):
 def _after(pos: Positions) -> Positions:
     """Return the places that come after those of the tokens; without a place where there is none."""
     moved = sorted(pos.attrs.get("sampled", ()))
-    if moved != pos.attrs.get(TARGET_MOVED, moved):
+    if moved != pos.attrs.get(TARGET_SAMPLED, moved):
         raise ShapeError(
             "target needs positions that are put in order after a sampler has moved them. Call ordered() with what its "
             "prepare() returns."
@@ -114,7 +114,7 @@ def _after(pos: Positions) -> Positions:
         coords, cell = pos.coords.roll(-1, 1), pos.numbers() + 1
         before_last = torch.arange(pos.tokens, device=coords.device) < pos.tokens - 1
         known = pos.spatial & pos.spatial.roll(-1, 1) & before_last
-    attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL, TARGET_MOVED)}
+    attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL, TARGET_SAMPLED)}
     index = None if pos.grid is None else torch.where(known, cell, 0).expand(coords.shape[0], -1)
     after = Positions(
         coords * known[..., None], known, pos.extent, cell=pos.cell, index=index, grid=pos.grid, attrs=attrs

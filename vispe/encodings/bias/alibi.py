@@ -13,7 +13,7 @@ from vispe.encodings.parts.slopes import AlibiBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 _SIDES = ("offsets.right", "offsets.left")
 
@@ -60,7 +60,7 @@ class Alibi(AlibiBase):
     paper = "Train Short, Test Long, https://arxiv.org/abs/2108.12409"
     year = 2021
     ndim = (1,)
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "reflection")
     formula = r"b_{hij} = -m_h \, |p_i - p_j|"
     tested_options = (
@@ -72,7 +72,7 @@ class Alibi(AlibiBase):
         "biased_heads=2",
     )
 
-    randomized_offsets: Whole | None = None
+    randomized_offsets: PositiveInt | None = None
     both_sides: bool = False
     test: Literal["even", "draw"] = "even"
 

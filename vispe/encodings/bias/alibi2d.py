@@ -62,7 +62,7 @@ class Alibi2D(GridAlibi):
     )
     year = 2026
     ndim = (2,)
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection")
     formula = r"b_{hij} = -m_h \, \frac{\lVert p_i - p_j \rVert}{\mathrm{divisor}}"
     tested_options = (

@@ -61,7 +61,7 @@ class Alibi3D(GridAlibi):
     )
     year = 2026
     ndim = (3,)
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = r"b_{hij} = -m_h \, \frac{\lVert p_i - p_j \rVert}{\mathrm{divisor}}"
     tested_options = (

@@ -68,7 +68,7 @@ class AlibiGraph(AlibiBase):
     year = 2021
     ndim = (1, 2, 3)
     fused = False
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection")
     formula = r"b_{hij} = -m_h \, \ell(i, j)"
     tested_options = (

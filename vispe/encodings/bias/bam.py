@@ -58,7 +58,7 @@ class Bam(PriorEncoding):
         "gaussian": {"shape_init": 2.0, "train_shape": False},
         "offset": {"shape_init": 2.0, "train_shape": False, "train_loc": True, "axes": 2},
     }
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = (
         r"b_{hij} = -\left( |p_j - p_i - \mu_h| + \varepsilon \right)^{\beta_h} e^{a_h}, \quad \mu_h = 2 "

@@ -18,7 +18,7 @@ from vispe.encodings.parts.ssmax import head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register
@@ -69,13 +69,13 @@ class BamSsmax(PriorEncoding, Rotary):
         "linear": {"shape_init": "linear"},
         "gaussian": {"shape_init": 2.0, "train_shape": False},
     }
-    calibrates = True
-    knows = ("distance",)
+    scales_channels = True
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = r"a_{hij} = s_h \ln n_i \left( \frac{q_i \cdot k_j}{\sqrt{d_h}} + b_{hij} \right)"
     tested_options = ("scale_prior=false,shape_init=linear", "causal=true", "train_loc=true,axes=2")
 
-    num_heads: Whole
+    num_heads: PositiveInt
     scale_prior: bool = True
     causal: bool = False
 
@@ -114,7 +114,7 @@ class BamSsmax(PriorEncoding, Rotary):
             pos,
             wrap=self.wrap,
             spacing=self.spacing,
-            made_of=self._made_of("scaled"),
+            depends_on=self._made_of("scaled"),
         )
 
     def _factor(self, pos: Positions) -> Tensor:

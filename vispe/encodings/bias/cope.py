@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.nearer_key_count import count_nearer
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Spacing, Whole
+from vispe.options import PositiveInt, Spacing
 
 
 class CountBias(Bias):
@@ -43,14 +43,14 @@ class CountBias(Bias):
         """Whether all entries are known to be finite."""
         return no_infinity(self.table_of_counts)
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None or ask.scale is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None or request.scale is None:
             raise ShapeError(
                 "cope counts keys by their logits and needs q, k and scale, got None for one of them. Pass q, k and "
                 "scale to dense()."
             )
-        q, k = ask.pick(ask.q, 1), ask.pick(ask.k, 1)
-        gates = (exact_product(q, k.transpose(-1, -2)) * ask.scale).sigmoid()
+        q, k = request.pick(request.q, 1), request.pick(request.k, 1)
+        gates = (exact_product(q, k.transpose(-1, -2)) * request.scale).sigmoid()
         count, valid = count_nearer(gates, self.order, self.causal)
         last = self.table_of_counts.shape[0] - 1
         count = count.clamp(max=last)
@@ -106,13 +106,13 @@ class Cope(Biased):
     )
     tested_options = ("max_pos=3", "causal=true", "spacing=[2,0.5]")
     ndim = (1, 2, 3)
-    knows: ClassVar[tuple[str, ...]] = ("distance", "content")
+    encodes: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    max_pos: Whole = 64
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    max_pos: PositiveInt = 64
     causal: bool = False
     spacing: Spacing | None = None
 
@@ -124,7 +124,7 @@ class Cope(Biased):
             )
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
-        self.pos_emb = nn.Parameter(torch.zeros(self.max_pos, self._head_width()))
+        self.pos_emb = nn.Parameter(torch.zeros(self.max_pos, self._resolve_head_dim()))
 
     @property
     def per_layer(self) -> bool:
@@ -140,5 +140,5 @@ class Cope(Biased):
         if self.causal and pos.axes != 1:
             raise ShapeError(f"cope needs 1 axis with causal=True, got {pos.axes} axes ({pos}).")
         self._need_axes(pos)
-        order = pos if self.spacing is None else pos.spaced(self.spacing)
+        order = pos if self.spacing is None else pos.with_spacing(self.spacing)
         return CountBias(self.pos_emb, pos, order, self.causal)

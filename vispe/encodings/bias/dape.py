@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import exact_product
 from vispe.encodings.base import HOST_FACTS, Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
 from vispe.encodings.registry import create_encoding, parse_spec, register
-from vispe.encodings.spec import as_text
+from vispe.encodings.spec import spec_to_text
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import NotNegative, Shape, Whole
+from vispe.options import NonNegativeFloat, PositiveInt, Shape
 
 
 class AdaptedBias(Bias):
@@ -41,19 +41,19 @@ class AdaptedBias(Bias):
         """True: the bias depends on content."""
         return True
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None or ask.scale is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None or request.scale is None:
             raise ShapeError(
                 "dape adapts a bias to the logits and needs q, k and scale, got None for one of them. Pass q, k and "
                 "scale to dense()."
             )
-        x = exact_product(ask.q, ask.k.transpose(-1, -2)) * ask.scale
-        a = self.inner._dense(ask._replace(heads=None)).expand_as(x)
+        x = exact_product(request.q, request.k.transpose(-1, -2)) * request.scale
+        a = self.inner._dense(request._replace(heads=None)).expand_as(x)
         # -inf (masked) entries are hidden from the network and stay masked
         adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
-        pos_q, pos_k = ask.where(self.pos)
+        pos_q, pos_k = request.where(self.pos)
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
-        return ask.pick(a + adapted.where(valid[:, None], 0.0), 1)
+        return request.pick(a + adapted.where(valid[:, None], 0.0), 1)
 
 
 @register
@@ -111,20 +111,20 @@ class Dape(Biased):
         "inner=alibi(slopes=learned),version=2,causal=true,negative_slope=0.2",
     )
     ndim = (1, 2, 3)
-    knows: ClassVar[tuple[str, ...]] = ("distance", "content")
+    encodes: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection")
 
-    num_heads: Whole
-    dim: Whole | None = None
-    head_dim: Whole | None = None
-    depth: Whole | None = None
+    num_heads: PositiveInt
+    dim: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    depth: PositiveInt | None = None
     grid: Shape | None = None
     inner: Any = "alibi2d"
     version: Literal[1, 2] = 1
-    width: Whole = 32
-    kernel: Whole | None = None
+    width: PositiveInt = 32
+    kernel: PositiveInt | None = None
     causal: bool = False
-    negative_slope: NotNegative = 0.01
+    negative_slope: NonNegativeFloat = 0.01
 
     def __post_init__(self) -> None:
         if self.version == 1 and (self.causal or self.kernel is not None):
@@ -135,14 +135,14 @@ class Dape(Biased):
             raise OptionError(
                 f"dape: inner needs a spec, got an instance of {self.inner.name}. Pass its config."
             )
-        self.inner = as_text(parse_spec(self.inner))
+        self.inner = spec_to_text(parse_spec(self.inner))
         facts = {name: getattr(self, name) for name in HOST_FACTS}
         self.adapted = cast("Biased", create_encoding(self.inner, **facts))
         parts = self.adapted.parts()
         others = [
             e.name for e in parts if not isinstance(e, Biased) or isinstance(e, Additive | Rotary | Mixing)
         ]
-        others += [e.name for e in parts if e.branched]
+        others += [e.name for e in parts if e.multi_softmax]
         if others:
             raise OptionError(
                 f"dape: inner needs encodings of kind bias only, got {' + '.join(others)}. Use inner=alibi2d."
@@ -196,9 +196,9 @@ class Dape(Biased):
         """Drop the parameters of blocks from `depth` on."""
         self.adapted.truncate(depth)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename entries of released checkpoints for the inner bias."""
-        self.adapted.adopt(state_dict, parent_prefix, f"{prefix}adapted.")
+        self.adapted.rename_checkpoint_keys(state_dict, parent_prefix, f"{prefix}adapted.")
 
     def prepare(
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None

@@ -14,14 +14,14 @@ from vispe.attention.precision import at_least_float32, exact_product, no_autoca
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.encodings.base import Biased, Rotary
-from vispe.encodings.parts.buckets import log_bucket
+from vispe.encodings.parts.buckets import deberta_bucket
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.parts.relative import Dot, read_by_axis
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import Axes, Limits, NotNegative, Whole
+from vispe.options import Axes, Interval, NonNegativeFloat, PositiveInt
 
 
 @register
@@ -75,7 +75,7 @@ class Deberta(Biased, Rotary):
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"scratch": {"rescale": True, "std": 0.02}}
     fused = True
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = r"a_{ij} = s \left( q_i \cdot k_j + q_i \cdot K_{p_i - p_j} + k_j \cdot Q_{p_i - p_j} \right)"
     tested_options = (
@@ -83,22 +83,22 @@ class Deberta(Biased, Rotary):
         "terms=c2p,rescale=true,position_buckets=null,max_relative_positions=2",
         "std=0.5,rescale=true",
     )
-    calibrates = True
+    scales_channels = True
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     terms: Literal["both", "c2p", "p2c"] = "both"
     share_att_key: bool = False
-    position_buckets: Annotated[int, Limits(least=2)] | None = 32
-    max_relative_positions: Whole = 128
+    position_buckets: Annotated[int, Interval(least=2)] | None = 32
+    max_relative_positions: PositiveInt = 128
     rescale: bool = False
-    std: NotNegative = 0.0
-    grid: tuple[Whole, ...] | None = None
+    std: NonNegativeFloat = 0.0
+    grid: tuple[PositiveInt, ...] | None = None
     axes: Axes | None = None
 
     def __post_init__(self) -> None:
-        self.inner = self.num_heads * self._head_width()
+        self.inner = self.num_heads * self._resolve_head_dim()
         self._accept(coordinate_count(self.name, self.axes, self.grid))
         buckets, most = self.position_buckets, self.max_relative_positions
         if buckets is not None and most <= buckets // 2 + 1:
@@ -162,7 +162,7 @@ class Deberta(Biased, Rotary):
         """Return the bucket of integer offsets, int64, from -span on."""
         if self.position_buckets is None:
             return offset
-        return log_bucket(offset, self.position_buckets, self.max_relative_positions)
+        return deberta_bucket(offset, self.position_buckets, self.max_relative_positions)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rescaling of the queries of patches, or the identity."""

@@ -17,7 +17,7 @@ from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.parts.table_interpolation import take
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import NotNegative, Shape, Whole, check_per_axis
+from vispe.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis
 
 TABLES = ("rel_pos_t", "rel_pos_h", "rel_pos_w")
 
@@ -67,24 +67,24 @@ class Decomposed(Biased):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"sam": {}, "mvitv2": {"std": 0.02}}
     extrapolates = False
     fused = True
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = r"a_{ij} = s \, q_i \cdot k_j + q_i \cdot \left( R^h_{y_i - y_j} + R^w_{x_i - x_j} \right)"
     tested_options = ("scaled=true,shared=false,std=0.5", "window=[5,3],std=0.5")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     grid: Shape
-    window: tuple[Whole, ...] | None = None
+    window: tuple[PositiveInt, ...] | None = None
     scaled: bool = False
     shared: bool = True
-    std: NotNegative = 0.0
+    std: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
         self._accept(len(self.grid))
         check_per_axis("window", self.window, len(self.grid))
-        channels = self._head_width() * (1 if self.shared else self.num_heads)
+        channels = self._resolve_head_dim() * (1 if self.shared else self.num_heads)
         self.names = TABLES[-len(self.grid) :]
         for name, n in zip(self.names, self.window or self.grid, strict=True):
             self.register_parameter(name, nn.Parameter(torch.empty(2 * n - 1, channels)))
@@ -100,11 +100,13 @@ class Decomposed(Biased):
         for table in self.parameters():
             nn.init.trunc_normal_(table, std=self.std) if self.std else nn.init.zeros_(table)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename the tables of released checkpoints from the attention layer."""
         take(state_dict, parent_prefix, prefix, {name: name for name in self.names})
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Resample tables of another grid, as `bias` does."""
         for axis, name in enumerate(self.names if self.window is None else ()):
             table = state_dict.get(prefix + name)
@@ -119,7 +121,9 @@ class Decomposed(Biased):
         """Return the bias of block `layer`."""
         grid = self._need_grid(pos)
         tables = [
-            stretched(self.get_parameter(name), n).unflatten(1, (-1, self._head_width())).transpose(0, 1)
+            stretched(self.get_parameter(name), n)
+            .unflatten(1, (-1, self._resolve_head_dim()))
+            .transpose(0, 1)
             for name, n in zip(self.names, grid.shape, strict=True)
         ]
         terms = read_by_axis(

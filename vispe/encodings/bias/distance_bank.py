@@ -16,7 +16,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Shape, Spacing, Whole
+from vispe.options import PositiveInt, Shape, Spacing
 
 
 @register
@@ -57,17 +57,17 @@ class DistanceBank(Biased):
     paper = "x-transformers (no paper), https://github.com/lucidrains/x-transformers"
     year = 2025
     ndim = (1, 2, 3)
-    knows = ("distance", "content")
+    encodes = ("distance", "content")
     reads_tokens = True
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = r"b_{hij} = \sum_r (W x_i + c)_{hr} \, B_{r, d(i, j)}"
     tested_options = ("max_dist=4,basis=3", "over=offset,max_dist=3", "causal=true", "spacing=[2,0.5]")
 
-    dim: Whole
-    num_heads: Whole
+    dim: PositiveInt
+    num_heads: PositiveInt
     grid: Shape | None = None
-    basis: Whole = 16
-    max_dist: Whole = 32
+    basis: PositiveInt = 16
+    max_dist: PositiveInt = 32
     over: Literal["distance", "offset"] = "distance"
     causal: bool = False
     spacing: Spacing | None = None
@@ -111,7 +111,7 @@ class DistanceBank(Biased):
         self._need_axes(pos)
         if x is None:
             raise ShapeError("distance_bank reads the tokens. Pass x (b, n, d) to bias().")
-        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         key = ("distance bank", self.over, self.causal, self.max_dist)
         buckets = spaced.remember(key, lambda: self._buckets(spaced))
         gates = self.gates(x)

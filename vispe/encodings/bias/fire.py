@@ -16,7 +16,7 @@ from vispe.encodings.parts.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import NotNegative, Positive, Shape, Whole
+from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt, Shape
 
 
 @register
@@ -63,7 +63,7 @@ class Fire(RadialEncoding):
     paper = "Functional Interpolation for Relative Positions, https://arxiv.org/abs/2310.04418"
     year = 2023
     presets: ClassVar[dict[str, dict[str, Any]]] = {"causal": {"causal": True}}
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = (
         r"b_h = W_2 \operatorname{relu}(W_1 r + b_1) + b_2, \quad r = \frac{\psi(d)}{\psi(\max(L, D)) + "
@@ -77,13 +77,13 @@ class Fire(RadialEncoding):
     normalize: ClassVar[Any] = "none"
     reference: ClassVar[Any] = None
 
-    num_heads: Whole
+    num_heads: PositiveInt
     grid: Shape | None = None
-    hidden: Whole = 32
-    threshold: NotNegative | None = None
-    init_c: Positive = 0.1
+    hidden: PositiveInt = 32
+    threshold: NonNegativeFloat | None = None
+    init_c: PositiveFloat = 0.1
     causal: bool = False
-    eps: Positive = 1e-6
+    eps: PositiveFloat = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +142,7 @@ class Fire(RadialEncoding):
             coord = pos.coords[..., 0]
             distance, reach = (coord[:, :, None] - coord[:, None]).abs(), coord[..., None].abs()
             return DenseBias(self._values(distance, reach).masked_fill(~valid[:, None], 0.0), pos)
-        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         reach = self._reach(spaced)
         if len(reach) == 1:
             return self._radial(lambda d: self._values(d[None], reach[:, None])[0], pos)

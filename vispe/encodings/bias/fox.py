@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from vispe.encodings.parts.cumulative_penalty import PathBias
 from vispe.encodings.registry import register
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register
@@ -52,7 +52,7 @@ class Fox(PathBias):
     formula = r"b_{hij} = s \sum_{m \in \mathrm{way}(i, j)} \ln \sigma (w_h \cdot x_m + c_h)"
     tested_options = ("shared=false,scale=0.5", "causal=true,gate_bias=0")
 
-    scale: Positive = 1.0
+    scale: PositiveFloat = 1.0
 
     def log_gate(self, z: Tensor) -> Tensor:
         """Return the logarithm of the forget gates."""

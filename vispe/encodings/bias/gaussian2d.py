@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, distances, offsets
 from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import Integer, Number, Positive, Whole, check_per_axis
+from vispe.options import FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
 
 
 class GaussianBias(Bias):
@@ -58,9 +58,9 @@ class GaussianBias(Bias):
         """True: no entry is infinite."""
         return True
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         spacing = self.spacing
-        pos_q, pos_k = (p if spacing is None else p.spaced(spacing) for p in ask.where(self.pos))
+        pos_q, pos_k = (p if spacing is None else p.with_spacing(spacing) for p in request.where(self.pos))
         squared = distances(pos_q, pos_k, SQUARED, self.wrap, "none")
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
         return self._profile(squared).masked_fill(~valid, 0.0)[:, None]
@@ -112,19 +112,19 @@ class Gaussian2D(Biased):
     paper = "Pay Attention to Your Neighbours, https://arxiv.org/abs/2404.08181"
     year = 2024
     ndim = (2,)
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = r"b_{ij} = A \exp \left( - \frac{\lVert p_i - p_j \rVert^2}{2 \sigma^2} \right)"
     tested_options = ("sigma=0.7,amplitude=-3", "wrap=true", "spacing=[2,0.5]", "layers=[0,-2]")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"naclip": {"sigma": 5.0, "layers": [-1]}}
     fused = True
 
-    sigma: Positive = 5.0
-    amplitude: Number = 1.0
+    sigma: PositiveFloat = 5.0
+    amplitude: FiniteFloat = 1.0
     wrap: bool = False
-    spacing: tuple[Positive, ...] | None = None
+    spacing: tuple[PositiveFloat, ...] | None = None
     layers: tuple[Integer, ...] | None = None
-    depth: Whole | None = None
+    depth: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         check_per_axis("spacing", self.spacing, 2)

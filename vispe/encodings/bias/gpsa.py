@@ -19,7 +19,7 @@ from vispe.encodings.parts.table_interpolation import take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions
-from vispe.options import Axes, Integer, Number, Positive, Whole, check_per_axis
+from vispe.options import Axes, FiniteFloat, Integer, PositiveFloat, PositiveInt, check_per_axis
 
 NAMES = ("gating_param", "pos_proj.weight", "pos_proj.bias")
 
@@ -71,7 +71,7 @@ class GPSA(Biased):
     )
     year = 2021
     ndim = (1, 2, 3)
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = (
         r"(1 - s_h) \operatorname{softmax} \left( \frac{q_i \cdot k_j}{\sqrt{d_h}} \right) + s_h "
@@ -84,15 +84,15 @@ class GPSA(Biased):
         "layers=[0,2]",
         "axes=3",
     )
-    branched = True
+    multi_softmax = True
 
-    num_heads: Whole
+    num_heads: PositiveInt
     axes: Axes = 2
-    depth: Whole | None = None
+    depth: PositiveInt | None = None
     local_init: bool = True
-    locality_strength: Positive = 1.0
-    gating: Number = 1.0
-    spacing: tuple[Positive, ...] | None = None
+    locality_strength: PositiveFloat = 1.0
+    gating: FiniteFloat = 1.0
+    spacing: tuple[PositiveFloat, ...] | None = None
     layers: tuple[Integer, ...] | None = None
     late_prefix: bool = False
 
@@ -145,7 +145,7 @@ class GPSA(Biased):
             self.pos_proj.weight[: len(weights)] = self.pos_proj.weight.new_tensor(weights)
             self.pos_proj.weight.mul_(self.locality_strength)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename the gates and offsets of ConViT from the attention layer, and fuse its projections."""
         take(state_dict, parent_prefix, prefix, {name: name for name in NAMES})
         for kind in ("weight", "bias"):
@@ -176,7 +176,7 @@ class GPSA(Biased):
         values = self.pos_proj(self._offsets(grid, pos.coords.device)).movedim(-1, 0)
         # positional attention covers patches only: prefix tokens have no offset
         edge = values.new_tensor([[0.0, -torch.inf, 0.0]]) if grid.prefix else None
-        by_position = TableBias(values, pos, edge, one_grid=False).as_whole()
+        by_position = TableBias(values, pos, edge, one_grid=False).as_logits()
         return [Branch(1 - gate), Branch(gate, bias=by_position)]
 
     def _offsets(self, grid: Grid, device: torch.device) -> Tensor:

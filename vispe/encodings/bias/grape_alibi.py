@@ -19,7 +19,7 @@ from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 Gates = Literal["none", "key", "query", "query_key"]
 FixedSlopes = Literal["alibi", "geometric", "constant"]
@@ -69,7 +69,7 @@ class GrapeAlibi(Biased):
     paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
     year = 2025
     ndim = (1, 2, 3)
-    knows = ("distance", "content")
+    encodes = ("distance", "content")
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = (
         r"b_{hij} = -m_h \operatorname{softplus}(\omega_h) \left( g^q_i + g^k_j \right) \lVert p_i - p_j "
@@ -88,9 +88,9 @@ class GrapeAlibi(Biased):
         "query_key": {"gates": "query_key"},
     }
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     gates: Gates = "query_key"
     slopes: FixedSlopes = "alibi"
     metric: Metric = "euclidean"
@@ -98,10 +98,10 @@ class GrapeAlibi(Biased):
     normalize: Literal["max", "none"] = "none"
     causal: bool = False
     l2_norm: bool = True
-    spacing: tuple[Positive, ...] | None = None
+    spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         measured = (
             self.wrap or self.normalize != "none" or self.metric != "euclidean" or self.spacing is not None
         )

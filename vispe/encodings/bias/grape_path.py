@@ -15,7 +15,7 @@ from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import Even, Positive, Whole
+from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register
@@ -52,7 +52,7 @@ class GrapePath(Biased):
     paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
     year = 2025
     ndim = (1,)
-    knows = ("place", "content")
+    encodes = ("position", "content")
     formula = (
         r"b_{tj} = \sum_{j < l \le t} m_h \ln \sigma \left( \frac{p_t \cdot R(p_l)}{d_p} \right), \quad p "
         r"= W_p x"
@@ -60,10 +60,10 @@ class GrapePath(Biased):
     tested_options = ("p_dim=4,base=100",)
     reads_tokens = True
 
-    dim: Whole
-    num_heads: Whole
-    p_dim: Even = 8
-    base: Positive = 1.0
+    dim: PositiveInt
+    num_heads: PositiveInt
+    p_dim: PositiveEvenInt = 8
+    base: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
         self.c_p = PreciseLinear(self.dim, self.num_heads * self.p_dim, bias=False)

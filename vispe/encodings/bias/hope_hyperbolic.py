@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, Limits, Spacing, Whole, check_per_axis
+from vispe.options import Axes, Interval, PositiveInt, Spacing, check_per_axis
 
 MARGIN = 1e-4  # by which the decay exceeds the fastest growth
 
@@ -60,7 +60,7 @@ class HopeHyperbolic(Biased):
     paper = "HoPE: Hyperbolic Rotary Positional Encoding, https://arxiv.org/abs/2509.05218"
     year = 2025
     ndim = (1, 2, 3)
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = (
         r"a_{ij} = s \sum_c e^{-|D| t} \left( (q_1 k_1 + q_2 k_2) \cosh D \omega_c + (q_1 k_2 + q_2 k_1) "
@@ -68,15 +68,15 @@ class HopeHyperbolic(Biased):
     )
     tested_options = ("axes=1,temperature=100", "axes=3,spacing=[1,0.1,0.1]")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     axes: Axes = 2
-    temperature: Annotated[float, Limits(least=1)] = 10000.0
+    temperature: Annotated[float, Interval(least=1)] = 10000.0
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         self.pairs = width // 2 // self.axes
         if not self.pairs:
             raise OptionError(
@@ -120,10 +120,10 @@ class HyperbolicScores(ScoreBias):
         self.decay, self.pairs, self.temperature, self.spacing = decay, pairs, temperature, spacing
 
     def scores(
-        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, request: DenseRequest
     ) -> Tensor:
         """Return the logits (b, h, n, m)."""
-        a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
+        a, b = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
         gap = a.coords[:, :, None] - b.coords[:, None]
         rates = [self.temperature ** (-c / self.pairs) for c in range(self.pairs)]
         # in the light-cone basis, q1 + q2 and q1 - q2, a hyperbolic rotation is diagonal: exp(D w) and exp(-D w)

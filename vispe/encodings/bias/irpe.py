@@ -20,7 +20,7 @@ from vispe.encodings.parts.buckets import RATIOS, CrossBias, CrossValue, Method,
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import Positive, Whole, checked
+from vispe.options import PositiveFloat, PositiveInt, checked
 
 __all__ = ["IRPE", "bucket_ids", "num_buckets", "piecewise_index"]
 
@@ -29,7 +29,7 @@ PrefixBuckets = Literal[0, 1, 3]
 
 
 @checked
-def num_buckets(method: Method, ratio: Positive, prefix_buckets: PrefixBuckets = 1) -> int:
+def num_buckets(method: Method, ratio: PositiveFloat, prefix_buckets: PrefixBuckets = 1) -> int:
     """Return the number of buckets of a table; 'cross' has two tables of this size.
 
     Args:
@@ -48,7 +48,7 @@ def num_buckets(method: Method, ratio: Positive, prefix_buckets: PrefixBuckets =
 def bucket_ids(
     where: Positions | Grid | Sequence[int],
     method: Method,
-    ratio: Positive,
+    ratio: PositiveFloat,
     prefix_buckets: PrefixBuckets = 1,
 ) -> tuple[Tensor, ...]:
     """Return the bucket of every pair of tokens, (b or 1, n, n) int64 with queries along rows.
@@ -123,7 +123,7 @@ class IRPE(Biased):
     name = "irpe"
     paper = "Rethinking and Improving Relative Position Encoding for Vision Transformer, https://arxiv.org/abs/2107.14222"
     year = 2021
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = (
         r"a_{hij} = s \left( q_i \cdot k_j + q_i \cdot T^k_{h, b(o)} + k_j \cdot T^q_{h, b(-o)} \right), "
@@ -153,18 +153,18 @@ class IRPE(Biased):
         "detr_9x9": {**_published("k"), "prefix_buckets": 0, "ratio": 2.0},
     }
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     method: Method = "product"
     mode: Mode = "contextual"
     on: str = "k"
     shared: bool = True
-    ratio: Positive | None = None
+    ratio: PositiveFloat | None = None
     prefix_buckets: PrefixBuckets = 1
 
     def __post_init__(self) -> None:
-        on, width = self.on, self._head_width()
+        on, width = self.on, self._resolve_head_dim()
         if type(on) is not str or not on or len(set(on)) != len(on) or set(on) - set("qkv"):
             raise OptionError(f"on must be some of the letters q, k, v, each once, got on={on!r}.")
         if self.mode == "bias" and "v" in on:
@@ -192,7 +192,7 @@ class IRPE(Biased):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename the tables of released checkpoints from the attention layer."""
         for key in [
             k for k in state_dict if k.startswith(tuple(f"{parent_prefix}rpe_{c}." for c in self.on))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.encodings.parts.radial import RadialEncoding, inverse_softplus, straight_clamp
+from vispe.encodings.parts.radial import RadialEncoding, inverse_softplus, straight_through_clamp
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 EPS = 0.01
 
@@ -38,13 +38,15 @@ class WeightedBias(Bias):
         """True: the logits depend on queries and keys."""
         return True
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None or ask.scale is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None or request.scale is None:
             raise ShapeError(
                 "WeightedBias needs q, k and scale, got None for one of them. Pass q, k and scale to dense()."
             )
-        product = exact_product(ask.pick(ask.q, 1) * ask.scale, ask.pick(ask.k, 1).transpose(-1, -2))
-        return product * self.weight._dense(ask).exp() + self.profile._dense(ask)
+        product = exact_product(
+            request.pick(request.q, 1) * request.scale, request.pick(request.k, 1).transpose(-1, -2)
+        )
+        return product * self.weight._dense(request).exp() + self.profile._dense(request)
 
 
 @register
@@ -92,7 +94,7 @@ class Kerple(RadialEncoding):
     paper = "KERPLE: Kernelized Relative Positional Embedding, https://arxiv.org/abs/2205.09921"
     year = 2022
     presets: ClassVar[dict[str, dict[str, Any]]] = {"log": {"kernel": "log"}, "power": {"kernel": "power"}}
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = r"b_h = -p_h \ln(1 + a_h d) \quad \text{or} \quad b_h = -a_h d^{p_h}, \; 0 < p_h < 2"
     tested_options = (
@@ -102,10 +104,10 @@ class Kerple(RadialEncoding):
         "normalize=reference,spacing=[2,0.5]",
     )
 
-    num_heads: Whole
+    num_heads: PositiveInt
     kernel: Literal["log", "power"] = "log"
     positive: Literal["softplus", "clamp"] = "softplus"
-    eps: Positive | None = None
+    eps: PositiveFloat | None = None
     weighted: bool = False
 
     def __post_init__(self) -> None:
@@ -141,7 +143,7 @@ class Kerple(RadialEncoding):
         """Return the positive value of a parameter, (h, 1) in float32 or better."""
         raw, most = at_least_float32(self.get_parameter(name))[:, None], self._most(name)
         if self.positive == "clamp":
-            return straight_clamp(raw, self.eps or EPS, most)
+            return straight_through_clamp(raw, self.eps or EPS, most)
         return F.softplus(raw) if most is None else most * raw.sigmoid()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:

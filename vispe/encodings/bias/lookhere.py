@@ -17,7 +17,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
-from vispe.options import NotNegative, Positive, Whole, check_per_axis
+from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 Sees = Callable[[Tensor, Tensor], Tensor]  # (row, column) offsets from query to key -> mask of visible keys
 
@@ -125,7 +125,7 @@ class LookHere(Biased):
         "released": {"directions": "corners-triangles-none", "global_slope": 2.0},
     }
     fused = True
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"b_{hij} = -g \, l \, m_h \, d(p_i, p_j) \text{ where head } h \text{ sees key } j, \quad "
@@ -137,13 +137,13 @@ class LookHere(Biased):
         "spacing=[2,0.5],distance=square",
     )
 
-    num_heads: Whole
-    depth: Whole | None = None
+    num_heads: PositiveInt
+    depth: PositiveInt | None = None
     directions: str = "corners-none"
     distance: Literal["linear", "sqrt", "square"] = "linear"
-    layer_slopes: tuple[NotNegative, NotNegative] = (1.5, 0.5)
-    global_slope: NotNegative = 1.0
-    spacing: tuple[Positive, ...] | None = None
+    layer_slopes: tuple[NonNegativeFloat, NonNegativeFloat] = (1.5, 0.5)
+    global_slope: NonNegativeFloat = 1.0
+    spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
         check_per_axis("spacing", self.spacing, 2)
@@ -190,7 +190,7 @@ class LookHere(Biased):
         slope = self.layer_slope(layer)
         # 0 * inf would be NaN
         values = far * -slope if slope else torch.where(far.isinf(), -torch.inf, 0.0)
-        return TableBias(values, pos, one_grid=False, hides=True)
+        return TableBias(values, pos, one_grid=False, is_sparse=True)
 
     def _far(self, grid: Grid, device: torch.device) -> Tensor:
         """Return m_h * d of every offset (h, 2 n_1 - 1, 2 n_2 - 1), infinite outside of the head's field of view."""

@@ -18,7 +18,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Axes, Positive, Whole, check_per_axis
+from vispe.options import Axes, PositiveFloat, PositiveInt, check_per_axis
 
 
 @register
@@ -66,7 +66,7 @@ class PaPE(Biased):
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ri": {"form": "radial"}}
     fused = True
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     reads_tokens = True
     invariant = ("translation",)
     formula = r"b_{hij} = s \sum_m - a_{hm}(i) \, (u_j - u_i)^2 - b_{hm}(i) \, (u_j - u_i)"
@@ -75,17 +75,17 @@ class PaPE(Biased):
         "ri": ("translation", "quarter_turns", "reflection", "rotation")
     }
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     axes: Axes = 2
     form: Literal["projected", "radial"] = "projected"
-    parabolas: Whole | None = None
-    spacing: tuple[Positive, ...] | None = None
+    parabolas: PositiveInt | None = None
+    spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
         self._accept(self.axes)
-        self._head_width()
+        self._resolve_head_dim()
         check_per_axis("spacing", self.spacing, self.axes)
         if self.form == "radial":
             if self.parabolas is not None:
@@ -121,7 +121,7 @@ class PaPE(Biased):
             raise ShapeError("pape reads the tokens. Pass x (b, n, d) to bias().")
         if self.form == "radial":
             return self._radial(pos, x)
-        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         # only differences matter; centred coordinates have smaller rounding errors; prefix tokens are at 0
         coords = (spaced.coords - spaced.extent[:, None] / 2) * spaced.spatial[..., None]
         u = self.position(coords).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -141,4 +141,4 @@ class PaPE(Biased):
         return GatedBias(a * scales * self._scale(), None, profile)
 
     def _scale(self) -> float:
-        return self._head_width() ** -0.5
+        return self._resolve_head_dim() ** -0.5

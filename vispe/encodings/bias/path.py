@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
@@ -14,7 +14,7 @@ from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 TAPS = 3  # kernel size of the convolution
 
@@ -59,7 +59,7 @@ class Path(Biased):
     paper = "PaTH Attention: Position Encoding via Accumulating Householder Transformations, https://arxiv.org/abs/2505.16381"
     year = 2025
     ndim = (1,)
-    knows = ("direction", "content")
+    encodes = ("direction", "content")
     formula = (
         r"a_{ij} = s \left( q_i^\top (I - \beta_i w_i w_i^\top) \cdots (I - \beta_{j+1} w_{j+1} "
         r"w_{j+1}^\top) \, k_j + g_{j+1} + \ldots + g_i \right)"
@@ -67,15 +67,15 @@ class Path(Biased):
     tested_options = ("causal=true,gate=true,rank=5",)
     reads_tokens = True
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     causal: bool = False
-    rank: Whole = 32
+    rank: PositiveInt = 32
     gate: bool = False
 
     def __post_init__(self) -> None:
-        inner = self.num_heads * self._head_width()
+        inner = self.num_heads * self._resolve_head_dim()
         if not self.causal:
             raise UnsupportedCombination(
                 "path transforms keys by later tokens and cannot be used in bidirectional attention. Use "
@@ -145,14 +145,14 @@ class PathScores(ScoreBias):
         self.steps, self.beta, self.forget = steps, beta, forget
 
     def scores(
-        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, request: DenseRequest
     ) -> Tensor:
         """Return the logits (b, h, n, n); those of later keys are undefined."""
-        heads = q.shape[1] if ask.q is None else ask.q.shape[1]
+        heads = q.shape[1] if request.q is None else request.q.shape[1]
         # steps of key heads are shared by groups of query heads
         groups = heads // self.steps.shape[1]
         w, beta = (
-            at_least_float32(ask.pick(t.repeat_interleave(groups, 1), 1)) for t in (self.steps, self.beta)
+            at_least_float32(request.pick(t.repeat_interleave(groups, 1), 1)) for t in (self.steps, self.beta)
         )
         wt, beta = w.transpose(-1, -2), beta[..., None]
         # token t transforms a key by a_t w_t: a = b (w . k - sum over s < t of (w_t . w_s) a_s), for all keys at once
@@ -162,11 +162,11 @@ class PathScores(ScoreBias):
         # a query includes the steps up to its own
         logits = q @ k.transpose(-1, -2) - exact_product(exact_product(q, wt).tril(), amounts)
         if self.forget is not None:
-            upto = at_least_float32(ask.pick(self.forget, 1)).cumsum(-1)
+            upto = at_least_float32(request.pick(self.forget, 1)).cumsum(-1)
             logits = logits + (upto[..., :, None] - upto[..., None, :])
         return scale * logits
 
-    def _dense(self, ask: Request) -> Tensor:
-        dense = super()._dense(ask)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        dense = super()._dense(request)
         later = torch.ones(dense.shape[-2:], dtype=torch.bool, device=dense.device).triu(1)
         return dense.masked_fill(later, float("-inf"))

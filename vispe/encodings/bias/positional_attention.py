@@ -14,7 +14,7 @@ from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import create_encoding, register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register
@@ -54,14 +54,14 @@ class PositionalAttention(Biased):
     year = 2024
     ndim = (1, 2, 3)
     fused = True
-    knows = ("place",)
+    encodes = ("position",)
     formula = r"a_{hij} = \frac{(W^q_h p_i + b^q_h) \cdot (W^k_h p_j + b^k_h)}{\sqrt{d_p}}"
     tested_options = ("table=learned,pos_dim=5", "table=sincos2d+learned,pos_dim=8")
 
-    num_heads: Whole
-    grid: tuple[Whole, ...] | None = None
+    num_heads: PositiveInt
+    grid: tuple[PositiveInt, ...] | None = None
     table: Any = "sincos2d"
-    pos_dim: Whole = 64
+    pos_dim: PositiveInt = 64
 
     def __post_init__(self) -> None:
         facts = {} if self.grid is None else {"grid": self.grid}
@@ -95,8 +95,8 @@ class PositionalAttention(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the logits as columns of queries and keys."""
         self._need_axes(pos)
-        row, col = self._kept(self, pos, lambda: self._columns(pos))
-        return LowRankBias(row, col, pos).as_whole()
+        row, col = self._eval_cache(self, pos, lambda: self._columns(pos))
+        return LowRankBias(row, col, pos).as_logits()
 
     def _columns(self, pos: Positions) -> tuple[Tensor, Tensor]:
         table = self.places.table(pos)

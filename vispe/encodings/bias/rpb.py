@@ -16,7 +16,7 @@ from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.parts.table_interpolation import Resample, drop_index, resample_table, take
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import NotNegative, Shape, Whole, check_per_axis
+from vispe.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis
 
 TABLE = "relative_position_bias_table"
 # on the attention layer, or at the root for all
@@ -63,7 +63,7 @@ class TableOfOffsets(Biased):
     paper = "Swin Transformer, https://arxiv.org/abs/2103.14030"
     year = 2021
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"b_{hij} = B_{p_i - p_j, h}"
     tested_options = ("window=[2,5]", "window=[5,7],resample=bicubic", "share_layers=true,std=0.5")
@@ -74,11 +74,11 @@ class TableOfOffsets(Biased):
     extrapolates = False
     fused = True
 
-    num_heads: Whole
+    num_heads: PositiveInt
     grid: Shape
-    window: tuple[Whole, ...] | None = None
+    window: tuple[PositiveInt, ...] | None = None
     prefix_values: bool = False
-    std: NotNegative = 0.02
+    std: NonNegativeFloat = 0.02
     resample: Resample = "geometric"
     share_layers: bool = False
 
@@ -106,12 +106,14 @@ class TableOfOffsets(Biased):
         else:
             nn.init.zeros_(self.relative_position_bias_table)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename the table of released checkpoints, from the attention layer, or from the root if shared by layers."""
         take(state_dict, parent_prefix, prefix, {holder + TABLE: TABLE for holder in HOLDERS})
         drop_index(state_dict, parent_prefix, HOLDERS)
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Resample a table of another grid, as `bias` does; an unknown grid is assumed to be square."""
         table = state_dict.get(prefix + TABLE)
         if table is None or table.ndim != 2 or self.window is not None:

@@ -16,7 +16,7 @@ from vispe.encodings.parts.table_interpolation import drop_index, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
-from vispe.options import Chance, Shape, Whole, check_per_axis
+from vispe.options import PositiveInt, Probability, Shape, check_per_axis
 
 Coords = Literal["swin", "cr"]
 DRAW = "rpb_cpb_dropout"
@@ -68,7 +68,7 @@ class ContinuousBias(Biased):
     paper = "Swin Transformer V2, https://arxiv.org/abs/2111.09883"
     year = 2021
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"b_{hij} = 16 \, \sigma \left( W_2 \operatorname{relu} (W_1 c' + b) \right)_h, \quad c' = "
@@ -86,13 +86,13 @@ class ContinuousBias(Biased):
     }
     fused = True
 
-    num_heads: Whole
+    num_heads: PositiveInt
     grid: Shape
     coords: Coords = "swin"
-    hidden: Whole = 512
-    pretrained: tuple[Whole, ...] | None = None
+    hidden: PositiveInt = 512
+    pretrained: tuple[PositiveInt, ...] | None = None
     centre: bool | None = None
-    dropout: Chance = 0.0
+    dropout: Probability = 0.0
     share_layers: bool = False
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class ContinuousBias(Biased):
             else:
                 nn.init.trunc_normal_(parameter, std=0.02)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename the network of released checkpoints, from the attention layer, or the root if shared by layers."""
         names = {name: name for name in self.state_dict()}
         for holder in HOLDERS[1:]:
@@ -152,7 +152,7 @@ class ContinuousBias(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the bias, the same for every block that has this network."""
         grid = self._need_grid(pos)
-        return TableBias(self._kept(self, pos, lambda: self._table(pos, grid)), pos)
+        return TableBias(self._eval_cache(self, pos, lambda: self._table(pos, grid)), pos)
 
     def _table(self, pos: Positions, grid: Grid) -> Tensor:
         offsets = self._offsets(pos, grid)

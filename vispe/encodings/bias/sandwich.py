@@ -9,7 +9,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.encodings.parts.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import Even, Positive, Whole
+from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register
@@ -48,7 +48,7 @@ class Sandwich(RadialEncoding):
     name = "sandwich"
     paper = "Dissecting Transformer Length Extrapolation, https://arxiv.org/abs/2212.10356"
     year = 2022
-    knows = ("distance",)
+    encodes = ("distance",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = (
         r"b_{hij} = \frac{1}{r_h} \left( \sum_c \cos \omega_c (p_i - p_j) - 1 \right), \quad r_h = "
@@ -56,9 +56,9 @@ class Sandwich(RadialEncoding):
     )
     tested_options = ("width=6,base=50,metric=chebyshev", "wrap=true,normalize=max", "spacing=[2,0.5]")
 
-    num_heads: Whole
-    width: Even = 128
-    base: Positive = 10000.0
+    num_heads: PositiveInt
+    width: PositiveEvenInt = 128
+    base: PositiveFloat = 10000.0
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias, the same for all blocks."""

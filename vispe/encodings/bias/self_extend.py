@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
-from vispe.attention.pairwise_rope.self_extend import GroupedScores
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.pairwise_rope.self_extend import SelfExtendScores
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Biased
@@ -16,7 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Positive, Spacing, Whole
+from vispe.options import PositiveFloat, PositiveInt, Spacing
 
 
 @register
@@ -62,24 +62,24 @@ class SelfExtend(Biased):
     )
     year = 2024
     ndim = (1, 2, 3)
-    knows = ("distance", "direction", "place", "content")
+    encodes = ("distance", "direction", "position", "content")
     formula = (
         r"D = p_i - p_j \text{ below } w, \quad D = \lfloor p_i / g \rfloor - \lfloor p_j / g \rfloor + w "
         r"- \lfloor w / g \rfloor \text{ from there on}"
     )
     tested_options = ("group=3,window=2,layout=half", "group=2,window=1,spacing=[2,0.5]")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    group: Whole = 2
-    window: Whole = 8
-    temperature: Positive = 100.0
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    group: PositiveInt = 2
+    window: PositiveInt = 8
+    temperature: PositiveFloat = 100.0
     layout: Layout = "interleaved"
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         if width % 2:
             raise OptionError(
                 f"self_extend needs an even head_dim, got {width} (dim={self.dim}, num_heads="
@@ -124,22 +124,22 @@ class GridScores(ScoreBias):
         self.rates, self.group, self.window, self.layout, self.spacing = rates, group, window, layout, spacing
 
     def scores(
-        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, request: DenseRequest
     ) -> Tensor:
         """Return the logits (b, h, n, m) of patches; those of pairs with a prefix token are plain rotary ones."""
-        a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
+        a, b = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
         # tokens without a position are at the origin, where the rotation is the identity
         at, to = (p.coords * p.spatial[..., None] for p in (a, b))
         bare = ~(a.spatial[:, :, None] & b.spatial[:, None])
         rates = self.rates.to(q.device)
-        grouped = GroupedScores(at, to, rates, self.group, self.window, self.layout, plain=bare)
+        grouped = SelfExtendScores(at, to, rates, self.group, self.window, self.layout, plain=bare)
         return grouped.scores(q, k, scale)
 
-    def _dense(self, ask: Request) -> Tensor:
+    def _dense(self, request: DenseRequest) -> Tensor:
         """Return the logits; unlike other score biases, prefix tokens interact with rotated patches, as in RoPE."""
-        if ask.q is None or ask.k is None:
-            return super()._dense(ask)
-        pos_q, pos_k = ask.where(self.pos)
-        q, k = (at_least_float32(ask.pick(x, 1)) for x in (ask.q, ask.k))
-        scale = q.shape[-1] ** -0.5 if ask.scale is None else ask.scale
-        return self.scores(q, k, scale, pos_q, pos_k, ask)
+        if request.q is None or request.k is None:
+            return super()._dense(request)
+        pos_q, pos_k = request.where(self.pos)
+        q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
+        scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
+        return self.scores(q, k, scale, pos_q, pos_k, request)

@@ -23,7 +23,7 @@ from vispe.encodings.parts.table_interpolation import Resample, resample_table, 
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, Count, Shape, Whole
+from vispe.options import Axes, NonNegativeInt, PositiveInt, Shape
 
 TermOn = Literal["key", "key_query", "distance_factor", "offset_factor"]
 TABLES = ("distance_embedding", "value_embedding")
@@ -85,7 +85,7 @@ class Shaw(Biased):
         "method4": {"method": "key_query"},
     }
     extrapolates = False
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = r"a_{ij} = s \, q_i \cdot \left( k_j + r_{p_i - p_j} \right)"
     tested_options = (
@@ -95,20 +95,20 @@ class Shaw(Biased):
     )
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"method1": ("translation", "reflection")}
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     method: TermOn = "key"
     values: bool = False
     shared: bool = True
-    clip: tuple[Count, Count] | None = None
+    clip: tuple[NonNegativeInt, NonNegativeInt] | None = None
     index: Literal["query_key", "key_query"] = "query_key"
     resample: Resample = "geometric"
     grid: Shape | None = None
     axes: Axes | None = None
 
     def __post_init__(self) -> None:
-        width, heads = self._head_width(), 1 if self.shared else self.num_heads
+        width, heads = self._resolve_head_dim(), 1 if self.shared else self.num_heads
         axes = coordinate_count(self.name, self.axes, self.grid)
         self._accept(axes)
         if self.grid is None and self.clip is None:
@@ -156,11 +156,13 @@ class Shaw(Biased):
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename the tables of released checkpoints from the attention layer."""
         take(state_dict, parent_prefix, prefix, {f"{name}.weight": f"{name}.weight" for name in TABLES})
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Resample tables of another grid, as `bias` does; an unknown grid is assumed to be square."""
         for name in TABLES:
             key, folded = f"{prefix}{name}.weight", self.folded and name == TABLES[0]
@@ -203,7 +205,7 @@ class Shaw(Biased):
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
         key = ("shaw", self.clip, self.index, folded)
         pairs = pair_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))
-        table = weight.unflatten(1, (-1, channels or self._head_width())).transpose(0, 1)
+        table = weight.unflatten(1, (-1, channels or self._resolve_head_dim())).transpose(0, 1)
         return pairs, with_none(table), key
 
     def _rows(self, shape: Sequence[int], folded: bool, device: torch.device) -> Tensor:

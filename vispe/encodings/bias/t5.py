@@ -15,10 +15,10 @@ from vispe.encodings.base import Biased
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, NotNegative, Positive, Whole, check_per_axis
+from vispe.options import Axes, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 
-def log_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
+def t5_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
     """Return the bucket of each distance, int64: exact below count // 2, logarithmic from there on."""
     exact = count // 2
     # float32 as in the released models: rounding decides where a logarithm is close to an integer
@@ -41,9 +41,9 @@ def relative_buckets(rel: Tensor, count: int, max_distance: int, causal: bool = 
         [2, 1, 0, 17, 18]
     """
     if causal:
-        return log_buckets((-rel).clamp(min=0), count, max_distance)
+        return t5_buckets((-rel).clamp(min=0), count, max_distance)
     half = count // 2
-    return log_buckets(rel.abs(), half, max_distance) + half * (rel > 0)
+    return t5_buckets(rel.abs(), half, max_distance) + half * (rel > 0)
 
 
 @register
@@ -88,7 +88,7 @@ class T5Buckets(Biased):
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"axial": {"mode": "axial"}, "radial": {"mode": "radial"}}
     fused = True
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"b_h = \sum_a B_{a, \operatorname{bucket}(p_{ja} - p_{ia}), h}"
     tested_options = (
@@ -101,14 +101,14 @@ class T5Buckets(Biased):
         "radial": ("translation", "quarter_turns", "reflection", "rotation")
     }
 
-    num_heads: Whole
+    num_heads: PositiveInt
     axes: Axes = 2
     mode: Literal["axial", "radial"] = "axial"
-    num_buckets: Whole = 32
-    max_distance: Whole = 128
+    num_buckets: PositiveInt = 32
+    max_distance: PositiveInt = 128
     causal: bool = False
-    std: NotNegative = 0.0
-    spacing: tuple[Positive, ...] | None = None
+    std: NonNegativeFloat = 0.0
+    spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
         self._accept(self.axes)
@@ -142,14 +142,14 @@ class T5Buckets(Biased):
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias, the same for every block that has this table."""
         self._need_axes(pos)
-        return OffsetBias(self._read, pos, spacing=self.spacing, made_of=self._made_of())
+        return OffsetBias(self._read, pos, spacing=self.spacing, depends_on=self._made_of())
 
     def _read(self, step: Tensor) -> Tensor:
         """Return the table values (h, m) of offsets (m, axes)."""
         table, count = at_least_float32(self.table), self.num_buckets
         if self.mode == "radial":
             length = torch.linalg.vector_norm(step, dim=-1)
-            return table[0].index_select(0, log_buckets(length, count, self.max_distance)).t()
+            return table[0].index_select(0, t5_buckets(length, count, self.max_distance)).t()
         buckets = relative_buckets(step, count, self.max_distance, self.causal)
         reads = [part.index_select(0, along) for part, along in zip(table, buckets.unbind(-1), strict=True)]
         return sum(reads[1:], reads[0]).t()

@@ -8,14 +8,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import distances
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Limits, NotNegative, Spacing, Whole
+from vispe.options import Interval, NonNegativeFloat, PositiveInt, Spacing
 
 
 @register
@@ -55,7 +55,7 @@ class Tapa(Biased):
     paper = "Positional Encoding via Token-Aware Phase Attention, https://arxiv.org/abs/2509.12635"
     year = 2025
     ndim = (1, 2, 3)
-    knows = ("distance", "content")
+    encodes = ("distance", "content")
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = (
         r"a_{ij} = \frac{q_A \cdot k_A}{\sqrt{\theta d}} \cos \left( 2 \pi \, |p_i - p_j|^\alpha \, "
@@ -63,15 +63,15 @@ class Tapa(Biased):
     )
     tested_options = ("theta=0.3,alpha=1", "alpha=0,spacing=[2,0.5]")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    theta: Annotated[float, Limits(above=0, below=1)] = 0.5
-    alpha: NotNegative = 0.1
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    theta: Annotated[float, Interval(above=0, below=1)] = 0.5
+    alpha: NonNegativeFloat = 0.1
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         if not 0 < round(self.theta * width) < width:
             raise OptionError(
                 f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head. Use "
@@ -97,7 +97,7 @@ class PhaseScores(ScoreBias):
         self.theta, self.alpha, self.spacing = theta, alpha, spacing
 
     def scores(
-        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, request: DenseRequest
     ) -> Tensor:
         """Return the logits (b, h, n, m)."""
         width = q.shape[-1]
@@ -111,7 +111,7 @@ class PhaseScores(ScoreBias):
         """Return distance ** alpha, (b or 1, 1, n, m); 0 at distance 0, where its gradient may be infinite."""
 
         def make() -> Tensor:
-            a, b = (p if self.spacing is None else p.spaced(self.spacing) for p in (pos_q, pos_k))
+            a, b = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
             distance = distances(a, b, "euclidean", wrap=False, normalize="none")[:, None]
             nonzero = distance > 0
             return torch.where(nonzero, torch.where(nonzero, distance, 1.0) ** self.alpha, 0.0)

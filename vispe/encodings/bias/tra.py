@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear
@@ -15,7 +15,7 @@ from vispe.encodings.parts.nearer_key_count import count_nearer
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Number, Positive, Spacing, Whole
+from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, Spacing
 
 
 class ThresholdBias(Bias):
@@ -41,19 +41,19 @@ class ThresholdBias(Bias):
         """True: the bias depends on content."""
         return True
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None or ask.scale is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None or request.scale is None:
             raise ShapeError(
                 "tra computes logits from queries and keys and needs q, k and scale, got None for one of them. Pass "
                 "q, k and scale to dense()."
             )
-        q, k = (self._unit(ask.pick(x, 1)) for x in (ask.q, ask.k))
-        score = (exact_product(q, k.transpose(-1, -2)) * ask.scale).relu()
+        q, k = (self._unit(request.pick(x, 1)) for x in (request.q, request.k))
+        score = (exact_product(q, k.transpose(-1, -2)) * request.scale).relu()
         retained = score > 0
         if self.causal:
             retained = retained & ~self._later()
         count, valid = count_nearer(retained.to(score.dtype), self.order, self.causal)
-        decay = ask.pick(self.decay, 1)[..., None] * count
+        decay = request.pick(self.decay, 1)[..., None] * count
         return (score + decay.where(valid, 0.0)).masked_fill(~retained, float("-inf"))
 
     def _unit(self, x: Tensor) -> Tensor:
@@ -116,15 +116,15 @@ class Tra(Biased):
     )
     tested_options = ("gate_bias=-1,eps=0.1", "causal=true", "spacing=[2,0.5]")
     ndim = (1, 2, 3)
-    knows: ClassVar[tuple[str, ...]] = ("distance", "content")
+    encodes: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection", "rotation")
     reads_tokens = True
 
-    dim: Whole
-    num_heads: Whole
+    dim: PositiveInt
+    num_heads: PositiveInt
     causal: bool = False
-    gate_bias: Number = 5.0
-    eps: Positive = 1e-6
+    gate_bias: FiniteFloat = 5.0
+    eps: PositiveFloat = 1e-6
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
@@ -156,5 +156,5 @@ class Tra(Biased):
         if x is None:
             raise ShapeError("tra reads the tokens. Pass x (b, n, d) to bias().")
         decay = F.logsigmoid(self.delta_proj(x)).transpose(1, 2)
-        order = pos if self.spacing is None else pos.spaced(self.spacing)
+        order = pos if self.spacing is None else pos.with_spacing(self.spacing)
         return ThresholdBias(decay, pos, order, self.causal, self.eps)

@@ -20,7 +20,7 @@ from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Even, NotNegative, Positive, Spacing, Whole
+from vispe.options import NonNegativeFloat, PositiveEvenInt, PositiveFloat, PositiveInt, Spacing
 
 
 @register
@@ -66,22 +66,22 @@ class TransformerXL(Biased, Rotary):
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"xlnet": {"std": 0.02}}
     fused = True
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = r"a_{ij} = s \left( (q_i + u) \cdot k_j + (q_i + v) \cdot R_{p_i - p_j} r \right)"
     tested_options = ("std=0.5,temperature=100,spacing=[2,0.5]", "std=0.5,clamp_len=1.5")
-    calibrates = True
+    scales_channels = True
 
-    dim: Even
-    num_heads: Whole
-    head_dim: Whole | None = None
-    std: NotNegative = 0.0
-    temperature: Positive = 10000.0
-    clamp_len: Positive | None = None
+    dim: PositiveEvenInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    std: NonNegativeFloat = 0.0
+    temperature: PositiveFloat = 10000.0
+    clamp_len: PositiveFloat | None = None
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         if self.spacing is not None:
             self._accept(len(self.spacing))
         self.r = nn.Parameter(torch.empty(self.dim, self.num_heads, width))
@@ -155,7 +155,7 @@ class TransformerXL(Biased, Rotary):
                 f"transformer_xl with clamp_len={self.clamp_len:g} needs tokens at the cells of a grid, got "
                 f"{pos}. Omit clamp_len for free coordinates."
             )
-        coords = (pos if self.spacing is None else pos.spaced(self.spacing)).coords
+        coords = (pos if self.spacing is None else pos.with_spacing(self.spacing)).coords
         rates = self._rates(pos.axes, exact_device(coords)).to(coords)
         angle = (coords[..., None] * rates).flatten(-2)
         cos, sin = (wave * pos.spatial[..., None] for wave in (angle.cos(), angle.sin()))

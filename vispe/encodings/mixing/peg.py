@@ -13,9 +13,9 @@ from vispe.attention.precision import at_least_float32, no_autocast
 from vispe.encodings.base import Mixing
 from vispe.encodings.parts.layers import PreciseConv
 from vispe.encodings.registry import register
-from vispe.errors import OptionError, ShapeError, is_whole
+from vispe.errors import OptionError, ShapeError, is_integer
 from vispe.grid import Grid, Positions
-from vispe.options import Integer, Limits, Whole
+from vispe.options import Integer, Interval, PositiveInt
 
 Padding = Literal["zeros", "circular", "reflect"]
 Init = Literal["reference", "zero"]
@@ -63,7 +63,7 @@ class Peg(Mixing):
     name = "peg"
     paper = "Conditional Positional Encodings for Vision Transformers, https://arxiv.org/abs/2102.10882"
     year = 2021
-    knows = ("direction", "content")
+    encodes = ("direction", "content")
     formula = r"y = x + \operatorname{conv}(x)"
     tested_options = (
         "after=[0,2]",
@@ -74,11 +74,11 @@ class Peg(Mixing):
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"cpvt": {"first": 5}, "retrofit": {"init": "zero"}}
 
-    dim: Whole
-    depth: Whole | None = None
-    first: Whole = 1
+    dim: PositiveInt
+    depth: PositiveInt | None = None
+    first: PositiveInt = 1
     after: tuple[Integer, ...] | None = None
-    kernel_size: Annotated[int, Limits(least=3)] = 3
+    kernel_size: Annotated[int, Interval(least=3)] = 3
     init: Init = "reference"
     padding: Padding = "zeros"
     symmetric: bool = False
@@ -122,7 +122,7 @@ class Peg(Mixing):
         """Whether a convolution follows block `layer`."""
         return layer in self.blocks
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename ``pos_block.<i>.proj[.0].*`` (CPVT, Twins, timm) and ``peg.<i>.proj[.0].*``, i-th convolution."""
         for i in range(len(self.blocks)):
             for module in ("pos_block", "peg"):
@@ -167,7 +167,7 @@ class Peg(Mixing):
         shape, prefix = self._grid(pos)
         if pos.index is not None or pos.grid is None:
             raise ShapeError(f"peg.shrink needs every token of a grid, got {pos}. Drop tokens after it.")
-        if layer not in self.blocks or not is_whole(stride) or stride < 2:
+        if layer not in self.blocks or not is_integer(stride) or stride < 2:
             raise OptionError(
                 f"peg.shrink needs a stride of 2 or more after one of the blocks {self.blocks}, got stride={stride!r} "
                 f"after block {layer}."

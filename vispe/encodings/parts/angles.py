@@ -14,7 +14,7 @@ from vispe.encodings.parts.rope import axial_angles
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Positive, Spacing, Whole
+from vispe.options import PositiveFloat, PositiveInt, Spacing
 
 
 class AxialRotary(Rotary):
@@ -25,10 +25,10 @@ class AxialRotary(Rotary):
 
     ndim = (1, 2, 3)
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    base: Positive = 100.0
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    base: PositiveFloat = 100.0
     layout: Layout = "half"
     spacing: Spacing | None = None
 
@@ -39,7 +39,7 @@ class AxialRotary(Rotary):
 
     def _pair_count(self) -> int:
         """Return the number of channel pairs per head; raise `OptionError` for an odd head_dim."""
-        width = self._head_width()
+        width = self._resolve_head_dim()
         if width % 2:
             raise OptionError(
                 f"{self.name} needs pairs of channels, got head_dim={width} (dim={self.dim}, num_heads="
@@ -59,7 +59,7 @@ class AxialRotary(Rotary):
 
     def angles(self, pos: Positions) -> Tensor:
         """Return the angles of RoPE (b or 1, 1, n, pairs) in float32 or better, 0 for tokens without a position."""
-        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        placed = pos if self.spacing is None else pos.with_spacing(self.spacing)
         counts = even_counts(self.pairs, pos.axes)
         return spread_angles(placed, counts, self.base) * pos.spatial[:, None, :, None]
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.radial import straight_clamp
+from vispe.encodings.parts.radial import straight_through_clamp
 from vispe.encodings.parts.slopes import fixed_slopes
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, NotNegative, Number, Positive, Whole, check_per_axis
+from vispe.options import Axes, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 
 class PriorEncoding(Biased):
@@ -24,17 +24,17 @@ class PriorEncoding(Biased):
     fused = True
     ndim = (1, 2, 3)
 
-    num_heads: Whole
+    num_heads: PositiveInt
     axes: Axes | None = None
-    shape_init: NotNegative | Literal["linear"] = 1.0
+    shape_init: NonNegativeFloat | Literal["linear"] = 1.0
     train_shape: bool = True
-    scale_init: Positive | Literal["slope"] = "slope"
+    scale_init: PositiveFloat | Literal["slope"] = "slope"
     axis_scale: bool = False
     train_loc: bool = False
-    loc_init: Number = 0.0
-    eps: Positive = 1e-5
+    loc_init: FiniteFloat = 0.0
+    eps: PositiveFloat = 1e-5
     wrap: bool = False
-    spacing: tuple[Positive, ...] | None = None
+    spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
         axes = self.axes or (None if self.spacing is None else len(self.spacing))
@@ -76,7 +76,7 @@ class PriorEncoding(Biased):
 
     def _prior(self, pos: Positions) -> OffsetBias:
         self._need_axes(pos)
-        return OffsetBias(self._fall, pos, wrap=self.wrap, spacing=self.spacing, made_of=self._made_of())
+        return OffsetBias(self._fall, pos, wrap=self.wrap, spacing=self.spacing, depends_on=self._made_of())
 
     def _fall(self, step: Tensor) -> Tensor:
         """Return the logarithm of the prior (h, m) at offsets (m, axes)."""
@@ -87,5 +87,5 @@ class PriorEncoding(Biased):
             step = step * at_least_float32(self.stretch)[:, None].exp()
         length = torch.linalg.vector_norm(step, dim=-1)
         # a shape below 0 would be infinite at distance 0
-        shape = straight_clamp(at_least_float32(self.shape), 0.0)[:, None]
+        shape = straight_through_clamp(at_least_float32(self.shape), 0.0)[:, None]
         return -((length + self.eps) ** shape) * at_least_float32(self.scale)[:, None].exp()

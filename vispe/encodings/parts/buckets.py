@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Request
-from vispe.attention.bias.decomposed import DecomposedBias, line_of
+from vispe.attention.bias.abstract_bias import DenseRequest
+from vispe.attention.bias.decomposed import DecomposedBias, grid_line_index
 from vispe.attention.bias.table import table_index
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import at_least_float32, exact_product, no_infinity
@@ -42,7 +42,7 @@ def piecewise_index(offset: Tensor, alpha: float, beta: float, gamma: float) -> 
     return torch.where(near, real.round(), real.sign() * far).to(torch.int64)
 
 
-def log_bucket(offset: Tensor, count: int, most: int) -> Tensor:
+def deberta_bucket(offset: Tensor, count: int, most: int) -> Tensor:
     """Return the bucket of integer offsets, int64: the offset up to count / 2, logarithmic beyond (DeBERTa).
 
     Args:
@@ -170,17 +170,17 @@ class CrossBias(DecomposedBias):
         """Whether no entry is infinite."""
         return no_infinity(*self.weights)
 
-    def lookups(self, ask: Request) -> tuple[Tensor, Tensor]:
+    def lookups(self, request: DenseRequest) -> tuple[Tensor, Tensor]:
         """Return the scores of each token for every row (b, h, n, rows + 1) and column of the grid."""
-        x, scale = ask.q if self.dot == "query" else ask.k, ask.scale if self.scaled else 1.0
+        x, scale = request.q if self.dot == "query" else request.k, request.scale if self.scaled else 1.0
         if x is None or scale is None:
             raise ShapeError(
                 f"CrossBias with scaled={self.scaled} needs the {self.dot} (and scale), got None. Pass q, k and scale."
             )
-        x = ask.pick(shifted(x, self.shift), 1)
+        x = request.pick(shifted(x, self.shift), 1)
         scores: list[Tensor] = []
         for weights, reads in zip(self.weights, self.lines, strict=True):
-            read = exact_product(x, ask.pick(weights).transpose(-1, -2)) * scale
+            read = exact_product(x, request.pick(weights).transpose(-1, -2)) * scale
             # scores of all buckets, then select those of each row or column of the grid
             scores.append(read.gather(-1, reads[:, None].expand(*read.shape[:2], -1, -1)))
         return scores[0], scores[1]
@@ -220,7 +220,9 @@ class CrossValue(ValueTerm):
             per_line = torch.cat([patches, attn[..., : grid.prefix].sum(-1, keepdim=True)], -1)
         else:
             zeros = attn.new_zeros(*attn.shape[:3], reads.shape[-1])
-            per_line = zeros.scatter_add(-1, line_of(self.pos, axis)[:, None, None].expand(*attn.shape), attn)
+            per_line = zeros.scatter_add(
+                -1, grid_line_index(self.pos, axis)[:, None, None].expand(*attn.shape), attn
+            )
         # then per bucket, so that each vector is multiplied only once
         sums = attn.new_zeros(*attn.shape[:3], weights.shape[1])
         sums = sums.scatter_add(-1, reads[:, None].expand(*attn.shape[:2], -1, -1), per_line)

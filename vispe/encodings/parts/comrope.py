@@ -21,7 +21,7 @@ from vispe.encodings.parts.skew_symmetric import (
 )
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
-from vispe.options import NotNegative, Number, Positive
+from vispe.options import FiniteFloat, NonNegativeFloat, PositiveFloat
 
 Form = Literal["matrix", "folded"]
 Normalize = Literal["axis", "common", "none"]
@@ -34,12 +34,12 @@ class ComRoPE(SkewRotary):
     block: Block | None = None
     form: Form = "matrix"
     normalize: Normalize = "axis"
-    cls_position: Number | None = None
+    cls_position: FiniteFloat | None = None
     init: Init = "normal"
-    init_std: NotNegative = 1.0
-    base: Positive | None = None
-    jitter: NotNegative = 0.0
-    jitter_offset: NotNegative = 0.0
+    init_std: NonNegativeFloat = 1.0
+    base: PositiveFloat | None = None
+    jitter: NonNegativeFloat = 0.0
+    jitter_offset: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,7 +172,7 @@ class ComRoPE(SkewRotary):
         if self.form == "matrix":
             return super().transform(pos, layer, x)
         self._need_axes(pos)
-        return PairRotation(*self._kept(self, pos, lambda: self._tables(pos)), "interleaved")
+        return PairRotation(*self._eval_cache(self, pos, lambda: self._tables(pos)), "interleaved")
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         angles = self.angles(pos)

@@ -9,7 +9,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Axes, Whole
+from vispe.options import Axes, PositiveInt
 
 FRACTIONS = "reads fractions of the field"
 
@@ -19,8 +19,8 @@ class CoordinateEncoder(Additive):
 
     ndim = (1, 2, 3)
 
-    dim: Whole
-    grid: tuple[Whole, ...] | None = None
+    dim: PositiveInt
+    grid: tuple[PositiveInt, ...] | None = None
     axes: Axes | None = None
 
     def __post_init__(self) -> None:

@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.decomposed import DecomposedBias, line_of
+from vispe.attention.bias.decomposed import DecomposedBias, grid_line_index
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
-from vispe.options import Number, Whole
+from vispe.options import FiniteFloat, PositiveInt
 
 
 class PathBias(Biased):
@@ -25,15 +25,15 @@ class PathBias(Biased):
 
     ndim = (1, 2)
     fused = True
-    knows: ClassVar[tuple[str, ...]] = ("distance", "content")
+    encodes: ClassVar[tuple[str, ...]] = ("distance", "content")
     invariant: ClassVar[tuple[str, ...]] = ("translation", "quarter_turns", "reflection")
     reads_tokens = True
 
-    dim: Whole
-    num_heads: Whole
+    dim: PositiveInt
+    num_heads: PositiveInt
     causal: bool = False
     shared: bool = True
-    gate_bias: Number = 5.0
+    gate_bias: FiniteFloat = 5.0
 
     def __post_init__(self) -> None:
         if self.causal and not self.shared:
@@ -113,7 +113,7 @@ def _line(first: Tensor, second: Tensor, pos: Positions, grid: Grid, causal: boo
 
 def _plane(along: Tensor, down: Tensor, pos: Positions) -> Bias:
     """Return the mean over both L-shaped paths, from gates (b, h, gh, gw) of steps along rows and columns."""
-    row, col = (line_of(pos, axis)[:, None] for axis in (0, 1))
+    row, col = (grid_line_index(pos, axis)[:, None] for axis in (0, 1))
     # a path is a segment in the query's row or column plus one in the key's; a token reads its own two lines
     cols = _stretches(_middles(along), row, col)
     rows = _stretches(_middles(down.transpose(-1, -2)), col, row)

@@ -36,12 +36,12 @@ def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
 
 
 @torch.library.custom_op("vispe::curve_order", mutates_args=())
-def curve_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
+def curve_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
     """Return `curve_order` as (h w,) float64, as one operator, so that compiled graphs support any grid size."""
     return torch.tensor(curve_order((h, w), start).ravel(), dtype=torch.float64, device=device)
 
 
-@curve_places.register_fake  # pyright: ignore[reportUnknownMemberType]  torch does not type it
+@curve_indices.register_fake  # pyright: ignore[reportUnknownMemberType]  torch does not type it
 def _unknown_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
     del start
     return torch.empty(h * w, dtype=torch.float64, device=device)
@@ -80,8 +80,8 @@ def _block(a: Cells, b: Cells) -> Cells:
     return _curve((int(a[0]), int(a[1])), (int(b[0]), int(b[1])))
 
 
-def traced_places(h: int, w: int, start: str, device: torch.device) -> Tensor:
-    """Return `curve_places` by operators available in ONNX; NaN for grids that `ROUNDS` halvings do not resolve.
+def traced_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
+    """Return `curve_indices` by operators available in ONNX; NaN for grids that `ROUNDS` halvings do not resolve.
 
     Each cell follows the blocks of `_curve` that contain it: (u, v) is its offset along the major and minor side of
     its block of (a, b) cells, and back_u, back_v flag sides that run backwards, since halves are rounded down.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.errors import OptionError, is_whole
+from vispe.errors import OptionError, is_integer
 
 Longer = Literal["tile", "nearest", "linear"]
 
@@ -38,7 +38,7 @@ def places(tokens: int, entries: int, rule: Longer, device: torch.device | None 
     return number * ((entries - 1) / max(tokens - 1, 1))
 
 
-def stretched(tokens: int, trained: int, longest: int) -> Tensor:
+def extended_indices(tokens: int, trained: int, longest: int) -> Tensor:
     """Return the indices that the authors use with a table of `longest` entries made from `trained`, (tokens,) int64.
 
     Up to the trained length, indices are ``i * (longest // trained)``, beyond it i: they jump at the next token.
@@ -53,13 +53,13 @@ def stretched(tokens: int, trained: int, longest: int) -> Tensor:
         OptionError: a count is not an integer above 0.
     """
     for name, count in (("tokens", tokens), ("trained", trained), ("longest", longest)):
-        if not is_whole(count) or count < 1:
+        if not is_integer(count) or count < 1:
             raise OptionError(f"stretched needs an integer above 0 for {name}, got {name}={count!r}.")
     number = torch.arange(tokens)
     return number * max(longest // trained, 1) if tokens <= trained else number
 
 
-def read_longer(table: Tensor, old: tuple[int, ...], new: tuple[int, ...], rule: Longer) -> Tensor:
+def extend_table(table: Tensor, old: tuple[int, ...], new: tuple[int, ...], rule: Longer) -> Tensor:
     """Return a table (1, prod(old), d) extended axis by axis to the tokens of grid `new` (1, prod(new), d)."""
     values = table.reshape(*old, -1)
     for axis, (entries, tokens) in enumerate(zip(old, new, strict=True)):

@@ -13,20 +13,20 @@ from vispe.encodings.parts.coords import FRACTIONS, CoordinateEncoder, cell_cent
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 Normalize = Literal["field", "common", "reference", "corners", "none"]
 Reveal = Literal["none", "linear", "cosine"]
 
 
-def bands_open(count: int, progress: float | Tensor, form: Reveal = "linear") -> Tensor:
+def band_weights(count: int, progress: float | Tensor, form: Reveal = "linear") -> Tensor:
     """Return the weights of `count` bands, (count,) float64 in [0, 1], longest wavelengths first.
 
     The weight of band k grows from 0 to 1 while ``progress * count`` goes from k to k + 1, linearly or along half a
     cosine. At the end of training, progress 1, all weights are exactly 1.
 
     Example:
-        >>> bands_open(4, 0.625).tolist()
+        >>> band_weights(4, 0.625).tolist()
         [1.0, 1.0, 0.5, 0.0]
     """
     share = torch.as_tensor(progress, dtype=torch.float64)
@@ -34,7 +34,7 @@ def bands_open(count: int, progress: float | Tensor, form: Reveal = "linear") ->
     return (1 - (math.pi * opened).cos()) / 2 if form == "cosine" else opened
 
 
-class Revealed(Encoding):
+class ProgressiveBands(Encoding):
     """Encoding with frequency bands that `reveal` activates one after the other with `progress` (PINs, 2202.04713).
 
     Progress is stored as a tensor, so that compiled code reads new values without recompilation.
@@ -53,11 +53,13 @@ class Revealed(Encoding):
         vars(self)["_share"] = torch.tensor(value, dtype=torch.float64, device="cpu")
 
     @property
-    def opening(self) -> bool:
+    def uses_progress(self) -> bool:
         """Whether tables depend on the training progress: `reveal` is set and `set_progress` was called."""
         return self.reveal != "none" and self._share is not None
 
-    def opened(self, waves: Tensor, *counts: int, copies: int = 1, interleaved: bool = False) -> Tensor:
+    def with_band_weights(
+        self, waves: Tensor, *counts: int, copies: int = 1, interleaved: bool = False
+    ) -> Tensor:
         """Return waves (..., channels) with each band multiplied by its weight.
 
         Args:
@@ -71,16 +73,16 @@ class Revealed(Encoding):
         if self.reveal == "none" or share is None:
             return waves
         # bands are ordered from the longest wavelength
-        gates = [bands_open(n, share, self.reveal).flip(0) for n in counts]
+        gates = [band_weights(n, share, self.reveal).flip(0) for n in counts]
         both = [g.repeat_interleave(2) if interleaved else g.repeat(2) for g in gates]
         return waves * torch.cat(both * copies).to(waves)
 
 
-class FourierEncoding(Revealed, CoordinateEncoder):
+class FourierEncoding(ProgressiveBands, CoordinateEncoder):
     """Encodes normalised coordinates by sines and cosines; base of `fourier` and `fourier_learned`."""
 
     normalize: Normalize = "field"
-    reference: tuple[Whole, ...] | None = None
+    reference: tuple[PositiveInt, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,14 +93,14 @@ class FourierEncoding(Revealed, CoordinateEncoder):
 
     def constant(self) -> bool:
         """Whether the table depends only on positions."""
-        return not self.opening and super().constant()
+        return not self.uses_progress and super().constant()
 
     def by_length(self, waves: Tensor, bands: Tensor, count: int) -> Tensor:
         """Return waves (..., 2 r), two halves of r frequencies, times the weight of each frequency's band (r,)."""
         share = self._share
         if self.reveal == "none" or share is None:
             return waves
-        gates = bands_open(count, share, self.reveal).to(waves)[bands]
+        gates = band_weights(count, share, self.reveal).to(waves)[bands]
         return waves * torch.cat([gates, gates])
 
     def place(self, pos: Positions) -> Tensor:

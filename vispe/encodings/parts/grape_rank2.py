@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.content import GatedBias
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
@@ -76,11 +76,11 @@ class OneSidedBias(Bias):
         """True: no entry is infinite."""
         return True
 
-    def _dense(self, ask: Request) -> Tensor:
-        pos_q, pos_k = ask.where(self.pos)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        pos_q, pos_k = request.where(self.pos)
         step = (pos_q.coords[:, :, None, 0] - pos_k.coords[:, None, :, 0]).clamp(min=0)
         step = step.masked_fill(~(pos_q.spatial[:, :, None] & pos_k.spatial[:, None]), 0.0)
-        return step[:, None] * -ask.pick(step.new_tensor(self.slopes))[:, None, None]
+        return step[:, None] * -request.pick(step.new_tensor(self.slopes))[:, None, None]
 
 
 class ContentGateBias(GatedBias):
@@ -101,11 +101,14 @@ class ContentGateBias(GatedBias):
         super().__init__(None, None, profile)
         self.omega, self.key_gate, self.query_gate = omega, key, query
 
-    def gates(self, ask: Request) -> tuple[Tensor | None, Tensor | None]:
+    def gates(self, request: DenseRequest) -> tuple[Tensor | None, Tensor | None]:
         """Return the gates of queries and of keys, (b, h, n), None for no gate."""
-        strength = F.softplus(at_least_float32(ask.pick(self.omega)))[:, None]
+        strength = F.softplus(at_least_float32(request.pick(self.omega)))[:, None]
         gates: list[Tensor | None] = []
-        for name, direction, x in (("keys", self.key_gate, ask.k), ("queries", self.query_gate, ask.q)):
+        for name, direction, x in (
+            ("keys", self.key_gate, request.k),
+            ("queries", self.query_gate, request.q),
+        ):
             if direction is not None and x is None:
                 raise ShapeError(
                     f"ContentGateBias needs {name} for its gates, got None. Pass q and k to dense()."
@@ -113,7 +116,7 @@ class ContentGateBias(GatedBias):
             if direction is None or x is None:
                 gates.append(None)
                 continue
-            wide, along = at_least_float32(ask.pick(x, 1)), at_least_float32(ask.pick(direction))
+            wide, along = at_least_float32(request.pick(x, 1)), at_least_float32(request.pick(direction))
             gates.append(strength * F.softplus((wide * along[:, None]).sum(-1) * wide.shape[-1] ** -0.5))
         return gates[1], gates[0]
 

@@ -95,7 +95,7 @@ def _works(encoding: Encoding, pos: Positions) -> bool:
             encoding.mix(x, pos, 0)
         if isinstance(encoding, Rotary | Biased):
             term = encoding.value_term(pos, 0) if isinstance(encoding, Biased) else None
-            branches = cast("Any", encoding).branches(pos, 0, x) if encoding.branched else (None,)
+            branches = cast("Any", encoding).branches(pos, 0, x) if encoding.multi_softmax else (None,)
             for branch in branches:
                 one = encoding if branch is None else branch
                 bias = one.bias(pos, 0, x) if isinstance(one, Biased) else getattr(branch, "bias", None)

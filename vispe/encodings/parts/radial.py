@@ -13,7 +13,7 @@ from vispe.encodings.base import Biased
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Positive, Whole, check_per_axis
+from vispe.options import PositiveFloat, PositiveInt, check_per_axis
 
 
 class RadialEncoding(Biased):
@@ -22,12 +22,12 @@ class RadialEncoding(Biased):
     fused = True
     ndim = (1, 2, 3)
 
-    num_heads: Whole
+    num_heads: PositiveInt
     metric: Metric = "euclidean"
     wrap: bool = False
     normalize: Normalize = "none"
-    reference: tuple[Whole, ...] | None = None
-    spacing: tuple[Positive, ...] | None = None
+    reference: tuple[PositiveInt, ...] | None = None
+    spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
         given = [len(option) for option in (self.spacing, self.reference) if option is not None]
@@ -57,11 +57,11 @@ class RadialEncoding(Biased):
             reference=self.reference,
             spacing=self.spacing,
             key=key,
-            made_of=None if key is not None else self._made_of(getattr(function, "__name__", "")),
+            depends_on=None if key is not None else self._made_of(getattr(function, "__name__", "")),
         )
 
 
-def straight_clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
+def straight_through_clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
     """Clamp `x` with a straight-through gradient, so that values outside the limits can return."""
     return x + (x.clamp(least, most) - x).detach()
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.bias.abstract_bias import Bias, Request
-from vispe.attention.bias.content import ContextBias, per_head
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.content import ContextBias, with_head_axis
 from vispe.attention.bias.table import table_index
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.parts.buckets import CrossBias, shifted
@@ -51,12 +51,12 @@ class ShiftedContext(ContextBias):
         """Whether all entries are known to be finite."""
         return no_infinity(self.weights, self.shift)
 
-    def _dense(self, ask: Request) -> Tensor:
-        if self.dot == "query" and ask.q is not None:
-            ask = ask._replace(q=shifted(ask.q, self.shift))
-        elif self.dot == "key" and ask.k is not None:
-            ask = ask._replace(k=shifted(ask.k, self.shift))
-        return super()._dense(ask)
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if self.dot == "query" and request.q is not None:
+            request = request._replace(q=shifted(request.q, self.shift))
+        elif self.dot == "key" and request.k is not None:
+            request = request._replace(k=shifted(request.k, self.shift))
+        return super()._dense(request)
 
 
 class FactorBias(Bias):
@@ -84,12 +84,15 @@ class FactorBias(Bias):
         """Whether all entries are known to be finite."""
         return no_infinity(self.factors)
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None or ask.scale is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None or request.scale is None:
             raise ShapeError("FactorBias needs q, k and scale, got None for one of them. Pass all three.")
-        product = exact_product(ask.pick(ask.q, 1), ask.pick(ask.k, 1).transpose(-1, -2)) * ask.scale
-        buckets = per_head(self.buckets)
-        factors = ask.pick(self.factors)[None, :, :, None].to(product.dtype)
+        product = (
+            exact_product(request.pick(request.q, 1), request.pick(request.k, 1).transpose(-1, -2))
+            * request.scale
+        )
+        buckets = with_head_axis(self.buckets)
+        factors = request.pick(self.factors)[None, :, :, None].to(product.dtype)
         shape = buckets.shape[0], factors.shape[1], *buckets.shape[2:]
         # one factor per bucket, then per pair
         chosen = factors.expand(shape[0], -1, -1, shape[3]).gather(2, buckets.expand(shape))
@@ -126,13 +129,13 @@ class WaveBias(Bias):
         """Whether all entries are known to be finite."""
         return no_infinity(self.of_sin, self.of_cos, self.shift)
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.scale is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.scale is None:
             raise ShapeError(
                 "WaveBias needs the query and scale, got None for one of them. Pass q, k and scale."
             )
-        q = ask.pick(shifted(ask.q, self.shift), 1) * ask.scale
-        a, b = (exact_product(q, ask.pick(t).transpose(-1, -2)) for t in (self.of_sin, self.of_cos))
+        q = request.pick(shifted(request.q, self.shift), 1) * request.scale
+        a, b = (exact_product(q, request.pick(t).transpose(-1, -2)) for t in (self.of_sin, self.of_cos))
         # angle-difference identities: products per token replace sines and cosines per pair
         cos, sin = self.cos[:, None], self.sin[:, None]
         row = torch.cat([a * sin + b * cos, b * sin - a * cos], -1)

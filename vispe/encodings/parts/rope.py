@@ -19,9 +19,9 @@ from vispe.encodings.base import Rotary
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import Schedule
-from vispe.options import Limits, NotNegative, Positive, Shape, Spacing, Whole
+from vispe.options import Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Shape, Spacing
 
-LogitScale = Literal["none", "yarn", "entropy", "log_length", "ssmax"] | Positive
+LogitScale = Literal["none", "yarn", "entropy", "log_length", "ssmax"] | PositiveFloat
 AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")
 
 
@@ -42,7 +42,7 @@ class Draws(NamedTuple):
         return coords if rescale is None else coords * rescale
 
 
-class TooSmall(NamedTuple):
+class BaseTooSmall(NamedTuple):
     """Diagnostic of a RoPE base that is too small for a grid.
 
     Attributes:
@@ -84,23 +84,23 @@ class RopeBase(Rotary):
 
     ndim = (1, 2, 3)
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    depth: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    depth: PositiveInt | None = None
     layout: Layout = "interleaved"
-    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     spacing: Spacing | None = None
     schedule: Schedule = "none"
     reference: Shape | None = None
     logit_scale: LogitScale = "none"
-    shift_coords: NotNegative | None = None
-    jitter_coords: Annotated[float, Limits(least=1)] | None = None
-    rescale_coords: Annotated[float, Limits(least=1)] | None = None
+    shift_coords: NonNegativeFloat | None = None
+    jitter_coords: Annotated[float, Interval(least=1)] | None = None
+    rescale_coords: Annotated[float, Interval(least=1)] | None = None
     per_block: bool = False
 
     def __post_init__(self) -> None:
-        self.width = self._head_width()
+        self.width = self._resolve_head_dim()
         if self.width * self.rotated % self._whole:
             raise OptionError(
                 f"{self.name} needs a head_dim divisible by {self._whole}, got head_dim={self.width} with rotated="
@@ -128,7 +128,7 @@ class RopeBase(Rotary):
         """Divisor of the number of rotated channels."""
         return 4
 
-    def too_small(self, grid: Grid) -> TooSmall | None:
+    def base_too_small(self, grid: Grid) -> BaseTooSmall | None:
         """Return a diagnostic if the base is too small for a grid; None if it suffices or there is no base."""
         del grid
 
@@ -213,7 +213,7 @@ class RopeBase(Rotary):
         if "rope" in pos.attrs:
             return PairRotation(*make(), self.layout)
         if self.learned:
-            return PairRotation(*self._kept(self, pos, make), self.layout)
+            return PairRotation(*self._eval_cache(self, pos, make), self.layout)
         return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
@@ -223,7 +223,7 @@ class RopeBase(Rotary):
     def angles(self, pos: Positions, layer: int = 0) -> Tensor:
         """Return the angle of every token and pair in block `layer`, (b or 1, h or 1, n, pairs), in radians."""
         self._need_axes(pos)
-        return self._angles(pos if self.spacing is None else pos.spaced(self.spacing), layer)
+        return self._angles(pos if self.spacing is None else pos.with_spacing(self.spacing), layer)
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
         """Return the angles (b or 1, h or 1, n, pairs) of all tokens, in float32 or better."""

@@ -35,9 +35,9 @@ class Sampler(Encoding):
         """Whether it also draws in evaluation."""
         return False
 
-    def advance(self, progress: float, seed: int | None) -> None:
+    def on_progress(self, progress: float, seed: int | None) -> None:
         """Set the completed fraction of the training and the seed of the next draws; see `set_progress`."""
-        super().advance(progress, seed)
+        super().on_progress(progress, seed)
         vars(self).update(seed=seed, steered=True)
         if not _APART:
             _APART.append(torch.compiler.disable(_drawn_apart))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -32,7 +32,7 @@ class ScoreBias(Bias):
         return True
 
     def scores(
-        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, ask: Request
+        self, q: Tensor, k: Tensor, scale: float, pos_q: Positions, pos_k: Positions, request: DenseRequest
     ) -> Tensor:
         """Return the logits (b, h, n, m) of pairs of tokens with positions.
 
@@ -42,19 +42,19 @@ class ScoreBias(Bias):
             scale: factor of the logits.
             pos_q: positions of the queries.
             pos_k: positions of the keys.
-            ask: the request, to select heads of other tensors.
+            request: the request, to select heads of other tensors.
         """
         raise NotImplementedError
 
-    def _dense(self, ask: Request) -> Tensor:
-        if ask.q is None or ask.k is None:
+    def _dense(self, request: DenseRequest) -> Tensor:
+        if request.q is None or request.k is None:
             raise ShapeError(
                 f"The logits of {self.of} need queries and keys, got None. Pass q and k to dense()."
             )
-        pos_q, pos_k = ask.where(self.pos)
-        q, k = (at_least_float32(ask.pick(x, 1)) for x in (ask.q, ask.k))
-        scale = q.shape[-1] ** -0.5 if ask.scale is None else ask.scale
-        scores = self.scores(q, k, scale, pos_q, pos_k, ask)
+        pos_q, pos_k = request.where(self.pos)
+        q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
+        scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
+        scores = self.scores(q, k, scale, pos_q, pos_k, request)
         # tokens without a position attend, and are attended to, by content alone
         placed = (pos_q.spatial[:, :, None] & pos_k.spatial[:, None])[:, None]
         return torch.where(placed, scores, scale * q @ k.transpose(-1, -2))

@@ -14,9 +14,9 @@ from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.base import Rotary
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, Limits, Whole
+from vispe.options import Axes, Interval, PositiveInt
 
-Block = Annotated[int, Limits(least=2)]
+Block = Annotated[int, Interval(least=2)]
 eigh = cast("Callable[[Tensor], tuple[Tensor, Tensor]]", torch.linalg.eigh)  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -28,14 +28,14 @@ class SkewRotary(Rotary):
 
     ndim = (1, 2, 3)
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     axes: Axes = 2
 
     def __post_init__(self) -> None:
         self._accept(self.axes)
-        self.head = self._head_width()
+        self.head = self._resolve_head_dim()
 
     def _set_blocks(self, block: int | None, parts: int) -> None:
         """Set the channels per block (at most 8 by default) and the blocks per head, in `parts` equal groups."""
@@ -66,7 +66,7 @@ class SkewRotary(Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotation of queries and keys, by the same matrix per token."""
         self._need_axes(pos)
-        rotations = self._kept(self, pos, lambda: self.rotations(pos))
+        rotations = self._eval_cache(self, pos, lambda: self.rotations(pos))
         return BlockTransform(q=rotations, k=rotations)
 
 

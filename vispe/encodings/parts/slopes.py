@@ -17,7 +17,7 @@ from vispe.encodings.parts.radial import inverse_softplus
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
-from vispe.options import Integer, NotNegative, Positive, Whole, check_per_axis
+from vispe.options import Integer, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis
 
 Slopes = Literal["constant", "geometric", "alibi", "harmonic", "radius", "learned"]
 # m r within which exp(-m d) has 95 % of its weight, by axes: the quantile of a gamma distribution of that shape
@@ -68,15 +68,15 @@ class AlibiBase(Biased):
 
     fused = True
 
-    num_heads: Whole
-    depth: Whole | None = None
+    num_heads: PositiveInt
+    depth: PositiveInt | None = None
     slopes: Slopes = "alibi"
     softplus: bool = False
     layers: tuple[Integer, ...] | None = None
-    biased_heads: Whole | None = None
-    steepest: Positive | None = None
-    radius: tuple[Positive, ...] | None = None
-    factor: Positive = 1.0
+    biased_heads: PositiveInt | None = None
+    steepest: PositiveFloat | None = None
+    radius: tuple[PositiveFloat, ...] | None = None
+    factor: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
         if self.softplus and self.slopes != "learned":
@@ -132,7 +132,7 @@ class AlibiBase(Biased):
         """Whether block `layer` has the bias."""
         return self.layers is None or layer in self.layers
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename learned slopes, stored in released checkpoints as `m` (h, 1, 1) of the attention layer."""
         if self.slopes == "learned" and f"{parent_prefix}m" in state_dict:
             slope = state_dict.pop(f"{parent_prefix}m").flatten()
@@ -175,11 +175,11 @@ class GridAlibi(AlibiBase):
     metric: Metric = "euclidean"
     wrap: bool = False
     normalize: Normalize = "none"
-    reference: tuple[Whole, ...] | None = None
-    spacing: tuple[Positive, ...] | None = None
+    reference: tuple[PositiveInt, ...] | None = None
+    spacing: tuple[PositiveFloat, ...] | None = None
     layers: tuple[Integer, ...] | None = None
-    jitter: NotNegative = 0.0
-    biased_heads: Whole | None = None
+    jitter: NonNegativeFloat = 0.0
+    biased_heads: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         used = self.normalize == "reference"

@@ -11,7 +11,7 @@ from vispe.grid import PerToken, Positions
 RANK = "rank"
 
 
-def follow(name: str, pos: Positions) -> Positions:
+def bind_ranks(name: str, pos: Positions) -> Positions:
     """Return positions whose ranks are gathered when tokens are dropped; unchanged without ranks."""
     given = pos.attrs.get(RANK)
     if not isinstance(given, Tensor):

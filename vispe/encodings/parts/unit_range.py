@@ -9,15 +9,15 @@ from torch import Tensor
 
 from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import OptionError
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 
 class ReachSampler(Sampler):
     """Sampler of positions from 0 to `reach`; subclasses define the distribution."""
 
-    reach: Positive = 64.0
+    reach: PositiveFloat = 64.0
     spacing: Literal["drawn", "kept"] = "drawn"
-    grid: tuple[Whole, ...] | None = None
+    grid: tuple[PositiveInt, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.spacing == "kept" and self.grid is None:

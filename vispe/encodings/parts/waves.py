@@ -8,17 +8,17 @@ from torch import Tensor
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.fourier import Revealed
+from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.grid import Positions
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
-class SinCos(Revealed, Additive):
+class SinCos(ProgressiveBands, Additive):
     """Sines, then cosines, per axis, concatenated; subclasses define the frequencies per axis by `counts`."""
 
-    temperature: Positive = 10000.0
-    spacing: tuple[Positive, ...] | None = None
-    std: Positive | None = None
+    temperature: PositiveFloat = 10000.0
+    spacing: tuple[PositiveFloat, ...] | None = None
+    std: PositiveFloat | None = None
 
     def counts(self) -> tuple[int, ...]:
         """Return the number of frequencies of each axis; they sum to half of the width."""
@@ -29,7 +29,7 @@ class SinCos(Revealed, Additive):
         self._need_axes(pos)
         key = (self.name, self.counts(), self.temperature, self.spacing, self.std)
         # cached with all bands active, so that training does not cache a table per step
-        return self.opened(pos.remember(key, lambda: self._table(pos)), *self.counts())
+        return self.with_band_weights(pos.remember(key, lambda: self._table(pos)), *self.counts())
 
     def _table(self, pos: Positions) -> Tensor:
         table = self._waves(pos)
@@ -47,7 +47,9 @@ class SinCos(Revealed, Additive):
         return table / spread * self.std
 
     def _waves(self, pos: Positions) -> Tensor:
-        coords = at_least_float32(pos.coords if self.spacing is None else pos.spaced(self.spacing).coords)
+        coords = at_least_float32(
+            pos.coords if self.spacing is None else pos.with_spacing(self.spacing).coords
+        )
         parts: list[Tensor] = []
         for axis, count in enumerate(self.counts()):
             parts.append(waves(coords[..., axis, None] * rates(count, self.temperature, coords)))

@@ -35,4 +35,4 @@ def set_progress(model: nn.Module, progress: float, *, seed: int | None = None) 
         )
     for module in model.modules():
         if isinstance(module, Encoding):
-            module.advance(float(progress), seed)
+            module.on_progress(float(progress), seed)

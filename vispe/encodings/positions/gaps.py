@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import register
-from vispe.options import Limits, Whole
+from vispe.options import Interval, PositiveInt
 
 
 @register
@@ -39,8 +39,8 @@ class Gaps(Sampler):
     year = 2023
     ndim = (1, 2, 3)
 
-    rate: Annotated[float, Limits(above=0, most=1)] = 0.1
-    size: Whole = 4
+    rate: Annotated[float, Interval(above=0, most=1)] = 0.1
+    size: PositiveInt = 4
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the cell positions with random gaps."""

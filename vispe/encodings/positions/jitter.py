@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import register
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register
@@ -34,7 +34,7 @@ class Jitter(Sampler):
     ndim = (1, 2, 3)
     year = 2026
 
-    sd: Positive = 0.2
+    sd: PositiveFloat = 0.2
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the cell positions with small displacements."""

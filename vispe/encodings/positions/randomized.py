@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.encodings.parts.unit_range import ReachSampler
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register
@@ -45,7 +45,7 @@ class Randomized(ReachSampler):
     year = 2023
     ndim = (1, 2, 3)
 
-    reach: Whole = 64
+    reach: PositiveInt = 64
     test: Literal["even", "draw"] = "even"
 
     @property

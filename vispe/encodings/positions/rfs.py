@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.encodings.parts.unit_range import ReachSampler
 from vispe.encodings.registry import register
-from vispe.options import Chance
+from vispe.options import Probability
 
 
 @register
@@ -41,7 +41,7 @@ class Rfs(ReachSampler):
     year = 2026
     ndim = (1, 2, 3)
 
-    min_gap: Chance = 0.0
+    min_gap: Probability = 0.0
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return `cells` uniform draws below `reach`, in order."""

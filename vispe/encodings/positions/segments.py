@@ -8,7 +8,7 @@ from torch import Tensor
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register
@@ -43,8 +43,8 @@ class Segments(Sampler):
     year = 2023
     ndim = (1, 2, 3)
 
-    canvas: Whole = 64
-    count: Whole = 2
+    canvas: PositiveInt = 64
+    count: PositiveInt = 2
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the cells with each segment shifted by a separate number, increasing over segments."""

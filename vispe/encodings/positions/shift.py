@@ -8,7 +8,7 @@ from torch import Tensor
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
-from vispe.options import Count, Whole
+from vispe.options import NonNegativeInt, PositiveInt
 
 
 @register
@@ -45,8 +45,8 @@ class Shift(Sampler):
     ndim = (1, 2, 3)
     reader = "sincos2d"
 
-    reach: Whole = 64
-    curriculum: tuple[Count, Count] | None = None
+    reach: PositiveInt = 64
+    curriculum: tuple[NonNegativeInt, NonNegativeInt] | None = None
 
     def __post_init__(self) -> None:
         if self.curriculum is not None and self.curriculum[0] > self.curriculum[1]:

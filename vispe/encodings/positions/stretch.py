@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register
@@ -41,8 +41,8 @@ class Stretch(Sampler):
     ndim = (1, 2, 3)
     year = 2025
 
-    low: Positive = 0.5
-    high: Positive = 2.0
+    low: PositiveFloat = 0.5
+    high: PositiveFloat = 2.0
 
     def __post_init__(self) -> None:
         if self.low > self.high:

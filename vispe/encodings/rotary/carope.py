@@ -60,7 +60,7 @@ class Carope(ContextRotary):
     paper = "Context-aware Rotary Position Embedding, https://arxiv.org/abs/2507.23083"
     year = 2025
     presets: ClassVar[dict[str, dict[str, Any]]] = {"scan": {"form": "scan", "base": 10000.0}}
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = (
         r"f_h(x) = \frac{1}{1 + \operatorname{softplus}(w_h \cdot x + b_h)}, \quad \theta_{tc} = \sum_{s "

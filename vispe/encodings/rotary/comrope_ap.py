@@ -73,7 +73,7 @@ class ComRoPEAP(ComRoPE):
         "https://arxiv.org/abs/2506.03737"
     )
     year = 2025
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a A_a \Big)"
     tested_options = (
@@ -141,7 +141,7 @@ class ComRoPEAP(ComRoPE):
             rotations.append(made.index_select(2, index))
         return torch.cat(rotations, 3).index_select(3, order.argsort())
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename `freqs` (h, 1, blocks, s, s) of released checkpoints from the attention layer."""
         if self.form == "matrix" and f"{parent_prefix}freqs" in state_dict:
             state_dict[f"{prefix}skew"] = skew_upper(state_dict.pop(f"{parent_prefix}freqs"))

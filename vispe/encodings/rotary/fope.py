@@ -16,7 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Axes, Positive
+from vispe.options import Axes, PositiveFloat
 
 
 @register
@@ -67,7 +67,7 @@ class Fope(AxialRotary):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "text": {"axes": 1, "base": 10000.0, "train_length": 512.0},
     }
-    knows = ("distance", "direction", "place")
+    encodes = ("distance", "direction", "position")
     formula = r"\cos_f = C_{\cos} \cos p \omega, \quad \sin_f = C_{\sin} \sin p \omega"
     tested_options = (
         "norm=true,trainable=true,train_length=100",
@@ -76,7 +76,7 @@ class Fope(AxialRotary):
     )
 
     axes: Axes = 2
-    train_length: Positive = 32.0
+    train_length: PositiveFloat = 32.0
     norm: bool = False
     trainable: bool = False
 
@@ -122,10 +122,10 @@ class Fope(AxialRotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> PairRotation:
         """Return the tables of all tokens; the identity for prefix tokens."""
         self._need_axes(pos)
-        return PairRotation(*self._kept(self, pos, lambda: self._tables(pos)), self.layout)
+        return PairRotation(*self._eval_cache(self, pos, lambda: self._tables(pos)), self.layout)
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
-        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         freqs = self.frequencies(exact_device(pos.coords)).to(spaced.coords)
         angle = spaced.coords.movedim(-1, 0)[:, :, None, :, None] * freqs  # (axes, b, 1, n, waves)
         cos, sin = (

@@ -17,7 +17,7 @@ from vispe.encodings.parts.grape_rank2 import rank2_rotation
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 Planes = Literal["canonical", "rank2"]
 
@@ -63,22 +63,22 @@ class Grape(Rotary):
     paper = "Group Representational Position Encoding, https://arxiv.org/abs/2512.07805"
     year = 2025
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"q_i \to G(p_i) \, q_i, \quad k_j \to G(p_j) \, k_j, \quad G(p) = \prod_a \exp(p_a L_a)"
     tested_options = ("planes=rank2", "shared=false", "base=10000,scale=1")
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     planes: Planes = "canonical"
-    base: Positive = 100.0
+    base: PositiveFloat = 100.0
     shared: bool = True
-    scale: Positive = 16.0
+    scale: PositiveFloat = 16.0
 
     def __post_init__(self) -> None:
-        width, rank2 = self._head_width(), self.planes == "rank2"
+        width, rank2 = self._resolve_head_dim(), self.planes == "rank2"
         if rank2 and not (self.shared and self.scale == 16.0):
             raise OptionError(
                 "shared and scale have no effect with planes='rank2', which has no frequencies. Omit them."
@@ -122,16 +122,16 @@ class Grape(Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotations of all tokens."""
         coords = pos.coords * pos.spatial[..., None]
-        width, axes = self._head_width(), pos.axes
+        width, axes = self._resolve_head_dim(), pos.axes
         if axes not in self.ndim:
             raise ShapeError(
                 f"grape needs heads of 2 or more channels for each of {axes} axes, all equally with planes='rank2', "
                 f"got head_dim={width} with planes={self.planes!r}."
             )
         if self.planes == "rank2":
-            matrices = self._kept(self, pos, lambda: self._blocks(coords, axes))
+            matrices = self._eval_cache(self, pos, lambda: self._blocks(coords, axes))
             return BlockTransform(q=matrices, k=matrices)
-        return PairRotation(*self._kept(self, pos, lambda: self._tables(coords, axes)), "half")
+        return PairRotation(*self._eval_cache(self, pos, lambda: self._tables(coords, axes)), "half")
 
     def _blocks(self, coords: Tensor, axes: int) -> Tensor:
         a, b = (at_least_float32(t).reshape(1, self.num_heads, 1, axes, -1) for t in (self.a, self.b))
@@ -139,6 +139,6 @@ class Grape(Rotary):
 
     def _tables(self, coords: Tensor, axes: int) -> tuple[Tensor, Tensor]:
         rates = self.frequencies()
-        axis = torch.arange(self._head_width() // 2, device=coords.device) % axes
+        axis = torch.arange(self._resolve_head_dim() // 2, device=coords.device) % axes
         angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
         return angle.cos(), -angle.sin()

@@ -25,7 +25,15 @@ from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
-from vispe.options import Axes, Count, Limits, NotNegative, Number, Whole, check_per_axis
+from vispe.options import (
+    Axes,
+    FiniteFloat,
+    Interval,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    check_per_axis,
+)
 
 Normalize = Literal["axis", "train", "none"]
 POSE = "extrinsic"
@@ -84,7 +92,7 @@ class GTA(Rotary):
     paper = "GTA: A Geometry-Aware Attention Mechanism for Multi-View Transformers, https://arxiv.org/abs/2310.10375"
     year = 2023
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"q' = \rho(g)^{-\top} q, \quad k' = \rho(g) \, k, \quad v' = \rho(g) \, v, \quad o = "
@@ -101,25 +109,25 @@ class GTA(Rotary):
         "axes=3",
     )
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     axes: Axes = 2
-    se3: Annotated[int, Limits(least=0, step=4)] = 0
-    so3: Count = 0
-    so2: Count | None = None
-    t2: Annotated[int, Limits(least=0, step=3)] = 0
+    se3: Annotated[int, Interval(least=0, step=4)] = 0
+    so3: NonNegativeInt = 0
+    so2: NonNegativeInt | None = None
+    t2: Annotated[int, Interval(least=0, step=3)] = 0
     so3_degree: Literal[1, 2] = 2
     values: bool = True
-    max_freq: NotNegative | tuple[NotNegative, ...] = 1.0
+    max_freq: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 1.0
     share_freqs: bool = False
     normalize: Normalize = "axis"
-    reference: tuple[Whole, ...] | None = None
-    trans_coeff: Number = 0.01
+    reference: tuple[PositiveInt, ...] | None = None
+    trans_coeff: FiniteFloat = 0.01
 
     def __post_init__(self) -> None:
         self._accept(self.axes)
-        self.head = self._head_width()
+        self.head = self._resolve_head_dim()
         if self.so3 == 0 and self.so3_degree != 2:
             raise OptionError(f"so3_degree={self.so3_degree} has no effect without so3 channels. Use so3=...")
         if not self.se3 and self.trans_coeff != 0.01:

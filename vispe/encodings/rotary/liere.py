@@ -21,7 +21,7 @@ from vispe.encodings.parts.skew_symmetric import (
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import NotNegative, Positive, Whole
+from vispe.options import NonNegativeFloat, PositiveFloat, PositiveInt
 
 Generators = Literal["learned", "inverse_exp", "even"]
 Normalize = Literal["train", "linspace", "none"]
@@ -77,7 +77,7 @@ class LieRE(SkewRotary):
     name = "liere"
     paper = "LieRE: Lie Rotational Positional Encodings, https://arxiv.org/abs/2406.10322"
     year = 2024
-    knows = ("distance", "direction", "place")
+    encodes = ("distance", "direction", "position")
     formula = (
         r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a \left( U_a - U_a^\top "
         r"\right) \Big)"
@@ -105,10 +105,10 @@ class LieRE(SkewRotary):
     per_head: bool = True
     share_layers: bool = False
     normalize: Normalize = "train"
-    reference: tuple[Whole, ...] | None = None
+    reference: tuple[PositiveInt, ...] | None = None
     init: Init = "uniform"
-    init_std: NotNegative = 1.0
-    scale_factor: Positive = 1.0
+    init_std: NonNegativeFloat = 1.0
+    scale_factor: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -194,7 +194,7 @@ class LieRE(SkewRotary):
         angles = (self.places(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
         return angles.cos(), angles.sin()
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename `generator_raw_params` (axes, 1, h or 1 times blocks, s, s) of the parent module."""
         if self.kind == "learned" and f"{parent_prefix}generator_raw_params" in state_dict:
             raw = state_dict.pop(f"{parent_prefix}generator_raw_params")[:, 0].triu(1)

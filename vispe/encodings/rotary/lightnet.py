@@ -15,7 +15,7 @@ from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, Positive, Whole
+from vispe.options import Axes, PositiveFloat, PositiveInt
 
 Form = Literal["cosine", "rotate"]
 Spectrum = Literal["shared", "heads"]
@@ -65,7 +65,7 @@ class LightNet(Rotary):
     paper = "You Only Scan Once: Efficient Multi-dimension Sequential Modeling with LightNet, https://arxiv.org/abs/2405.21022"
     year = 2024
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation", "reflection")
     formula = r"q' \cdot k' = \sum_c q_c k_c \cos \left( \varphi_c(p) - \varphi_c(p') \right)"
     tested_options = (
@@ -81,18 +81,18 @@ class LightNet(Rotary):
         "spectrum": {"spectrum": "heads"},
     }
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     axes: Axes = 2
     form: Form = "cosine"
     spectrum: Spectrum = "shared"
-    base: Positive = 10000.0
+    base: PositiveFloat = 10000.0
     learned: bool = False
 
     def __post_init__(self) -> None:
         self._accept(self.axes)
-        self.head = self._head_width()
+        self.head = self._resolve_head_dim()
         self.rates = -(-self.head // self.axes) if self.form == "cosine" else self.head // 2 // self.axes
         if self.rates < 1:
             raise OptionError(
@@ -127,7 +127,7 @@ class LightNet(Rotary):
         """Return the map of queries and keys; prefix tokens have phase 0."""
         self._need_axes(pos)
         if self.learned:
-            cos, sin = self._kept(self, pos, lambda: self._tables(pos))
+            cos, sin = self._eval_cache(self, pos, lambda: self._tables(pos))
         else:
             key = (self.name, self.head, self.num_heads, self.form, self.spectrum, self.base)
             cos, sin = pos.remember(key, lambda: self._tables(pos))

@@ -16,7 +16,7 @@ from vispe.encodings.parts.angles import even_counts, spread_angles
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
-from vispe.options import Limits, Positive, Shape, Spacing, Whole
+from vispe.options import Interval, PositiveFloat, PositiveInt, Shape, Spacing
 
 
 @register
@@ -64,7 +64,7 @@ class Pope(Rotary):
     year = 2025
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"a_{ij} = \sum_c \operatorname{softplus}(q_{ic}) \operatorname{softplus}(k_{jc}) \cos \left( "
@@ -72,18 +72,18 @@ class Pope(Rotary):
     )
     tested_options = ("rotated=0.75,layout=half", "split=[2,1,5],init=uniform", "spacing=[2,0.5]")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    base: Positive = 100.0
-    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    base: PositiveFloat = 100.0
+    rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
     init: Literal["zeros", "uniform"] = "zeros"
     layout: Layout = "interleaved"
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         self.channels = round(width * self.rotated)
         if not self.channels or abs(self.channels - width * self.rotated) > 1e-6 * width:
             raise OptionError(
@@ -120,12 +120,12 @@ class Pope(Rotary):
                 f"pope needs {' or '.join(map(str, self.ndim))} axes, for its {self.channels} channels with "
                 f"split={self.split} and spacing={self.spacing}, got {pos.axes} axes ({pos})."
             )
-        cos, sin = self._kept(self, pos, lambda: self._tables(pos))
+        cos, sin = self._eval_cache(self, pos, lambda: self._tables(pos))
         return Expand(cos[0], sin[0], (cos[1], sin[1]), "softplus", self.layout)
 
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, (2, b or 1, h, n, r) each: of queries and of keys."""
-        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         counts = self.split or even_counts(self.channels, pos.axes)
         angle = spread_angles(spaced, counts, self.base)
         bias = at_least_float32(self.bias)[:, None]

@@ -13,7 +13,7 @@ from vispe.attention.transform.chain import Calibrate
 from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register
@@ -49,20 +49,20 @@ class Psc(Rotary):
     paper = "PSC: Extending Context Window of Large Language Models via Phase Shift Calibration, https://arxiv.org/abs/2505.12423"
     year = 2025
     ndim = (1, 2, 3)
-    calibrates: ClassVar[bool] = True
-    knows = ("content",)
+    scales_channels: ClassVar[bool] = True
+    encodes = ("content",)
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = (
         r"q_i \to q_i \left( 1 + \tfrac{1}{2} \tanh \left( \operatorname{silu}(q_i U_h) V_h \right) "
         r"\right)"
     )
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        width = self._head_width()
+        width = self._resolve_head_dim()
         shape = (self.num_heads, width, width)
         self.q_up, self.q_down = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
         self.k_up, self.k_down = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))

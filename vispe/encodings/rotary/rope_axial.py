@@ -10,16 +10,22 @@ from torch import Tensor
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rope import (
+    BaseTooSmall,
     RopeBase,
-    TooSmall,
     axial_angles,
     check_split,
     pair_counts,
 )
 from vispe.encodings.registry import register
 from vispe.grid import Grid, Positions
-from vispe.grid.frequencies import grid_frequencies, inverse_frequencies, likeness, min_base, p_rope
-from vispe.options import Chance, Limits, Number, Positive, Shape, Share
+from vispe.grid.frequencies import (
+    cosine_similarity_bound,
+    grid_frequencies,
+    inverse_frequencies,
+    min_base,
+    p_rope,
+)
+from vispe.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
 
 Indexing = Literal["xy", "ij"]
 FEW = 4  # pairs of an axis: with fewer, cosines do not average out for any base
@@ -92,7 +98,7 @@ class RopeAxial(RopeBase):
     name = "rope_axial"
     paper = "Rotary Position Embedding for Vision Transformer, https://arxiv.org/abs/2403.13298"
     year = 2024
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"\theta_{aj}(p) = p_a \, T^{-j / J}, \quad q'_j = e^{i \theta_{aj}(p)} q_j"
     tested_options = (
@@ -117,14 +123,14 @@ class RopeAxial(RopeBase):
         "flux": {"temperature": 10000.0, "indexing": "ij", "still": 0.125},
     }
 
-    temperature: Positive = 100.0
+    temperature: PositiveFloat = 100.0
     indexing: Indexing = "xy"
     layout: Layout = "interleaved"
-    offset: Number = 0.0
-    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    offset: FiniteFloat = 0.0
+    rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
-    turning: Share = 1.0
-    still: Chance = 0.0
+    turning: UnitInterval = 1.0
+    still: Probability = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,22 +162,24 @@ class RopeAxial(RopeBase):
             for i, freqs in enumerate(frequencies)
         ]
 
-    def too_small(self, grid: Grid) -> TooSmall | None:
+    def base_too_small(self, grid: Grid) -> BaseTooSmall | None:
         """Return a diagnostic if the base is too small for a side, else None. Axes with few pairs are ignored."""
         with torch.device("cpu"):  # models may be built on the meta device
             pos = grid.positions()
-            pos = pos if self.spacing is None else pos.spaced(self.spacing)
+            pos = pos if self.spacing is None else pos.with_spacing(self.spacing)
             sides = zip(grid.shape, self.frequencies(pos), pos.cell[0].tolist(), strict=True)
             diagnostics = [self._side_too_small(*side) for side in sides]
         return max((one for one in diagnostics if one), key=lambda one: one.needed, default=None)
 
-    def _side_too_small(self, side: int, freqs: Tensor, cell: float) -> TooSmall | None:
+    def _side_too_small(self, side: int, freqs: Tensor, cell: float) -> BaseTooSmall | None:
         pairs = freqs.shape[-1]
-        if pairs < FEW or (likeness(freqs[0] * cell, side) >= 0).all():
+        if pairs < FEW or (cosine_similarity_bound(freqs[0] * cell, side) >= 0).all():
             return None
         needed = min_base(pairs, max(round(side * cell), 1))
         return (
-            TooSmall(self.name, self.temperature, needed, side, pairs) if needed > self.temperature else None
+            BaseTooSmall(self.name, self.temperature, needed, side, pairs)
+            if needed > self.temperature
+            else None
         )
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:

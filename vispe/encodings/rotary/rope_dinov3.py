@@ -20,7 +20,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import Schedule, grid_frequencies, inverse_frequencies
-from vispe.options import Limits, Positive, Shape
+from vispe.options import Interval, PositiveFloat, Shape
 
 NormalizeCoords = Literal["separate", "max", "min"]
 
@@ -84,7 +84,7 @@ class RopeDinov3(RopeBase):
     name = "rope_dinov3"
     paper = "DINOv3, https://arxiv.org/abs/2508.10104"
     year = 2025
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"\theta_k = \frac{2 \pi c}{T^{k / K}}, \quad c = \frac{2 (i + \tfrac{1}{2})}{\mathrm{size}} - 1"
@@ -102,12 +102,12 @@ class RopeDinov3(RopeBase):
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"rescale_coords": 2.0}}
 
-    temperature: Positive = 100.0
-    min_period: Positive | None = None
-    max_period: Positive | None = None
+    temperature: PositiveFloat = 100.0
+    min_period: PositiveFloat | None = None
+    max_period: PositiveFloat | None = None
     normalize_coords: NormalizeCoords = "separate"
     layout: Layout = "half"
-    rotated: Annotated[float, Limits(above=0, most=1)] = 1.0
+    rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
     schedule = "rescale"
 
@@ -127,7 +127,7 @@ class RopeDinov3(RopeBase):
     def _own_schedule(self) -> Schedule:
         return "rescale"
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Drop the periods that released checkpoints save, once they agree with ours to bfloat16."""
         for name in (f"{parent_prefix}rope_embed.periods", f"{parent_prefix}rope.periods"):
             if name in state_dict:

@@ -15,11 +15,11 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import Schedule, grid_frequencies
-from vispe.options import Chance, Number, Positive, Whole
+from vispe.options import FiniteFloat, PositiveFloat, PositiveInt, Probability
 
 Directions = Literal["golden", "spiral"]
 NormalizeCoords = Literal["separate", "max", "min", "none"]
-Frequencies = tuple[tuple[Number, ...], ...]
+Frequencies = tuple[tuple[FiniteFloat, ...], ...]
 GOLDEN = (1 + math.sqrt(5)) / 2
 PLASTIC = 1.324717957244746  # root of x^3 = x + 1, the two-dimensional analogue of the golden ratio
 GROUPS = 4
@@ -95,7 +95,7 @@ class RopeField(RopeBase):
     name = "rope_field"
     paper = "On N-dimensional Rotary Positional Embeddings, https://jerryxio.ng/posts/nd-rope"
     year = 2025
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"\theta_f = \omega_f \cdot p, \quad \omega_f = s_f \, (\cos \alpha_f, \sin \alpha_f)"
     tested_options = (
@@ -116,10 +116,10 @@ class RopeField(RopeBase):
     }
 
     directions: Directions = "golden"
-    groups: Whole | None = None
-    min_freq: Positive = 0.2
-    max_freq: Positive = 20.0
-    still: Chance = 0.0
+    groups: PositiveInt | None = None
+    min_freq: PositiveFloat = 0.2
+    max_freq: PositiveFloat = 20.0
+    still: Probability = 0.0
     frequencies: Frequencies | None = None
     normalize_coords: NormalizeCoords = "separate"
     schedule: Schedule = "rescale"

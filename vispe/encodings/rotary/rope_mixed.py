@@ -15,7 +15,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.grid.frequencies import grid_frequencies, inverse_frequencies
-from vispe.options import Axes, Positive
+from vispe.options import Axes, PositiveFloat
 
 
 @register
@@ -75,7 +75,7 @@ class RopeMixed(RopeBase):
     paper = "Rotary Position Embedding for Vision Transformer, https://arxiv.org/abs/2403.13298"
     year = 2024
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = r"\theta_{ni}(p) = x F^x_{ni} + y F^y_{ni}, \quad q'_i = e^{i \theta_{ni}(p)} q_i"
     tested_options = (
@@ -94,7 +94,7 @@ class RopeMixed(RopeBase):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}
 
     axes: Axes = 2
-    temperature: Positive = 10.0
+    temperature: PositiveFloat = 10.0
     rotate: bool = True
     trainable: bool = True
 
@@ -140,7 +140,7 @@ class RopeMixed(RopeBase):
         with torch.no_grad():
             like.copy_(frequencies)
 
-    def adopt(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
+    def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Split `freqs` (2, depth, h * pairs) of rope-vit, or `rope.freqs` of timm, into the parameter of this block.
 
         The last block removes them, and the coordinates that rope-vit stores.

@@ -63,7 +63,7 @@ class RopePp(AxialRotary):
     )
     year = 2025
     presets: ClassVar[dict[str, dict[str, Any]]] = {"text": {"base": 10000.0}}
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"a = \operatorname{Re} \sum_c z^q_c \overline{z^k_c} \quad \text{or} \quad a = \operatorname{Im} "

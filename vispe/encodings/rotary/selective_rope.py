@@ -16,7 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Even, Positive, Whole
+from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt
 
 
 @register
@@ -69,7 +69,7 @@ class SelectiveRope(ContextRotary):
     paper = "Selective Rotary Position Embedding, https://arxiv.org/abs/2511.17388"
     year = 2025
     presets: ClassVar[dict[str, dict[str, Any]]] = {"scan": {"form": "scan", "base": 500000.0}}
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     invariant = ("translation",)
     formula = r"\theta_t = \tau \sum_{s \le t} \varphi_s, \quad \varphi = \operatorname{filter}(W \tilde{x})"
     tested_options = (
@@ -82,14 +82,14 @@ class SelectiveRope(ContextRotary):
         "scan": ()
     }  # sums depend on all previous tokens
 
-    head_dim: Even | None = None
+    head_dim: PositiveEvenInt | None = None
     projection: Literal["low", "full"] = "low"
-    rank: Whole = 16
+    rank: PositiveInt = 16
     filter: Literal["learned", "difference"] = "learned"
-    kernel_size: Whole = 4
+    kernel_size: PositiveInt = 4
     gate: bool = False
     drift: bool = False
-    eps: Positive = 1e-6
+    eps: PositiveFloat = 1e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()

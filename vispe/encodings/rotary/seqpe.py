@@ -18,7 +18,7 @@ from vispe.encodings.parts.seqpe.tokens import DigitEncoding
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions
-from vispe.options import Axes, Whole
+from vispe.options import Axes, PositiveInt
 
 Mode = Literal["attn_mul", "attn_add", "attn_scalar"]
 __all__ = ["SeqPE", "contrastive_loss", "transfer_loss"]
@@ -78,7 +78,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     name = "seqpe"
     paper = "SeqPE: Transformer with Sequential Position Encoding, https://arxiv.org/abs/2506.13277"
     year = 2025
-    knows = ("place",)
+    encodes = ("position",)
     formula = (
         r"q' = p^q \odot q, \quad k' = p^k \odot k, \quad [p^q, p^k] = W_l "
         r"\operatorname{encoder}(\mathrm{row}, \mathrm{column})"
@@ -99,21 +99,21 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         "vit_b": {"class_vector": True, "dropout": 0.3, "shift": 0.1},
     }
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    depth: Whole | None = None
-    grid: tuple[Whole, ...] | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    depth: PositiveInt | None = None
+    grid: tuple[PositiveInt, ...] | None = None
     axes: Axes | None = None
     mode: Mode = "attn_mul"
     multi_head: bool = True
     projection: Literal["multi", "single"] = "multi"
-    embed_dim: Whole | None = None
-    out_dim: Whole | None = None
+    embed_dim: PositiveInt | None = None
+    out_dim: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        channels = self._head_width() * (self.num_heads if self.multi_head else 1)
+        channels = self._resolve_head_dim() * (self.num_heads if self.multi_head else 1)
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the last layer that called
         self._block: int | None = None  # the block of this instance, see `restrict`
@@ -144,7 +144,9 @@ class SeqPE(DigitEncoding, Rotary, Biased):
             self.pe_qk = self.pe_qk[layer : layer + 1]
             self.depth, self._block = None, layer
 
-    def regrid(self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None) -> None:
+    def resample_checkpoint(
+        self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
+    ) -> None:
         """Select the projection of this block in a checkpoint with those of all blocks."""
         entry_prefix = f"{prefix}pe_qk."
         if self._block is None or f"{entry_prefix}1.weight" not in state_dict:
@@ -186,7 +188,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         if self.mode != "attn_scalar":
             return None
         pq, pk = self._factors(pos, layer)
-        scale = self._head_width() ** -0.5
+        scale = self._resolve_head_dim() ** -0.5
         return LowRankBias(self._bare(pq * scale, pos, 0.0), self._bare(pk, pos, 0.0), pos)
 
     def _bare(self, values: Tensor, pos: Positions, neutral: float) -> Tensor:

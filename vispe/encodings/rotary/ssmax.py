@@ -14,7 +14,7 @@ from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.parts.ssmax import Relative, head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.grid import Positions
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 
 @register
@@ -55,7 +55,7 @@ class Ssmax(Rotary):
     year = 2025
     ndim = (1, 2, 3)
     presets: ClassVar[dict[str, dict[str, Any]]] = {"retrofit": {"normalize": "reference"}}
-    calibrates = True
+    scales_channels = True
     invariant = ("translation", "quarter_turns", "reflection", "rotation")
     formula = r"a_{hij} = s_h \ln n_i \, \frac{q_i \cdot k_j}{\sqrt{d_h}}"
     tested_options = ("causal=true,init=0.3", "normalize=reference,reference=[5,7]")
@@ -63,11 +63,11 @@ class Ssmax(Rotary):
         "retrofit": ("translation", "quarter_turns", "reflection")
     }
 
-    num_heads: Whole
-    init: Positive = 1.0
+    num_heads: PositiveInt
+    init: PositiveFloat = 1.0
     causal: bool = False
     normalize: Relative = "none"
-    reference: tuple[Whole, ...] | None = None
+    reference: tuple[PositiveInt, ...] | None = None
 
     def __post_init__(self) -> None:
         axes = len(self.reference or ())

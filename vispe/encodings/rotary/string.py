@@ -14,7 +14,7 @@ from vispe.encodings.base import Rotary
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions
-from vispe.options import Axes, NotNegative, Spacing, Whole, check_per_axis
+from vispe.options import Axes, NonNegativeFloat, PositiveInt, Spacing, check_per_axis
 
 
 @register
@@ -56,7 +56,7 @@ class String(Rotary):
     paper = "Learning the RoPEs: Better 2D and 3D Position Encodings with STRING, https://arxiv.org/abs/2502.02562"
     year = 2025
     ndim = (1, 2, 3)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"q' = R(p) \, q, \quad k' = R(p) \, k, \quad R(p) = \exp \Big( \sum_a p_a \left( C_a - C_a^\top "
@@ -64,16 +64,16 @@ class String(Rotary):
     )
     tested_options = ("block=3,axes=1,std=0.5", "block=4,axes=3", "block=7,spacing=[2,0.5]")
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
     axes: Axes = 2
-    block: Whole | None = None
-    std: NotNegative = 0.02
+    block: PositiveInt | None = None
+    std: NonNegativeFloat = 0.02
     spacing: Spacing | None = None
 
     def __post_init__(self) -> None:
-        head = self._head_width()
+        head = self._resolve_head_dim()
         self.width = min(16, head) if self.block is None else self.block
         if not 3 <= self.width <= head:
             raise OptionError(
@@ -98,12 +98,12 @@ class String(Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotation of queries and keys, by the same matrix per token."""
         self._need_axes(pos)
-        turn = self._kept(self, pos, lambda: self.rotations(pos))
+        turn = self._eval_cache(self, pos, lambda: self.rotations(pos))
         return BlockTransform(q=turn, k=turn)
 
     def rotations(self, pos: Positions) -> Tensor:
         """Return the rotation matrices (b or 1, h, n, blocks, s, s), float32 or better."""
-        placed = pos if self.spacing is None else pos.spaced(self.spacing)
+        placed = pos if self.spacing is None else pos.with_spacing(self.spacing)
         odd, size = at_least_float32(self.odd), self.width
         # angles k m / s of the Fourier basis, reduced in integers before anything is rounded
         number = torch.arange(size, device=odd.device)

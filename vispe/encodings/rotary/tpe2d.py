@@ -16,7 +16,7 @@ from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies
-from vispe.options import Positive, Whole
+from vispe.options import PositiveFloat, PositiveInt
 
 
 @register
@@ -57,7 +57,7 @@ class TPE2D(Rotary):
     name = "tpe2d"
     paper = "2D-TPE: Two-Dimensional Positional Encoding Enhances Table Understanding, https://arxiv.org/abs/2409.19700"
     year = 2024
-    knows = ("distance", "direction", "content")
+    encodes = ("distance", "direction", "content")
     reads_tokens = True
     invariant = ("translation",)
     formula = (
@@ -65,17 +65,17 @@ class TPE2D(Rotary):
         r"k_j}{\sqrt{d_h}} \right) v_j"
     )
     tested_options = ("gate_dim=5,temperature=100", "causal=true")
-    branched = True
+    multi_softmax = True
 
-    dim: Whole
-    num_heads: Whole
-    head_dim: Whole | None = None
-    gate_dim: Whole | None = None
-    temperature: Positive = 10000.0
+    dim: PositiveInt
+    num_heads: PositiveInt
+    head_dim: PositiveInt | None = None
+    gate_dim: PositiveInt | None = None
+    temperature: PositiveFloat = 10000.0
     causal: bool = False
 
     def __post_init__(self) -> None:
-        self.width = self._head_width()
+        self.width = self._resolve_head_dim()
         if self.width % 2:
             raise OptionError(
                 f"tpe2d needs an even head_dim, got {self.width} (dim={self.dim}, "

@@ -13,7 +13,7 @@ from vispe.encodings.parts.angles import AxialRotary
 from vispe.encodings.registry import register
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register
@@ -55,7 +55,7 @@ class Xpos(AxialRotary):
     paper = "A Length-Extrapolatable Transformer, https://arxiv.org/abs/2212.10554"
     year = 2022
     ndim = (1,)
-    knows = ("distance", "direction")
+    encodes = ("distance", "direction")
     invariant = ("translation",)
     formula = (
         r"a_{ij} = \sum_c \zeta_c^{(p_i - p_j) / S} \operatorname{Re} \left( q_c \overline{k_c} \, e^{i "
@@ -64,9 +64,9 @@ class Xpos(AxialRotary):
     tested_options = ("causal=true,layout=half,centre=up", "causal=true,spacing=[2],scale_base=5")
 
     causal: bool = False
-    scale_base: Positive = 512.0
+    scale_base: PositiveFloat = 512.0
     centre: Literal["down", "up"] = "down"
-    base: Positive = 10000.0
+    base: PositiveFloat = 10000.0
     layout: Layout = "interleaved"
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Xpos(AxialRotary):
         return pos.remember((self.name, self.config_key), lambda: self._rotation(pos))
 
     def _rotation(self, pos: Positions) -> PairRotation:
-        spaced = pos if self.spacing is None else pos.spaced(self.spacing)
+        spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         pair = torch.arange(self.pairs, dtype=torch.float64)
         zeta = (pair + 0.4 * self.pairs) / (1.4 * self.pairs)
         # relative to the middle, to stay within the range of half precision on both sides

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vispe.backbones.attention_recorder import Seen, attention_map, prefix_names
+from vispe.backbones.attention_recorder import LayerAttention, attention_map, prefix_names
 from vispe.evaluate.attention.head_statistics import groups, rows_of
 from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
 from vispe.grid import Grid
@@ -73,7 +73,7 @@ class AttentionPrior(Measure):
     )
     needs = frozenset({"attention"})
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Store the attention of one layer on the patches."""
         acc.scratch.setdefault("layers", []).append(received(captured))
 
@@ -91,7 +91,7 @@ class AttentionPrior(Measure):
         layers: list[Tensor] = []
         grids: list[Grid] = []
 
-        def on_layer(captured: Seen) -> None:
+        def on_layer(captured: LayerAttention) -> None:
             layers.append(received(captured))
             grids.append(captured.grid)
 
@@ -133,7 +133,7 @@ class AttentionPrior(Measure):
         )
 
 
-def received(captured: Seen) -> Tensor:
+def received(captured: LayerAttention) -> Tensor:
     """Return the attention of a layer on its patches (2, 2, patches) float64, averaged over images and heads.
 
     First axis: relative to the attention on all patches, and absolute; second: of the first token, and averaged over

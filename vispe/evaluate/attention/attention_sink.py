@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vispe.backbones.attention_recorder import Seen, prefix_names
+from vispe.backbones.attention_recorder import LayerAttention, prefix_names
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_result import PATTERNS, Thresholds
 from vispe.evaluate.attention.head_statistics import local_mass, reach, sums_of
@@ -30,7 +30,7 @@ class AttentionSink(Measure):
     misleads = "A softmax has to put its mass somewhere; a sink on a class or register token is harmless."
     needs = frozenset({"attention"})
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add sink, local mass and reach of the heads of a layer."""
         sums, grid, index = sums_of(captured), captured.grid, captured.layer
         attention = sums.attention / grid.patches

@@ -59,7 +59,7 @@ def unrotated(model: nn.Module, mask: Tensor) -> Iterator[None]:
     >>> bool((model(image) == before).all())
     True
     """
-    encodings = [m for m in model.modules() if isinstance(m, Rotary) and not m.calibrates]
+    encodings = [m for m in model.modules() if isinstance(m, Rotary) and not m.scales_channels]
     if not encodings:
         raise UnsupportedHost(
             f"unrotated: {type(model).__name__} has no rotary encoding of vispe. Convert it to one first, such as "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from vispe.backbones.attention_recorder import Seen, attention_map
+from vispe.backbones.attention_recorder import LayerAttention, attention_map
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.audit.measure import Accumulator, Measure, Outcome
 
@@ -110,7 +110,7 @@ class CausalMask(Measure):
     )
     needs = frozenset({"attention", "causal"})
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the logits between patches of a layer, averaged over heads."""
         heads, patches = captured.call.q.shape[1], captured.grid.patches
         step = -(-patches // MOST)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vispe.backbones.attention_recorder import Seen, attention_map
+from vispe.backbones.attention_recorder import LayerAttention, attention_map
 from vispe.errors import ShapeError, UnsupportedHost
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
     for image in images:
         first: list[Tensor] = []
 
-        def keep(captured: Seen, first: list[Tensor] = first) -> None:
+        def keep(captured: LayerAttention, first: list[Tensor] = first) -> None:
             first.append(_some_rows(captured))
 
-        def compare(captured: Seen, first: list[Tensor] = first) -> None:
+        def compare(captured: LayerAttention, first: list[Tensor] = first) -> None:
             rows = _some_rows(captured)
             for i, other in enumerate(first):
                 divergence = jensen_shannon(other, rows)
@@ -127,7 +127,7 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
     )
 
 
-def heads_apart(
+def compare_heads_or_reason(
     a: AuditedModel, b: AuditedModel, images: Sequence[Tensor], measures: Sequence[Measure]
 ) -> tuple[Tensor | None, str]:
     """Return `compare_heads` on the first eight images and an empty string, or None and the reason.
@@ -161,7 +161,7 @@ def _entropy(p: Tensor) -> Tensor:
     return -torch.xlogy(p, p).sum(-1)
 
 
-def _some_rows(captured: Seen) -> Tensor:
+def _some_rows(captured: LayerAttention) -> Tensor:
     """Return evenly spaced rows of the attention of a layer (h, rows, tokens)."""
     heads, tokens = captured.call.q.shape[1:3]
     step = -(-tokens // QUERIES)

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vispe.evaluate.attention.head_health import PATTERNS, HeadHealth
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean, new_figure
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
 from vispe.report.html_page import Page
-from vispe.report.table import capital
+from vispe.report.table import capitalize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def plot_health(result: HeadHealth, title: str = "") -> "Figure":
     inch = 1 / high
     colour = ORANGE if result.collapsed > 0 else BLUE
     figure.text(0.04, 1 - 0.42 * inch, f"Attention heads: {title}" if title else "Attention heads", size=13)
-    figure.text(0.04, 1 - 0.82 * inch, capital(result.verdict), size=16, weight="bold", color=colour)
+    figure.text(0.04, 1 - 0.82 * inch, capitalize(result.verdict), size=16, weight="bold", color=colour)
     figure.text(0.04, 1 - 1.10 * inch, "  ".join(result.notes), size=10, color=INK)
     figure.text(0.04, 0.22 * inch, _footnote(result), size=9, color=GREY, linespacing=1.5)
     box = {"top": 1 - (1.55 + 0.2 * bool(result.notes)) * inch, "bottom": 1.35 * inch}
@@ -78,7 +78,7 @@ def health_page(result: HeadHealth, title: str, figure: "Figure") -> Page:
         figure: return value of `plot_health`.
     """
     tone = "mild" if result.collapsed > 0 else "good"
-    page = Page(title, "Attention heads", f"{capital(result.verdict)}.", tone)
+    page = Page(title, "Attention heads", f"{capitalize(result.verdict)}.", tone)
     page.text(
         "A head that puts most of its attention on one token adds nearly the same vector everywhere. On a class or "
         "register token this is common and harmless; on a patch, or in most heads of a layer, inspect it."
@@ -203,7 +203,7 @@ def _reach_of(profile: np.ndarray, fraction: float = 0.95) -> float:
 
 
 def _clean(ax: "Axes") -> None:
-    clean(ax)
+    clean_axes(ax)
     ax.tick_params(labelsize=9)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.attention_recorder import prefix_names, watch
+from vispe.backbones.attention_recorder import prefix_names, record_attention
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.attention.head_result import PATTERNS as PATTERNS
 from vispe.evaluate.attention.head_result import HeadHealth, Thresholds
@@ -115,7 +115,7 @@ def head_health(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     sums = HeadSums()
     for stacked in _batches(images, batch):
-        watch(model, stacked.to(device), sums.add)
+        record_attention(model, stacked.to(device), sums.add)
     if sums.grid is None:
         raise ShapeError("head_health: no images, got an empty sequence. Pass at least one image.")
     return _finish(sums, sums.grid, prefix_names(model, sums.grid.prefix), thresholds or Thresholds())

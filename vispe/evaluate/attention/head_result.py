@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.report.table import aligned, json_entries
+from vispe.report.table import json_entries, markdown_table
 
 PATTERNS = ("distributed", "local", "sink", "dead")  # codes 0 to 3
 
@@ -163,7 +163,7 @@ class HeadHealth:
 
     def to_markdown(self) -> str:
         """Return the table of layers as aligned Markdown."""
-        return aligned(self.rows(), left=())
+        return markdown_table(self.rows(), left=())
 
 
 def _a(kind: str) -> str:

@@ -19,7 +19,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
-from vispe.backbones.attention_recorder import Seen, attention_map, logits_of
+from vispe.backbones.attention_recorder import LayerAttention, attention_map, logits_of
 from vispe.errors import ShapeError
 from vispe.grid import Grid
 
@@ -91,7 +91,7 @@ class HeadSums:
     images: int = 0
     layers: list[LayerSums] = field(default_factory=list)
 
-    def add(self, captured: Seen) -> None:
+    def add(self, captured: LayerAttention) -> None:
         """Add one layer of one batch; the first layer of a batch counts its images.
 
         Raises:
@@ -151,19 +151,19 @@ def entropy(attn: Tensor, clamp: float = CLAMP) -> Tensor:
     return -torch.cat(list(rows), -1).mean(-1)
 
 
-def sums_of(captured: Seen) -> LayerSums:
+def sums_of(captured: LayerAttention) -> LayerSums:
     """Return `layer_sums`, cached for all measures while the layer is captured; do not modify the result."""
     sums = captured.remember("sums", lambda: layer_sums(captured))
     captured.remember("logits", lambda: sums)
     return sums
 
 
-def logit_sums_of(captured: Seen) -> LogitSums:
+def logit_sums_of(captured: LayerAttention) -> LogitSums:
     """Return the sums of the logits only, which need no softmax; reuses `sums_of` if it is already cached."""
     return captured.remember("logits", lambda: logit_sums(captured))
 
 
-def logit_sums(captured: Seen) -> LogitSums:
+def logit_sums(captured: LayerAttention) -> LogitSums:
     """Return the sums of the logits of one layer of one batch."""
     parts = [
         _offsets(logits_of(captured.call, heads_slice)[0], captured.grid) for heads_slice in groups(captured)
@@ -171,7 +171,7 @@ def logit_sums(captured: Seen) -> LogitSums:
     return LogitSums(masked=_masked(captured), **_joined(parts))
 
 
-def layer_sums(captured: Seen) -> LayerSums:
+def layer_sums(captured: LayerAttention) -> LayerSums:
     """Return the sums of one layer of one batch; `bias` and `prior` are empty."""
     call, prefix, grid = captured.call, captured.grid.prefix, captured.grid
     parts: list[dict[str, Tensor]] = []
@@ -214,7 +214,7 @@ def rows_of(attn: Tensor, prefix: int) -> Tensor:
     return torch.stack([attn[:, :, 0], attn[:, :, prefix:].mean(2)], 2).double().cpu()
 
 
-def groups(captured: Seen) -> Iterator[slice]:
+def groups(captured: LayerAttention) -> Iterator[slice]:
     """Yield slices of heads that are processed together, see `SCRATCH`."""
     batch, heads, tokens = captured.call.q.shape[:3]
     group = max(1, SCRATCH // (7 * batch * tokens**2))
@@ -233,11 +233,11 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([p[name] for p in parts]).cpu() for name in parts[0]}
 
 
-def _masked(captured: Seen) -> bool:
+def _masked(captured: LayerAttention) -> bool:
     return captured.call.added() is not None or captured.call.allowed() is not None
 
 
-def bias_tables(captured: Seen) -> tuple[Tensor, Tensor]:
+def bias_tables(captured: LayerAttention) -> tuple[Tensor, Tensor]:
     """Return `bias` and `prior` of `LayerSums` for the bias of a layer, relative to its maximum per head."""
     bias, prefix, grid = captured.call.bias, captured.grid.prefix, captured.grid
     heads, tokens = captured.call.q.shape[1:3]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Layout
-from vispe.backbones.attention_recorder import Seen
+from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.attention.head_statistics import by_distance, logit_sums_of, pairs, position_share
 from vispe.evaluate.attention.rotary_bands import band_shares, pairs_of, rotated, turning
@@ -94,7 +94,7 @@ class PositionInLogits(Measure):
     needs = frozenset({"attention"})
     controls = ("none",)  # shuffling patches does not change the positions, so it is not a control here
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the R² by offset of a layer, and the statistics of its rotary pairs."""
         r2 = position_share(logit_sums_of(captured), captured.x.shape[0], captured.grid)
         acc.layer(r2=float(r2.mean()))

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.backbones.attention_recorder import Seen
+from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.head_statistics import bias_tables, radii, reach, sums_of
 from vispe.evaluate.audit.audited_model import AuditedModel
@@ -80,7 +80,7 @@ class ReceptiveField(Measure):
 
     eps: float = 0.05
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the reach of the heads of a layer and of their bias."""
         name = f"alone {captured.layer}"
         if name not in acc.sums:

@@ -19,7 +19,7 @@ from torch import Tensor
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
-from vispe.backbones.attention_recorder import Seen
+from vispe.backbones.attention_recorder import LayerAttention
 from vispe.errors import OptionError, UnsupportedHost
 from vispe.evaluate.attention.head_health import massive
 from vispe.evaluate.attention.head_statistics import sums_of
@@ -89,7 +89,7 @@ def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
     return bound / bound.sum(-1, keepdim=True)
 
 
-def rotated(captured: Seen) -> tuple[Tensor, Tensor, PairRotation] | None:
+def rotated(captured: LayerAttention) -> tuple[Tensor, Tensor, PairRotation] | None:
     """Return rotated queries and keys of the patches (h, N, rotated channels) and their rotation.
 
     None where the layer does not rotate pairs of channels.
@@ -134,7 +134,7 @@ class RotaryBands(Measure):
     needs = frozenset({"attention"})
     controls = ("random",)
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add ranks, angles and norms of a layer with rotated keys."""
         qk = rotated(captured)
         if qk is None:

@@ -90,7 +90,7 @@ class ChatAnswers:
     Example:
         ```python
         model = AutoModelForImageTextToText.from_pretrained(folder).eval()
-        audited = host_of(model, answers=ChatAnswers(model, AutoProcessor.from_pretrained(folder)))
+        audited = as_audited_model(model, answers=ChatAnswers(model, AutoProcessor.from_pretrained(folder)))
         ```
     """
 

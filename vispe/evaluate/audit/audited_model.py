@@ -9,15 +9,15 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from vispe.backbones.attention_recorder import Seen, attention_layers, watch
+from vispe.backbones.attention_recorder import LayerAttention, attention_layers, record_attention
 from vispe.backbones.batching import labels_of
-from vispe.backbones.local.transformers_model import TransformersModel, of_transformers, reads_words
+from vispe.backbones.local.transformers_model import TransformersModel, is_language_model, of_transformers
 from vispe.backbones.model_access import final_tokens, image_tower
 from vispe.backbones.user_callables import D4Segmenter
-from vispe.backbones.vision_model import VisionModel, random_twin
+from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.audit.answers import answers_of
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.evaluate.probe.feature_sources import feature_function
 
 Need = Literal["attention", "maps", "pooled", "answers", "several", "causal"]
@@ -74,7 +74,7 @@ class AuditedModel:
         self.f, self.title, self.answers = f, title, answers
         self.patch = patch or getattr(f, "patch", None)
         self.model = f.model if isinstance(f, VisionModel) else f if isinstance(f, nn.Module) else None
-        self._is_language_model = reads_words(self.model)
+        self._is_language_model = is_language_model(self.model)
         self.unchanged: tuple[str, ...] = ()
         self.can: set[str] = {"causal"} if self._is_language_model else {"maps", "pooled"}
         no_maps = dict.fromkeys(("maps", "pooled"), "it reads token ids and has no feature maps of images")
@@ -136,8 +136,10 @@ class AuditedModel:
             return pictures
         return (pictures - self.f.mean.cpu()) / self.f.std.cpu()
 
-    def watch(self, images: Tensor, on_layer: Callable[[Seen], None]) -> tuple[Tensor, Tensor] | None:
-        """Call `on_layer` for every attention layer in a forward pass, as `vispe.backbones.attention_recorder.watch`.
+    def watch(
+        self, images: Tensor, on_layer: Callable[[LayerAttention], None]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Call `on_layer` for every attention layer in a forward pass; see `record_attention`.
 
         Returns:
             `maps_and_pooled` of these images without another forward pass; None if features are of an earlier layer.
@@ -150,10 +152,10 @@ class AuditedModel:
             raise UnsupportedHost(f"The attention of {self.title} cannot be read: {self.why['attention']}.")
         inputs = (self._ids(images) if self._is_language_model else images).to(self.device)
         if not (isinstance(self.f, VisionModel) and self.f.last):
-            watch(self.model, inputs, on_layer)
+            record_attention(self.model, inputs, on_layer)
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
-        watch(self.model, inputs, on_layer, lambda: outputs.append(self.maps_and_pooled(inputs)))
+        record_attention(self.model, inputs, on_layer, lambda: outputs.append(self.maps_and_pooled(inputs)))
         return outputs[0]
 
     def _ids(self, images: Tensor) -> Tensor:
@@ -175,7 +177,7 @@ class AuditedModel:
         """
         if self.model is None:
             raise UnsupportedHost("it is a function of images, which cannot be reinitialised")
-        model, unchanged = random_twin(self.model, seed)
+        model, unchanged = reinitialized_copy(self.model, seed)
         copied = self._of(model, f"{self.title} (random weights)")
         copied.unchanged = tuple(unchanged)
         return copied
@@ -208,13 +210,13 @@ class AuditedModel:
         return copied
 
 
-def host_of(
-    model: Subject | Callable[..., Any], title: str = "", *, answers: Answers | None = None
+def as_audited_model(
+    model: EvaluatedModel | Callable[..., Any], title: str = "", *, answers: Answers | None = None
 ) -> AuditedModel:
     """Return a model as an `AuditedModel`.
 
     Args:
-        model: return value of `load_subject`; a model in evaluation mode, including causal language models of
+        model: return value of `load_evaluated_model`; a model in evaluation mode, including causal language models of
             transformers; or a function of images (b, c, H, W) -> maps (b, d, h, w).
         title: human-readable name; by default that of the subject, or the name of the class.
         answers: scores of answers, such as `vispe.evaluate.audit.answers.ChatAnswers`; text-aligned subjects have a
@@ -224,10 +226,10 @@ def host_of(
         OptionError: a model in training mode, or a segmenter without classes and probabilities.
 
     >>> import timm
-    >>> host_of(timm.create_model("test_vit").eval()).title
+    >>> as_audited_model(timm.create_model("test_vit").eval()).title
     'VisionTransformer'
     """
-    if isinstance(model, Subject):
+    if isinstance(model, EvaluatedModel):
         f = _Classes(model) if model.features is None else model.features
         patch = 1 if model.features is None else model.patch
         audited = AuditedModel(f, title or model.title, patch=patch, answers=answers)
@@ -238,7 +240,7 @@ def host_of(
             except UnsupportedHost as error:
                 audited.why["answers"] = str(error).rstrip(".")
         return audited
-    net = TransformersModel(model) if of_transformers(model) and not reads_words(model) else model
+    net = TransformersModel(model) if of_transformers(model) and not is_language_model(model) else model
     f = feature_function(net)
     named = model.model if isinstance(model, VisionModel) else model
     return AuditedModel(f, title or getattr(named, "__name__", type(named).__name__), answers=answers)
@@ -247,7 +249,7 @@ def host_of(
 class _Classes:
     """A segmenter as a feature function: images (b, c, H, W) -> probabilities or one-hot labels (b, K, H, W)."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: EvaluatedModel) -> None:
         self.segmenter, self.names = subject.segmenter, subject.names
         self.probabilities = getattr(self.segmenter, "probabilities", None)
         # averaged over poses, only labels are available

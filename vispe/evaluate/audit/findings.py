@@ -13,7 +13,7 @@ from vispe.errors import ShapeError
 from vispe.evaluate.audit.measure import Measure, Outcome
 from vispe.evaluate.audit.verdict import Judgement, Verdict, bounds, draws, limit
 from vispe.report.html_page import Tone
-from vispe.report.table import aligned, interval, json_value, number
+from vispe.report.table import interval, json_value, markdown_table, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class Audit:
 
     def to_markdown(self) -> str:
         """Return the table as aligned Markdown."""
-        return aligned(self.rows(), left=(0, 1, 2, 3, 4))
+        return markdown_table(self.rows(), left=(0, 1, 2, 3, 4))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -166,7 +166,7 @@ class Audit:
 
 
 @dataclass(frozen=True, eq=False)
-class Against:
+class Comparison:
     """Comparison of two models on the same images, by paired differences.
 
     Attributes:
@@ -215,7 +215,7 @@ class Against:
 
     def to_markdown(self) -> str:
         """Return the table of differences as Markdown."""
-        return aligned(self.rows())
+        return markdown_table(self.rows())
 
     def _pairs(self) -> list[tuple[Finding, Finding]]:
         by_name = {g.name: g for g in self.second.findings}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.evaluate.audit.findings import Against, Audit, Finding
+from vispe.evaluate.audit.findings import Audit, Comparison, Finding
 from vispe.evaluate.audit.measure import FAMILIES
 from vispe.evaluate.audit.verdict import limit
 from vispe.report.figure_style import (
@@ -16,14 +16,14 @@ from vispe.report.figure_style import (
     INK,
     ORANGE,
     SOFT,
-    clean,
-    heading,
+    annotate,
+    clean_axes,
+    figure_title,
     new_figure,
-    remark,
     scale,
 )
 from vispe.report.html_page import Page
-from vispe.report.table import capital, number
+from vispe.report.table import capitalize, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def plot_audit(audit: Audit, title: str) -> Figure:
     return figure
 
 
-def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> Page:
+def audit_page(audit: Audit, figure: Figure, against: Comparison | None = None) -> Page:
     """Return the HTML report of an audit.
 
     Args:
@@ -60,7 +60,7 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
         figure: return value of `plot_audit`.
         against: comparison with another model, if available.
     """
-    page = Page(audit.title, "Audit of positions", capital(audit.verdict), audit.tone)
+    page = Page(audit.title, "Audit of positions", capitalize(audit.verdict), audit.tone)
     for note in audit.notes:
         page.text(note, soft=True)
     page.text(
@@ -92,7 +92,7 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
     page.section("Caveats of each number")
     for family in FAMILIES:
         for f in (f for f in audit.findings if f.family == family):
-            page.text(f"{capital(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip())
+            page.text(f"{capitalize(f.name.replace('_', ' '))}: {f.misleads} {f.outcome.note}".strip())
     page.section("Next steps")
     page.text(
         "vispe probe decodes the position after every block and after debiasing; vispe rotate measures rotations, "
@@ -102,7 +102,7 @@ def audit_page(audit: Audit, figure: Figure, against: Against | None = None) -> 
     return page
 
 
-def plot_heads(against: Against) -> Figure:
+def plot_heads(against: Comparison) -> Figure:
     """Plot the divergence between the layers of two models."""
     assert against.heads is not None
     rows, columns = against.heads.shape
@@ -131,15 +131,15 @@ def _overview(ax: Axes, audit: Audit, title: str) -> None:
             ax.hlines(k, low, high, color=color, linewidth=2.2)
         if np.isfinite(value):
             ax.plot(np.clip(value, -FAR, FAR), k, "o", color=color, markersize=6)
-        remark(
+        annotate(
             ax, f"{number(f.value)}: {f.verdict}", (1.01, k), (0, -3), ("axes fraction", "data"), color=color
         )
     ax.set_yticks(range(len(audit.findings)), [f.asks for f in audit.findings])
     ax.set_xlim(-FAR, FAR)
     ax.set_xticks([-10, -1, 0, 1, 10], ["-10", "-1", "0", "limit", "10"])
     ax.invert_yaxis()
-    clean(ax, "x")
-    heading(ax, title, "number minus its largest control, in units of the limit")
+    clean_axes(ax, "x")
+    figure_title(ax, title, "number minus its largest control, in units of the limit")
 
 
 def _curve(ax: Axes, finding: Finding) -> None:
@@ -148,9 +148,9 @@ def _curve(ax: Axes, finding: Finding) -> None:
     layers = np.arange(len(per_layer))
     for control, values in finding.control_layers.items():
         ax.plot(layers[: len(values)], values, color=SOFT, linewidth=1, linestyle="--")
-        remark(ax, control, (layers[-1], values[-1]), (3, -3), size=8)
+        annotate(ax, control, (layers[-1], values[-1]), (3, -3), size=8)
     ax.plot(layers, per_layer, color=COLOURS[finding.verdict], linewidth=2)
-    clean(ax, "y")
+    clean_axes(ax, "y")
     ax.set_title(finding.name.replace("_", " "), size=9.5, loc="left", color=INK)
     ax.set_xticks(layers[:: max(1, len(layers) // 6)])
     ax.set_xlabel("layer", size=8.5, color=SOFT)

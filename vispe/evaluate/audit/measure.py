@@ -22,7 +22,7 @@ from vispe.errors import UnknownName, did_you_mean
 from vispe.evaluate.audit.audited_model import AuditedModel, Need
 
 if TYPE_CHECKING:
-    from vispe.backbones.attention_recorder import Seen
+    from vispe.backbones.attention_recorder import LayerAttention
     from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 Family = Literal["attention", "features", "behaviour"]
@@ -150,7 +150,7 @@ class Measure:
     default: ClassVar[bool] = True
     items: ClassVar[int] = 0
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Accumulate one attention layer in the forward pass of one image."""
 
     def on_features(self, acc: Accumulator, maps: Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.evaluate.image_sources import Concat
 from vispe.images.sequences import FileImages, TextureImages
 
@@ -27,7 +27,7 @@ class NoiseImages(Sequence[Tensor]):
         seed: of the sequence.
     """
 
-    def __init__(self, n: int, subject: Subject, side: int, seed: int = 0) -> None:
+    def __init__(self, n: int, subject: EvaluatedModel, side: int, seed: int = 0) -> None:
         self.n, self.subject, self.side, self.seed = n, subject, side, seed
 
     def __len__(self) -> int:
@@ -44,8 +44,8 @@ class NoiseImages(Sequence[Tensor]):
         return self.subject.tensor(page.astype(np.float32))
 
 
-def pictures_of(
-    subject: Subject, paths: Sequence[Path], *, noise: int = 0, textures: int = 0, seed: int = 0
+def load_images(
+    subject: EvaluatedModel, paths: Sequence[Path], *, noise: int = 0, textures: int = 0, seed: int = 0
 ) -> tuple[Sequence[Tensor], tuple[str, ...], list[str]]:
     """Return images (c, side, side) for a subject, their names, and remarks that are appended while reading.
 

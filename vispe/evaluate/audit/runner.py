@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.attention_recorder import Seen
+from vispe.backbones.attention_recorder import LayerAttention
 from vispe.backbones.distributed import Processes
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.audit.audited_model import AuditedModel
@@ -229,7 +229,7 @@ class _Runner:
         runs = PerturbedRuns(one.audited, image, number, self.seed)
         if on_layers and needed and "attention" in one.audited.can:
 
-            def on_layer(captured: Seen) -> None:
+            def on_layer(captured: LayerAttention) -> None:
                 for m in on_layers:
                     m.on_layer(acc[m.name], captured)
 

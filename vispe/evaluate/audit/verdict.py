@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from vispe.evaluate.audit.measure import Outcome
-from vispe.report.statistics import FEWEST
+from vispe.report.statistics import MIN_IMAGES
 
 Verdict = Literal["yes", "no", "not decided"]
 
@@ -63,7 +63,7 @@ def draws(outcome: Outcome, seed: int = 0) -> np.ndarray | None:
 
     Outcomes with equal numbers of units use the same draws, so that their differences are paired.
     """
-    if outcome.n < FEWEST:
+    if outcome.n < MIN_IMAGES:
         return None
     picks = np.random.default_rng(seed).integers(0, outcome.n, (DRAWS, outcome.n))
     return outcome.drawn(picks)

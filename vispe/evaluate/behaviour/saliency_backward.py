@@ -134,7 +134,12 @@ def check(model: nn.Module) -> None:
             "model.set_grad_checkpointing(False) first."
         )
     for encoding in () if state is None else model._vispe_all():
-        if isinstance(encoding, Mixing) or encoding.reads_tokens or encoding.branched or encoding.prefix_from:
+        if (
+            isinstance(encoding, Mixing)
+            or encoding.reads_tokens
+            or encoding.multi_softmax
+            or encoding.prefix_from
+        ):
             raise UnsupportedHost(
                 f"relevance: no rule for {encoding.name}. Use a table, a rotation or a bias of all tokens."
             )

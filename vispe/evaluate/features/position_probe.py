@@ -17,7 +17,7 @@ from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, 
 from vispe.evaluate.probe.splits import Trials
 
 if TYPE_CHECKING:
-    from vispe.backbones.attention_recorder import Seen
+    from vispe.backbones.attention_recorder import LayerAttention
 
 TARGET = "lr+ud"
 WORST = -1.0  # R² is clipped here: lower values are indistinguishable from no signal
@@ -53,7 +53,7 @@ class PositionProbe(Measure):
     controls: ClassVar[tuple[Control, ...]] = ("none",)
     reported_controls: ClassVar[tuple[Control, ...]] = ("random",)
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Probe the input of one layer with one sampling mask."""
         if (step := step_for(captured.grid.shape)) is not None:
             feats = captured.x[0, captured.grid.prefix :].unflatten(0, captured.grid.shape)

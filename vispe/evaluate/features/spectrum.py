@@ -18,7 +18,7 @@ from vispe.evaluate.audit.audited_model import AuditedModel, Need
 from vispe.evaluate.audit.measure import Accumulator, Control, Family, Measure, Outcome
 
 if TYPE_CHECKING:
-    from vispe.backbones.attention_recorder import Seen
+    from vispe.backbones.attention_recorder import LayerAttention
 
 WINDOW = (3, 99)  # first and last rank, from 0, of the power law; smaller for short spectra
 OUTLIERS = 4  # channels of largest norm that are removed for the detail `without_outliers`
@@ -121,7 +121,7 @@ class Spectrum(Measure):
     layered: ClassVar[bool] = True
     controls: ClassVar[tuple[Control, ...]] = ("random",)
 
-    def on_layer(self, acc: Accumulator, captured: Seen) -> None:
+    def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the collapse of the input of a layer."""
         acc.layer(layers=_collapse(captured.x[0, captured.grid.prefix :].cpu()))
 

@@ -14,7 +14,7 @@ from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.registry import create_encoding
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination, require
 from vispe.grid import Grid
-from vispe.report.figure_style import INK, new
+from vispe.report.figure_style import INK, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +85,7 @@ def _values_for(
     heads = slice(None) if head is None else slice(head, head + 1)
     suffix = "mean over heads" if head is None else f"head {head}"
     parts = encoding.parts()
-    if any(part.branched for part in parts):
+    if any(part.multi_softmax for part in parts):
         # several softmaxes have no single bias, so show attention weights between equal tokens
         equal_tokens = torch.ones(1, num_heads, grid.tokens, _HEAD_DIM)
         x = torch.ones(1, grid.tokens, num_heads * _HEAD_DIM)
@@ -120,7 +120,7 @@ def _values_for(
 def _draw_bias(
     values: np.ndarray, query: tuple[int, int], words: str, title: str, ax: "Axes | None"
 ) -> "Axes":
-    ax = new(ax, (5.6, 5))
+    ax = new_axes(ax, (5.6, 5))
     image = ax.imshow(values, cmap="viridis", interpolation="nearest")
     ax.plot(query[1], query[0], marker="o", markersize=9, color="white", markeredgecolor=INK)
     ax.set_title(title, size=12, color=INK)

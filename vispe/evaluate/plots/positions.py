@@ -123,7 +123,7 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
     if axes % 3 == 0:
         names = tuple(
             f"{n} {k + 1}" if axes > 3 else n
-            for n in (scheme.leads, "row", "column")
+            for n in (scheme.first_axis, "row", "column")
             for k in range(axes // 3)
         )
         colours = tuple(c for c in COLOURS[:3] for _ in range(axes // 3))

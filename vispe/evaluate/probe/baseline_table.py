@@ -7,7 +7,7 @@ import numpy as np
 
 from vispe.errors import OptionError
 from vispe.evaluate.probe.splits import cell
-from vispe.report.table import aligned, json_entries, json_list
+from vispe.report.table import json_entries, json_list, markdown_table
 
 NAMES = {
     "none": "untouched",
@@ -125,7 +125,7 @@ class BaselineTable:
 
     def to_markdown(self) -> str:
         """Return `table` as aligned Markdown."""
-        return aligned(self.table())
+        return markdown_table(self.table())
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, all values by image; NaN becomes `None`."""

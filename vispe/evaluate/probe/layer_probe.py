@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.batching import checked_maps
-from vispe.backbones.vision_model import ModelFeatures
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import ShapeError
 from vispe.evaluate.probe.feature_sources import check_images, patch_pixels
 from vispe.evaluate.probe.fit import Features, Fit, Regressor, to_numpy
 from vispe.evaluate.probe.splits import POSITIONS, Trials, cell
-from vispe.report.table import aligned, json_entries, json_list
+from vispe.report.table import json_entries, json_list, markdown_table
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LayerProbe:
 
     def to_markdown(self) -> str:
         """Return `table` as aligned Markdown."""
-        return aligned(self.table(), left=(0, len(self.targets) + 2))
+        return markdown_table(self.table(), left=(0, len(self.targets) + 2))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: all scores by block, target and image, and channel curves by block and target."""
@@ -125,7 +125,7 @@ class LayerProbe:
 
 
 def probe_layers(
-    model: nn.Module | ModelFeatures | Iterable[Sequence[Features]],
+    model: nn.Module | VisionModel | Iterable[Sequence[Features]],
     images: Iterable[Tensor] | None = None,
     *,
     targets: Sequence[str] = POSITIONS,
@@ -196,15 +196,15 @@ def probe_layers(
 
 
 def _each(
-    source: nn.Module | ModelFeatures | Iterable[Sequence[Features]], images: Iterable[Tensor] | None
+    source: nn.Module | VisionModel | Iterable[Sequence[Features]], images: Iterable[Tensor] | None
 ) -> Iterator[tuple[list[np.ndarray], np.ndarray | None]]:
     """Yield for each image the features (h, w, C) after every block, and the pixels of the patches."""
-    features = not isinstance(source, nn.Module | ModelFeatures)
+    features = not isinstance(source, nn.Module | VisionModel)
     check_images(features, images)
     if features:
         yield from (([to_numpy(m) for m in maps], None) for maps in source)
         return
-    f = source if isinstance(source, ModelFeatures) else ModelFeatures(source)
+    f = source if isinstance(source, VisionModel) else VisionModel(source)
     for image in images:
         with torch.no_grad():
             maps = [checked_maps(m, 1)[0].permute(1, 2, 0) for m in f.layers(image[None])]

@@ -23,7 +23,7 @@ from vispe.evaluate.probe.feature_sources import Source, each_features
 from vispe.evaluate.probe.fit import Fit, Regressor, channel_r2, fit_probe
 from vispe.evaluate.probe.splits import check_sampled, follower, mixed, same_region
 from vispe.evaluate.probe.targets import TARGETS, check_target, ramp, sample_mask
-from vispe.report.table import aligned, json_entries, json_list
+from vispe.report.table import json_entries, json_list, markdown_table
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class ProbeResult:
 
     def to_markdown(self) -> str:
         """Return the table of scores as aligned Markdown."""
-        return aligned(self.table())
+        return markdown_table(self.table())
 
     def table(self) -> list[list[str]]:
         """Return the table of scores as text, header first."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, UnsupportedHost
-from vispe.evaluate.audit.audited_model import host_of
-from vispe.evaluate.audit.probe_images import pictures_of
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.audit.audited_model import as_audited_model
+from vispe.evaluate.audit.probe_images import load_images
+from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.figures.html_report import SourceProbe
 from vispe.evaluate.probe.fit import Regressor
@@ -63,7 +63,7 @@ class Question:
             )
 
 
-def asked_sources(
+def requested_sources(
     paths: Sequence[str | Path], noise: int, textures: int
 ) -> dict[str, Sequence[str | Path] | int]:
     """Return the sources of images: files, number of noise images, number of textures; empty ones are omitted.
@@ -90,7 +90,7 @@ class _Reiterable:
 
 
 def probe_source(
-    subject: Subject,
+    subject: EvaluatedModel,
     source: str,
     what: Sequence[str | Path] | int,
     question: Question,
@@ -108,13 +108,13 @@ def probe_source(
     Raises:
         UnsupportedHost: `question.layers` is set for a model without accessible blocks.
     """
-    audited, seed = host_of(subject), question.seed
+    audited, seed = as_audited_model(subject), question.seed
     if question.layers and not isinstance(audited.f, VisionModel):
         raise UnsupportedHost(
             f"{audited.title} has only final features, got layers=True. Pass `layers=False`."
         )
     paths, generated = (what, {}) if source == "images" else ((), {source: what})
-    pictures, _, notes = pictures_of(subject, paths, **generated, seed=seed)
+    pictures, _, notes = load_images(subject, paths, **generated, seed=seed)
     fit = {"step": question.step, "masks_per_image": question.masks}
     fit |= {"regressor": question.regressor, "alpha": question.alpha, "generator": seed}
     shown_images = shown(pictures, f"probing {source}")
@@ -127,7 +127,7 @@ def probe_source(
         blank = 4 if question.blank is None else question.blank
         single = probe.n_images == 1 and isinstance(blank, int)
         # another seed than that of the probed noise
-        others = pictures_of(subject, (), noise=_CHOSEN_ON, seed=seed + 1)[0] if single else None
+        others = load_images(subject, (), noise=_CHOSEN_ON, seed=seed + 1)[0] if single else None
         black = subject.tensor(np.zeros((1, 1, 1), np.float32))
         fit |= {"blank": blank, "choose_on": others, "black": black, "patch": audited.patch}
         each = _Reiterable(lambda: shown(pictures, f"remedies on {source}"))

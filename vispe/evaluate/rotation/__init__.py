@@ -6,7 +6,7 @@ Every function takes a callable and images and returns records with one value pe
 
 from vispe.backbones.batching import PerImage
 from vispe.backbones.distributed import Processes
-from vispe.backbones.vision_model import ModelFeatures, random_twin
+from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.metrics.accuracy import across_poses
 from vispe.evaluate.rotation.metrics.any_angle import angle_equivariance
@@ -46,13 +46,13 @@ __all__ = [
     "Element",
     "Fingerprint",
     "Measurement",
-    "ModelFeatures",
     "PerImage",
     "Processes",
     "RotationReport",
     "RotationResult",
     "SavedSegmenter",
     "Summary",
+    "VisionModel",
     "across_poses",
     "angle_consistency",
     "angle_equivariance",
@@ -77,8 +77,8 @@ __all__ = [
     "position_r2",
     "quadrant_gap",
     "random_crops",
-    "random_twin",
     "raw_intensity",
+    "reinitialized_copy",
     "relabelled",
     "roll_equivariance",
     "rotate",

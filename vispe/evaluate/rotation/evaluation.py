@@ -8,10 +8,10 @@ from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, Segmenter, features_of
 from vispe.backbones.distributed import Processes
-from vispe.backbones.vision_model import ModelFeatures, random_twin
+from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import InputError, OptionError, ShapeError, UnknownName, did_you_mean
 from vispe.evaluate.rotation.distributed import Piece, filled
-from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, shown_in_range
+from vispe.evaluate.rotation.figures.examples import Shown, example_labels, example_maps, rescale_to_rgb
 from vispe.evaluate.rotation.metrics import measure_step
 from vispe.evaluate.rotation.metrics.fingerprint import ENOUGH, Fingerprint, fingerprint, random_crops
 from vispe.evaluate.rotation.metrics.translation import default_shifts
@@ -24,7 +24,7 @@ from vispe.evaluate.rotation.plan import (
     Measured,
     Plan,
     Step,
-    fitted_image,
+    center_crop,
 )
 from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
 from vispe.evaluate.rotation.report import RotationReport
@@ -133,7 +133,9 @@ def measure(
         phases=3 if quick else 8,
         seed=seed,
     )
-    random_copy = random_twin(f.model, seed + 1) if isinstance(f, ModelFeatures) and "d4" in groups else None
+    random_copy = (
+        reinitialized_copy(f.model, seed + 1) if isinstance(f, VisionModel) and "d4" in groups else None
+    )
     measured = Measured(f, segmenter, random_copy)
     pieces, remarks, pattern, examples, error = {}, [], None, None, None
     try:
@@ -143,7 +145,7 @@ def measure(
             pattern, more = _fingerprint(f, plan, images)
             remarks += more
         if processes.rank == 0:
-            examples = _examples(measured, plan, images, truths, show or shown_in_range)
+            examples = _examples(measured, plan, images, truths, show or rescale_to_rgb)
     except Exception as raised:  # raised by all processes, which would block forever otherwise
         error = raised
     parts = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
@@ -269,7 +271,7 @@ def _groups(
 
 def _inferred_patch(f: FeatureFunction, image: Tensor, size: int | None) -> int:
     """Infer the patch size from the feature map of the first image."""
-    image = fitted_image(image, None, size)[0]
+    image = center_crop(image, None, size)[0]
     h, w = features_of(f, image[None]).shape[-2:]
     high, wide = image.shape[-2:]
     if high % h or wide % w or high // h != wide // w:
@@ -313,5 +315,5 @@ def _shifts(image: Tensor, patch: int | None, size: int | None, quick: bool) -> 
     step = patch or 8
     if quick:
         return tuple(s for s in ((step, 0), (0, step), (step // 2, step // 2)) if s != (0, 0))
-    h, w = fitted_image(image, step, size)[0].shape[-2:]
+    h, w = center_crop(image, step, size)[0].shape[-2:]
     return default_shifts(step, (h // step, w // step))

@@ -17,7 +17,7 @@ from vispe.evaluate.rotation.records import Measurement
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
 from vispe.segment.metrics import without_borders
 from vispe.symmetry.d4 import D4, IDENTITY, Element
-from vispe.symmetry.label_maps import posed_labels
+from vispe.symmetry.label_maps import rotated_window_labels
 from vispe.symmetry.warp import Canvas
 
 Rows = tuple[Measurement, ...]
@@ -67,7 +67,7 @@ def segmenter_for(
     if canvas is not None:
         image = canvas.pose(step.whole[n][None], 0)[0]
         h, w = canvas.source
-        truth = posed_labels(canvas, step.truths[n][:h, :w], 0)
+        truth = rotated_window_labels(canvas, step.truths[n][:h, :w], 0)
     rng = np.random.default_rng([plan.seed, step.first + n, 7])
     marks = scribbles(without_borders(truth), np.ones(truth.shape, bool), plan.budget, rng)
     if len(np.unique(marks[marks > 0])) < 2:

@@ -125,10 +125,10 @@ class Step:
         """Load the images with these indices and their truths, and crop them."""
         step = cls(numbers.start, [images[n] for n in numbers])
         if truths is not None:
-            step.truths = [truths_of(truths, n, x) for n, x in zip(numbers, step.whole, strict=True)]
+            step.truths = [truth_of_image(truths, n, x) for n, x in zip(numbers, step.whole, strict=True)]
             step.fitted_truths = []
         for k, image in enumerate(step.whole):
-            fitted, note = fitted_image(image, plan.patch, plan.size)
+            fitted, note = center_crop(image, plan.patch, plan.size)
             if plan.exact and set(fitted.shape[-2:]) != {plan.size}:
                 raise InputError(
                     f"measure: the model accepts only images of {plan.size} x {plan.size} px, got "
@@ -139,7 +139,7 @@ class Step:
             step.notes += [f"Images of {image.shape[-2]} x {image.shape[-1]} px: {note}"] if note else []
             if step.truths is not None and step.fitted_truths is not None:
                 truth = torch.from_numpy(step.truths[k])
-                step.fitted_truths.append(fitted_image(truth, plan.patch, plan.size)[0].numpy())
+                step.fitted_truths.append(center_crop(truth, plan.patch, plan.size)[0].numpy())
         return step
 
     def shapes(self) -> list[slice]:
@@ -149,7 +149,7 @@ class Step:
         return [slice(a, b) for a, b in pairwise(ends)]
 
 
-def fitted_image(image: Tensor, patch: int | None, size: int | None) -> tuple[Tensor, str]:
+def center_crop(image: Tensor, patch: int | None, size: int | None) -> tuple[Tensor, str]:
     """Return the central crop of an image (..., H, W), both sides multiples of the patch size, and a remark.
 
     The image is not resized. It is cropped once, before any pose, so that poses rotate about the centre of the crop. If
@@ -202,7 +202,7 @@ def how_of(canvas: Canvas) -> Any:
     return "disc" if canvas.invented else "crop"
 
 
-def truths_of(truths: Sequence[object], number: int, image: Tensor) -> np.ndarray:
+def truth_of_image(truths: Sequence[object], number: int, image: Tensor) -> np.ndarray:
     """Return the truth of an image as int64 (H, W).
 
     Raises:

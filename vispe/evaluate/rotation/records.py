@@ -11,7 +11,7 @@ from vispe.errors import ShapeError, UnknownName
 from vispe.evaluate.rotation.record_key import D4_MEAN, FULL, POSITION_CODE, UNMOVED, Key
 from vispe.evaluate.rotation.verdict import remedy, scale_notes, verdict
 from vispe.report.statistics import Better, Summary, summarise
-from vispe.report.table import aligned, interval, json_entries, json_list, json_value, number
+from vispe.report.table import interval, json_entries, json_list, json_value, markdown_table, number
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class RotationResult:
     def to_markdown(self, seed: int = 0) -> str:
         """Return the table as aligned Markdown."""
         head = ["transform", "metric", "part", "mean", "median", "worst", "95 % interval", "floor", "effect"]
-        return aligned([head, *(_cells(row, seed) for row in self.rows)], left=range(len(head)))
+        return markdown_table([head, *(_cells(row, seed) for row in self.rows)], left=range(len(head)))
 
 
 def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ import numpy as np
 from vispe.evaluate.rotation import record_key
 from vispe.evaluate.rotation.metrics.fingerprint import Fingerprint
 from vispe.evaluate.rotation.records import Measurement, RotationResult
-from vispe.report.statistics import FEWEST
-from vispe.report.table import aligned, interval, json_entries, number
+from vispe.report.statistics import MIN_IMAGES
+from vispe.report.table import interval, json_entries, markdown_table, number
 
 _CHANGE = "features, 0 = same, 1.41 = unrelated, no upper limit"
 _AGREE = "labels, 1 = same"
@@ -117,7 +117,7 @@ class RotationReport:
 
     def to_markdown(self, seed: int = 0) -> str:
         """Return the short table as Markdown; `result.to_markdown` is the full one."""
-        intervals = len(self.result.images) >= FEWEST
+        intervals = len(self.result.images) >= MIN_IMAGES
         head = ["what was done to the sample", "what is compared", "mean", "worst image"]
         table = [[*head, *(["95 % interval"] if intervals else []), "resampling alone"]]
         for row in self.headlines:
@@ -126,7 +126,7 @@ class RotationReport:
             if intervals:
                 cells.append(interval(summary.interval, 3))
             table.append([*cells, number(row.floor_mean, 3)])
-        return aligned(table, left=range(len(table[0])))
+        return markdown_table(table, left=range(len(table[0])))
 
     def to_dict(self, seed: int = 0) -> dict[str, Any]:
         """Return JSON values: verdict, remedy, settings, all records with values per image, and fingerprint."""

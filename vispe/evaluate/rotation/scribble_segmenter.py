@@ -40,7 +40,7 @@ class TrainedSegmenter:
             raise InputError(
                 f"TrainedSegmenter: marks must have two classes, got {np.unique(classes)}. Add scribbles."
             )
-        samples = np.concatenate([at_pixels(one, m > 0) for one, m in zip(maps, marks, strict=True)])
+        samples = np.concatenate([sample_at_pixels(one, m > 0) for one, m in zip(maps, marks, strict=True)])
         model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
         self._model = model.fit(samples, classes)
 
@@ -66,7 +66,7 @@ class TrainedSegmenter:
         return self._model.classes_[chosen].astype(np.int64)
 
 
-def at_pixels(maps: Tensor, chosen: np.ndarray) -> np.ndarray:
+def sample_at_pixels(maps: Tensor, chosen: np.ndarray) -> np.ndarray:
     """Return the bilinearly interpolated features (n, d) at pixels (H, W) bool of a map (d, h, w), row-major."""
     pixels = np.argwhere(chosen)
     # normalised coordinates: -1 to 1 between the outer edges of the corner pixels

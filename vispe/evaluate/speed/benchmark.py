@@ -23,7 +23,7 @@ from vispe.evaluate.speed.case_inputs import Setup
 from vispe.evaluate.speed.cases import STRUCTURED, Case, Mode, Plan
 from vispe.evaluate.speed.compile_latency import new_grid
 from vispe.evaluate.speed.contenders import Contender, contenders, ours
-from vispe.evaluate.speed.correctness import line, run_check, what_to_check
+from vispe.evaluate.speed.correctness import line, planned_checks, run_check
 from vispe.evaluate.speed.timing import measure
 from vispe.files import atomic_path
 from vispe.version import __version__
@@ -88,7 +88,7 @@ class Bench:
     def check(self) -> bool | None:
         """Run the missing checks; return whether all passed, None if the time limit was reached before."""
         done = {row_key(c["dtype"], f"{c['grid']} {c['width']}", c["bias"]) for c in self.state["checks"]}
-        for record in what_to_check(self.plan, self.device != "cpu"):
+        for record in planned_checks(self.plan, self.device != "cpu"):
             if row_key(record["dtype"], f"{record['grid']} {record['width']}", record["bias"]) in done:
                 continue
             if time.monotonic() > self.end:

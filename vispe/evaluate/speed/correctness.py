@@ -22,7 +22,7 @@ GRID_KINDS = ("none", "distance", "slopes", "table", "padding")
 BATCH, HEADS, SLOPES = 2, 3, (0.004, 0.1, 1.0)
 
 
-def what_to_check(plan: Plan, flex: bool = False) -> list[dict[str, Any]]:
+def planned_checks(plan: Plan, flex: bool = False) -> list[dict[str, Any]]:
     """Return dtype, grid, head_dim and bias of every check; together they cover every compiled kernel.
 
     `flex` adds a table by FlexAttention to the checks of a long run.

@@ -8,7 +8,7 @@ from typing import Any
 
 from vispe.evaluate.speed.cases import MODES, is_forward
 from vispe.evaluate.speed.targets import OURS, SDPA
-from vispe.report.table import columns
+from vispe.report.table import text_table
 
 Row = dict[str, Any]
 HEAD = (
@@ -100,4 +100,4 @@ def _cells(row: Row, best: float | None, own: float | None) -> tuple[str, ...]:
 
 
 def _aligned(cells: list[tuple[str, ...]], left: tuple[int, ...] = (0,)) -> list[str]:
-    return [f"  {line}" for line in columns(cells, left).splitlines()]
+    return [f"  {line}" for line in text_table(cells, left).splitlines()]

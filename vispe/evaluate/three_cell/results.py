@@ -15,9 +15,9 @@ import torch
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.three_cell.trainer import Recipe, ThreeCellViT, train
 from vispe.files import atomic_path
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean, new_figure
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
 from vispe.report.html_page import Page
-from vispe.report.table import aligned
+from vispe.report.table import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -186,7 +186,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def to_markdown(rows: Sequence[Row]) -> str:
     """Return `table` as aligned Markdown."""
-    return aligned(table(rows))
+    return markdown_table(table(rows))
 
 
 def report(rows: Sequence[Row]) -> Page:
@@ -257,7 +257,7 @@ def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where t
         ax.set_xticks((50, 75, 100))
         weight, back = ("normal", "white") if i else ("bold", "#F6F7F9")
         ax.set_title(name.replace("_", " "), size=11, loc="left", color=INK, weight=weight)
-        clean(ax)
+        clean_axes(ax)
         ax.set_facecolor(back)
     seeds = sorted({r["seeds"] for r in means})
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vispe.encodings.base import Encoding
 from vispe.encodings.registry import Spec, create_encoding, encoding_class, parse_spec
-from vispe.encodings.spec import as_text
+from vispe.encodings.spec import spec_to_text
 from vispe.errors import InputError, OptionError, VispeError, did_you_mean
 
 _QKV = r"blocks\.(\d+)\.attn\.qkv\.weight"
@@ -237,7 +237,7 @@ def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any],
     for holder in _holders(encoding, facts):
         before = dict(state)
         prefix = f"{holder}pos_enc."
-        encoding.adopt(state, holder, prefix)
+        encoding.rename_checkpoint_keys(state, holder, prefix)
         gone = sorted(name for name in before if name not in state)
         new = sorted(name for name in state if name not in before)
         _check(encoding, state, [name for name in new if name.startswith(prefix)], prefix)
@@ -284,7 +284,7 @@ def _check(encoding: Encoding, state: Mapping[str, Tensor], new: Sequence[str], 
 
 def _text(spec: dict[str, Any], keep_abs: bool) -> str:
     """Return a spec as text, for `pos_embed`."""
-    return "learn+" * keep_abs + as_text([spec])
+    return "learn+" * keep_abs + spec_to_text([spec])
 
 
 def _slopes(entries: dict[str, Tensor], dim: int) -> int:

@@ -167,7 +167,7 @@ def _from_loop(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool) ->
     """Return the positions of the ``with`` statement around a call of an attention layer, or raise `InputError`."""
     active = next((p for p in reversed(_ACTIVE.get()) if p.holds(layer)), None)
     # without an encoding (`none`) the layer needs no positions; the value is whether the model's own rotation is used
-    bare = getattr(layer, "vispe_bare", None)
+    bare = getattr(layer, "vispe_no_encoding", None)
     if bare is not None and active is None:
         return Context(Grid((1,)).positions(), (), mask, is_causal, bare)
     block = f"Attention of block {layer.vispe_layer}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
-from vispe.encodings.parts.rope import RopeBase, TooSmall
+from vispe.encodings.parts.rope import BaseTooSmall, RopeBase
 from vispe.encodings.parts.sampler import Sampler
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
@@ -257,12 +257,12 @@ def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
     return True
 
 
-def too_small(
+def base_too_small(
     parts: Sequence[Encoding], shape: tuple[int, ...] | None, reference: tuple[int, ...] | None
-) -> list[TooSmall]:
+) -> list[BaseTooSmall]:
     """Return the rotary encodings whose base is too small for a grid; none where the host has no fixed grid."""
     if shape is None:
         return []
     grid = Grid(shape, reference=reference)
-    reports = [e.too_small(grid) for e in parts if isinstance(e, RopeBase)]
+    reports = [e.base_too_small(grid) for e in parts if isinstance(e, RopeBase)]
     return [report for report in reports if report is not None]

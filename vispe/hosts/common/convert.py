@@ -21,12 +21,12 @@ from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.common.checks import (
     attach,
+    base_too_small,
     check_part,
     check_term,
     composed,
     copy_weights,
     refuse_patched,
-    too_small,
 )
 from vispe.hosts.common.context import HostState, backend_text
 from vispe.hosts.common.host_spec import HostSpec
@@ -102,7 +102,7 @@ class Family:
         """Return grid and prefix tokens of a converted model, human-readable."""
         raise NotImplementedError
 
-    def has_table(self, model: Any) -> bool:
+    def has_absolute_table(self, model: Any) -> bool:
         """Return whether an absolute table is currently in use."""
         raise NotImplementedError
 
@@ -207,10 +207,10 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     stock, table, rope, lost = (
         (old.stock, old.table, old.rope, old.lost) if old else (type(model), None, None, ())
     )
-    has_table, has_rope = family.has_table(model), family.has_rope(model)
-    keep_abs = has_table or table is not None if spec.keep_abs is None else spec.keep_abs
+    has_absolute_table, has_rope = family.has_absolute_table(model), family.has_rope(model)
+    keep_abs = has_absolute_table or table is not None if spec.keep_abs is None else spec.keep_abs
     keep_rope = has_rope or rope is not None if spec.keep_rope is None else spec.keep_rope
-    if keep_abs and not has_table and table is None:
+    if keep_abs and not has_absolute_table and table is None:
         _raise_missing(family, stock, "keep", "absolute table", lost)
     if keep_rope and not has_rope and rope is None:
         _raise_missing(family, stock, "keep", "rotary embedding", lost)
@@ -220,7 +220,7 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     # where the constructor has an argument for the table, it was called without one, so `restore` cannot supply it
     if built:
         missing = {
-            "absolute table": not keep_abs and (family.table_keyword is not None or has_table),
+            "absolute table": not keep_abs and (family.table_keyword is not None or has_absolute_table),
             "rotary embedding": not keep_rope and has_rope,
         }
         lost = tuple(name for name, is_missing in missing.items() if is_missing)
@@ -228,13 +228,15 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     if old:
         _strip(model, family)
     reference = old.reference if old else plan.reference
-    for report in too_small(plan.parts, plan.grid, reference):
+    for report in base_too_small(plan.parts, plan.grid, reference):
         if report.far:
             text = f"{report}; use temperature={math.ceil(report.needed)} or more."
             warnings.warn(text, stacklevel=4)  # the caller of `vispe.convert`
     for text in ineffective_samplers(plan.parts):
         warnings.warn(f"{text}.", stacklevel=4)
-    table = _use_or_detach(model, keep_abs, has_table, family.detach_table, family.attach_table, table)
+    table = _use_or_detach(
+        model, keep_abs, has_absolute_table, family.detach_table, family.attach_table, table
+    )
     rope = _use_or_detach(model, keep_rope, has_rope, family.detach_rope, family.attach_rope, rope)
     model.vispe = HostState(
         spec=spec.terms,
@@ -260,7 +262,7 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
             module.vispe_layer = layer
             attach(module, encoding)
             if all(e.name == "none" for e in plan.parts):
-                module.vispe_bare = keep_rope
+                module.vispe_no_encoding = keep_rope
     family.after_convert(model, old)
 
 
@@ -283,7 +285,7 @@ def restore_model(model: Any, family: Family | None) -> None:
     for path, module, _ in family.swaps(model) if state.inside else ():
         refuse_parametrized(path, module)
     _strip(model, family)
-    table_in_use = family.has_table(model)
+    table_in_use = family.has_absolute_table(model)
     _use_or_detach(model, True, table_in_use, family.detach_table, family.attach_table, state.table)
     rope_in_use = family.has_rope(model)
     _use_or_detach(model, True, rope_in_use, family.detach_rope, family.attach_rope, state.rope)
@@ -313,7 +315,7 @@ def describe_model(model: Any, family: Family) -> str:
     parts = [part for e in (model.pos_enc, *of_layers[:1]) if e is not None for part in e.parts()]
     shape = family.facts(model, list(family.attentions(model)))["grid"]
     notes = [
-        *too_small(parts, shape, state.reference),
+        *base_too_small(parts, shape, state.reference),
         *ineffective_samplers(parts),
         *aliased_rotations(parts, shape),
     ]
@@ -413,7 +415,7 @@ def _strip(model: Any, family: Family) -> None:
         swapped = [module for _, module, _ in family.swaps(model)]
         for _, _, module in family.attentions(model):
             del module.vispe_layer, module.pos_enc
-            vars(module).pop("vispe_bare", None)
+            vars(module).pop("vispe_no_encoding", None)
         for module in swapped:
             module.__class__ = family.stock_type(module)
     del model.pos_enc, model.vispe

@@ -20,7 +20,7 @@ from vispe.attention.bias.table import has_grid_table
 from vispe.attention.call import Call
 from vispe.encodings import attention_layer
 from vispe.encodings.base import Additive, Encoding, Mixing
-from vispe.encodings.compose import bias_of, branched_of
+from vispe.encodings.compose import bias_of, multi_softmax_of
 from vispe.encodings.multi_softmax import calls_of, weights_of
 from vispe.encodings.parts.preparation import prepare
 from vispe.errors import ShapeError
@@ -197,7 +197,7 @@ def scores(
 
 
 def _check_mixed(encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor) -> None:
-    if branched_of(encodings) is not None or has_grid_table(bias_of(encodings, pos, layer, x)):
+    if multi_softmax_of(encodings) is not None or has_grid_table(bias_of(encodings, pos, layer, x)):
         names = " + ".join(e.name for e in encodings)
         raise ShapeError(
             f"The batch packs samples of different grids, but the table of {names} is computed for one grid at a time; "

@@ -17,7 +17,7 @@ from torch import nn
 from vispe.encodings.base import Encoding
 from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.registry import plain_terms
-from vispe.encodings.saved_spec import keep, named, refuse_other, saved_grid, saved_terms
+from vispe.encodings.saved_spec import check_same_spec, keep, named, saved_grid, saved_terms
 from vispe.errors import EncodingMismatch, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 from vispe.hosts.common.checks import uses_reference
@@ -140,12 +140,14 @@ class LoadsWeights(nn.Module):
         *lists: list[str],
     ) -> None:
         terms, (_, unexpected, _) = _terms(self), lists  # missing names, unexpected ones, errors
-        refuse_other(local_metadata, terms, self.vispe.stock.__name__)
+        check_same_spec(local_metadata, terms, self.vispe.stock.__name__)
         if saved_terms(local_metadata) is not None:
             _compare_grids(self, saved_grid(local_metadata))
         paths = list(self._vispe_paths())
         for path, encoding in paths:
-            encoding.adopt(state_dict, prefix + path.removesuffix(_ENCODING), f"{prefix}{path}.")
+            encoding.rename_checkpoint_keys(
+                state_dict, prefix + path.removesuffix(_ENCODING), f"{prefix}{path}."
+            )
         theirs = any(
             name.startswith(prefix) and _of_encoding(name.removeprefix(prefix)) for name in state_dict
         )

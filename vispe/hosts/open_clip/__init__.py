@@ -1,6 +1,6 @@
 """Vision towers of open_clip."""
 
-from vispe._lazy import face
+from vispe._lazy import lazy_exports
 
 __all__ = [
     "convert_image_tower",
@@ -11,4 +11,4 @@ __all__ = [
     "restore_tower",
 ]
 
-__getattr__, __dir__ = face(__name__, dict.fromkeys(__all__, "vispe.hosts.open_clip.convert"))
+__getattr__, __dir__ = lazy_exports(__name__, dict.fromkeys(__all__, "vispe.hosts.open_clip.convert"))

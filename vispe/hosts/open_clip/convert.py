@@ -61,7 +61,7 @@ class _Tower(convert.Family):
     def grid_text(self, model: Any) -> str:
         return f"{tuple(model.grid_size)}, trained at {model.vispe.reference}, 1 prefix token"
 
-    def has_table(self, model: Any) -> bool:
+    def has_absolute_table(self, model: Any) -> bool:
         return model.positional_embedding is not None
 
     def detach_table(self, model: Any) -> tuple[nn.Parameter, tuple[int, ...]]:

@@ -81,7 +81,7 @@ class _Timm(convert.Family):
         tokens = model.num_prefix_tokens
         return f"{self.grid(model)}, trained at {model.vispe.reference}, {tokens} prefix tokens"
 
-    def has_table(self, model: Any) -> bool:
+    def has_absolute_table(self, model: Any) -> bool:
         return model.pos_embed is not None
 
     def detach_table(self, model: Any) -> Any:
@@ -188,7 +188,7 @@ class _NaFlex(_Timm):
         grid = model.embeds.pos_embed_grid_size
         return None if grid is None else tuple(grid)
 
-    def has_table(self, model: Any) -> bool:
+    def has_absolute_table(self, model: Any) -> bool:
         return model.embeds.pos_embed_type != "none"
 
     def detach_table(self, model: Any) -> Any:

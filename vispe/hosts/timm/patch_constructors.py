@@ -64,7 +64,7 @@ _recipes: ContextVar[Recipes | None] = ContextVar("noted", default=None)
 
 
 @contextmanager
-def noted_recipes() -> Iterator[Recipes]:
+def recorded_recipes() -> Iterator[Recipes]:
     """Record how timm would load the weights of each model built inside the ``with`` statement."""
     install()
     recipes: Recipes = []

@@ -11,8 +11,13 @@ from torch import nn
 from vispe.encodings.registry import Spec, list_encodings
 from vispe.errors import InputError, OptionError, UnknownEncoding, UnsupportedHost, did_you_mean
 from vispe.hosts.transformers.diagnosis import names_of, names_scheme, refusal
-from vispe.hosts.transformers.language.convert import convert_vlm, describe_vlm, is_vlm, restore_vlm
-from vispe.hosts.transformers.language.families import inner_of
+from vispe.hosts.transformers.language.convert import (
+    convert_vlm,
+    describe_vlm,
+    is_vision_language_model,
+    restore_vlm,
+)
+from vispe.hosts.transformers.language.families import model_inside
 from vispe.hosts.transformers.saving import config_record
 from vispe.hosts.transformers.subclasses import Named, converted_subclass, stock_of
 from vispe.multimodal import list_schemes
@@ -34,7 +39,7 @@ def convert_transformers(
         UnsupportedHost: the spec is a position scheme, and the model has no language model that supports it.
     """
     if not names_scheme(spec):
-        if is_vlm(model):
+        if is_vision_language_model(model):
             _check_names(spec)
         _vision().convert_vision(model, spec, keep_abs=keep_abs, keep_rope=keep_rope, **options)
         _finish(model)
@@ -44,7 +49,7 @@ def convert_transformers(
             "keep_abs and keep_rope are options of vision towers, got a position scheme. Omit them; a scheme replaces "
             "the model's own."
         )
-    if not is_vlm(model):
+    if not is_vision_language_model(model):
         raise UnsupportedHost(refusal(model, spec))
     _convert_language(model, spec, **options)
     _finish(model)
@@ -122,7 +127,7 @@ def _convert_missing(model: nn.Module) -> int:
             warnings.filterwarnings("ignore", ".*does not encode text as", UserWarning)
             for part, entry in list(config_record.missing(model)):
                 if "scheme" in entry:
-                    outer = model if is_vlm(model) and inner_of(model) is part else part
+                    outer = model if is_vision_language_model(model) and model_inside(model) is part else part
                     options = {name: entry.get(name) for name in ("parallel", "self_extend")}
                     _convert_language(outer, entry["scheme"], late_rotation=entry["late_rotation"], **options)
                 else:
@@ -151,7 +156,7 @@ def restore_transformers(model: nn.Module) -> None:
     Raises:
         UnsupportedHost: neither is converted.
     """
-    scheme = is_vlm(model) and stock_of(type(inner_of(model))) is not None
+    scheme = is_vision_language_model(model) and stock_of(type(model_inside(model))) is not None
     if scheme:
         restore_vlm(model)
     try:
@@ -165,7 +170,7 @@ def restore_transformers(model: nn.Module) -> None:
 
 def describe_transformers(model: nn.Module) -> str:
     """Return a summary of the conversion of the language model and the vision tower."""
-    lines = [describe_vlm(model)] if is_vlm(model) else []
+    lines = [describe_vlm(model)] if is_vision_language_model(model) else []
     try:
         _vision().vision_tower_of(model)
     except UnsupportedHost:

@@ -12,11 +12,11 @@ from torch import nn
 
 from vispe.encodings.spec import parse_text
 from vispe.errors import UnsupportedHost
-from vispe.hosts.transformers.language.families import FAMILIES, inner_of, text_of
+from vispe.hosts.transformers.language.families import FAMILIES, language_model_of, model_inside
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.subclasses import stock_of
-from vispe.multimodal import LayerSchemes, Scheme, list_schemes
-from vispe.multimodal.layered import Layered
+from vispe.multimodal import PerLayerSchemes, Scheme, list_schemes
+from vispe.multimodal.layered import PerLayerScheme
 
 # attribute names of the language model, in order of precedence
 TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")
@@ -33,9 +33,9 @@ def names_of(spec: Any) -> list[str]:
 
 def names_scheme(spec: Any) -> bool:
     """Return whether a spec is or names a position scheme."""
-    if isinstance(spec, Scheme | LayerSchemes):
+    if isinstance(spec, Scheme | PerLayerSchemes):
         return True
-    return any(name in (*list_schemes(), Layered.name) for name in names_of(spec))
+    return any(name in (*list_schemes(), PerLayerScheme.name) for name in names_of(spec))
 
 
 def check_no_scheme(model: nn.Module, spec: Any) -> None:
@@ -55,7 +55,7 @@ def refusal(model: nn.Module, scheme: Any) -> str:
         model: a model of transformers, not of a family that supports schemes.
         scheme: the scheme or its spec, for the message.
     """
-    inner = inner_of(model)
+    inner = model_inside(model)
     kind = getattr(getattr(inner, "config", None), "model_type", "")
     cls = (stock_of(type(model)) or type(model)).__name__
     reason, advice = _reason(model, inner)
@@ -66,7 +66,11 @@ def supported_part(model: nn.Module) -> str | None:
     """Return the path of the first submodule that supports position schemes, such as ``'thinker'``; None for none."""
     for path, part in model.named_modules():
         config = getattr(part, "config", None)
-        if path and getattr(config, "model_type", None) in FAMILIES and text_of(inner_of(part)) is not None:
+        if (
+            path
+            and getattr(config, "model_type", None) in FAMILIES
+            and language_model_of(model_inside(part)) is not None
+        ):
             return path
     return None
 

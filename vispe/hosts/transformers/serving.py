@@ -14,8 +14,12 @@ from torch import Tensor, nn
 
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.files import atomic_path, check_writable, write_json
-from vispe.hosts.transformers.language.convert import inner_of, is_vlm, with_host_sections
-from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
+from vispe.hosts.transformers.language.convert import (
+    is_vision_language_model,
+    model_inside,
+    with_host_sections,
+)
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.saving import config_record
@@ -157,12 +161,12 @@ def serve_positions(
                 [0, 1, 2, 3, 1, 2, 3, 4]]), -3)
     """
     built = model if isinstance(model, nn.Module) else _built(Path(model))
-    if not is_vlm(built):
+    if not is_vision_language_model(built):
         raise UnsupportedHost(
             "serve_positions: the model must be a vision-language model of transformers, got "
             f"{type(built).__name__}."
         )
-    inner: Any = inner_of(built)
+    inner: Any = model_inside(built)
     config = inner.config
     if config.model_type not in FAMILIES or family_of(config).pictures != "grids":
         names = ", ".join(name for name, family in FAMILIES.items() if family.pictures == "grids")
@@ -170,7 +174,7 @@ def serve_positions(
             f"serve_positions: engines support position schemes only for models with image grids ({names}), got "
             f"{config.model_type}, whose tokens they number one by one."
         )
-    text = text_of(inner)
+    text = language_model_of(inner)
     entry = config_record.read(config)
     unsupported = [name for name in ("parallel", "self_extend") if entry.get(name)]
     if unsupported:

@@ -25,7 +25,7 @@ from vispe.hosts.common.position_cache import PositionCache
 
 
 @dataclass
-class Site:
+class LayerGrid:
     """Grid of an attention layer.
 
     Attributes:
@@ -46,13 +46,13 @@ class SiteAttention(nn.Module):
 
     Attributes:
         vispe_layer: index of the layer.
-        vispe_site: its grid.
+        vispe_grid: its grid.
         pos_enc: its encodings.
     """
 
     fused_attn: bool = True
     vispe_layer: int
-    vispe_site: Site
+    vispe_grid: LayerGrid
     pos_enc: Encoding | None
 
     def vispe_attend(
@@ -80,7 +80,7 @@ class SiteAttention(nn.Module):
             shift_mask: additive mask (windows, n, n) between parts of shifted windows that are not adjacent in the
                 feature map.
         """
-        site = self.vispe_site
+        site = self.vispe_grid
         parts = () if self.pos_enc is None else self.pos_enc.parts()
         if isinstance(x, torch.fx.Proxy):  # a traced graph has no cache
             mask = dense_mask(x, host_bias, shift_mask)

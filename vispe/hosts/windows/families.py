@@ -24,8 +24,8 @@ from vispe.hosts.common.checks import check_outside, table_like
 from vispe.hosts.common.context import HostState
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.transformers.subclasses import converted_subclass
-from vispe.hosts.transformers.vision.position_embeddings import Untabled
-from vispe.hosts.windows.attention import Site
+from vispe.hosts.transformers.vision.position_embeddings import WithoutTable
+from vispe.hosts.windows.attention import LayerGrid
 from vispe.hosts.windows.model_table import (
     LIKE_SAM,
     MODELS,
@@ -40,8 +40,8 @@ from vispe.hosts.windows.model_table import (
     stock_type,
     width_of,
 )
-from vispe.hosts.windows.timm import NoBias
-from vispe.hosts.windows.transformers import NoRotary
+from vispe.hosts.windows.timm import DetachedBias
+from vispe.hosts.windows.transformers import DetachedRotary
 
 # relative tables of an attention layer: parameters, or an MLP
 RELATIVE = (
@@ -74,14 +74,16 @@ class ConvertedWindows(LoadsWeights):
         if not any(".pos_enc." in name for name in state_dict):
             # encodings may adopt tables of the stock model; its remaining tables would be unexpected entries
             for path, encoding in self._vispe_paths():
-                encoding.adopt(state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}.")
+                encoding.rename_checkpoint_keys(
+                    state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}."
+                )
             if any(".pos_enc." in name for name in state_dict):
                 for name in self._vispe_unused(state_dict, prefix):
                     del state_dict[name]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
-class AnySize(nn.Module):
+class AnySizePatches(nn.Module):
     """Patch embedding of transformers' SAM and its derivatives for images of any size, without the absolute table."""
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -128,7 +130,7 @@ class _Windows(convert.Family):
         grids = dict.fromkeys(grid_of(model, m) for _, _, m in attentions(model))
         return f"of each window: {', '.join(map(str, grids))}, {prefix_of(model)} prefix tokens"
 
-    def has_table(self, model: Any) -> bool:
+    def has_absolute_table(self, model: Any) -> bool:
         return any(_has(holder, name) for _, holder, name in _tables(model))
 
     def detach_table(self, model: Any) -> Any:
@@ -138,13 +140,13 @@ class _Windows(convert.Family):
                 continue
             detached[path] = (getattr(holder, name), getattr(holder, "window_size", None))
             if name == "rel_pos":
-                holder.rel_pos = NoBias(holder.rel_pos.window_size)
+                holder.rel_pos = DetachedBias(holder.rel_pos.window_size)
             elif name == "cpb_mlp":
                 # the name stays registered, but not as None, below which torch accepts every checkpoint entry
                 holder._modules[name] = nn.Sequential()
             elif known(type(model)).startswith(_UNTABLED) and name == "position_embeddings":
                 holder.vispe_size = holder._parameters.pop(name).shape
-                holder.__class__ = converted_subclass(type(holder), Untabled)
+                holder.__class__ = converted_subclass(type(holder), WithoutTable)
             elif known(type(model)).startswith("monai.") or not (
                 known(type(model)).startswith("timm.") or name == "position_embeddings"
             ):
@@ -168,7 +170,7 @@ class _Windows(convert.Family):
             if isinstance(table, nn.Module):
                 holder._modules[name] = table.to(like.device, like.dtype)
                 continue
-            if isinstance(holder, Untabled):
+            if isinstance(holder, WithoutTable):
                 holder.__class__ = stock_type(holder)
                 del holder.vispe_size
             if holder._buffers.pop(name, None) is not None:
@@ -180,12 +182,12 @@ class _Windows(convert.Family):
                 holder.set_window_size(current)
 
     def has_rope(self, model: Any) -> bool:
-        return any(not isinstance(m.rotary_emb, NoRotary) for m in _rotary_layers(model))
+        return any(not isinstance(m.rotary_emb, DetachedRotary) for m in _rotary_layers(model))
 
     def detach_rope(self, model: Any) -> tuple[nn.ModuleList, torch.dtype]:
         detached = nn.ModuleList(layer.rotary_emb for layer in _rotary_layers(model))
         for layer in _rotary_layers(model):
-            layer.rotary_emb = NoRotary()
+            layer.rotary_emb = DetachedRotary()
         return detached, next(model.parameters()).dtype
 
     def attach_rope(self, model: Any, detached: tuple[nn.ModuleList, torch.dtype]) -> None:
@@ -226,16 +228,16 @@ class _Windows(convert.Family):
 
     def after_convert(self, model: Any, old: HostState | None) -> None:
         for _, _, module in attentions(model):
-            module.vispe_site = Site(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
+            module.vispe_grid = LayerGrid(grid_of(model, module), prefix_of(model), model.vispe.keep_abs)
         patches = getattr(model, "patch_embed", None)
         if known(type(model)) in LIKE_SAM and not _has(model, "pos_embed"):
-            patches.__class__ = converted_subclass(stock_type(patches), AnySize)
+            patches.__class__ = converted_subclass(stock_type(patches), AnySizePatches)
 
     def before_strip(self, model: Any) -> None:
         for _, _, module in attentions(model):
-            del module.vispe_site
+            del module.vispe_grid
             module.__dict__.pop("vispe_shape", None)
-        if isinstance(patches := getattr(model, "patch_embed", None), AnySize):
+        if isinstance(patches := getattr(model, "patch_embed", None), AnySizePatches):
             patches.__class__ = stock_type(patches)
 
 
@@ -267,7 +269,7 @@ def _tables(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 def _has(holder: nn.Module, name: str) -> bool:
     """Return whether a table of `_tables` is currently in use."""
     if name == "rel_pos":
-        return not isinstance(holder._modules.get(name), NoBias | None)
+        return not isinstance(holder._modules.get(name), DetachedBias | None)
     if name == "cpb_mlp":
         return len(holder._modules.get(name) or ()) > 0
     return holder._parameters.get(name) is not None

@@ -35,13 +35,13 @@ class VolumeAttention(SiteAttention):
             )
         dropout = self.drop_weights.p if self.training else 0.0
         if self.save_attn:  # stored without dropout, as in MONAI
-            scores = self.vispe_context(x, self.vispe_site.grid, None).scores(self, (q,), (k,), v, x)
+            scores = self.vispe_context(x, self.vispe_grid.grid, None).scores(self, (q,), (k,), v, x)
             weights = scores.softmax()
             self.att_mat = weights.detach()
             (out,) = scores.weigh(F.dropout(weights, dropout))
             out = out.transpose(1, 2).flatten(2)
         else:
-            out = self.vispe_attend(x, (q, k, v), self.vispe_site.grid, None, dropout)
+            out = self.vispe_attend(x, (q, k, v), self.vispe_grid.grid, None, dropout)
         return self.drop_output(self.out_proj(out))
 
 
@@ -62,7 +62,7 @@ class VolumeWindowAttention(SiteAttention):
                 f"MONAI's window attention: the windows must have the shape {tuple(shape)}, got {tokens} tokens. Call "
                 "the model from one thread at a time."
             )
-        bias = self.vispe_host_bias(tokens) if self.vispe_site.keep else None
+        bias = self.vispe_host_bias(tokens) if self.vispe_grid.keep else None
         dropout = self.attn_drop.p if self.training else 0.0
         out = self.vispe_attend(x, split(self.qkv(x), self.num_heads), shape, bias, dropout, mask)
         return self.proj_drop(self.proj(out))

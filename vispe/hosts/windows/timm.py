@@ -29,13 +29,13 @@ class SamAttention(SiteAttention):
         q, k, v = split(self.qkv(tokens), self.num_heads)
         q, k = self.q_norm(q), self.k_norm(k)
         bias = None
-        if self.vispe_site.keep and self.use_rel_pos:
+        if self.vispe_grid.keep and self.use_rel_pos:
             bias = decomposed_of_timm(q, self.rel_pos_h, self.rel_pos_w, shape)
         out = self.vispe_attend(tokens, (q, k, v), shape, bias, self.attn_drop.p if self.training else 0.0)
         return self.proj_drop(self.proj(out)).unflatten(1, shape)
 
 
-class NoBias(nn.Module):
+class DetachedBias(nn.Module):
     """Placeholder of a detached relative bias of MaxViT, which stores the current window size.
 
     Args:
@@ -75,7 +75,7 @@ class PartitionAttention(SiteAttention):
         shared: Tensor | None,
     ) -> Tensor:
         """Return the tokens (b, n, d) after attention, with timm's own bias where it is in use."""
-        bias = self.rel_pos.get_bias() if self.vispe_site.keep and self.rel_pos is not None else shared
+        bias = self.rel_pos.get_bias() if self.vispe_grid.keep and self.rel_pos is not None else shared
         return self.vispe_attend(tokens, qkv, shape, bias, self.attn_drop.p if self.training else 0.0)
 
 
@@ -99,7 +99,7 @@ class SwinAttention(SiteAttention):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return windows of tokens (b, n, d) after attention, with the mask (windows, n, n) of shifted windows."""
-        bias = self.vispe_host_bias() if self.vispe_site.keep else None
+        bias = self.vispe_host_bias() if self.vispe_grid.keep else None
         shape, dropout = tuple(self.window_size), self.attn_drop.p if self.training else 0.0
         out = self.vispe_attend(x, self.vispe_projected(x), shape, bias, dropout, mask)
         return self.proj_drop(self.proj(out))

@@ -71,7 +71,7 @@ class ShiftedAttention(SiteAttention):
         """Return the feature map (b, h, w, d) after attention."""
         layout = (tuple(self.window_size), tuple(self.shift_size))
         tokens = window_partition(x, *layout)
-        bias = self.get_relative_position_bias() if self.vispe_site.keep else None
+        bias = self.get_relative_position_bias() if self.vispe_grid.keep else None
         dropout, mask = self.attention_dropout if self.training else 0.0, window_shift_mask(x, *layout)
         out = self.vispe_attend(tokens, self.vispe_projected(tokens), layout[0], bias, dropout, mask)
         return window_reverse(F.dropout(self.proj(out), self.dropout, self.training), x, *layout)
@@ -97,7 +97,7 @@ class GlobalAttention(SiteAttention):
         """Return the tokens (b, n, d) after attention, and its weights if `need_weights`, as in torch."""
         del key, value, kwargs  # the block passes the same tokens three times
         qkv = split(F.linear(query, self.in_proj_weight, self.in_proj_bias), self.num_heads)
-        context = self.vispe_context(query, self.vispe_site.grid, None)
+        context = self.vispe_context(query, self.vispe_grid.grid, None)
         scores = context.scores(self, qkv[:1], qkv[1:2], qkv[2], query) if need_weights else None
         if scores is None:
             out = context.attend(self, *qkv, query, self.dropout if self.training else 0.0)

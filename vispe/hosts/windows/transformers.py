@@ -29,7 +29,7 @@ class HubSamAttention(SiteAttention):
         tokens = hidden_states.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_attention_heads)
         bias = None
-        if self.vispe_site.keep and self.use_rel_pos:
+        if self.vispe_grid.keep and self.use_rel_pos:
             bias = self.get_decomposed_rel_pos(q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
             bias = bias.flatten(3, 4).flatten(1, 2).unflatten(0, q.shape[:2])
         if self.fused_attn:
@@ -42,7 +42,7 @@ class HubSamAttention(SiteAttention):
         return self.proj(out.transpose(1, 2).flatten(2)).unflatten(1, shape), returned
 
 
-class NoRotary(nn.Module):
+class DetachedRotary(nn.Module):
     """Placeholder of the detached rotary embedding of a layer of SAM 3."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> None:
@@ -90,7 +90,7 @@ class VitDetAttention(SiteAttention):
         tokens = hidden_state.flatten(1, 2)
         q, k, v = split(self.qkv(tokens), self.num_heads)
         bias = None
-        if self.vispe_site.keep and self.use_relative_position_embeddings:
+        if self.vispe_grid.keep and self.use_relative_position_embeddings:
             add = sys.modules[type(self).__module__].add_decomposed_relative_positions
             zeros = q.new_zeros(q.shape[0] * q.shape[1], q.shape[2], q.shape[2])
             bias = add(zeros, q.flatten(0, 1), self.rel_pos_h, self.rel_pos_w, shape, shape)
@@ -120,7 +120,7 @@ class HubSwinAttention(SiteAttention):
         q, k, v = (
             p(x).unflatten(-1, (heads, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
         )
-        masks = (self.relative_position_bias() if self.vispe_site.keep else None, attention_mask)
+        masks = (self.relative_position_bias() if self.vispe_grid.keep else None, attention_mask)
         side, dropout = math.isqrt(x.shape[1]), self.attention_dropout if self.training else 0.0
         if self.fused_attn:
             host_bias, shift_mask = masks

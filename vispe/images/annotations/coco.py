@@ -184,7 +184,7 @@ def coco_text(
 
     Args:
         instances: (h, w), 0 = no object.
-        polygons: polygons of each object, from `vispe.images.annotations.vectorize.outlines`.
+        polygons: polygons of each object, from `vispe.images.annotations.vectorize.vectorize`.
         class_of: class (1..K) of each object.
         names: names of the K classes.
         image: name of the image file.

@@ -138,7 +138,7 @@ def geojson_text(
     """Return objects as a FeatureCollection that QuPath imports as detections.
 
     Args:
-        polygons: polygons of each object, from `vispe.images.annotations.vectorize.outlines`.
+        polygons: polygons of each object, from `vispe.images.annotations.vectorize.vectorize`.
         class_of: class (1..K) of each object.
         names: names of the K classes.
         colors: colours of the K classes.

@@ -12,7 +12,7 @@ from vispe.images.annotations.coco import coco_text
 from vispe.images.annotations.geojson import geojson_text
 from vispe.images.annotations.imagej_rois import roiset_bytes
 from vispe.images.annotations.shapes import Color
-from vispe.images.annotations.vectorize import checked_instances, outlines
+from vispe.images.annotations.vectorize import checked_instances, vectorize
 
 ObjectKind = Literal["geojson", "rois", "coco"]
 
@@ -71,7 +71,7 @@ def write_objects(
     class_of = _classes(checked, classes, len(names))
     targets = {kind: Path(folder) / f"{stem}{ENDINGS[kind]}" for kind in kinds}
     check_writable(list(targets.values()), force)
-    polygons = outlines(checked)
+    polygons = vectorize(checked)
     plain = [(int(r), int(g), int(b)) for r, g, b in np.asarray(colors).tolist()]
     encoders: dict[str, Callable[[], bytes]] = {
         "geojson": lambda: geojson_text(polygons, class_of, names, plain, stem).encode(),

@@ -11,7 +11,7 @@ Polygon = tuple[np.ndarray, ...]
 """Outer ring and holes, each (n, 2) int64 corners (x, y) in pixels from the corner of the image."""
 
 
-def outlines(instances: np.ndarray) -> dict[int, list[Polygon]]:
+def vectorize(instances: np.ndarray) -> dict[int, list[Polygon]]:
     """Return the polygons of every object of an instance map.
 
     The rings run along pixel edges, and rasterising them (`vispe.images.annotations.rasterize.fill`) reproduces the map

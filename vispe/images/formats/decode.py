@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from vispe.errors import InputError, require
 from vispe.images.formats.decoded_image import (
     BROKEN,
-    PICTURES,
+    PILLOW_FORMATS,
     TIFF_MAGIC,
     Decoded,
     count_axes,
@@ -83,7 +83,7 @@ def _decode_pillow(path: Path, axes: str | None, magic: bytes, size: tuple[int, 
         with (
             no_size_limit(),
             _warned(path) as notes,
-            Image.open(path, formats=PICTURES) as image,
+            Image.open(path, formats=PILLOW_FORMATS) as image,
         ):
             frame = largest_frame(image)
             if getattr(image, "n_frames", 1) > 1 and image.format == "MPO":

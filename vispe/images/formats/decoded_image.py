@@ -27,7 +27,7 @@ GIGAPIXEL = 1_000_000_000
 PRINT_PIXEL = 5.0
 """Pixel size in microns from which resolution tags are interpreted as printing resolution (72 to 2400 dpi)."""
 
-PICTURES = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
+PILLOW_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")
 """Formats that are read by Pillow."""
 
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

@@ -8,7 +8,7 @@ from PIL import Image
 from vispe.errors import InputError
 from vispe.images.formats.decoded_image import (
     BROKEN,
-    PICTURES,
+    PILLOW_FORMATS,
     TIFF_MAGIC,
     checked_axes,
     largest_frame,
@@ -72,7 +72,7 @@ def stored_planes(path: Path) -> int:
 
 
 def _plain(path: Path, axes: str | None) -> tuple[tuple[int, int, int], int]:
-    with no_size_limit(), Image.open(path, formats=PICTURES) as image:
+    with no_size_limit(), Image.open(path, formats=PILLOW_FORMATS) as image:
         largest_frame(image)
         width, height = image.size
         tag = known_tag(image.getexif().get(274, 1))

@@ -17,7 +17,7 @@ from vispe.images.formats.decoded_image import Decoded
 from vispe.images.labels.class_values import Level, Naming, describe, named_classes, read_names
 from vispe.images.labels.scribbles import draw_strokes, read_strokes
 from vispe.images.labels.shape_labels import draw_shapes, draw_truth, holds_shapes, shape_set
-from vispe.images.labels.unlabelled_values import counts_up, void_level, void_of
+from vispe.images.labels.unlabelled_values import counts_up, find_void_jointly, void_level
 from vispe.images.orientation import Frame
 
 MIN_PIXELS_PER_CLASS = 10
@@ -139,7 +139,9 @@ def read_label_set(
         _read_levels(path, shape, naming, dense, max_classes, label_page, drawings.of.get(number), frame)
         for number, (path, shape, frame) in enumerate(zip(files, shapes, image_frames, strict=True))
     ]
-    void, mapping = void_of(files, [(pixels, empty) for _, _, _, pixels, empty in parts], naming, dense)
+    void, mapping = find_void_jointly(
+        files, [(pixels, empty) for _, _, _, pixels, empty in parts], naming, dense
+    )
     drawn_levels = [[level for level in levels if level != void] for _, levels, _, _, _ in parts]
     classes_of, names, colors, mapping_notes = named_classes(paths, drawn_levels, naming, dense, max_classes)
     mapping += mapping_notes

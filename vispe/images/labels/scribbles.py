@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from skimage.draw import disk
 
-from vispe.errors import InputError, did_you_mean, is_whole
+from vispe.errors import InputError, did_you_mean, is_integer
 from vispe.images.labels.class_values import Level, Naming, class_number, load_json
 
 KEYS = ("class", "width", "points", "page")
@@ -78,7 +78,7 @@ def draw_strokes(
         before = page[rows, columns]
         covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
         page[rows, columns] = value
-    return index, levels, overdrawn(path, int(covered.sum()))
+    return index, levels, overlap_note(path, int(covered.sum()))
 
 
 def placed(
@@ -104,7 +104,7 @@ def placed(
         yield stroke, *stroke_pixels(stroke, h, w)
 
 
-def overdrawn(path: Path, pixels: int) -> list[str]:
+def overlap_note(path: Path, pixels: int) -> list[str]:
     """Return a note on the number of pixels under strokes of different classes; [] if there are none."""
     note = (
         f"{pixels} pixels of {path.name} are covered by strokes of different classes; the later stroke wins."
@@ -223,12 +223,12 @@ def _stroke(where: str, entry: object, naming: Naming, default_page: int | None)
         if key not in entry:
             raise InputError(f"{where} has no {key!r}. Strokes need 'class' and 'points'.")
     width = entry.get("width", 1)
-    if not is_whole(width) or not 1 <= width <= WIDEST:
+    if not is_integer(width) or not 1 <= width <= WIDEST:
         raise InputError(f"{where}: width must be an integer from 1 to {WIDEST} px, got width={width!r}.")
     page = entry.get("page", default_page)
     if page is None:
         raise InputError(f'{where} has no page, but the image has several. Add "page" or set `label_page`.')
-    if not is_whole(page) or page < 0:
+    if not is_integer(page) or page < 0:
         raise InputError(f"{where}: page must be an integer from 0, got page={page!r}.")
     level, points = _class(where, entry["class"], naming), _points(where, entry["points"])
     return Stroke(level, int(width), points, int(page))
@@ -249,7 +249,7 @@ def _class(where: str, value: object, naming: Naming) -> Level:
                 f"{where}: the class must be one of {', '.join(naming.names)}, got {value!r}.{hint}"
             )
         return naming.levels[number - 1] if naming.levels else (number,)
-    if not is_whole(value) or value < 1:
+    if not is_integer(value) or value < 1:
         raise InputError(f"{where}: class must be an integer from 1 or a name, got class={value!r}.")
     return (int(value),)
 

@@ -129,7 +129,7 @@ def class_of(shape: Shape, naming: Naming) -> int:
     )
 
 
-def shape_places(
+def shape_pixels(
     path: Path,
     shapes: Sequence[Shape],
     naming: Naming,
@@ -161,7 +161,7 @@ def draw_shapes(
     Raises:
         InputError: as `vispe.images.annotations.shapes.painted`.
     """
-    drawn, notes = shape_places(path, shapes, naming, shape, page, hint)
+    drawn, notes = shape_pixels(path, shapes, naming, shape, page, hint)
     classes = sorted({k for k, _ in drawn})
     index = np.zeros(shape, np.int64)
     for k, pixels in drawn:
@@ -199,7 +199,7 @@ def draw_truth(
     """
     frame = frame or Frame()
     shapes = shape_set([path], [shape[1:]], [image], Naming(tuple(names or ())), [frame])
-    drawn, notes = shape_places(path, shapes.of[0], shapes.naming, shape, page, frame.hint())
+    drawn, notes = shape_pixels(path, shapes.of[0], shapes.naming, shape, page, frame.hint())
     out = np.zeros(shape, np.int32)
     for k, pixels in drawn:
         out.ravel()[pixels] = k

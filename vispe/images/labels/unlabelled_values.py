@@ -84,7 +84,7 @@ def find_void(
     return None, []
 
 
-def void_of(
+def find_void_jointly(
     paths: Sequence[Path], parts: Sequence[tuple[dict[Level, int], int]], naming: Naming, dense: bool
 ) -> tuple[Level | None, list[str]]:
     """Apply `find_void` to the levels and unlabelled pixels of several files jointly.

@@ -6,13 +6,13 @@ from typing import Annotated
 import numpy as np
 
 from vispe.errors import OptionError
-from vispe.options import Limits, Positive, Whole
+from vispe.options import Interval, PositiveFloat, PositiveInt
 
 Seed = int | np.random.Generator
 """Source of randomness of a texture: an integer, or a numpy Generator, which is advanced."""
-Size = Whole | tuple[Whole, Whole]
+Size = PositiveInt | tuple[PositiveInt, PositiveInt]
 """Pixels (y, x), or one number for both."""
-Fractions = Annotated[tuple[Positive, ...], Limits(least=2)]
+Fractions = Annotated[tuple[PositiveFloat, ...], Interval(least=2)]
 
 
 def frozen(*arrays: np.ndarray) -> None:

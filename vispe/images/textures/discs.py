@@ -12,7 +12,7 @@ from vispe.images.textures.checks import Seed, Size, both, frozen, smooth
 from vispe.images.textures.packing import neighbours, packed, shortest
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, fine
-from vispe.options import Limits, NotNegative, Number, Positive, checked
+from vispe.options import FiniteFloat, Interval, NonNegativeFloat, PositiveFloat, checked
 
 _FEWEST = 16  # discs; with fewer, scaling them to the exact coverage would change the radii noticeably
 
@@ -62,16 +62,16 @@ class DiscPacking(Texture):
 def disc_packing(
     seed: Seed,
     *,
-    radius: Positive = 8.0,
-    spread: NotNegative = 0.25,
-    coverage: Annotated[float, Limits(above=0, below=1)] = 0.4,
+    radius: PositiveFloat = 8.0,
+    spread: NonNegativeFloat = 0.25,
+    coverage: Annotated[float, Interval(above=0, below=1)] = 0.4,
     period: Size = 512,
-    levels: tuple[Number, Number] = (0.3, 0.7),
-    edge: NotNegative = 2.0,
-    detail: NotNegative = 0.03,
-    stretch: Positive = 1.0,
-    direction: Number = 0.0,
-    spacing: Positive = 1.0,
+    levels: tuple[FiniteFloat, FiniteFloat] = (0.3, 0.7),
+    edge: NonNegativeFloat = 2.0,
+    detail: NonNegativeFloat = 0.03,
+    stretch: PositiveFloat = 1.0,
+    direction: FiniteFloat = 0.0,
+    spacing: PositiveFloat = 1.0,
 ) -> DiscPacking:
     """Return discs at random positions that do not overlap: particles, precipitates, pores.
 

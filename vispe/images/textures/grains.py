@@ -12,7 +12,7 @@ from vispe.images.textures.checks import Fractions, Seed, Size, both, cumulated,
 from vispe.images.textures.packing import neighbours, packed, shortest
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, fine
-from vispe.options import Limits, NotNegative, Number, Positive, checked
+from vispe.options import FiniteFloat, Interval, NonNegativeFloat, PositiveFloat, checked
 
 _DARK = 0.1  # grey level of grain boundaries
 
@@ -74,17 +74,17 @@ class Voronoi(Texture):
 def voronoi(
     seed: Seed,
     *,
-    grain: Positive = 32.0,
-    regularity: Annotated[float, Limits(least=0, most=0.75)] = 0.6,
+    grain: PositiveFloat = 32.0,
+    regularity: Annotated[float, Interval(least=0, most=0.75)] = 0.6,
     labels: Literal["phases", "grains", "boundaries"] = "phases",
     fractions: Fractions = (0.5, 0.5),
-    variation: NotNegative = 0.03,
-    width: NotNegative = 3.0,
+    variation: NonNegativeFloat = 0.03,
+    width: NonNegativeFloat = 3.0,
     period: Size = 512,
-    detail: NotNegative = 0.03,
-    stretch: Positive = 1.0,
-    direction: Number = 0.0,
-    spacing: Positive = 1.0,
+    detail: NonNegativeFloat = 0.03,
+    stretch: PositiveFloat = 1.0,
+    direction: FiniteFloat = 0.0,
+    spacing: PositiveFloat = 1.0,
 ) -> Voronoi:
     """Return a polycrystal: Voronoi cells of random seeds, in phases of different grey levels, with dark boundaries.
 

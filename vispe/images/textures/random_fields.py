@@ -11,9 +11,9 @@ from vispe.errors import OptionError
 from vispe.images.textures.checks import Fractions, Seed, Size, both, cumulated, frozen, smooth
 from vispe.images.textures.texture import Texture
 from vispe.images.textures.waves import Places, Raster, Waves, fine, plane_quantiles, ring_waves
-from vispe.options import Chance, Limits, NotNegative, Number, Positive, checked
+from vispe.options import FiniteFloat, Interval, NonNegativeFloat, PositiveFloat, Probability, checked
 
-Wavelength = Positive | Annotated[tuple[Positive, ...], Limits(least=1)]
+Wavelength = PositiveFloat | Annotated[tuple[PositiveFloat, ...], Interval(least=1)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,16 +40,16 @@ def random_field(
     seed: Seed,
     *,
     wavelength: Wavelength = 16.0,
-    waves: Annotated[int, Limits(least=8, step=2)] = 128,
-    bandwidth: Chance = 0.15,
+    waves: Annotated[int, Interval(least=8, step=2)] = 128,
+    bandwidth: Probability = 0.15,
     fractions: Fractions = (0.5, 0.5),
     exact_over: Size | None = None,
     period: Size | None = None,
-    contrast: Positive = 0.125,
-    detail: NotNegative = 0.0,
-    stretch: Positive = 1.0,
-    direction: Number = 0.0,
-    spacing: Positive = 1.0,
+    contrast: PositiveFloat = 0.125,
+    detail: NonNegativeFloat = 0.0,
+    stretch: PositiveFloat = 1.0,
+    direction: FiniteFloat = 0.0,
+    spacing: PositiveFloat = 1.0,
 ) -> RandomField:
     """Return a Gaussian random field as a finite sum of cosines, with thresholded phases: worms, blobs, foams.
 
@@ -138,13 +138,13 @@ class Layered(Texture):
 def layered(
     seed: Seed,
     *,
-    interfaces: Annotated[tuple[Number, ...], Limits(least=1)] = (-32.0, 32.0),
-    levels: tuple[Number, ...] | None = None,
-    waviness: NotNegative = 2.0,
+    interfaces: Annotated[tuple[FiniteFloat, ...], Interval(least=1)] = (-32.0, 32.0),
+    levels: tuple[FiniteFloat, ...] | None = None,
+    waviness: NonNegativeFloat = 2.0,
     wavelength: Wavelength = 48.0,
-    edge: NotNegative = 2.0,
-    detail: NotNegative = 0.03,
-    spacing: Positive = 1.0,
+    edge: NonNegativeFloat = 2.0,
+    detail: NonNegativeFloat = 0.03,
+    spacing: PositiveFloat = 1.0,
 ) -> Layered:
     """Return horizontal layers with wavy interfaces: a control in which position determines the class.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from vispe.errors import OptionError, ShapeError
 from vispe.images.textures.checks import Size, both
 from vispe.images.textures.waves import Places, Raster, Waves
-from vispe.options import Number, Positive, checked, read_option
+from vispe.options import FiniteFloat, PositiveFloat, checked, read_option
 
 SIDE = 256  # pixels; images are rendered in tiles of this side
 _CHUNK = 1 << 13  # scattered points per chunk
@@ -66,7 +66,7 @@ class Texture(ABC):
         return np.concatenate(grey), np.concatenate(label)
 
     @checked
-    def pixel(self, scale: Positive = 1.0) -> float:
+    def pixel(self, scale: PositiveFloat = 1.0) -> float:
         """Return the length of a pixel of an image rendered at `scale`, in the unit of `spacing`."""
         return self.spacing / scale
 
@@ -75,10 +75,10 @@ class Texture(ABC):
         self,
         size: int | tuple[int, int],
         *,
-        angle: Number = 0.0,
+        angle: FiniteFloat = 0.0,
         mirror: bool = False,
-        shift: tuple[Number, Number] = (0.0, 0.0),
-        scale: Positive = 1.0,
+        shift: tuple[FiniteFloat, FiniteFloat] = (0.0, 0.0),
+        scale: PositiveFloat = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Return an image and its classes, evaluated at the centre of every pixel without interpolation.
 

@@ -14,7 +14,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 ROOM = 2.0**26  # maximum number of positions per segment; a power of two, so that both parts are exact
 
@@ -47,12 +47,12 @@ class Bilevel(Scheme):
         "Two Stones Hit One Bird: Bilevel Positional Encoding, https://arxiv.org/abs/2401.16421"
     )
     text_exact: ClassVar[bool] = False
-    leads: ClassVar[str] = "segment"
+    first_axis: ClassVar[str] = "segment"
     levels: ClassVar[int] = 2
 
     rotate: Literal["both", "inter", "intra"] = "both"
     sections: Sections = None
-    train_length: Whole = 1024
+    train_length: PositiveInt = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +62,7 @@ class Bilevel(Scheme):
             )
 
     @property
-    def follows(self) -> tuple[bool, ...]:
+    def follows_text(self) -> tuple[bool, ...]:
         """True for segments; rows and columns of every image are counted from 0."""
         return True, False, False
 

@@ -16,7 +16,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Number, Positive, Share
+from vispe.options import FiniteFloat, PositiveFloat, UnitInterval
 
 
 @register_scheme
@@ -51,13 +51,13 @@ class CircleRoPE(Scheme):
     paper: ClassVar[str] = "Circle-RoPE, https://arxiv.org/abs/2505.16416"
 
     sections: Sections = None
-    radius: Number = 10.0
-    alpha: Number = 0.5
-    blend: Share = 0.0
+    radius: FiniteFloat = 10.0
+    alpha: FiniteFloat = 0.5
+    blend: UnitInterval = 0.0
     move_to_origin: bool = True
     relative: bool = False
-    offset: Number | None = None
-    stride: Positive = 1.0
+    offset: FiniteFloat | None = None
+    stride: PositiveFloat = 1.0
     precision: Literal["float64", "float32"] = "float64"
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class CircleRoPE(Scheme):
         if self.radius == 0:
             raise OptionError("radius=0 maps all patches of an image to one point. Use another radius.")
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest coordinate inside each block (m)."""
         grid, _, _, highest = self._grids(blocks)
         return highest[grid] + (blocks.size[:, 0] - 1) * self.stride + 1

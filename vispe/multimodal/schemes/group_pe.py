@@ -12,7 +12,7 @@ from vispe.errors import UnsupportedCombination
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import RoPE1D
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Limits, NotNegative
+from vispe.options import Interval, NonNegativeFloat
 
 
 @register_scheme
@@ -36,7 +36,7 @@ class GroupPE(RoPE1D):
     )
     paper: ClassVar[str] = "LLM as Effective Streaming Processor, https://arxiv.org/abs/2505.16983"
 
-    phi: NotNegative | Annotated[tuple[NotNegative, ...], Limits(least=1)] = 0.0
+    phi: NonNegativeFloat | Annotated[tuple[NonNegativeFloat, ...], Interval(least=1)] = 0.0
 
     def starts(self, blocks: Blocks) -> Tensor:
         """Return where the counter of each block's group starts (m).

@@ -37,7 +37,7 @@ class Mousi(Scheme):
         """One axis."""
         return 1
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the number of positions of each block (m)."""
         t, h, _ = blocks.size.double().unbind(1)
         return t * h if self.share == "row" else torch.where(blocks.ends, t, 0.0)

@@ -14,7 +14,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register_scheme
@@ -31,7 +31,7 @@ class RoPE1D(Scheme):
         """One axis."""
         return 1
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the number of tokens (m)."""
         return blocks.tokens.double()
 
@@ -68,18 +68,18 @@ class MRoPE(Scheme):
     share: ClassVar[float] = 3 / 8
 
     sections: Sections = None
-    stride: Positive = 1.0
+    stride: PositiveFloat = 1.0
     spatial_reset: bool = False
     after: Literal["max", "side"] = "max"
-    tokens_per_second: Positive | None = None
+    tokens_per_second: PositiveFloat | None = None
     text_axes: Literal["all", "time"] = "all"
 
     @property
-    def follows(self) -> tuple[bool, ...]:
+    def follows_text(self) -> tuple[bool, ...]:
         """True for rows and columns unless they are reset."""
         return True, not self.spatial_reset, not self.spatial_reset
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest coordinate inside each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
         sides = torch.maximum(h, w) - 1
@@ -200,14 +200,14 @@ class MMRoPE(MRoPE):
     summary: ClassVar[str] = "MRoPE with scaled axes, in the pattern t t h w h w h w (Lumos-1)."
     paper: ClassVar[str] = "Lumos-1, https://arxiv.org/abs/2507.08801"
 
-    scale: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
+    scale: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sections is not None:
             raise OptionError("mmrope has a fixed pattern of axes, got sections. Omit sections.")
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest scaled coordinate in each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
         bounds = [self._time(t - 1, blocks.seconds), h - 1, w - 1]

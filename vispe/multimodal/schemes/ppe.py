@@ -20,7 +20,7 @@ from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
 from vispe.multimodal.sections import sections_for
 from vispe.multimodal.streams.token_merging import merge_tokens
 from vispe.multimodal.streams.token_stream import Stream
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register_scheme
@@ -47,7 +47,7 @@ class PPE(MRoPE):
     summary: ClassVar[str] = "MRoPE with the positions of several members per merged token."
     paper: ClassVar[str] = "Positional Preservation Embedding, https://arxiv.org/abs/2510.22936"
 
-    k: Whole = 8
+    k: PositiveInt = 8
     bands: Literal["chunked", "interleaved"] = "chunked"
     axes_in_turn: bool = False
 

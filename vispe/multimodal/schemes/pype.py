@@ -12,7 +12,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Whole
+from vispe.options import PositiveInt
 
 
 @register_scheme
@@ -48,14 +48,14 @@ class PyPE(Scheme):
     summary: ClassVar[str] = "Rings from the border of an image to its centre, one position each."
     paper: ClassVar[str] = "Pyramid-descent Visual Position Encoding, https://arxiv.org/abs/2501.10967"
 
-    rings: Whole | None = None
+    rings: PositiveInt | None = None
 
     @property
     def axes(self) -> int:
         """One axis."""
         return 1
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the total number of rings of the frames of each block (m)."""
         return blocks.size[:, 0].double() * self._rings(blocks)
 

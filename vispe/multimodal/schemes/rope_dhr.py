@@ -55,7 +55,7 @@ class RoPEDHR(Scheme):
         """One."""
         return 1
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the tokens of one part of each visual segment, at its last part (m).
 
         Raises:

@@ -12,7 +12,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.schemes.mrope import MRoPE
 from vispe.multimodal.sections import sections_for
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register_scheme
@@ -29,7 +29,7 @@ class TMRoPE(MRoPE):
     summary: ClassVar[str] = "MRoPE with frames at 25 positions per second, as audio (Qwen2.5-Omni)."
     paper: ClassVar[str] = "Qwen2.5-Omni, https://arxiv.org/abs/2503.20215"
 
-    tokens_per_second: Positive | None = 25.0
+    tokens_per_second: PositiveFloat | None = 25.0
 
     def _time(self, frame: Tensor, seconds: Tensor) -> Tensor:
         if self.tokens_per_second is None:

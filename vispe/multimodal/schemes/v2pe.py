@@ -80,7 +80,7 @@ class V2PE(Scheme):
         picks = picks.to(blocks.kind.device)[blocks.picture.clamp(min=0)]
         return torch.where(blocks.visual, picks, 0.0)
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the span of each image at its last part, rounded up (m)."""
         frames = blocks.size[:, 0]
         spans = self._strides(blocks, draws) * (frames if self.per == "picture" else frames * blocks.parts)

@@ -13,7 +13,7 @@ from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.sections import Sections, sections_for
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Limits, Positive
+from vispe.options import Interval, PositiveFloat
 
 
 @register_scheme
@@ -43,13 +43,13 @@ class VideoRoPE(Scheme):
     slowest: ClassVar[int] = allocation.T
 
     sections: Sections = None
-    scale: Positive = 2.0
+    scale: PositiveFloat = 2.0
     centre: Literal["floor", "exact"] = "floor"
     after: Literal["time", "max"] = "time"
     layout: Literal["paper", "package"] = "paper"
-    tokens_per_second: Positive | None = None
+    tokens_per_second: PositiveFloat | None = None
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the last frame's time, or than the largest coordinate, inside each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
         last = (t - 1) * self._step(blocks, draws)
@@ -104,8 +104,8 @@ class HoPE(VideoRoPE):
     slowest: ClassVar[int] = allocation.ZERO
     text_exact: ClassVar[bool] = False
 
-    scale: Positive = 1.0
-    train_scales: Annotated[tuple[Positive, ...], Limits(least=1)] = (0.5, 0.75, 1.0, 1.25, 1.5)
+    scale: PositiveFloat = 1.0
+    train_scales: Annotated[tuple[PositiveFloat, ...], Interval(least=1)] = (0.5, 0.75, 1.0, 1.25, 1.5)
 
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
         """Return the steps between frames of each block (m) in training, 1 for text; None otherwise."""
@@ -135,7 +135,7 @@ class TADRoPE(Scheme):
         """One axis."""
         return 1
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return the number of tokens plus that of frames (m)."""
         return (blocks.tokens + blocks.size[:, 0]).double()
 

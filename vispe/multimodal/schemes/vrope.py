@@ -13,7 +13,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.options import Positive
+from vispe.options import PositiveFloat
 
 
 @register_scheme
@@ -40,14 +40,14 @@ class VRoPE(Scheme):
     summary: ClassVar[str] = "Four mirrored diagonals per frame, interleaved over all frequencies."
     paper: ClassVar[str] = "VRoPE, https://arxiv.org/abs/2502.11664"
 
-    stride: Positive | None = None
+    stride: PositiveFloat | None = None
 
     @property
     def axes(self) -> int:
         """Four axes: unmirrored, mirrored in columns, in rows, in both."""
         return 4
 
-    def advance(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
+    def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest position inside each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
         return (t - 1) * self._frames(h, w) + h + w - 1

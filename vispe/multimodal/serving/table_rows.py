@@ -15,7 +15,7 @@ from vispe.errors import InputError, OptionError, UnsupportedCombination
 from vispe.multimodal.scheme import Scheme
 from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
-from vispe.options import Count, Whole, check_options
+from vispe.options import NonNegativeInt, PositiveInt, check_options
 
 MOST_PARTS = 256  # smallest v2pe steps; every part costs a full table
 NEAREST = 64  # parts to which others are rounded
@@ -68,9 +68,9 @@ class Rows:
     """
 
     scheme: Scheme
-    positions: Whole
-    below: Count = 0
-    parts: Whole = 1
+    positions: PositiveInt
+    below: NonNegativeInt = 0
+    parts: PositiveInt = 1
     nearest: bool = False
 
     def __post_init__(self) -> None:

@@ -122,7 +122,7 @@ def steps(parallel: Tensor, advance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def seen_by_set(seen: Tensor, alike: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def apply_set_rules(seen: Tensor, alike: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Return the attention mask with the rules of sets applied, (b, 1, s, s) bool.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, is_whole
+from vispe.errors import InputError, OptionError, is_integer
 from vispe.multimodal.streams.segments import Image, Text, Video
 
 Picture = tuple[Image | Video, int]  # an image or video of a sample, and the index of its first token
@@ -174,5 +174,5 @@ def draw_starts(sides: Sequence[int], longest: int, generator: torch.Generator |
 
 def _check_whole(**counts: object) -> None:
     for name, count in counts.items():
-        if not is_whole(count) or count < 1:  # type: ignore[operator]
+        if not is_integer(count) or count < 1:  # type: ignore[operator]
             raise OptionError(f"{name} needs an integer above 0, got {name}={count!r}.")

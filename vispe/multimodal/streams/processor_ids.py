@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError, is_whole
+from vispe.errors import InputError, OptionError, ShapeError, is_integer
 from vispe.multimodal.streams.attention_blocks import Blocks, check_same_shape
 from vispe.multimodal.streams.parallel_segments import ALL, SELF, Align, Parallel, See
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Text, Video
@@ -26,7 +26,7 @@ def blocks_from_ids(
     mask: Tensor | None,
     merge: int,
     seconds: Tensor | Sequence[float] | None,
-    frames_apart: bool,
+    separate_frames: bool,
     documents: Tensor | None,
     groups: Tensor | None,
     boundaries: Tensor | None,
@@ -41,7 +41,7 @@ def blocks_from_ids(
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
     still = _grids(images, merge, None, False, "image")
-    pictures = _joined(still, _grids(videos, merge, seconds, frames_apart, "video"))
+    pictures = _joined(still, _grids(videos, merge, seconds, separate_frames, "video"))
     size, clock, picture, tile = (x.to(device) for x in pictures[0])
     indices = None if mask is None else valid.flatten().nonzero()[:, 0]
     kind = _taken(types, indices)
@@ -156,7 +156,7 @@ def _counted(picture: Tensor, count: int) -> Tensor:
 
 def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: Tensor | None) -> None:
     """Raise unless types and indices are integers, and the mask is 0 and 1."""
-    if not is_whole(merge) or merge < 1:  # type: ignore[operator]
+    if not is_integer(merge) or merge < 1:  # type: ignore[operator]
         raise OptionError(f"merge needs an integer above 0, got {merge!r}.")
     for name, supplied in (("types", types), ("mask", mask), *others.items()):
         if supplied is None or (name == "mask" and supplied.dtype == torch.bool):
@@ -232,7 +232,7 @@ def _check_segments(supplied: object, kind: str, seconds: object, apart: bool) -
         )
     if apart and any(s.t > 1 for s in supplied):  # type: ignore[attr-defined]
         raise OptionError(
-            "frames_apart has no effect with a list of videos. Pass a Video with t=1 for each frame instead."
+            "separate_frames has no effect with a list of videos. Pass a Video with t=1 for each frame instead."
         )
 
 
@@ -269,7 +269,7 @@ def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: T
     of_run: list[list[int]] = listed(blocks.size[run])
     sizes = [s if s[0] > 1 or name == "video" else s[1:] for s in of_run]
     named = [f"{' x '.join(map(str, s))} = {math.prod(s)}" for s in sizes[:4]]
-    hint = ", or pass frames_apart=True if text separates frames" if name == "video" else ""
+    hint = ", or pass separate_frames=True if text separates frames" if name == "video" else ""
     return (
         f"{where}: {placeholders} are adjacent, but the next {name} grids have {', '.join(named)}"
         f"{', ...' if len(sizes) > 4 else ''} tokens after merging. Check the order of the grids and the merge size"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from vispe.errors import OptionError, is_whole
-from vispe.options import Count, Limits, Positive, Whole, check_options
+from vispe.errors import OptionError, is_integer
+from vispe.options import Interval, NonNegativeInt, PositiveFloat, PositiveInt, check_options
 
 TEXT, IMAGE, VIDEO = 0, 1, 2  # as `mm_token_type_ids` of Hugging Face processors number them
 WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of an image without tiles
@@ -33,12 +33,15 @@ class Text:
         of: the image or video: its segment, or its index in the sample; not needed if there is only one.
     """
 
-    tokens: Whole
+    tokens: PositiveInt
     shared: bool = False
-    group: Count = 0
+    group: NonNegativeInt = 0
     boundary: bool = False
     cells: (
-        Annotated[tuple[Annotated[tuple[Count, ...], Limits(least=2, most=5)], ...], Limits(least=1)] | None
+        Annotated[
+            tuple[Annotated[tuple[NonNegativeInt, ...], Interval(least=2, most=5)], ...], Interval(least=1)
+        ]
+        | None
     ) = None
     of: Image | Video | int | None = None
 
@@ -47,7 +50,7 @@ class Text:
         if (
             self.of is not None
             and not isinstance(self.of, Image | Video)
-            and (not is_whole(self.of) or self.of < 0)
+            and (not is_integer(self.of) or self.of < 0)
         ):
             raise OptionError(
                 f"Text: of must be an image or video of the sample, or its index from 0 on, got of={self.of!r}."
@@ -71,9 +74,9 @@ class Image:
         thumbnail: whether a thumbnail, also h x w tokens, comes before or after the tiles.
     """
 
-    h: Whole
-    w: Whole
-    tiles: tuple[Whole, Whole] = (1, 1)
+    h: PositiveInt
+    w: PositiveInt
+    tiles: tuple[PositiveInt, PositiveInt] = (1, 1)
     thumbnail: Literal["first", "last"] | None = None
 
     def __post_init__(self) -> None:
@@ -103,10 +106,10 @@ class Video:
         seconds: time between frames of tokens; None if unknown.
     """
 
-    t: Whole
-    h: Whole
-    w: Whole
-    seconds: Positive | None = None
+    t: PositiveInt
+    h: PositiveInt
+    w: PositiveInt
+    seconds: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, is_whole
+from vispe.errors import InputError, OptionError, is_integer
 from vispe.multimodal.streams.segments import Text
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import listed
@@ -70,7 +70,7 @@ class Streamed:
             raise OptionError(
                 "With mode='batch', the full source is read first. Use stream.attention_mask()."
             )
-        if not is_whole(wait) or wait < 1:
+        if not is_integer(wait) or wait < 1:
             raise OptionError(f"wait needs an integer of 1 or more, got {wait!r}.")
         after = torch.cat([self.target_word[:, 1:], torch.full_like(self.target_word[:, :1], -1)], 1)
         predicted = torch.maximum(after, self.target_word)  # next word, or the current one for the last token
@@ -140,7 +140,7 @@ def _words(given: Lengths, prompt: int, end: int) -> list[list[int]]:
     rows: Sequence[Sequence[int]] = listed(given) if isinstance(given, Tensor) else given
     samples = [[prompt, *(w for w in words if w != 0), end] for words in rows]
     for n, words in enumerate(samples):
-        if not all(is_whole(w) and w >= 0 for w in words):
+        if not all(is_integer(w) and w >= 0 for w in words):
             raise OptionError(
                 f"Token counts of prompts and words must be integers of 0 or more, got {words} in sample {n}."
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vispe.errors import InputError, OptionError, ShapeError, is_whole
+from vispe.errors import InputError, OptionError, ShapeError, is_integer
 from vispe.multimodal.streams.torch_typing import unfolded
 
 
@@ -111,7 +111,7 @@ def _check(
         raise ShapeError(
             f"ids needs the shape (rows, {tokens.shape[0]}, {tokens.shape[1]}), got {tuple(ids.shape)}."
         )
-    if not is_whole(members) or members < 1 or len(ids) % axes or members * axes % len(ids):
+    if not is_integer(members) or members < 1 or len(ids) % axes or members * axes % len(ids):
         raise OptionError(
             f"members={members!r} positions of {axes} coordinates cannot be made of the {len(ids)} rows of ids; let "
             f"members be a multiple of the positions that a token has, {len(ids) / axes:g}."

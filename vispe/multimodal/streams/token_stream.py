@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, OptionError
 from vispe.multimodal.streams.attention_blocks import Blocks
-from vispe.multimodal.streams.parallel_segments import OUTSIDE, Align, Parallel, See, seen_by_set
+from vispe.multimodal.streams.parallel_segments import OUTSIDE, Align, Parallel, See, apply_set_rules
 from vispe.multimodal.streams.position_coupling import Picture, coupled_tokens
 from vispe.multimodal.streams.processor_ids import blocks_from_ids
 from vispe.multimodal.streams.segments import IMAGE, TEXT, VIDEO, WHOLE, Image, Segment, Text, Video
@@ -121,7 +121,7 @@ class Stream:
         mask: Tensor | None = None,
         merge: int = 1,
         seconds: Tensor | Sequence[float] | None = None,
-        frames_apart: bool = False,
+        separate_frames: bool = False,
         documents: Tensor | None = None,
         groups: Tensor | None = None,
         boundaries: Tensor | None = None,
@@ -138,7 +138,7 @@ class Stream:
             mask: (b, s), 0 for padding (`attention_mask`).
             merge: divisor of rows and columns of grids passed as tensors (`spatial_merge_size`).
             seconds: time between frames of each video (`second_per_grid_ts`), for grids passed as a tensor.
-            frames_apart: whether text separates the frames of a video (Qwen3-VL), so that each is a separate block.
+            separate_frames: whether text separates the frames of a video (Qwen3-VL), so that each is a separate block.
             documents: (b, s), index of the packed sample of each token.
             groups: (b, s), group of each token, from 0 on; counted separately by schemes such as `group_pe`.
             boundaries: (b, s), 1 where a token of text ends its segment, such as a full stop; for schemes that count
@@ -152,7 +152,18 @@ class Stream:
             InputError: placeholders and grids do not match; the message names the sample and the segment.
             ShapeError: shapes of tensors do not match.
         """
-        arguments = (types, images, videos, mask, merge, seconds, frames_apart, documents, groups, boundaries)
+        arguments = (
+            types,
+            images,
+            videos,
+            mask,
+            merge,
+            seconds,
+            separate_frames,
+            documents,
+            groups,
+            boundaries,
+        )
         return Stream(*blocks_from_ids(*arguments, members, see, align))
 
     def scatter(self, values: Tensor, padding: float = 0) -> Tensor:
@@ -189,7 +200,7 @@ class Stream:
         if b.parallel is None:
             return visible
         beside = self.scatter(b.parallel[self.block].T, -1)
-        return seen_by_set(visible, same_sample, beside, beside)
+        return apply_set_rules(visible, same_sample, beside, beside)
 
 
 def _flat(

@@ -28,7 +28,7 @@ _BINS = 15  # confidence bins of the expected calibration error
 _TINY = 1e-6  # lower bound of probabilities, before the logarithm
 
 
-def strokes(indices: np.ndarray, classes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def label_scribbles(indices: np.ndarray, classes: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Number the scribbles of labelled pixels: 8-connected components of one class.
 
     Args:
@@ -63,7 +63,7 @@ def strokes(indices: np.ndarray, classes: np.ndarray, shape: tuple[int, int]) ->
     return connected_components(graph, directed=False)[1]
 
 
-def joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+def concatenate_ids(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Concatenate the scribble numbers of several images or pages, with offsets that keep them distinct."""
     starts = np.cumsum([0, *(part.max(initial=-1) + 1 for part in parts)])
     return np.concatenate([part + start for part, start in zip(parts, starts, strict=False)])

@@ -8,7 +8,7 @@ NAME = "clusters.png"
 """File name of the figure in the results folder."""
 
 
-def draw_choice(choice: Choice) -> np.ndarray:
+def plot_choice(choice: Choice) -> np.ndarray:
     """Plot the silhouette by K and the grey-level histogram with its peaks; return (h, w, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -41,7 +41,7 @@ class Sampled(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Domain:
+class FeatureDistribution:
     """Summary of the features of the training pages.
 
     Attributes:
@@ -67,7 +67,7 @@ class Domain:
         return quantised.reshape(*features.shape[:-1], len(self.components))
 
     def score(self, sums: np.ndarray) -> float | None:
-        """Return the distance of a page in units of its limit, from the sums of `tally`; None without points."""
+        """Return the distance of a page in units of its limit, from the sums of `feature_sums`; None without points."""
         return float(self._distances(sums[None])[0] / self.limits[0]) if sums[0] else None
 
     def patches(self, sums: np.ndarray) -> np.ndarray:
@@ -86,8 +86,8 @@ class Domain:
         return {**arrays, "pages": np.array([self.pages])}
 
     @classmethod
-    def from_tensors(cls, arrays: Mapping[str, np.ndarray]) -> "Domain":
-        """Create a `Domain` from the arrays of `tensors`."""
+    def from_tensors(cls, arrays: Mapping[str, np.ndarray]) -> "FeatureDistribution":
+        """Create a `FeatureDistribution` from the arrays of `tensors`."""
         return cls(**{**arrays, "pages": int(arrays["pages"][0])})
 
 
@@ -103,13 +103,13 @@ def is_consistent(arrays: Mapping[str, np.ndarray]) -> bool:
     return consistent and all(bool((arrays[k] > 0).all()) for k in ("limits", "pages"))
 
 
-def tally(codes: np.ndarray) -> np.ndarray:
+def feature_sums(codes: np.ndarray) -> np.ndarray:
     """Return the number, the sums of z and the sums of |z| of components (n, m) int16, as (1 + 2 m,) int64."""
     wide = codes.astype(np.int64)
     return np.concatenate([[len(wide)], wide.sum(0), np.abs(wide).sum(0)])
 
 
-def learn_domain(pages: Sequence[Sampled]) -> Domain | None:
+def fit_distribution(pages: Sequence[Sampled]) -> FeatureDistribution | None:
     """Summarise training pages and calibrate the limits by holding out parts.
 
     Args:
@@ -131,7 +131,7 @@ def learn_domain(pages: Sequence[Sampled]) -> Domain | None:
     distances, patches = list[float](), list[np.ndarray]()
     for rest, out in folds:
         summary = _summary(rest)
-        distances.append(float(summary._distances(tally(summary.codes(out.features))[None])[0]))
+        distances.append(float(summary._distances(feature_sums(summary.codes(out.features))[None])[0]))
         patches.append(summary._distances(_by_patch(summary, out)))
     full_summary = _summary(pages)
     margin = MARGIN if len(pages) > 1 else MARGIN_ONE
@@ -151,7 +151,7 @@ def _part(page: Sampled, selected: np.ndarray) -> Sampled:
     )
 
 
-def _summary(pages: Sequence[Sampled]) -> Domain:
+def _summary(pages: Sequence[Sampled]) -> FeatureDistribution:
     """Summarise pages, with limits of 1."""
     features = np.concatenate([page.features for page in pages]).astype(np.float64)
     mean, spread = features.mean(0), features.std(0) + 1e-6
@@ -164,7 +164,7 @@ def _summary(pages: Sequence[Sampled]) -> Domain:
     largest = np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], 0)
     components = (vectors * np.sign(largest) / np.sqrt(np.maximum(values, _FLOOR)) / spread[:, None]).T
     empty = np.zeros(2 * count)
-    summary = Domain(
+    summary = FeatureDistribution(
         mean.astype(np.float32),
         np.ascontiguousarray(components, np.float32),
         empty,
@@ -186,8 +186,8 @@ def _summary(pages: Sequence[Sampled]) -> Domain:
     )
 
 
-def _by_patch(domain: Domain, page: Sampled) -> np.ndarray:
-    """Return `tally` of each patch of a page, (patches, 1 + 2 m) int64."""
+def _by_patch(domain: FeatureDistribution, page: Sampled) -> np.ndarray:
+    """Return `feature_sums` of each patch of a page, (patches, 1 + 2 m) int64."""
     wide = domain.codes(page.features).astype(np.int64)
     terms = np.concatenate([np.ones((len(wide), 1), np.int64), wide, np.abs(wide)], 1)
     out = np.zeros((len(page.part), terms.shape[1]), np.int64)

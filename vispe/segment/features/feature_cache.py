@@ -26,7 +26,7 @@ _STRIDE = 2  # stride of vispe_micro in pixels
 _BAND = 1 << 16  # pixels scored per chunk
 
 
-class KeptFeatures(Features):
+class CachedFeatures(Features):
     """`Features` with a cache for one page.
 
     Attributes:

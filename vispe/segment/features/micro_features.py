@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.backbones.device import flushed
+from vispe.backbones.device import flush_denormals
 from vispe.backbones.micro import PATCH, load_micro
 from vispe.errors import OptionError
 from vispe.segment.features.coarse_features import CoarseMaps
@@ -66,7 +66,7 @@ class DenseModel:
         features = self._shelf.take(key)
         if features is None:
             batch = image[None].to(self.device, memory_format=torch.channels_last)
-            with flushed(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            with flush_denormals(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 features = self._model(batch)[0].float().contiguous().cpu()
         if again:
             self._shelf.put(key, features)

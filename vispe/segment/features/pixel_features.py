@@ -336,9 +336,9 @@ class PreparedPage:
         Raises:
             InputError: an empty mask.
         """
-        return self.gather_places(np.flatnonzero(mask))
+        return self.gather_indices(np.flatnonzero(mask))
 
-    def gather_places(self, places: np.ndarray) -> np.ndarray:
+    def gather_indices(self, places: np.ndarray) -> np.ndarray:
         """Return the features (n, f) as `gather`, of pixels with flat indices y * width + x (n,), ascending."""
         if not len(places):
             raise InputError("no pixel was selected. Select at least one pixel with data.")

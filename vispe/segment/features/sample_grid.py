@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vispe.segment.classify.out_of_distribution import Domain, tally
+from vispe.segment.classify.out_of_distribution import FeatureDistribution, feature_sums
 from vispe.segment.features.pixel_features import PreparedPage
 from vispe.segment.features.threads import in_order
 from vispe.segment.features.tiles import STEP, Region, common, grid_points
@@ -103,13 +103,13 @@ class FeatureGrid:
         best: (rows, columns) float32, blending weight of the piece that set each point; negative if unset.
     """
 
-    domain: Domain
+    domain: FeatureDistribution
     region: Region
     codes: np.ndarray
     best: np.ndarray
 
     @classmethod
-    def empty(cls, region: Region, domain: Domain) -> "FeatureGrid":
+    def empty(cls, region: Region, domain: FeatureDistribution) -> "FeatureGrid":
         """Return the grid of a region without data."""
         top, bottom, left, right = grid_points(region)
         shape = max(bottom - top, 0), max(right - left, 0)
@@ -153,13 +153,13 @@ class FeatureGrid:
                 part.right + self.region.left,
             )
             index = common(Region(*grid_points(self.region)), Region(*grid_points(shifted)))[0].slices
-        return tally(self.codes[index][self.best[index] >= 0])
+        return feature_sums(self.codes[index][self.best[index] >= 0])
 
     def map(self) -> np.ndarray:
         """Return the distance of each patch of a complete page in units of its limit, (rows, columns); NaN: no data."""
         rows, columns = (-(-n // SIDE) for n in self.best.shape)
         tallies = [
-            tally(codes[weights >= 0])
+            feature_sums(codes[weights >= 0])
             for row in range(rows)
             for column in range(columns)
             for index in [(slice(row * SIDE, (row + 1) * SIDE), slice(column * SIDE, (column + 1) * SIDE))]

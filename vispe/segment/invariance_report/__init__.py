@@ -1,9 +1,9 @@
 """Invariance of the segmentation of one image to the pose of the sample: the report of option `trust`.
 
-`trust_page` needs only a function that segments a page, so it works with every kind of model.
+`measure_invariance` needs only a function that segments a page, so it works with every kind of model.
 """
 
-from vispe.segment.invariance_report.pose_comparison import RUNS, SHIFTS, trust_page
-from vispe.segment.invariance_report.result import FAMILIES, Posed, Trust
+from vispe.segment.invariance_report.pose_comparison import RUNS, SHIFTS, measure_invariance
+from vispe.segment.invariance_report.result import FAMILIES, InvarianceReport, PoseResult
 
-__all__ = ["FAMILIES", "RUNS", "SHIFTS", "Posed", "Trust", "trust_page"]
+__all__ = ["FAMILIES", "RUNS", "SHIFTS", "InvarianceReport", "PoseResult", "measure_invariance"]

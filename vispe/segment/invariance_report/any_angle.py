@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vispe.segment.invariance_report.result import Posed
-from vispe.segment.metrics import shares
-from vispe.symmetry.label_maps import resampled_labels, turned_labels
+from vispe.segment.invariance_report.result import PoseResult
+from vispe.segment.metrics import class_percentages
+from vispe.symmetry.label_maps import resampled_labels, rotated_labels
 from vispe.symmetry.warp import Canvas
 
 MARGIN = 8
@@ -21,7 +21,7 @@ def compare_angles(
     labels_of: Callable[[np.ndarray, np.ndarray], np.ndarray],
     angles: Sequence[float],
     n_classes: int,
-) -> tuple[list[Posed], list[Posed], list[str]]:
+) -> tuple[list[PoseResult], list[PoseResult], list[str]]:
     """Compare the inscribed disc at each angle with the unrotated disc, and measure the noise floor.
 
     Args:
@@ -49,26 +49,33 @@ def compare_angles(
     poses, controls = [], []
     for angle in angles:
         name = f"{angle:g}°"
-        rotated_labels = labels_on_disc(canvas.pose(image, angle), canvas.pose(data, angle, "nearest"))
-        round_trip_labels = labels_on_disc(
+        of_rotated = labels_on_disc(canvas.pose(image, angle), canvas.pose(data, angle, "nearest"))
+        of_round_trip = labels_on_disc(
             canvas.round_trip(image, angle), canvas.round_trip(data, angle, "nearest")
         )
         # control: effect of resampling alone, on the labels of the unrotated image
         resampled = np.where(disc, resampled_labels(still, angle), 0)
-        poses.append(_compared(name, still, rotated_labels, turned_labels(rotated_labels, -angle), n_classes))
+        poses.append(_compared(name, still, of_rotated, rotated_labels(of_rotated, -angle), n_classes))
         controls.append(_compared(f"{name}, labels turned", still, resampled, resampled, n_classes))
-        controls.append(
-            _compared(f"{name}, round trip", still, round_trip_labels, round_trip_labels, n_classes)
-        )
+        controls.append(_compared(f"{name}, round trip", still, of_round_trip, of_round_trip, n_classes))
     h, w = valid.shape
     side = canvas.side
     note = f"angles are compared on a disc of {side - 2 * MARGIN} px in the centre of {h} x {w} px."
     return poses, controls, [note]
 
 
-def _compared(name: str, still: np.ndarray, labels: np.ndarray, aligned: np.ndarray, n_classes: int) -> Posed:
+def _compared(
+    name: str, still: np.ndarray, labels: np.ndarray, aligned: np.ndarray, n_classes: int
+) -> PoseResult:
     """Compare area fractions of `labels` on the disc, and pixels of `aligned`, the labels rotated back."""
     both = (still > 0) & (aligned > 0)
     agreement = float((still == aligned)[both].mean()) if both.any() else float("nan")
     pixels = int((still > 0).sum())
-    return Posed(name, "angles", shares(labels, n_classes), shares(still, n_classes), agreement, pixels)
+    return PoseResult(
+        name,
+        "angles",
+        class_percentages(labels, n_classes),
+        class_percentages(still, n_classes),
+        agreement,
+        pixels,
+    )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from vispe.segment.invariance_report.result import Trust
+    from vispe.segment.invariance_report.result import InvarianceReport
 
 _WIDTH = 11.0  # inches
 _LARGEST = 1200  # largest side of a map in pixels
@@ -27,7 +27,7 @@ _WORDS = {"angles": "rotated by other angles"}
 
 
 def plot_trust(
-    trust: Trust, page: np.ndarray, colors: Sequence[Color] | None = None, title: str = ""
+    trust: InvarianceReport, page: np.ndarray, colors: Sequence[Color] | None = None, title: str = ""
 ) -> Figure:
     """Plot a trust report.
 
@@ -71,7 +71,7 @@ def rendered(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _classes(ax: Axes, trust: Trust, page: np.ndarray, colors: Sequence[Color]) -> None:
+def _classes(ax: Axes, trust: InvarianceReport, page: np.ndarray, colors: Sequence[Color]) -> None:
     """Show the image in grey, tinted by its classes."""
     stride = _stride(trust.labels)
     labels, grey = trust.labels[::stride, ::stride], page[::stride, ::stride].mean(-1)
@@ -81,11 +81,11 @@ def _classes(ax: Axes, trust: Trust, page: np.ndarray, colors: Sequence[Color]) 
     blended[edge] = table[labels[edge]]
     blended[labels == 0] = 1
     ax.imshow(blended, interpolation="auto")
-    figure_style.heading(ax, "Image and classes", "without a pose")
+    figure_style.figure_title(ax, "Image and classes", "without a pose")
     _bare(ax)
 
 
-def _map(ax: Axes, trust: Trust, figure: Figure) -> None:
+def _map(ax: Axes, trust: InvarianceReport, figure: Figure) -> None:
     """Show the map of disagreement between poses."""
     stride = _stride(trust.labels)
     poses = 1 + sum(p.family != "angles" for p in trust.poses)
@@ -96,7 +96,7 @@ def _map(ax: Axes, trust: Trust, figure: Figure) -> None:
     image = ax.imshow(disagreement, cmap="Oranges", vmin=0, vmax=0.5, interpolation="auto")
     ax.set_facecolor("#C9D0D6")
     subtitle = f"fraction of the {poses} poses that predict another class than the majority"
-    figure_style.heading(ax, "Disagreement of poses", subtitle)
+    figure_style.figure_title(ax, "Disagreement of poses", subtitle)
     bar = figure.colorbar(image, ax=ax, location="right", fraction=0.045, pad=0.02, shrink=0.9,
                           extend="max" if len(trust.names) > 2 else "neither")  # fmt: skip
     bar.outline.set_visible(False)
@@ -105,7 +105,7 @@ def _map(ax: Axes, trust: Trust, figure: Figure) -> None:
     _bare(ax)
 
 
-def _changes(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
+def _changes(ax: Axes, trust: InvarianceReport, colors: Sequence[Color]) -> None:
     """Plot the change of each fraction by pose, with the noise floor of each family as a band."""
     families = trust.families
     ticks, labels, start, tops = [], [], 0, [0.0]
@@ -140,12 +140,12 @@ def _changes(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
     subtitle = (
         "from the unmodified image; shifts in pixels (down, right); grey: noise floor of the measurement"
     )
-    figure_style.heading(ax, "Change of the area fractions of the map by pose", subtitle)
-    figure_style.clean(ax, "y")
+    figure_style.figure_title(ax, "Change of the area fractions of the map by pose", subtitle)
+    figure_style.clean_axes(ax, "y")
     _key(ax, trust, colors)
 
 
-def _key(ax: Axes, trust: Trust, colors: Sequence[Color]) -> None:
+def _key(ax: Axes, trust: InvarianceReport, colors: Sequence[Color]) -> None:
     """Add names, fractions and markers of the classes below the axes."""
     from matplotlib.lines import Line2D
 
@@ -166,7 +166,7 @@ def legend_text(name: str, fraction: float) -> str:
     return f"{_shortened(name)} {fraction:.1f} % of the map" if np.isfinite(fraction) else _shortened(name)
 
 
-def _columns(trust: Trust) -> int:
+def _columns(trust: InvarianceReport) -> int:
     """Return the number of legend columns."""
     longest = max(len(_shortened(name)) for name in trust.names) + 23
     return max(1, min(len(trust.names), 110 // longest))

@@ -7,8 +7,8 @@ from typing import Any
 
 from vispe.images.write import write_png
 from vispe.segment.invariance_report.figure import plot_trust, rendered
-from vispe.segment.invariance_report.pose_comparison import RUNS, trust_page
-from vispe.segment.invariance_report.result import Trust
+from vispe.segment.invariance_report.pose_comparison import RUNS, measure_invariance
+from vispe.segment.invariance_report.result import InvarianceReport
 from vispe.segment.overlays import uncertainty_image
 from vispe.segment.run.image_pipeline import Grey
 from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
@@ -60,9 +60,9 @@ def trust_image(
     page, valid, tile = grey.pages[middle], grey.image.valid[middle], features.tile
 
     # restarted with the unmodified image after a reduction of the tile: all poses need equal tiles
-    def measure() -> Trust:
+    def measure() -> InvarianceReport:
         known = still[middle] if features.tile == tile else None
-        return trust_page(page, valid, lambda p, v: by.page(p, v, step), names, still=known)
+        return measure_invariance(page, valid, lambda p, v: by.page(p, v, step), names, still=known)
 
     trust = within_memory(features, measure, note)
     # progress of skipped shifts

@@ -15,7 +15,7 @@ from vispe.segment.invariance_report.poses import (
     SquareSymmetry,
     valid_shifts,
 )
-from vispe.segment.invariance_report.result import FAMILIES, Posed, Trust
+from vispe.segment.invariance_report.result import FAMILIES, InvarianceReport, PoseResult
 from vispe.segment.run.prediction import Prediction
 from vispe.symmetry.d4 import D4, IDENTITY
 
@@ -23,7 +23,7 @@ SHIFTS: tuple[Shift, ...] = ((-3, 5), (8, -7), (16, 16))
 """Shifts (down, right) in pixels: an odd one, about half a patch of 14 or 16 px, and one patch of 16 px (two of 8)."""
 
 RUNS = len(D4) + 1 + len(SHIFTS)
-"""Number of predictions of `trust_page` in addition to the one of the unmodified image."""
+"""Number of predictions of `measure_invariance` in addition to the one of the unmodified image."""
 
 BORDER = 2
 
@@ -31,7 +31,7 @@ Predict = Callable[[np.ndarray, np.ndarray], "Prediction | np.ndarray"]
 """Maps (page (h, w, c) float32 in [0, 1], valid (h, w) bool) to a `Prediction` or labels (h, w): 1..K, 0 = no data."""
 
 
-def trust_page(
+def measure_invariance(
     page: np.ndarray,
     valid: np.ndarray,
     predict: Predict,
@@ -42,7 +42,7 @@ def trust_page(
     angles: Sequence[float] = (),
     border: int = BORDER,
     step: Callable[[float], None] | None = None,
-) -> Trust:
+) -> InvarianceReport:
     """Segment one page in every pose and report the changes.
 
     The poses are the symmetries of the square (rotations by 90 degrees and reflections) and a few shifts. They permute
@@ -69,17 +69,18 @@ def trust_page(
 
     Example:
         >>> page = np.repeat([[0.1, 0.9]], 64, 0).repeat(32, 1)[..., None].astype(np.float32)
-        >>> report = trust_page(page, page[..., 0] > 0, lambda p, valid: 1 + (p[..., 0] > 0.5), ["dark", "bright"])
+        >>> valid, names = page[..., 0] > 0, ["dark", "bright"]
+        >>> report = measure_invariance(page, valid, lambda p, valid: 1 + (p[..., 0] > 0.5), names)
         >>> report.level, report.agreement
         ('steady', 1.0)
     """
     if page.ndim != 3 or page.shape[:2] != valid.shape or not valid.size:
         raise ShapeError(
-            f"trust_page needs a page (h, w, c) and valid (h, w), got {page.shape} and {valid.shape}."
+            f"measure_invariance needs a page (h, w, c) and valid (h, w), got {page.shape} and {valid.shape}."
         )
     if not names or border < 0:
         raise OptionError(
-            f"trust_page needs class names and a border of 0 or more pixels, got {names!r}, {border=}."
+            f"measure_invariance needs class names and a border of 0 or more pixels, got {names!r}, {border=}."
         )
     count, notes = len(names), []
     small_shifts = valid_shifts(shifts, valid.shape)
@@ -119,7 +120,9 @@ def trust_page(
         labels = posed(move)
         # shifts are compared on the pixels that all of them show
         visible = frame if move.family == "shifted" else valid
-        comparisons[move] = Posed.compare(move.name, move.family, np.where(visible, first, 0), labels, count)
+        comparisons[move] = PoseResult.compare(
+            move.name, move.family, np.where(visible, first, 0), labels, count
+        )
         if move not in controls:
             add_votes(votes, labels)
             changed[move.family] |= (labels > 0) & (labels != first)
@@ -134,7 +137,7 @@ def trust_page(
     disagreement = 1 - (votes.max(0) / np.maximum(n_votes, 1)).astype(np.float32)
     disagreement[first == 0] = np.nan
     labels, moved = first.astype(np.uint8), (tuple(poses), tuple(floors), changed)
-    return Trust(tuple(names), labels, disagreement, *moved, border, tuple(notes))
+    return InvarianceReport(tuple(names), labels, disagreement, *moved, border, tuple(notes))
 
 
 def checked_prediction(prediction: Prediction | np.ndarray, valid: np.ndarray, count: int) -> np.ndarray:

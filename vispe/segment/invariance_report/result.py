@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vispe.segment.invariance_report import verdict_text
-from vispe.segment.metrics import shares, without_borders
+from vispe.segment.metrics import class_percentages, without_borders
 
 FAMILIES = ("turned", "mirrored", "shifted")
 """Kinds of pixel-exact poses."""
@@ -27,7 +27,7 @@ LEVELS: tuple[Level, ...] = ("steady", "mild", "strong")
 
 
 @dataclass(frozen=True, eq=False)
-class Posed:
+class PoseResult:
     """Comparison of one pose with the unmodified image, on the pixels visible in both.
 
     Attributes:
@@ -49,12 +49,19 @@ class Posed:
     @classmethod
     def compare(
         cls, name: str, family: str, still: np.ndarray, labels: np.ndarray, n_classes: int
-    ) -> "Posed":
+    ) -> "PoseResult":
         """Compare two label maps on the pixels with a class in both."""
         both = (still > 0) & (labels > 0)
         before, after = still[both], labels[both]
         agreement = float((before == after).mean()) if before.size else float("nan")
-        return cls(name, family, shares(after, n_classes), shares(before, n_classes), agreement, before.size)
+        return cls(
+            name,
+            family,
+            class_percentages(after, n_classes),
+            class_percentages(before, n_classes),
+            agreement,
+            before.size,
+        )
 
     @property
     def change(self) -> np.ndarray:
@@ -74,7 +81,7 @@ class Posed:
 
 
 @dataclass(frozen=True, eq=False)
-class Trust:
+class InvarianceReport:
     """Invariance of one segmentation to the pose of the sample.
 
     Attributes:
@@ -93,8 +100,8 @@ class Trust:
     names: tuple[str, ...]
     labels: np.ndarray
     disagreement: np.ndarray
-    poses: tuple[Posed, ...]
-    controls: tuple[Posed, ...]
+    poses: tuple[PoseResult, ...]
+    controls: tuple[PoseResult, ...]
     changed: dict[str, np.ndarray]
     border: int = 2
     notes: tuple[str, ...] = field(default=())
@@ -102,7 +109,7 @@ class Trust:
     @cached_property
     def fractions(self) -> np.ndarray:
         """(K,) area of each class of the unmodified image, in percent."""
-        return shares(self.labels, len(self.names))
+        return class_percentages(self.labels, len(self.names))
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -16,18 +16,18 @@ from vispe.backbones.hub import downloads
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.images.normalize import normalize
 from vispe.images.read import Micrograph
-from vispe.segment.classify.calibration import joined, strokes
+from vispe.segment.classify.calibration import concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
-from vispe.segment.classify.out_of_distribution import Domain
+from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
-from vispe.segment.features.feature_cache import MEMORY, KeptFeatures
+from vispe.segment.features.feature_cache import MEMORY, CachedFeatures
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.features.sample_grid import Sample, sample
 from vispe.segment.model.model_file import Model, load_model, save_model
 from vispe.segment.overlays import Color
-from vispe.segment.pipeline import DEFAULT, Reading
+from vispe.segment.pipeline import DEFAULT, ReadOptions
 from vispe.segment.run.out_of_distribution import summarize_pages
-from vispe.segment.run.prediction import Post, Prediction, predict_page, within_memory
+from vispe.segment.run.prediction import PostProcessing, Prediction, predict_page, within_memory
 
 MAX_CLASSES = 20
 """Upper bound of the number of classes; more are treated as an error, such as instance labels."""
@@ -84,8 +84,8 @@ class Live:
         names: Sequence[str] = (),
         colors: Sequence[Color] | None = None,
         model: Model | str | Path | None = None,
-        reading: Reading | None = None,
-        post: Post | None = None,
+        reading: ReadOptions | None = None,
+        post: PostProcessing | None = None,
         seed: int | None = None,
         device: str = "auto",
         memory: int = MEMORY,
@@ -102,11 +102,11 @@ class Live:
             features, seed = _pixel_features(self._loaded), self._loaded.seed
             classifier = self._loaded.classifier.kind
             classifier = classifier if classifier in KINDS else KINDS[0]
-            reading = Reading(normalize=self._loaded.normalize, clip=self._loaded.clip)
+            reading = ReadOptions(normalize=self._loaded.normalize, clip=self._loaded.clip)
             names, colors = names or self._loaded.names, colors or self._loaded.colors
             _check_channels(image, self._loaded)
         self.image, self._watch, self.notes = image, watch, list[str]()
-        self.kind, self.post, self._seed = classifier or KINDS[0], post or Post(), seed or 0
+        self.kind, self.post, self._seed = classifier or KINDS[0], post or PostProcessing(), seed or 0
         PixelClassifier(self.kind, 2)  # validates the name early
         self.names: tuple[str, ...] = tuple(names)
         self.colors = None if colors is None else tuple(colors)
@@ -115,11 +115,11 @@ class Live:
                 "filters_3d needs neighbouring pages, but a live session uses a single page. Omit it, or use vispe "
                 "segment and vispe apply."
             )
-        self._reading = reading or Reading()
+        self._reading = reading or ReadOptions()
         basis = self._loaded.basis if self._loaded is not None else None
         config = features or DEFAULT
         with downloads(self._loaded is None or config.model in (None, DEFAULT.model)):
-            self._features = KeptFeatures(config, seed=self._seed, device=device, basis=basis)
+            self._features = CachedFeatures(config, seed=self._seed, device=device, basis=basis)
         self._features.memory = memory
         pages, notes = normalize(image, self._reading.normalize, self._reading.clip)
         self._pages = list(pages)  # one array object per page: the feature cache compares by identity
@@ -129,9 +129,9 @@ class Live:
         self._drawn: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._fitted_to: tuple[int, ...] = ()
-        self._known: tuple[tuple[object, ...], Domain | None] = (), None
+        self._known: tuple[tuple[object, ...], FeatureDistribution | None] = (), None
         self.page = -1
-        self.turn_to(page)
+        self.select_page(page)
 
     @property
     def model(self) -> Model:
@@ -154,7 +154,7 @@ class Live:
         """Bytes of the cached features and the normalised pages."""
         return self._features.nbytes + sum(page.nbytes for page in self._pages)
 
-    def turn_to(self, page: int) -> None:
+    def select_page(self, page: int) -> None:
         """Select another page for the feature cache; its features are computed on demand.
 
         Raises:
@@ -239,8 +239,8 @@ class Live:
                 empty, classes, names
             )  # raises an error that lists the labelled classes
         shape = self.image.pages.shape[1:3]
-        scribble_ids = joined(
-            [strokes(indices, page_classes, shape) for indices, page_classes in labelled.values()]
+        scribble_ids = concatenate_ids(
+            [label_scribbles(indices, page_classes, shape) for indices, page_classes in labelled.values()]
         )
         classifier, facts = learn(self.kind, names, self._gather(labelled), classes, scribble_ids, self._seed)
         notes = {"images": [str(self.image.path)], "pages": list(labelled), **facts}
@@ -312,7 +312,7 @@ class Live:
         """
         return save_model(path, self.model, force)
 
-    def _domain(self, pages: Sequence[int]) -> Domain | None:
+    def _domain(self, pages: Sequence[int]) -> FeatureDistribution | None:
         """Summarise the features of the labelled pages; cached until the set of pages changes."""
         key = (*pages, self._features.tile, self._features.basis)
         if key == self._known[0]:
@@ -349,7 +349,7 @@ class Live:
         return np.concatenate([self._found[page][1] for page in labelled])
 
     def _look_up(self, page: int, indices: np.ndarray) -> np.ndarray:
-        return self._features.prepare(self._pages[page], self.image.valid[page]).gather_places(indices)
+        return self._features.prepare(self._pages[page], self.image.valid[page]).gather_indices(indices)
 
     def _within(self, work: Callable[[], Any]) -> Any:
         settings = self._features.tile, self._features.device

@@ -16,10 +16,10 @@ from vispe.images.write import write_png
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.suggestions import COUNT, Suggestion, suggest
-from vispe.segment.out_of_core import large_images
+from vispe.segment.out_of_core import out_of_core_images
 from vispe.segment.overlays import SMALLEST, bold_font, to_rgb
-from vispe.segment.run.inputs import BatchImage, Reading, infer_axes, single_mask
-from vispe.segment.run.request import Labelling
+from vispe.segment.run.inputs import BatchImage, ReadOptions, infer_axes, single_mask
+from vispe.segment.run.request import LabelOptions
 
 _RING, _EDGE = (255, 230, 0), (0, 0, 0)
 
@@ -34,8 +34,8 @@ def suggest_file(
     page: int | None = None,
     features: FeatureConfig | None = None,
     classifier: str | None = None,
-    reading: Reading | None = None,
-    labelling: Labelling | None = None,
+    reading: ReadOptions | None = None,
+    labelling: LabelOptions | None = None,
     seed: int | None = None,
     device: str = "auto",
     force: bool = False,
@@ -67,13 +67,13 @@ def suggest_file(
         OptionError: not exactly one of `model` and `labels`, or an option without effect.
         InputError: an unusable image, model or labels; existing files, without `force`.
     """
-    path, out, reading = Path(path), Path(out), reading or Reading()
+    path, out, reading = Path(path), Path(out), reading or ReadOptions()
     if (model is None) == (labels is None):
         given = "neither" if model is None else "both"
         raise OptionError(
             f"suggest: exactly one of model and labels is required, got {given}. Pass model=FILE or labels=FILE."
         )
-    if large_images([path], None, None):
+    if out_of_core_images([path], None, None):
         raise OptionError(
             f"{path} is processed in blocks, but suggest needs the features of a complete page in memory. Crop a part "
             "and save it as a TIFF file."
@@ -108,7 +108,7 @@ def suggest_file(
     else:
         settings = {"features": features, "classifier": classifier, "seed": seed}
         live = _trained_session(
-            image, Path(str(labels)), labelling or Labelling(), note, reading=reading, **settings, **shared
+            image, Path(str(labels)), labelling or LabelOptions(), note, reading=reading, **settings, **shared
         )
     suggestions = suggest(live, count)
     if image.n_pages > 1:
@@ -120,7 +120,7 @@ def suggest_file(
         )
     grey, _ = live.normalized()
     out.mkdir(parents=True, exist_ok=True)
-    write_png(files["png"], drawn(grey, suggestions), force)
+    write_png(files["png"], draw_suggestions(grey, suggestions), force)
     record = {
         "image": str(path),
         "page": page,
@@ -134,7 +134,7 @@ def suggest_file(
     return record
 
 
-def drawn(grey: np.ndarray, suggestions: list[Suggestion]) -> np.ndarray:
+def draw_suggestions(grey: np.ndarray, suggestions: list[Suggestion]) -> np.ndarray:
     """Draw a numbered ring around each suggestion.
 
     Args:
@@ -180,7 +180,7 @@ def _refuse(model: str | Path, options: dict[str, Any]) -> None:
 
 
 def _trained_session(
-    image: Micrograph, path: Path, labelling: Labelling, note: Callable[[str], None], **options: Any
+    image: Micrograph, path: Path, labelling: LabelOptions, note: Callable[[str], None], **options: Any
 ) -> Live:
     """Train on the scribbles of the image."""
     if not path.is_file():

@@ -24,7 +24,7 @@ from vispe.files import atomic_path
 from vispe.images.formats.decoded_image import BROKEN
 from vispe.images.paths import check_file
 from vispe.segment.classify.clustering import METHODS, PixelClusters
-from vispe.segment.classify.out_of_distribution import Domain
+from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import KINDS, PixelClassifier
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import TOKEN_OPTIONS, FeatureConfig, Features, TokenBasis
@@ -39,7 +39,7 @@ from vispe.segment.model.file_checks import (
 from vispe.segment.text.config import TextClassifier, TextConfig
 
 if TYPE_CHECKING:
-    from vispe.segment.run.inputs import Reading
+    from vispe.segment.run.inputs import ReadOptions
     from vispe.segment.text.features import TextFeatures
 
 FORMAT = "vispe.segment"
@@ -78,10 +78,10 @@ class Model:
     seed: int
     basis: TokenBasis | None
     notes: Mapping[str, Any]
-    domain: Domain | None = None
+    domain: FeatureDistribution | None = None
 
     @classmethod
-    def of(cls, features: "Features | TextFeatures", reading: "Reading", **entries: Any) -> "Model":
+    def of(cls, features: "Features | TextFeatures", reading: "ReadOptions", **entries: Any) -> "Model":
         """Return a model from features and reading options; `entries` are the other attributes."""
         known = {"features": features.config, "basis": features.basis}
         return cls(**known, normalize=reading.normalize, clip=reading.clip, **entries)
@@ -198,7 +198,7 @@ def _rebuild(card: Mapping[str, Any], estimator: Any, tensors: dict[str, np.ndar
         seed=card["seed"],
         basis=TokenBasis(**basis_arrays) if basis_arrays else None,
         notes=card["training"],
-        domain=Domain.from_tensors(domain_arrays) if domain_arrays else None,
+        domain=FeatureDistribution.from_tensors(domain_arrays) if domain_arrays else None,
     )
 
 

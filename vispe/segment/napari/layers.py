@@ -40,7 +40,7 @@ def image_of(layer: Image) -> Micrograph:
     axes = "".join(chr(ord("a") + k) for k in range(leading)).upper()
     axes = axes.translate(str.maketrans("XYC", "UVW"))  # avoid the reserved letters
     image = micrograph(data, f"{axes}YX{'C' if layer.rgb else ''}", layer.name)
-    return image if opaque is None else image.opaque_only(opaque.reshape(image.pages.shape[:3]))
+    return image if opaque is None else image.exclude_transparent(opaque.reshape(image.pages.shape[:3]))
 
 
 def pages_shape(layer: Image) -> tuple[int, ...]:

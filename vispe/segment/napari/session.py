@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vispe.errors import VispeError, is_memory
+from vispe.errors import VispeError, is_out_of_memory
 from vispe.images.read import Micrograph
 from vispe.segment.features.pixel_features import FeatureConfig
-from vispe.segment.invariance_report import Trust, trust_page
+from vispe.segment.invariance_report import InvarianceReport, measure_invariance
 from vispe.segment.live.live_segmentation import Live
 from vispe.segment.live.suggestions import Suggestion, suggest
 from vispe.segment.model.model_file import Model
@@ -98,7 +98,7 @@ class Answer:
     colors: tuple[Color, ...] | None = None
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    trust: Trust | None = None
+    trust: InvarianceReport | None = None
     suggestions: tuple[Suggestion, ...] | None = None
     error: str | None = None
 
@@ -146,7 +146,7 @@ class Session:
             return Answer(error=str(error))
         except Exception as error:
             # unexpected errors must not crash the viewer; the log has the traceback
-            if is_memory(error):
+            if is_out_of_memory(error):
                 self.forget()
                 return Answer(
                     error="out of memory. Close other layers, use the features 'filters' or crop the image."
@@ -166,7 +166,9 @@ class Session:
         if request.trust:
             page, valid = live.normalized()
             still = live.predict()
-            answer.trust = trust_page(page, valid, live.segment, live.model.names, still=still, step=step)
+            answer.trust = measure_invariance(
+                page, valid, live.segment, live.model.names, still=still, step=step
+            )
             answer.pages[request.page] = still
         elif request.every:
             count = request.setup.image.n_pages
@@ -194,6 +196,6 @@ class Session:
                 )
             self._setup = setup
         live = self._live
-        live.turn_to(request.page)
+        live.select_page(request.page)
         live.names = tuple(request.names)
         return live

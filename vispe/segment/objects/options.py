@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_whole
+from vispe.errors import OptionError, check_choice, check_flag, did_you_mean, is_integer
 from vispe.images.annotations.object_files import ObjectKind, checked_kinds
 from vispe.images.labels.class_values import class_number
 
@@ -45,7 +45,7 @@ class ObjectOptions:
         if not names:
             raise OptionError("objects names no class. Pass one or more, such as objects=pore.")
         check_choice("touching", self.touching, TOUCHING)
-        if not is_whole(self.min_area) or self.min_area < 0:
+        if not is_integer(self.min_area) or self.min_area < 0:
             raise OptionError(f"object_min_area={self.min_area!r} must be 0 or more pixels.")
         checked_kinds(self.kinds)
         check_flag("fill_holes", self.fill_holes)

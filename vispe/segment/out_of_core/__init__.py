@@ -53,7 +53,9 @@ def _has_images(paths: Sequence[Path]) -> bool:
     return any(path.suffix.lower() in SUFFIXES and path.is_file() for path in paths)
 
 
-def large_images(patterns: Sequence[str | Path], memory: str | None, scheduler: str | None) -> list[Path]:
+def out_of_core_images(
+    patterns: Sequence[str | Path], memory: str | None, scheduler: str | None
+) -> list[Path]:
     """Return the images to be processed in blocks: stores, and TIFF files if `memory` or `scheduler` is set.
 
     Raises:

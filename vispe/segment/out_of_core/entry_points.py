@@ -11,7 +11,7 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.model.model_file import load_model
 from vispe.segment.out_of_core import find_stores, progress
 from vispe.segment.out_of_core.block_engine import check_supported, file_digest, limit_concurrency
-from vispe.segment.out_of_core.store_run import BigRun
+from vispe.segment.out_of_core.store_run import OutOfCoreRun
 from vispe.segment.out_of_core.train import train
 from vispe.segment.run.inputs import as_list, find_files
 from vispe.segment.run.request import Request
@@ -24,7 +24,7 @@ from vispe.segment.run.run_state import requested_features
 def apply(request: Request, images: Sequence[Path]) -> Report:
     """Segment stores with the model of an earlier run, with the arguments of `vispe.segment.pipeline.apply`."""
     _check_supported(request)
-    run = BigRun(request, images)
+    run = OutOfCoreRun(request, images)
     loaded = load_model(request.model)
     check_supported(loaded.features)
     requested_features(loaded, request)
@@ -41,7 +41,7 @@ def segment(request: Request, images: Sequence[Path]) -> Report:
     check_supported(request.features)
     stores, rest = find_stores(as_list(request.labels))
     labels = stores + find_files(rest)
-    run = BigRun(request, images, labels)
+    run = OutOfCoreRun(request, images, labels)
     legend = request.labelling.legend
     facts = {
         "labels": {str(path.resolve()): fingerprint_files(path) for path in labels},

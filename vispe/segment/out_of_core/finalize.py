@@ -13,12 +13,12 @@ from vispe.segment.classify.class_prior import count, merge
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import progress
 from vispe.segment.out_of_core.block_engine import grown_by, limit_concurrency
-from vispe.segment.out_of_core.image_source import BigImage, open_image
+from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.job import Job
-from vispe.segment.run.prediction import Areas, Post, estimate_areas, finalize
+from vispe.segment.run.prediction import Areas, PostProcessing, estimate_areas, finalize
 
 
-def area_of_page(job: Job, image: BigImage, page: int) -> Areas:
+def area_of_page(job: Job, image: OutOfCoreImage, page: int) -> Areas:
     """Estimate the class frequencies and areas of a page, or load them."""
     work = Path(job.work)
     cache_file = work / f"areas.{page}.json"
@@ -44,7 +44,7 @@ def finalize_block(text: str, page: int, bounds: tuple[int, int, int, int]) -> N
         prob = progress.read_raw(Path(job.work), page, grown)
         valid = prob.any(0)
         prior = None if job.priors is None else np.array(job.priors[page])
-        post = Post(job.smooth, prior=job.prior)
+        post = PostProcessing(job.smooth, prior=job.prior)
         labels, uncertainty = finalize(prob, valid, post, prior)
         top, left = region.top - grown.top, region.left - grown.left
         crop = slice(top, top + region.shape[0]), slice(left, left + region.shape[1])

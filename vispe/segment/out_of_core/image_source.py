@@ -40,7 +40,7 @@ _MIXED = PageAxis("z", "space", None, 1.0, 0)  # a selection of pages across sev
 
 
 @dataclass(frozen=True, eq=False)
-class BigImage:
+class OutOfCoreImage:
     """An image whose regions are read on demand.
 
     Attributes:
@@ -167,7 +167,7 @@ def valid_pixels(values: np.ndarray) -> np.ndarray:
 
 def open_image(
     path: str | Path, *, channel: str | None = None, z: str | None = None, axes: str | None = None
-) -> BigImage:
+) -> OutOfCoreImage:
     """Open a store, or a TIFF file, without reading its pixels.
 
     Args:
@@ -219,7 +219,7 @@ def open_image(
     used_names = tuple(names[i] for i in channel_indices) if names else ()
     frame = Frame(facts.get("tag", 1))
     notes += [note] if (note := frame.note(path.name)) else []
-    return BigImage(
+    return OutOfCoreImage(
         path,
         array,
         array_axes,

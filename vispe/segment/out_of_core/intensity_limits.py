@@ -11,7 +11,7 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.images.normalize import grey_range, type_top
-from vispe.segment.out_of_core.image_source import BigImage, valid_pixels
+from vispe.segment.out_of_core.image_source import OutOfCoreImage, valid_pixels
 
 _PART = 1 << 16  # values per chunk
 _BITS = 16
@@ -20,7 +20,7 @@ Limits = tuple[float, float] | None
 
 
 def find_limits(
-    image: BigImage, mode: str, clip: tuple[float, float], rows: int, step: Callable[[float], None]
+    image: OutOfCoreImage, mode: str, clip: tuple[float, float], rows: int, step: Callable[[float], None]
 ) -> tuple[list[Limits], int, list[str]]:
     """Compute the grey limits of `vispe.images.normalize.normalize`.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from vispe.images.normalize import unit_range
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core.image_source import BigImage, valid_pixels
+from vispe.segment.out_of_core.image_source import OutOfCoreImage, valid_pixels
 from vispe.segment.out_of_core.intensity_limits import Limits
 
 _ROWS = 64  # rows scaled per step
@@ -21,7 +21,7 @@ class Window:
         limits: grey levels that are mapped to 0 and 1; None maps everything to 0.
     """
 
-    def __init__(self, image: BigImage, page: int, limits: Limits) -> None:
+    def __init__(self, image: OutOfCoreImage, page: int, limits: Limits) -> None:
         self.image, self.page, self.limits = image, page, limits
         self._held: tuple[Region, np.ndarray, np.ndarray] | None = None
 

@@ -12,7 +12,7 @@ from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import Model
 from vispe.segment.out_of_core.block_engine import reach
-from vispe.segment.out_of_core.image_source import BigImage
+from vispe.segment.out_of_core.image_source import OutOfCoreImage
 
 DEFAULT = "2 GiB"
 """Default memory limit."""
@@ -65,7 +65,7 @@ def parse_memory(text: str | int) -> int:
 
 
 def make_plan(
-    image: BigImage,
+    image: OutOfCoreImage,
     features: Features,
     model: Model,
     pieces: list[Region],
@@ -117,7 +117,7 @@ def make_plan(
 
 
 def _estimate(
-    image: BigImage,
+    image: OutOfCoreImage,
     features: Features,
     model: Model,
     piece: int,
@@ -151,7 +151,7 @@ def _estimate(
     return int(_OWN + reading + max(block + writing, block + threads * work))
 
 
-def _reduction(image: BigImage, chunk: int, memory: int) -> int:
+def _reduction(image: OutOfCoreImage, chunk: int, memory: int) -> int:
     """Return the downscaling factor of the overlay: no side above `_PICTURE`, and drawn within the memory."""
     step, (height, width) = 1, image.shape
     each = 40 + 16 * image.channels  # bytes per pixel of the overlay during drawing

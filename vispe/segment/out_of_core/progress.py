@@ -19,7 +19,7 @@ from vispe.errors import InputError
 from vispe.files import MARK, check_no_link, remove, write_json
 from vispe.segment.features.tiles import Region, blocks
 from vispe.segment.out_of_core import zarr_store
-from vispe.segment.out_of_core.image_source import BigImage
+from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Block, Job
 
 RUN = "unfinished.json"
@@ -128,12 +128,12 @@ def partial(out: Path, stem: str) -> Path:
     return out / f"{stem}_seg.partial"
 
 
-def chunk_regions(image: BigImage, chunk: int) -> list[Region]:
+def chunk_regions(image: OutOfCoreImage, chunk: int) -> list[Region]:
     """Return the chunks of a page of the result."""
     return blocks(*image.shape, chunk)
 
 
-def create_raw(work: Path, image: BigImage, n_classes: int, chunk: int) -> None:
+def create_raw(work: Path, image: OutOfCoreImage, n_classes: int, chunk: int) -> None:
     """Create the array for the probabilities of the classifier, (page, K, h, w)."""
     create_array(work / "raw", (image.n_pages, n_classes, *image.shape), (1, 1, chunk, chunk))
 
@@ -173,7 +173,11 @@ def write_block(job: Job, page: int, region: Region, block: Block) -> None:
 
 
 def write_final(
-    job: Job, image: BigImage, page: int, region: Region, result: tuple[np.ndarray, np.ndarray, np.ndarray]
+    job: Job,
+    image: OutOfCoreImage,
+    page: int,
+    region: Region,
+    result: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
     """Write the reweighted probabilities (K, h, w), labels and uncertainty of a block, then its chunk records."""
     work, (prob, labels, uncertainty) = Path(job.work), result
@@ -192,7 +196,7 @@ def is_finished(work: Path, page: int, region: Region, chunk: int, what: str = D
     return all(_record(work, what, page, region, p, chunk).is_file() for p in blocks(*region.shape, chunk))
 
 
-def sum_records(work: Path, image: BigImage, chunk: int, n_classes: int) -> dict[str, Any]:
+def sum_records(work: Path, image: OutOfCoreImage, chunk: int, n_classes: int) -> dict[str, Any]:
     """Sum the records of all chunks, in page order.
 
     'pages' are the pixels of each label (K + 1,) page by page, 'seen' the feature sums, None without a reference.

@@ -10,15 +10,15 @@ from vispe.errors import InputError, OptionError
 from vispe.images.annotations.shapes import Shape
 from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
 from vispe.images.labels.label_files import check_pages, decoded_labels, label_codes, thin_classes, unpacked
-from vispe.images.labels.scribbles import overdrawn, placed, read_strokes
-from vispe.images.labels.shape_labels import level_of, shape_places, shape_set
-from vispe.images.labels.unlabelled_values import void_of
-from vispe.images.sidecars import match_drawn
+from vispe.images.labels.scribbles import overlap_note, placed, read_strokes
+from vispe.images.labels.shape_labels import level_of, shape_pixels, shape_set
+from vispe.images.labels.unlabelled_values import find_void_jointly
+from vispe.images.sidecars import match_labels
 from vispe.segment.features.tiles import Region
 from vispe.segment.out_of_core import is_store
 from vispe.segment.out_of_core import stem as stem_of
-from vispe.segment.out_of_core.image_source import BigImage, open_image
-from vispe.segment.run.request import Labelling
+from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
+from vispe.segment.run.request import LabelOptions
 
 _ROWS = 256  # rows of a label image per step
 
@@ -36,11 +36,11 @@ class Scribbles:
     classes: np.ndarray
 
 
-def match_labels(
+def match_store_labels(
     labels: Sequence[Path], images: Sequence[Path], note: Callable[[str], None]
 ) -> dict[Path, Path]:
     """Assign each label file or store to its image, by name."""
-    matched, unmatched = match_drawn(images, labels, "labels", stem_of)
+    matched, unmatched = match_labels(images, labels, "labels", stem_of)
     for label in unmatched:
         note(f"{label} matches no image and is ignored.")
     if not matched:
@@ -52,7 +52,7 @@ def match_labels(
 
 
 def read_scribbles(
-    paths: Sequence[Path], images: Sequence[BigImage], how: Labelling
+    paths: Sequence[Path], images: Sequence[OutOfCoreImage], how: LabelOptions
 ) -> tuple[list[Scribbles], tuple[str, ...], tuple[tuple[int, int, int], ...] | None, list[str]]:
     """Read the labels of several images with a common numbering, as `read_label_set` does in memory.
 
@@ -89,7 +89,7 @@ def read_scribbles(
         for _, index, levels, _, n_pixels in parts
         if n_pixels
     ]
-    void, void_notes = void_of(paths, level_counts, naming, False)
+    void, void_notes = find_void_jointly(paths, level_counts, naming, False)
     used_levels = [[level for level in levels if level != void] for _, _, levels, _, _ in parts]
     classes_of, names, colors, notes = named_classes(paths, used_levels, naming, False, how.max_classes)
     notes = void_notes + notes
@@ -105,7 +105,7 @@ def read_scribbles(
 
 
 def _read(
-    path: Path, image: BigImage, naming: Naming, how: Labelling
+    path: Path, image: OutOfCoreImage, naming: Naming, how: LabelOptions
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str], int]:
     """Return flat indices, an index (n,) into a sorted list of levels, that list, notes, and the label image's size."""
     height, width = image.shape
@@ -124,7 +124,7 @@ def _read(
         unique_indices, last = np.unique(indices[::-1], return_index=True)
         pairs = np.unique(np.stack([indices, values]), axis=1)[0]
         n_overlapping = len(np.unique(pairs[1:][pairs[1:] == pairs[:-1]]))
-        return unique_indices, values[::-1][last], levels, overdrawn(path, n_overlapping), 0
+        return unique_indices, values[::-1][last], levels, overlap_note(path, n_overlapping), 0
     pieces, notes, deep = (_from_store if is_store(path) else _from_image_file)(path, image, page)
     labelled, n_pixels = [], 0
     for number, region, codes, colour in pieces:
@@ -139,11 +139,11 @@ def _read(
 
 
 def _drawn(
-    path: Path, shapes: Sequence[Shape], image: BigImage, naming: Naming, page: int | None
+    path: Path, shapes: Sequence[Shape], image: OutOfCoreImage, naming: Naming, page: int | None
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
     """Return the same as `_read` without the last, for shapes."""
     shape = (image.n_pages, *image.shape)
-    indices_of_shapes, notes = shape_places(path, shapes, naming, shape, page, image.frame.hint())
+    indices_of_shapes, notes = shape_pixels(path, shapes, naming, shape, page, image.frame.hint())
     classes = sorted({k for k, _ in indices_of_shapes})
     indices = np.concatenate([p for _, p in indices_of_shapes])
     values = np.concatenate([np.full(len(p), classes.index(k)) for k, p in indices_of_shapes])
@@ -156,7 +156,7 @@ Pieces = Iterator[tuple[int, Region, np.ndarray, bool]]
 """Page, rows, code of each pixel (0 and below: unlabelled), and whether codes are packed colours."""
 
 
-def _from_store(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+def _from_store(path: Path, image: OutOfCoreImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in a store, strip by strip."""
     stored = open_image(path)
     count = stored.n_pages
@@ -180,7 +180,9 @@ def _from_store(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, 
     return pieces(), stored.notes, False
 
 
-def _from_image_file(path: Path, image: BigImage, page: int | None) -> tuple[Pieces, Sequence[str], bool]:
+def _from_image_file(
+    path: Path, image: OutOfCoreImage, page: int | None
+) -> tuple[Pieces, Sequence[str], bool]:
     """Read labels in an image file, which is decoded completely, strip by strip."""
     decoded = decoded_labels(path).as_pages(image.n_pages, page)
     pages, notes = image.frame.fitted(path, decoded.pages, decoded.orientation, image.shape)

@@ -18,16 +18,16 @@ from vispe.segment.out_of_core import progress, zarr_store
 from vispe.segment.out_of_core import stem as stem_of
 from vispe.segment.out_of_core.block_engine import engine, file_digest, open_features, prepare_page, run_block
 from vispe.segment.out_of_core.finalize import area_of_page, finalize_block
-from vispe.segment.out_of_core.image_source import BigImage, open_image
+from vispe.segment.out_of_core.image_source import OutOfCoreImage, open_image
 from vispe.segment.out_of_core.intensity_limits import Limits, find_limits
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.out_of_core.lazy_page import Window
 from vispe.segment.out_of_core.memory_plan import DEFAULT, Plan, make_plan, parse_memory
-from vispe.segment.out_of_core.scribbles import match_labels
+from vispe.segment.out_of_core.scribbles import match_store_labels
 from vispe.segment.out_of_core.summary import draw, objects_of_store, summary
 from vispe.segment.run.disk_space import DiskFull, disk_space_guard
-from vispe.segment.run.inputs import Reading
-from vispe.segment.run.lock import claimed
+from vispe.segment.run.inputs import ReadOptions
+from vispe.segment.run.lock import lock_folder
 from vispe.segment.run.out_of_distribution import ood_record, ood_warning
 from vispe.segment.run.prediction import Areas
 from vispe.segment.run.request import Request
@@ -39,7 +39,7 @@ Bounds = tuple[int, int, int, int]
 _ROWS = 1024  # side of the pieces that are read for the grey limits
 
 
-class BigRun(Run):
+class OutOfCoreRun(Run):
     """State of an out-of-core run: the opened images and their results so far.
 
     Args:
@@ -75,7 +75,7 @@ class BigRun(Run):
             )
         if request.scheduler is not None:
             require("distributed", "big", "a dask scheduler")
-        self.images: dict[Path, BigImage] = {}
+        self.images: dict[Path, OutOfCoreImage] = {}
         for path in images:
             try:
                 reading = self.reading
@@ -86,12 +86,12 @@ class BigRun(Run):
         if len(set(stems)) < len(stems):
             duplicate = next(s for s in stems if stems.count(s) > 1)
             raise InputError(f"two images are named {duplicate}. Rename one or use separate folders.")
-        self.labels_of = match_labels(labels, list(self.images), self.note) if labels else {}
+        self.labels_of = match_store_labels(labels, list(self.images), self.note) if labels else {}
 
     @contextmanager
     def locked_results(self) -> Iterator[None]:
         """Lock the results folder; a new run that fails before its first result is removed."""
-        with claimed(self.out):
+        with lock_folder(self.out):
             try:
                 yield
             except VispeError as error:
@@ -172,7 +172,7 @@ class BigRun(Run):
         self.note(f"resuming the unfinished run in {self.out}.")
         return True
 
-    def limits(self, path: Path, reading: Reading) -> tuple[list[Limits], int, list[str]]:
+    def limits(self, path: Path, reading: ReadOptions) -> tuple[list[Limits], int, list[str]]:
         """Compute the grey limits of an image, or load them."""
         image, work = self.images[path], progress.partial(self.out, stem_of(path))
         cache_file = work / "limits.json"
@@ -291,7 +291,7 @@ class BigRun(Run):
         engine.cache_clear()
 
     def _settle(
-        self, image: BigImage, job: Job, total: Sequence[tuple[int, Region]]
+        self, image: OutOfCoreImage, job: Job, total: Sequence[tuple[int, Region]]
     ) -> tuple[Job, list[Areas] | None]:
         """Reweight and label all unfinished blocks; return the job with the class frequencies, and the areas."""
         areas = None
@@ -359,13 +359,13 @@ class BigRun(Run):
             {"objects_table": self.out / f"{name}{ENDINGS[1]}"} if self.request.objects is not None else {}
         )
 
-    def _rows(self, image: BigImage) -> int:
+    def _rows(self, image: OutOfCoreImage) -> int:
         """Return the side of the pieces that are read for the grey limits, at most a sixteenth of the memory."""
         fitting = (self.memory / 16 / (image.channels * image.dtype.itemsize)) ** 0.5
         return max(min(_ROWS, int(fitting)), 1)
 
 
-def _create(job: Job, image: BigImage, n_classes: int) -> None:
+def _create(job: Job, image: OutOfCoreImage, n_classes: int) -> None:
     """Create the empty arrays of a result, and store its job."""
     work = Path(job.work)
     remove(work / "store", work)

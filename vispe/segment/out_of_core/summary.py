@@ -15,7 +15,7 @@ from vispe.segment.objects.options import ObjectOptions
 from vispe.segment.objects.out_of_core_objects import Source, find_in_blocks
 from vispe.segment.objects.sizes import summarize_image
 from vispe.segment.out_of_core import stem, zarr_store
-from vispe.segment.out_of_core.image_source import BigImage
+from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.job import Job
 from vispe.segment.overlays import overlay
 from vispe.segment.run.prediction import Areas
@@ -25,7 +25,7 @@ _BYTES = 80  # approximate bytes per pixel of a block during labelling
 
 
 def summary(
-    image: BigImage,
+    image: OutOfCoreImage,
     model: Model,
     added: Mapping[str, Any],
     areas: Sequence[Areas] | None,
@@ -56,7 +56,7 @@ def summary(
 
 def draw(
     target: Path,
-    image: BigImage,
+    image: OutOfCoreImage,
     model: Model,
     job: Job,
     counts: np.ndarray,
@@ -97,7 +97,7 @@ def draw(
 
 
 def objects_of_store(
-    image: BigImage, job: Job, model: Model, options: ObjectOptions, memory: int, data: int, table: Path
+    image: OutOfCoreImage, job: Job, model: Model, options: ObjectOptions, memory: int, data: int, table: Path
 ) -> tuple[dict[str, Any], list[str]]:
     """Find the objects of a finished result, and write them: labels in the store, and the table.
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vispe.errors import InputError
-from vispe.segment.classify.calibration import calibration_note, joined, strokes
+from vispe.segment.classify.calibration import calibration_note, concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.pixel_classifier import import_early
 from vispe.segment.features.pixel_features import Features
@@ -11,16 +11,16 @@ from vispe.segment.features.sample_grid import Sample, sample
 from vispe.segment.features.tiles import Region
 from vispe.segment.model.model_file import Model
 from vispe.segment.out_of_core.block_engine import prepare_page
-from vispe.segment.out_of_core.image_source import BigImage
+from vispe.segment.out_of_core.image_source import OutOfCoreImage
 from vispe.segment.out_of_core.intensity_limits import Limits
 from vispe.segment.out_of_core.lazy_page import LazyValid, Window
 from vispe.segment.out_of_core.scribbles import read_scribbles
-from vispe.segment.out_of_core.store_run import BigRun
+from vispe.segment.out_of_core.store_run import OutOfCoreRun
 from vispe.segment.run.out_of_distribution import summarize_pages
 from vispe.segment.run.run_state import common_channel_count
 
 
-def train(run: BigRun, features: Features) -> Model:
+def train(run: OutOfCoreRun, features: Features) -> Model:
     """Fit one classifier to the labelled pixels of all images, as `vispe.segment.run.train` does.
 
     Raises:
@@ -35,7 +35,7 @@ def train(run: BigRun, features: Features) -> Model:
     channels = common_channel_count({image.path: image.channels for image in images}, "labelled images")
     run.watch.start("computing features", len(images))
     gathered, classes, scribble_ids = [], [], []
-    labelled_pages: list[tuple[BigImage, int, Limits]] = []
+    labelled_pages: list[tuple[OutOfCoreImage, int, Limits]] = []
     for image, scribbles, grey_limits in zip(images, scribbles_of_images, limits, strict=True):
         pixels, n_without_data = image.shape[0] * image.shape[1], 0
         for page in range(image.n_pages):
@@ -51,9 +51,9 @@ def train(run: BigRun, features: Features) -> Model:
                 indices, page_classes = indices[has_data], page_classes[has_data]
             if len(indices):
                 labelled_pages.append((image, page, grey_limits[page]))
-                gathered.append(prepare_page(features, window).gather_places(indices))
+                gathered.append(prepare_page(features, window).gather_indices(indices))
                 classes.append(page_classes)
-                scribble_ids.append(strokes(indices, page_classes, image.shape))
+                scribble_ids.append(label_scribbles(indices, page_classes, image.shape))
         if n_without_data:
             notes.append(
                 f"{n_without_data} labelled pixels of {image.path.name} have no data and are ignored."
@@ -62,7 +62,9 @@ def train(run: BigRun, features: Features) -> Model:
     if not gathered:
         raise InputError("all labelled pixels have no data. Label pixels with data.")
     training_data = np.concatenate(gathered), np.concatenate(classes)
-    classifier, facts = learn(request.classifier, names, *training_data, joined(scribble_ids), request.seed)
+    classifier, facts = learn(
+        request.classifier, names, *training_data, concatenate_ids(scribble_ids), request.seed
+    )
     if text := calibration_note(facts["calibration"]):
         notes.append(text)
     for text in notes:
@@ -70,7 +72,7 @@ def train(run: BigRun, features: Features) -> Model:
     file_names = {"images": [str(image.path) for image in images], "labels": [str(path) for path in files]}
     fields = {"classifier": classifier, "names": names, "colors": colors, "channels": channels}
 
-    def sample_page(page: tuple[BigImage, int, Limits], most: int) -> Sample | None:
+    def sample_page(page: tuple[OutOfCoreImage, int, Limits], most: int) -> Sample | None:
         window = Window(*page)
         return sample(prepare_page(features, window), LazyValid(window), most)
 

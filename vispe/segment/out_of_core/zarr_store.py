@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from vispe.segment.features.tiles import Region
-from vispe.segment.out_of_core.image_source import BigImage, PageAxis
+from vispe.segment.out_of_core.image_source import OutOfCoreImage, PageAxis
 from vispe.segment.overlays import PALETTE
 
 LABELS = "classes"
@@ -22,7 +22,7 @@ PARTS = {"prob": "", "labels": f"labels/{LABELS}/", "uncertainty": "uncertainty/
 OBJECTS = "objects"
 
 
-def page_axes(image: BigImage) -> tuple[PageAxis, ...]:
+def page_axes(image: OutOfCoreImage) -> tuple[PageAxis, ...]:
     """Return the page axes of the result: t, z or both, as in the image; else all of them as z."""
     names = tuple(axis.name for axis in image.page_axes)
     if names in ((), ("t",), ("z",), ("t", "z")):
@@ -30,7 +30,7 @@ def page_axes(image: BigImage) -> tuple[PageAxis, ...]:
     return (PageAxis("z", "space", None, 1.0, image.n_pages),)
 
 
-def array_index(image: BigImage, page: int, region: Region, classes: bool | int) -> tuple[Any, ...]:
+def array_index(image: OutOfCoreImage, page: int, region: Region, classes: bool | int) -> tuple[Any, ...]:
     """Return the index of a region in the array of labels (False), or of probabilities: all, or of one class from 0."""
     axes = page_axes(image)
     index = [int(i) for i in np.unravel_index(page, [a.length for a in axes])] if axes else []
@@ -39,7 +39,7 @@ def array_index(image: BigImage, page: int, region: Region, classes: bool | int)
     return (*index, *region.slices)
 
 
-def create(folder: Path, image: BigImage, n_classes: int, chunk: int) -> None:
+def create(folder: Path, image: OutOfCoreImage, n_classes: int, chunk: int) -> None:
     """Create the groups and the full-resolution arrays, without pixels."""
     import zarr
 
@@ -54,7 +54,7 @@ def create(folder: Path, image: BigImage, n_classes: int, chunk: int) -> None:
     _array(root, "uncertainty/0", shape, chunk, np.float32, np.nan)
 
 
-def create_objects(root: Any, image: BigImage, chunk: int) -> Any:
+def create_objects(root: Any, image: OutOfCoreImage, chunk: int) -> Any:
     """Create the group and the full-resolution array of objects, without pixels, replacing an existing one."""
     root["labels"].create_group(OBJECTS, overwrite=True)
     shape = (*(axis.length for axis in page_axes(image)), *image.shape)
@@ -63,7 +63,7 @@ def create_objects(root: Any, image: BigImage, chunk: int) -> Any:
 
 def write(
     folder: Path,
-    image: BigImage,
+    image: OutOfCoreImage,
     page: int,
     region: Region,
     prob: np.ndarray,
@@ -81,7 +81,7 @@ def write(
 
 def finish(
     folder: Path,
-    image: BigImage,
+    image: OutOfCoreImage,
     names: Sequence[str],
     colors: Sequence[tuple[int, int, int]] | None,
     chunk: int,
@@ -189,7 +189,9 @@ def _channel_axis(axes: Sequence[PageAxis]) -> int:
     return int(bool(axes) and axes[0].name == "t")
 
 
-def _axes(image: BigImage, levels: int, classes: bool) -> tuple[list[dict[str, str]], list[list[float]]]:
+def _axes(
+    image: OutOfCoreImage, levels: int, classes: bool
+) -> tuple[list[dict[str, str]], list[list[float]]]:
     """Return the axes metadata, and the scale of each level."""
     pages = page_axes(image)
     axes = [_axis(a.name, "time" if a.name == "t" else "space", a.unit) for a in pages]

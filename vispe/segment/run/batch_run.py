@@ -12,7 +12,7 @@ from vispe.files import check_writable
 from vispe.images.formats.headers import stored_shape, stored_tag
 from vispe.images.orientation import Frame
 from vispe.images.read import Micrograph
-from vispe.images.sidecars import labels_among
+from vispe.images.sidecars import find_label_files
 from vispe.images.write import write_png
 from vispe.segment.classify import cluster_count_figure
 from vispe.segment.classify.clustering import PixelClusters
@@ -32,7 +32,7 @@ from vispe.segment.run.inputs import (
     match_masks,
     select_images,
 )
-from vispe.segment.run.lock import claimed
+from vispe.segment.run.lock import lock_folder
 from vispe.segment.run.out_of_distribution import MAP, ood_record, ood_warning, write_ood_map
 from vispe.segment.run.prediction import Prediction, Segmenter, total_areas
 from vispe.segment.run.request import Request
@@ -69,9 +69,9 @@ class Batch(Run):
         super().__init__(request)
         self._chart = None
         image_files = expand_patterns(as_list(request.images), self.skip)
-        label_files = labels_among(as_list(request.labels), list(image_files))
-        truth_files = labels_among(as_list(request.scoring.truth), list(image_files))
-        masks = labels_among(as_list(request.reading.mask), list(image_files))
+        label_files = find_label_files(as_list(request.labels), list(image_files))
+        truth_files = find_label_files(as_list(request.scoring.truth), list(image_files))
+        masks = find_label_files(as_list(request.reading.mask), list(image_files))
         self._files = [*label_files, *truth_files, *masks]
         self.images = select_images(image_files, self._files, self.out, self.note)
         match(self.images, "labels", label_files, self.note)
@@ -99,7 +99,7 @@ class Batch(Run):
         )
         targets = self._targets()
         self._check(targets, Journal(self.out, arguments, self.force).resumes)
-        with claimed(self.out):
+        with lock_folder(self.out):
             self.state = Journal(self.out, arguments, self.force)
             self._check(targets, self.state.resumes)
             if remaining := self.state.remaining(targets):
@@ -139,7 +139,7 @@ class Batch(Run):
             choice = model.classifier.choice if isinstance(model.classifier, PixelClusters) else None
             if choice is not None:
                 self._chart = write_png(
-                    self.out / cluster_count_figure.NAME, cluster_count_figure.draw_choice(choice), self.force
+                    self.out / cluster_count_figure.NAME, cluster_count_figure.plot_choice(choice), self.force
                 )
             self.state.trained(digest(path), self.report.notes)
 

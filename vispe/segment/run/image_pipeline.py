@@ -14,7 +14,7 @@ from vispe.images.write import label_suffix, write_labels, write_png, write_prob
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.model.model_file import Model
 from vispe.segment.overlays import overlay, uncertainty_image
-from vispe.segment.run.inputs import BatchImage, Reading
+from vispe.segment.run.inputs import BatchImage, ReadOptions
 from vispe.segment.run.prediction import Prediction, Segmenter, within_memory
 
 
@@ -43,7 +43,7 @@ class Reader:
         images: mask and axes of each image, where these differ from `reading`.
     """
 
-    def __init__(self, reading: Reading, images: Sequence[BatchImage] = ()) -> None:
+    def __init__(self, reading: ReadOptions, images: Sequence[BatchImage] = ()) -> None:
         self.reading, self._own = reading, {image.path: image for image in images}
         self._image: tuple[Path, Micrograph] | None = None
         self._pages: tuple[Micrograph, np.ndarray, list[str]] | None = None

@@ -14,14 +14,14 @@ from vispe.images.formats.headers import stored_planes, stored_shape
 from vispe.images.labels.label_files import Labels
 from vispe.images.orientation import Orientation, check_orientation
 from vispe.images.sample import parse_crop
-from vispe.images.sidecars import images_among, is_named, match_drawn
+from vispe.images.sidecars import is_single_file, match_labels, split_sidecars
 
 Paths = Sequence[str | Path]
 _NUMBERS = 20  # largest value of a label file that is interpreted as class numbers instead of colours
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """Options of image reading and normalisation.
 
     Attributes:
@@ -102,7 +102,7 @@ def expand_patterns(
     for pattern in patterns or find_images(patterns):
         try:
             for path in find_images([pattern]):
-                files.setdefault(path.resolve(), (path, is_named(pattern)))
+                files.setdefault(path.resolve(), (path, is_single_file(pattern)))
         except InputError as error:
             if len(patterns) == 1:
                 raise
@@ -125,7 +125,7 @@ def select_images(
         note: called with messages for the user.
     """
     results_folder = Path(os.path.realpath(out))  # unlike Path.resolve, never raises
-    images, excluded = images_among(files, labels, lambda path: path.resolve().parent == results_folder)
+    images, excluded = split_sidecars(files, labels, lambda path: path.resolve().parent == results_folder)
     if excluded:
         note(
             f"{len(excluded)} file(s) next to the images are labels, masks or results by their names and are not "
@@ -134,7 +134,7 @@ def select_images(
     return [BatchImage(path) for path in images]
 
 
-def single_mask(reading: Reading) -> Path | None:
+def single_mask(reading: ReadOptions) -> Path | None:
     """Return the mask of a single image; None without one.
 
     Raises:
@@ -175,7 +175,7 @@ def match(
     Raises:
         InputError: two files for one image, or no match at all.
     """
-    matched, unmatched = match_drawn([image.path for image in images], files, what)
+    matched, unmatched = match_labels([image.path for image in images], files, what)
     if unmatched and not matched:
         names = ", ".join(image.path.stem for image in images[:3])
         raise InputError(
@@ -192,7 +192,7 @@ def _few(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths[:5]) + (" ..." if len(paths) > 5 else "")
 
 
-def infer_axes(images: Sequence[BatchImage], reading: Reading, note: Callable[[str], None]) -> None:
+def infer_axes(images: Sequence[BatchImage], reading: ReadOptions, note: Callable[[str], None]) -> None:
     """Read an image of 3 or 4 colour planes as a stack if its labels, ground truth or mask have as many pages.
 
     tifffile writes arrays of 3 or 4 slices as colour planes. Labels stored the same way are interpreted as pages if

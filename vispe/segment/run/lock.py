@@ -13,7 +13,7 @@ LOCK = ".vispe.lock"
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a folder for this process; it is created if needed, and removed again if nothing was written.
 
     Raises:

@@ -8,14 +8,16 @@ import numpy as np
 
 from vispe.images.read import Micrograph
 from vispe.images.write import write_png
-from vispe.segment.classify.out_of_distribution import Domain, learn_domain
+from vispe.segment.classify.out_of_distribution import FeatureDistribution, fit_distribution
 from vispe.segment.features.sample_grid import PAGES, PATCH, PIECES, Sample
 from vispe.segment.model.model_file import Model
 
 MAP = "_domain.png"
 
 
-def summarize_pages(pages: Sequence[Any], samples: Callable[[Any, int], Sample | None]) -> Domain | None:
+def summarize_pages(
+    pages: Sequence[Any], samples: Callable[[Any, int], Sample | None]
+) -> FeatureDistribution | None:
     """Summarise training pages: all pieces of a few pages, or some pieces of many.
 
     Args:
@@ -29,7 +31,7 @@ def summarize_pages(pages: Sequence[Any], samples: Callable[[Any, int], Sample |
     page_samples = [samples(pages[number], most) for number in chosen]
     # matrices have a few dozen columns: with more threads, synchronisation takes longer than the work
     with threadpool_limits(1):
-        return learn_domain([page_sample for page_sample in page_samples if page_sample is not None])
+        return fit_distribution([page_sample for page_sample in page_samples if page_sample is not None])
 
 
 def ood_record(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any] | None:

@@ -12,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from vispe.errors import InputError, OptionError, did_you_mean, is_memory
+from vispe.errors import InputError, OptionError, did_you_mean, is_out_of_memory
 from vispe.segment.classify.box_filter import smooth
 from vispe.segment.classify.class_prior import PRIORS, Counts, areas, count, estimate, reweigh, weights
 from vispe.segment.classify.clustering import PixelClusters
 from vispe.segment.classify.guided_filter import clean
-from vispe.segment.classify.out_of_distribution import Domain
+from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import PixelClassifier, predict_in_chunks
 from vispe.segment.features.filters3d import Stack
 from vispe.segment.features.pixel_features import BLOCK, Features, PreparedPage
@@ -31,7 +31,7 @@ _PIXELS = 1 << 17  # pixels per chunk
 
 
 @dataclass(frozen=True)
-class Post:
+class PostProcessing:
     """Post-processing of probabilities and labels.
 
     Attributes:
@@ -130,7 +130,7 @@ class Segmenter:
 
     model: Model
     features: Features
-    post: Post = Post()
+    post: PostProcessing = PostProcessing()
 
     def page(
         self,
@@ -156,9 +156,9 @@ def predict_page(
     valid: np.ndarray,
     features: Features,
     classifier: PixelClassifier | PixelClusters,
-    post: Post,
+    post: PostProcessing,
     step: Callable[[float], None],
-    domain: Domain | None = None,
+    domain: FeatureDistribution | None = None,
 ) -> Prediction:
     """Segment one page.
 
@@ -267,7 +267,7 @@ def estimate_areas(counts: Counts) -> Areas:
 def finalize(
     prob: np.ndarray,
     valid: np.ndarray,
-    post: Post,
+    post: PostProcessing,
     prior: np.ndarray | None,
     grey: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -383,7 +383,7 @@ def within_memory(features: Features, work: Callable[[], _T], note: Callable[[st
         try:
             return work()
         except (MemoryError, RuntimeError) as error:
-            if not is_memory(error):
+            if not is_out_of_memory(error):
                 raise
             if torch.cuda.is_available():
                 # release cached blocks, which are too small for the next attempt

@@ -11,11 +11,11 @@ from vispe.segment.classify.clustering import METHODS
 from vispe.segment.classify.pixel_classifier import KINDS
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.objects.options import ObjectOptions
-from vispe.segment.run.inputs import Paths, Reading
-from vispe.segment.run.prediction import Post
+from vispe.segment.run.inputs import Paths, ReadOptions
+from vispe.segment.run.prediction import PostProcessing
 from vispe.segment.run.resume import fingerprint_files
-from vispe.segment.run.run_report import Watcher
-from vispe.segment.run.scoring import Scoring
+from vispe.segment.run.run_report import ProgressCallbacks
+from vispe.segment.run.scoring import ScoreOptions
 from vispe.segment.text.config import TextConfig
 from vispe.segment.text.prompts import Prompts
 
@@ -23,7 +23,7 @@ _NOT_DECISIVE = ("images", "out", "labels", "force", "watch", "memory", "schedul
 
 
 @dataclass(frozen=True)
-class Labelling:
+class LabelOptions:
     """Options of label reading, as in `read_labels` of `vispe.images.labels.label_files`.
 
     Example:
@@ -59,10 +59,10 @@ class Request:
     text: Prompts | None = None
     classifier: str = KINDS[0]
     features: FeatureConfig | TextConfig | None = None
-    reading: Reading = field(default_factory=Reading)
-    labelling: Labelling = field(default_factory=Labelling)
-    scoring: Scoring = field(default_factory=Scoring)
-    post: Post = field(default_factory=Post)
+    reading: ReadOptions = field(default_factory=ReadOptions)
+    labelling: LabelOptions = field(default_factory=LabelOptions)
+    scoring: ScoreOptions = field(default_factory=ScoreOptions)
+    post: PostProcessing = field(default_factory=PostProcessing)
     objects: ObjectOptions | None = None
     materials: bool = False
     trust: bool = False
@@ -72,7 +72,7 @@ class Request:
     seed: int = 0
     device: str = "auto"
     force: bool = False
-    watch: Watcher = field(default_factory=Watcher)
+    watch: ProgressCallbacks = field(default_factory=ProgressCallbacks)
     memory: str | None = None
     scheduler: str | None = None
 

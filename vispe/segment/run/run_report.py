@@ -18,11 +18,11 @@ from vispe.segment.metrics import summarize
 from vispe.segment.model.model_file import Model, versions
 from vispe.segment.objects.sizes import summarize_batch
 from vispe.segment.run.html_report import write_page
-from vispe.segment.run.prediction import Areas, Post
+from vispe.segment.run.prediction import Areas, PostProcessing
 
 if TYPE_CHECKING:
     from vispe.images.read import Micrograph
-    from vispe.segment.out_of_core.image_source import BigImage
+    from vispe.segment.out_of_core.image_source import OutOfCoreImage
 
 _SCORES = ("miou", "mean_dice", "mean_boundary_f1", "pixel_accuracy", "balanced_accuracy")
 # a class has vanished if its area before reweighting exceeds the first fraction of the pixels, and reweighting
@@ -33,7 +33,7 @@ _COLUMNS = ("image", "pages", "height", "width", "seconds", "mean_uncertainty", 
 _ERRORS = ("phase_fraction_mean_abs_error_pp", "fraction_mean_abs_error_pp")
 
 
-class Watcher:
+class ProgressCallbacks:
     """Callbacks for the progress of a run; the base class does nothing."""
 
     def start(self, what: str, total: int) -> None:
@@ -136,7 +136,7 @@ def peak_memory() -> dict[str, float]:
     return out
 
 
-def run_settings(features: Features, model: Model, post: Post) -> dict[str, Any]:
+def run_settings(features: Features, model: Model, post: PostProcessing) -> dict[str, Any]:
     """Return the settings of a run for its report, JSON-able: features, classifier, classes, post-processing."""
     config = vars(features.config)
     return {
@@ -221,7 +221,7 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
 
 
 def image_record(
-    image: "Micrograph | BigImage",
+    image: "Micrograph | OutOfCoreImage",
     labels: Path | None,
     areas: Mapping[str, Any],
     *,

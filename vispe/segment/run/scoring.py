@@ -14,7 +14,7 @@ from vispe.segment.run.inputs import Paths
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoreOptions:
     """Options of the comparison with ground truth.
 
     Attributes:

@@ -8,10 +8,10 @@ import numpy as np
 
 from vispe.errors import InputError
 from vispe.images.labels.label_files import Labels, read_label_set
-from vispe.segment.classify.calibration import calibration_note, joined, strokes
+from vispe.segment.classify.calibration import calibration_note, concatenate_ids, label_scribbles
 from vispe.segment.classify.classifier_fit import learn
 from vispe.segment.classify.clustering import SAMPLE, PixelClusters
-from vispe.segment.classify.out_of_distribution import Domain
+from vispe.segment.classify.out_of_distribution import FeatureDistribution
 from vispe.segment.classify.pixel_classifier import import_early
 from vispe.segment.features.pixel_features import Features
 from vispe.segment.features.sample_grid import Sample, sample
@@ -20,10 +20,10 @@ from vispe.segment.run.batch_run import Batch
 from vispe.segment.run.inputs import BatchImage
 from vispe.segment.run.out_of_distribution import summarize_pages
 from vispe.segment.run.prediction import within_memory
-from vispe.segment.run.request import Labelling
+from vispe.segment.run.request import LabelOptions
 from vispe.segment.run.run_state import common_channel_count
 
-__all__ = ["Labelling", "read_training_labels", "train", "train_clusters"]
+__all__ = ["LabelOptions", "read_training_labels", "train", "train_clusters"]
 
 
 def train(run: Batch, features: Features) -> Model:
@@ -41,8 +41,8 @@ def train(run: Batch, features: Features) -> Model:
         if i.label_data is not None and i.path in used_masks
     ]
     classes = np.concatenate([values[mask] for values, mask in parts])
-    scribble_ids = joined(
-        [strokes(np.flatnonzero(mask), values[mask], mask.shape[1:]) for values, mask in parts]
+    scribble_ids = concatenate_ids(
+        [label_scribbles(np.flatnonzero(mask), values[mask], mask.shape[1:]) for values, mask in parts]
     )
     classifier, facts = learn(request.classifier, names, gathered, classes, scribble_ids, request.seed)
     if text := calibration_note(facts["calibration"]):
@@ -154,7 +154,7 @@ def _gather(
     return np.concatenate(parts), used_masks
 
 
-def _domain(run: Batch, features: Features, masks: dict[Path, np.ndarray]) -> Domain | None:
+def _domain(run: Batch, features: Features, masks: dict[Path, np.ndarray]) -> FeatureDistribution | None:
     """Summarise the complete pages used for training, as reference for the out-of-distribution check."""
     pages = [(path, int(n)) for path, mask in masks.items() for n in np.flatnonzero(mask.any((1, 2)))]
 

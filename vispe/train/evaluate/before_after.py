@@ -19,9 +19,9 @@ from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.metrics.fingerprint import fingerprint
 from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
-from vispe.train.evaluate.model_pair import SIDES, Pair, likeness
+from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows, probe_step
-from vispe.train.evaluate.result import RetrofitReport, Side
+from vispe.train.evaluate.result import ModelMeasurements, RetrofitReport
 
 MAX_PROBED = 8
 """Largest number of noise images for the positional probe; the fingerprint uses all of them."""
@@ -125,7 +125,7 @@ def evaluate(
     windows = Windows(images, patch, side)
     noise = Noise(amount.noise, side, input_settings, amount.seed)
     textures = Textures(amount.textures, side, input_settings, amount.seed)
-    pair = Pair(feature_function(before), feature_function(after), list(channels))
+    pair = ModelPair(feature_function(before), feature_function(after), list(channels))
     width = _check_maps(pair, noise[0])
 
     kinds: dict[str, Sequence[Tensor]] = {"noise": noise[:MAX_PROBED], "textures": textures}
@@ -160,7 +160,7 @@ def evaluate(
             progress("similarity to the teacher", number / len(content))
             yield pair.maps(image)
 
-    similarity = likeness(maps())
+    similarity = feature_similarity(maps())
     segmentation = None
     if truths is not None:
         segmentation = score_masks(
@@ -183,7 +183,7 @@ def evaluate(
         remarks.append(f"The first {MAX_ROTATED} of {len(content)} images were rotated and mirrored.")
     return RetrofitReport(
         subject,
-        **{key: Side(**sides[key], rank=similarity.rank[key]) for key in SIDES},
+        **{key: ModelMeasurements(**sides[key], rank=similarity.rank[key]) for key in SIDES},
         channels=tuple(int(c) for c in channels),
         width=width,
         cosine=similarity.cosine,
@@ -217,7 +217,7 @@ def _check(
         raise OptionError(f"evaluate: `truths` needs n_classes=2 or more, got {n_classes}.")
 
 
-def _check_maps(pair: Pair, image: Tensor) -> int:
+def _check_maps(pair: ModelPair, image: Tensor) -> int:
     """Return the number of channels.
 
     Raises:

@@ -8,7 +8,7 @@ import numpy as np
 
 from vispe.report.html_page import Tone
 from vispe.report.table import json_list
-from vispe.train.evaluate.mask_scores import mean_known
+from vispe.train.evaluate.mask_scores import finite_mean
 
 READABLE, GONE = 0.5, 0.05
 """Held-out R² above which the teacher is considered biased, and below which the student is considered unbiased."""
@@ -81,7 +81,7 @@ def criteria(
         Criterion("rank", "effective rank relative to the teacher", rank, RANK, "least"),
     ]
     if corner is not None:
-        extra = mean_known(corner["after"] - corner["filters"])
+        extra = finite_mean(corner["after"] - corner["filters"])
         title = "mIoU lost with scribbles in one corner, in excess of filters"
         result.append(Criterion("corner", title, extra, CORNER, "most"))
     return tuple(result)

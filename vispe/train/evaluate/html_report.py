@@ -9,10 +9,10 @@ import numpy as np
 from vispe.evaluate.rotation.report import HEADLINES
 from vispe.evaluate.rotation.verdict import SCALE
 from vispe.report.html_page import Page
-from vispe.report.table import columns, number
+from vispe.report.table import number, text_table
 from vispe.train.evaluate.criteria import tone
 from vispe.train.evaluate.figures import fingerprint_figure, masks_figure, position_figure, similarity_figure
-from vispe.train.evaluate.mask_scores import mean_known
+from vispe.train.evaluate.mask_scores import finite_mean
 from vispe.train.evaluate.result import RetrofitReport
 
 KINDS = {"noise": "noise", "textures": "textures", "images": "your images"}
@@ -91,7 +91,7 @@ def evaluation_page(report: RetrofitReport) -> Page:
 
 def to_text(report: RetrofitReport) -> str:
     """Return the verdict and the table of criteria as plain text."""
-    return f"{report.verdict}.\n\n{columns(_criteria(report), left=range(4))}"
+    return f"{report.verdict}.\n\n{text_table(_criteria(report), left=range(4))}"
 
 
 def _criteria(report: RetrofitReport) -> list[list[str]]:
@@ -183,7 +183,7 @@ def _masks(page: Page, report: RetrofitReport) -> None:
     rows = [["mIoU, mean over images", *names]]
     for key, title in titles.items():
         if values := getattr(scores, key):
-            rows.append(_row(title, *(mean_known(values[name]) for name in names)))
+            rows.append(_row(title, *(finite_mean(values[name]) for name in names)))
     if scores.pooled:
         rows.append(_row("other masks, all pixels pooled", *(scores.pooled[name] for name in names)))
     page.table(rows)

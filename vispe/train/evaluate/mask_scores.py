@@ -20,8 +20,8 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.evaluate.rotation.helpers import scribbles
 from vispe.evaluate.rotation.metrics.quadrant_gap import quadrants
-from vispe.evaluate.rotation.plan import truths_of
-from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter, at_pixels
+from vispe.evaluate.rotation.plan import truth_of_image
+from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter, sample_at_pixels
 from vispe.report.table import json_list
 from vispe.segment.features.filters import Filters
 from vispe.segment.metrics import confusion, mean_iou, miou
@@ -54,7 +54,7 @@ class MaskScores:
         values: dict[str, Any] = {"n_classes": self.n_classes, "budget": self.budget}
         for key in ("own", "corner", "others"):
             values[key] = {
-                name: {"mean": json_list([mean_known(v)])[0], "per_image": json_list(v)}
+                name: {"mean": json_list([finite_mean(v)])[0], "per_image": json_list(v)}
                 for name, v in getattr(self, key).items()
             }
         return values | {"others_pooled": dict(self.pooled)}
@@ -107,7 +107,7 @@ def score_masks(
     labels_of_samples: list[np.ndarray] = []
     rounds = 2 if len(images) > 1 else 1
     for number, image in enumerate(images):
-        truth = truths_of(truths, number, image)
+        truth = truth_of_image(truths, number, image)
         # one sample of scribbles for the whole image, and one for each corner
         areas = [np.ones(truth.shape, bool), *quadrants(truth.shape)]
         scribble_maps = [
@@ -120,11 +120,11 @@ def score_masks(
         labels_of_samples.append(spread[spread > 0])
         for name, f in sources.items():
             maps = features_of(f, image[None])[0]
-            samples[name].append(at_pixels(maps, spread > 0))
+            samples[name].append(sample_at_pixels(maps, spread > 0))
             best = _miou(f, maps, spread, scored, n_classes)
             losses = [best - _miou(f, maps, marks, scored, n_classes) for marks in corners]
             own[name].append(best)
-            corner[name].append(mean_known(np.array(losses)))
+            corner[name].append(finite_mean(np.array(losses)))
         progress((number + 1) / len(images) / rounds)
     others, pooled = {}, {}
     if len(images) > 1:
@@ -132,10 +132,10 @@ def score_masks(
     return MaskScores(_arrays(own), _arrays(corner), others, pooled, n_classes, budget)
 
 
-def mean_known(values: np.ndarray) -> float:
+def finite_mean(values: np.ndarray) -> float:
     """Return the mean of the finite values; NaN if there are none.
 
-    >>> mean_known(np.array([1.0, np.nan, 3.0]))
+    >>> finite_mean(np.array([1.0, np.nan, 3.0]))
     2.0
     """
     finite = values[np.isfinite(values)]
@@ -170,7 +170,7 @@ def _others(
     values: dict[str, list[float]] = {name: [] for name in sources}
     counts = {name: np.zeros((n_classes, n_classes), np.int64) for name in sources}
     for number, image in enumerate(images):
-        truth = truths_of(truths, number, image)
+        truth = truth_of_image(truths, number, image)
         for name, f in sources.items():
             learner = learners[name][number % 2]
             if learner is None:

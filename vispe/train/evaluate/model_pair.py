@@ -17,7 +17,7 @@ SIDES = ("before", "blanked", "after")
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ModelPair:
     """Teacher and student of a retrofit, as functions from images (b, 3, H, W) to maps (b, d, h, w).
 
     Attributes:
@@ -43,7 +43,7 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Likeness:
+class FeatureSimilarity:
     """Similarity of student and teacher by image.
 
     Attributes:
@@ -57,7 +57,7 @@ class Likeness:
     rank: dict[str, np.ndarray]
 
 
-def likeness(maps: Iterable[dict[str, Tensor]]) -> Likeness:
+def feature_similarity(maps: Iterable[dict[str, Tensor]]) -> FeatureSimilarity:
     """Compare the maps of images as returned by `Pair.maps`, image by image.
 
     >>> import torch
@@ -69,4 +69,4 @@ def likeness(maps: Iterable[dict[str, Tensor]]) -> Likeness:
     for sides in maps:
         cosines.append([mean_cosine(sides[side], sides["after"]) for side in ("before", "blanked")])
         ranks.append([effective_rank(sides[side]) for side in SIDES])
-    return Likeness(*np.array(cosines).T, dict(zip(SIDES, np.array(ranks).T, strict=True)))
+    return FeatureSimilarity(*np.array(cosines).T, dict(zip(SIDES, np.array(ranks).T, strict=True)))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vispe.backbones.model_access import input_settings
-from vispe.backbones.vision_model import ModelFeatures
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
-from vispe.evaluate.rotation.plan import fitted_image
+from vispe.evaluate.rotation.plan import center_crop
 from vispe.images.textures import disc_packing, random_field, voronoi
 
 _ENOUGH = 32  # patches required for a fit
@@ -42,9 +42,9 @@ class Settings:
         Raises:
             OptionError: `model` is a function, whose settings are unknown.
         """
-        model = model.model if isinstance(model, ModelFeatures) else model
+        model = model.model if isinstance(model, VisionModel) else model
         tower = getattr(model, "visual", model)
-        patch = ModelFeatures(tower).patch if isinstance(tower, nn.Module) else None
+        patch = VisionModel(tower).patch if isinstance(tower, nn.Module) else None
         if patch is None:
             raise OptionError(
                 f"patch, size and normalisation of a {type(model).__name__} are unknown. Set `settings`."
@@ -152,7 +152,7 @@ class Windows(_Lazy):
 
     def _make(self, number: int) -> Tensor:
         image = torch.as_tensor(self._images[number])
-        window, note = fitted_image(image, self._patch, self._side)
+        window, note = center_crop(image, self._patch, self._side)
         if note:
             self.notes.append(f"Images of {image.shape[-2]} x {image.shape[-1]} px: {note}")
         return window

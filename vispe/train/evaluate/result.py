@@ -18,7 +18,7 @@ from vispe.train.evaluate.model_pair import SIDES
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class ModelMeasurements:
     """Measurements of one model.
 
     Attributes:
@@ -69,9 +69,9 @@ class RetrofitReport:
     """
 
     subject: str
-    before: Side
-    blanked: Side
-    after: Side
+    before: ModelMeasurements
+    blanked: ModelMeasurements
+    after: ModelMeasurements
     channels: tuple[int, ...]
     width: int
     cosine: np.ndarray
@@ -83,7 +83,7 @@ class RetrofitReport:
     notes: tuple[str, ...] = ()
 
     @property
-    def sides(self) -> dict[str, Side]:
+    def sides(self) -> dict[str, ModelMeasurements]:
         """The measurements by name, in the order of `SIDES`."""
         return {name: getattr(self, name) for name in SIDES}
 

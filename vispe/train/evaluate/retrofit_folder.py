@@ -9,7 +9,7 @@ import torch
 
 from vispe.backbones.device import choose_device
 from vispe.errors import OptionError
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.files import check_writable
 from vispe.images.file_search import find_images
 from vispe.images.sequences import FileImages, FileMasks
@@ -70,7 +70,7 @@ def evaluate_checkpoint(
     torch_device = choose_device(device)
     for model in (student.model, teacher.model):
         model.to(torch_device).eval()
-    subject = Subject("The retrofit", mean=teacher.mean, std=teacher.std)
+    subject = EvaluatedModel("The retrofit", mean=teacher.mean, std=teacher.std)
     file_images = FileImages(image_files, subject.tensor)
     truths = (
         FileMasks(file_images, mask_files, zero, len(classes) if classes else None) if mask_files else None

@@ -23,14 +23,14 @@ from safetensors.torch import save_file
 from vispe.backbones.device import choose_device
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, VispeError
-from vispe.evaluate.evaluated import Subject
+from vispe.evaluate.evaluated import EvaluatedModel
 from vispe.files import atomic_path, write_json
 from vispe.hosts.convert import convert
 from vispe.train.linear.dataset import Pairs, Part, split
 from vispe.train.linear.model import LinearSegmenter, score
 from vispe.train.linear.task import LinearTask, read_task
 from vispe.train.linear.trainer import Progress, train
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.recipe_files import recipe_permissions
 from vispe.train.retrofit.student import check_size, load_student, load_teacher
 from vispe.version import __version__
@@ -55,7 +55,7 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
             settings.
     """
     task.check()
-    folder = Folder(Path(task.out), "linear.safetensors", "metrics.json", "linear segmentation")
+    folder = RunFolder(Path(task.out), "linear.safetensors", "metrics.json", "linear segmentation")
     folder.check(task.identity(), task.force)
     backbone = _backbone(task)
     check_size(task.size, backbone, "the model")
@@ -101,7 +101,7 @@ def _backbone(task: LinearTask) -> VisionModel:
 
 def _data(task: LinearTask, backbone: VisionModel) -> tuple[Part, Part]:
     """Return the training and the validation set."""
-    subject = Subject("The model", mean=backbone.mean, std=backbone.std)
+    subject = EvaluatedModel("The model", mean=backbone.mean, std=backbone.std)
     pairs = Pairs(task.images, task.masks, subject.tensor, task.zero, task.n_classes)
     if task.val_images is not None and task.val_masks is not None:
         val_pairs = Pairs(task.val_images, task.val_masks, subject.tensor, task.zero, pairs.n_classes)

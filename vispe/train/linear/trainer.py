@@ -12,7 +12,7 @@ from vispe.encodings.positions import set_progress
 from vispe.train.linear.dataset import IGNORE, Part, batch_at
 from vispe.train.linear.model import LinearSegmenter
 from vispe.train.linear.task import LinearTask
-from vispe.train.retrofit.checkpoint import Folder
+from vispe.train.retrofit.checkpoint import RunFolder
 from vispe.train.retrofit.training_log import Log
 
 Progress = Callable[[int, float], None]
@@ -20,7 +20,7 @@ Progress = Callable[[int, float], None]
 
 
 def train(
-    task: LinearTask, model: LinearSegmenter, part: Part, device: str, folder: Folder, progress: Progress
+    task: LinearTask, model: LinearSegmenter, part: Part, device: str, folder: RunFolder, progress: Progress
 ) -> None:
     """Train from the last checkpoint of the folder, if there is one; checkpoint and log are written to it.
 

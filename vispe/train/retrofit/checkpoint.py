@@ -25,7 +25,7 @@ _CHECKPOINTS = 2  # checkpoints on disk
 
 
 @dataclass(frozen=True)
-class Folder:
+class RunFolder:
     """Output folder of a training run.
 
     Attributes:
@@ -116,7 +116,7 @@ class Folder:
             weights: state dicts by file name.
             moment: remaining state: tensors and plain values.
         """
-        # written to a temporary folder, flushed to disk, then renamed
+        # written to a temporary folder, flush_denormals to disk, then renamed
         states = self.path / "state"
         partial, final = states / f".{step:09d}.part", states / f"{step:09d}"
         check_no_link(states)

@@ -116,7 +116,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Weights:
+class LossWeights:
     """Weights of the loss terms; 0 disables a term.
 
     Attributes:
@@ -188,7 +188,7 @@ class Retrofit:
     out: str
     student: Student = field(default_factory=Student)
     target: Target = field(default_factory=Target)
-    loss: Weights = field(default_factory=Weights)
+    loss: LossWeights = field(default_factory=LossWeights)
     probe: Probe = field(default_factory=Probe)
     window: Window = field(default_factory=Window)
     augment: Augment = field(default_factory=Augment)

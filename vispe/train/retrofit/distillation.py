@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from vispe.backbones.batching import FeatureFunction
-from vispe.backbones.device import flushed
+from vispe.backbones.device import flush_denormals
 from vispe.backbones.distributed import Processes
 from vispe.backbones.vision_model import VisionModel
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import describe
 from vispe.train.data import Batches, Source, from_config
-from vispe.train.evaluate.model_pair import Pair
-from vispe.train.retrofit.checkpoint import Folder, State
+from vispe.train.evaluate.model_pair import ModelPair
+from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit
 from vispe.train.retrofit.config_checks import check
 from vispe.train.retrofit.distillation_losses import Objective
@@ -34,7 +34,7 @@ from vispe.train.retrofit.monitoring import (
 )
 from vispe.train.retrofit.student import check_models, load_teacher, make_student, n_ablated_channels
 from vispe.train.retrofit.teacher_cache import CropBatches, Crops
-from vispe.train.retrofit.trainer import OnStep, Part, Training, autocast
+from vispe.train.retrofit.trainer import OnStep, StagePlan, Training, autocast
 from vispe.train.retrofit.training_log import read_log
 from vispe.version import __version__
 
@@ -82,7 +82,7 @@ def retrofit(
         UnsupportedCombination: the encoding is not supported by the teacher.
         MissingExtra: a library is not installed.
     """
-    with flushed():
+    with flush_denormals():
         return _run(config, source, on_step, say)
 
 
@@ -96,7 +96,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
             raise OptionError(
                 f"stages[{k}].batch must be a multiple of the {processes.count} processes, got {stage.batch}."
             )
-    folder = Folder(Path(config.out))
+    folder = RunFolder(Path(config.out))
     folder.check(config.identity(), config.force, partly=True)
     channels = check_models(config)
     source = from_config(config.data) if source is None else source
@@ -134,7 +134,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
         return Result(student, {}, "")
 
     status("probing teacher and student")
-    pair = Pair(before, feature_maps(student, processes.place), blank)
+    pair = ModelPair(before, feature_maps(student, processes.place), blank)
     report = compare(pair, probe_images(teacher, config.probe, size, config.probe.seed), config.probe)
     images = Batches(source, size, _LIKENESS, seed=config.seed, **_settings(teacher))
     data = similarity_on_data(pair, images.load(0))
@@ -161,7 +161,9 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
     return Result(student, card, verdict(report, data, len(blank), channels))
 
 
-def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: VisionModel) -> list[Part]:
+def make_plan(
+    config: Retrofit, source: Source, processes: Processes, teacher: VisionModel
+) -> list[StagePlan]:
     """Return the stages with their batches and numbers of training steps.
 
     Raises:
@@ -183,13 +185,18 @@ def make_plan(config: Retrofit, source: Source, processes: Processes, teacher: V
                 f"stages[{k}].warmup must be below the {steps} steps of its epochs over {len(batches)} images, got "
                 f"{stage.warmup}."
             )
-        plan.append(Part(replace(stage, steps=steps, epochs=None), first, steps, batches))
+        plan.append(StagePlan(replace(stage, steps=steps, epochs=None), first, steps, batches))
         first += steps
     return plan
 
 
 def _make_crops(
-    config: Retrofit, source: Source, processes: Processes, teacher: VisionModel, plan: list[Part], say: Say
+    config: Retrofit,
+    source: Source,
+    processes: Processes,
+    teacher: VisionModel,
+    plan: list[StagePlan],
+    say: Say,
 ) -> None:
     """Compute the windows and teacher features of the stages with `crops`."""
     for k, part in enumerate(plan):
@@ -212,7 +219,7 @@ def _make_crops(
         )
 
 
-def _state(folder: Folder, processes: Processes) -> State | None:
+def _state(folder: RunFolder, processes: Processes) -> State | None:
     """Return the last checkpoint, which must be the same in all processes.
 
     Raises:

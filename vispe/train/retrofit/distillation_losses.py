@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from vispe.backbones.model_access import final_tokens
 from vispe.errors import OptionError, ShapeError
 from vispe.symmetry.d4 import D4, IDENTITY, Element
-from vispe.symmetry.translations import Placement, shared
+from vispe.symmetry.translations import Placement, common_part
 from vispe.train.data.augmentation import Augment
-from vispe.train.retrofit.config import Weights
+from vispe.train.retrofit.config import LossWeights
 
 Pair = tuple[Placement, Placement]
 
@@ -104,7 +104,7 @@ def sample_placements(
     # equal offsets would have a loss of 0
     while second.offset == first.offset:
         second = Placement.draw(generator, progress, **options)
-    return shared(first, second)
+    return common_part(first, second)
 
 
 def view_distance(
@@ -155,7 +155,7 @@ class Objective:
 
     teacher: nn.Module
     student: nn.Module
-    weights: Weights
+    weights: LossWeights
     channels: Sequence[int] = ()
     follow: bool = False
 

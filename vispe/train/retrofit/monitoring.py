@@ -18,7 +18,7 @@ from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.backbones.model_access import final_tokens
 from vispe.backbones.vision_model import VisionModel
 from vispe.evaluate.probe.splits import POSITIONS, Trials
-from vispe.train.evaluate.model_pair import SIDES, Pair, likeness
+from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
 from vispe.train.evaluate.probe_images import Noise, Settings, Textures, probe_step
 from vispe.train.retrofit.config import Probe
 
@@ -75,7 +75,7 @@ def position_channels(
     return [int(c) for c in np.argsort(-best, kind="stable")[:count]]
 
 
-def compare(pair: Pair, kinds: Mapping[str, Sequence[Tensor]], probe: Probe) -> dict[str, Any]:
+def compare(pair: ModelPair, kinds: Mapping[str, Sequence[Tensor]], probe: Probe) -> dict[str, Any]:
     """Probe teacher, ablated teacher and student on the same images with the same fitted patches.
 
     Args:
@@ -93,7 +93,7 @@ def compare(pair: Pair, kinds: Mapping[str, Sequence[Tensor]], probe: Probe) -> 
         scores, similarities = [], []
         for maps in map(pair.maps, images):
             scores.append(_scores(maps, probe, rng))
-            similarities.append(likeness([maps]))
+            similarities.append(feature_similarity([maps]))
         medians = {side: np.median([row[side] for row in scores], axis=0) for side in SIDES}
         report[kind] = {
             "pictures": len(images),
@@ -120,9 +120,9 @@ def _scores(maps: Mapping[str, Tensor], probe: Probe, rng: np.random.Generator) 
     return {side: np.append(r2, shuffled[0]) for side, (r2, shuffled) in scores.items()}
 
 
-def similarity_on_data(pair: Pair, images: Iterable[Tensor]) -> dict[str, float | None]:
+def similarity_on_data(pair: ModelPair, images: Iterable[Tensor]) -> dict[str, float | None]:
     """Return cosine to the ablated teacher and effective ranks on images (3, H, W), means over images."""
-    similarity = likeness(map(pair.maps, images))
+    similarity = feature_similarity(map(pair.maps, images))
     return {
         "images": len(similarity.cosine),
         "cosine": _plain(np.mean(similarity.cosine_blanked)),

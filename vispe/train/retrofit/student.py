@@ -12,8 +12,7 @@ from torch import nn
 
 from vispe.backbones.local.retrofitted import fitted, read_card
 from vispe.backbones.model_access import final_tokens as final_tokens
-from vispe.backbones.vision_model import Backbone as Backbone
-from vispe.backbones.vision_model import VisionModel, random_twin
+from vispe.backbones.vision_model import VisionModel, reinitialized_copy
 from vispe.errors import InputError, OptionError
 from vispe.hosts.convert import convert
 from vispe.symmetry import symmetrize
@@ -42,7 +41,7 @@ def make_student(teacher: VisionModel, config: Student, *, seed: int = 0) -> nn.
         torch.manual_seed(seed)
         meta = any(p.is_meta for p in teacher.model.parameters())
         if config.init == "random" and not meta:
-            model, _ = random_twin(teacher.model, seed)
+            model, _ = reinitialized_copy(teacher.model, seed)
         else:
             model = copy.deepcopy(teacher.model)
         with torch.device("meta" if meta else "cpu"):

@@ -24,7 +24,7 @@ from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.group_averages import effective_rank
 from vispe.symmetry import symmetrize
 from vispe.train.data import Batches
-from vispe.train.retrofit.checkpoint import Folder, State
+from vispe.train.retrofit.checkpoint import RunFolder, State
 from vispe.train.retrofit.config import Retrofit, Stage
 from vispe.train.retrofit.distillation_losses import Objective, Pair, sample_placements, sample_pose
 from vispe.train.retrofit.lora import merge_lora
@@ -36,7 +36,7 @@ OnStep = Callable[[int, int, Mapping[str, Any] | None], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class StagePlan:
     """Stage of a training plan.
 
     Attributes:
@@ -80,8 +80,8 @@ class Training:
         objective: Objective,
         config: Retrofit,
         processes: Processes,
-        folder: Folder,
-        plan: Sequence[Part],
+        folder: RunFolder,
+        plan: Sequence[StagePlan],
     ) -> None:
         self.objective, self.config, self.processes, self.folder = objective, config, processes, folder
         self.plan, self.step, self.student, self._device = plan, 0, objective.student, processes.place
@@ -147,7 +147,7 @@ class Training:
         set_progress(self.student, 1.0)
         return self.student.eval().requires_grad_(False)
 
-    def _run_stage(self, part: Part, total: int, log: Log | None, on_step: OnStep | None) -> None:
+    def _run_stage(self, part: StagePlan, total: int, log: Log | None, on_step: OnStep | None) -> None:
         """Run the remaining training steps of a stage."""
         config, start, first_step = self.config, time.perf_counter(), self.step
         remaining = range(self.step, part.end)
@@ -230,7 +230,7 @@ class Training:
         """Add to a sum over the images of this interval."""
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
-    def _line(self, part: Part, rate: float, example: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    def _line(self, part: StagePlan, rate: float, example: tuple[Tensor, Tensor]) -> dict[str, Any]:
         """Return the log line of the interval, and reset the sums."""
         self._check_finite()
         values = [value.clone() for value in self.sums.values()]

@@ -18,12 +18,12 @@ from torch import nn
 from vispe.errors import InputError, OptionError, UnsupportedHost, require
 from vispe.files import write_json
 from vispe.hosts.convert import convert
-from vispe.hosts.transformers.language.convert import inner_of
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.convert import model_inside
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.packed_samples import check_layers
 from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 
 SCHEME = "scheme.json"  # stored with the adapter, whose own files do not contain the scheme
 
@@ -70,7 +70,7 @@ class LoraRecipe:
 
 
 def finetune_scheme(
-    model: nn.Module, samples: Sequence[Arranged], recipe: LoraRecipe, out: Path, *, device: str = "auto"
+    model: nn.Module, samples: Sequence[OrderedPrompt], recipe: LoraRecipe, out: Path, *, device: str = "auto"
 ) -> nn.Module:
     """Convert a transformers model to a scheme, train an adapter, and write adapter and scheme to a folder.
 
@@ -105,7 +105,7 @@ def finetune_scheme(
     from transformers import Trainer, TrainingArguments
 
     last_checkpoint = _resumed(out, recipe)
-    check_layers(text_of(inner_of(model)), "finetune_scheme")
+    check_layers(language_model_of(model_inside(model)), "finetune_scheme")
     convert(model, recipe.scheme)
     packing = Packing(model, recipe.length, training=True, seed=recipe.seed)
     packing.rows([s.inputs["input_ids"].shape[1] for s in samples])  # raises for samples that are too long
@@ -154,7 +154,7 @@ def load_adapter(model: nn.Module, folder: Path | str) -> nn.Module:
 
 
 @torch.no_grad()
-def accuracy(model: Any, samples: Sequence[Arranged], *, length: int = 1024, batch: int = 64) -> float:
+def accuracy(model: Any, samples: Sequence[OrderedPrompt], *, length: int = 1024, batch: int = 64) -> float:
     """Return the fraction of samples whose answer is predicted exactly (greedy, every token correct).
 
     Args:
@@ -186,7 +186,7 @@ def accuracy(model: Any, samples: Sequence[Arranged], *, length: int = 1024, bat
 
 def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
     """Return the full names of linear layers of the language model, without those of the vision tower."""
-    text = text_of(inner_of(model))
+    text = language_model_of(model_inside(model))
     inside = {id(m) for m in text.modules()}
     names = [
         name

@@ -24,7 +24,7 @@ from vispe.errors import InputError, OptionError, UnsupportedHost
 from vispe.files import atomic_path
 from vispe.train.data.sampler import Order
 from vispe.train.retrofit.lora import add_lora, merge_lora
-from vispe.train.vlm.prompts import Arranged, Prompt
+from vispe.train.vlm.prompts import OrderedPrompt, Prompt
 
 OnStep = Callable[[int, float], None]
 """Called with the number of training steps done, and the loss of the last one."""
@@ -184,7 +184,7 @@ def _digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(b"|".join(t.cpu().numpy().tobytes() for t in pieces)).hexdigest()
 
 
-def attention_inequality(attentions: Sequence[Tensor], arranged: Arranged) -> Tensor:
+def attention_inequality(attentions: Sequence[Tensor], arranged: OrderedPrompt) -> Tensor:
     """Return the variance over items of the mean attention per token of an item, relative to the squared mean.
 
     >>> row = torch.tensor([0.3, 0.1, 0.6]).expand(1, 1, 3, 3)
@@ -213,7 +213,7 @@ def order_scores(model: nn.Module, prompt: Prompt, orders: Iterable[Sequence[int
     return torch.stack([-_answer_loss(model, prompt.arranged(order, device))[0].cpu() for order in orders])
 
 
-def _loss(model: nn.Module, arranged: Arranged, even: float) -> Tensor:
+def _loss(model: nn.Module, arranged: OrderedPrompt, even: float) -> Tensor:
     if not even:
         return _answer_loss(model, arranged)[0]
     loss, output = _answer_loss(model, arranged, output_attentions=True)
@@ -226,7 +226,7 @@ def _loss(model: nn.Module, arranged: Arranged, even: float) -> Tensor:
     return loss + even * attention_inequality(attentions, arranged)
 
 
-def _answer_loss(model: nn.Module, arranged: Arranged, **options: Any) -> tuple[Tensor, Any]:
+def _answer_loss(model: nn.Module, arranged: OrderedPrompt, **options: Any) -> tuple[Tensor, Any]:
     """Return the mean cross entropy of the answer tokens, and the output of the model."""
     output = model(**arranged.inputs, **options, use_cache=False)
     return F.cross_entropy(output.logits[0, arranged.asking].float(), arranged.wanted), output

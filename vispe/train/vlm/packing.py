@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from vispe.errors import InputError, OptionError
-from vispe.hosts.transformers.language.convert import inner_of
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.convert import model_inside
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types
 from vispe.hosts.transformers.packed_samples import check_layers
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 
 IGNORED = -100  # label of tokens without loss, as in transformers
 PER_TOKEN = {"mm_token_type_ids": 0, "token_type_ids": 0, "moe_mm_token_type_ids": 0, "parallel_ids": -1}
@@ -42,18 +42,18 @@ class Packing:
     """
 
     def __init__(self, model: nn.Module, length: int, *, training: bool = False, seed: int = 0) -> None:
-        inner: Any = inner_of(model)
+        inner: Any = model_inside(model)
         scheme = getattr(inner, "vispe_scheme", None)
         if scheme is None or length < 1:
             raise OptionError(
                 f"Packing: needs a model that vispe.convert has converted to a scheme, and length=1 or more, got a "
                 f"{type(model).__name__} {'without' if scheme is None else 'with'} one and length={length}."
             )
-        check_layers(text_of(inner), "Packing")
+        check_layers(language_model_of(inner), "Packing")
         self.inner, self.scheme, self.length = inner, scheme, length
         self.training, self.seed = training, seed
 
-    def __call__(self, samples: Sequence[Arranged]) -> dict[str, Tensor]:
+    def __call__(self, samples: Sequence[OrderedPrompt]) -> dict[str, Tensor]:
         """Return the inputs of the model and `labels` (b, s), `IGNORED` except for answers.
 
         Raises:
@@ -119,7 +119,7 @@ class Packing:
         return rows
 
 
-def _check_sample(number: int, sample: Arranged) -> None:
+def _check_sample(number: int, sample: OrderedPrompt) -> None:
     """Raise `InputError` unless a sample is one row without padding."""
     rows = sample.inputs["input_ids"].shape[0]
     mask = sample.inputs.get("attention_mask")
@@ -131,7 +131,7 @@ def _check_sample(number: int, sample: Arranged) -> None:
         )
 
 
-def _concatenated(samples: Sequence[Arranged]) -> dict[str, Any]:
+def _concatenated(samples: Sequence[OrderedPrompt]) -> dict[str, Any]:
     """Return the concatenated inputs that are not per-token values."""
     names = {n: None for s in samples for n in s.inputs}
     others = ("input_ids", "attention_mask", *PER_TOKEN)

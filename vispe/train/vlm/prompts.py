@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Arranged:
+class OrderedPrompt:
     """Prompt with its items in a specific order.
 
     Attributes:
@@ -83,7 +83,7 @@ class Prompt:
                 f"{len(self.answer.tokens)} tokens."
             )
 
-    def arranged(self, order: Iterable[int], device: torch.device | str = "cpu") -> Arranged:
+    def arranged(self, order: Iterable[int], device: torch.device | str = "cpu") -> OrderedPrompt:
         """Return the prompt with item `order[k]` at index k.
 
         Raises:
@@ -109,4 +109,4 @@ class Prompt:
                 )
             inputs[name] = torch.cat(values)[None]
         inputs = {name: value.to(device) for name, value in inputs.items()}
-        return Arranged(inputs, tuple(slots[first : first + len(order)]), slots[-1])
+        return OrderedPrompt(inputs, tuple(slots[first : first + len(order)]), slots[-1])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vispe.errors import OptionError
-from vispe.train.vlm.prompts import Arranged
+from vispe.train.vlm.prompts import OrderedPrompt
 
 COLOURS = torch.tensor(
     [[1.0, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1], [1, -1, 1], [-1, 1, 1]]
@@ -55,7 +55,7 @@ class Words:
         return self.first + 9 + {"picture": 0, "place": 2, "time": 6}[task] + k
 
 
-def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generator) -> Arranged:
+def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generator) -> OrderedPrompt:
     """Return a random sample of a task.
 
     Args:
@@ -103,7 +103,9 @@ def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generato
     return _sample(task, target, answer, patches, torch.tensor(grids), words)
 
 
-def _sample(task: str, target: int, answer: int, patches: Tensor, grids: Tensor, words: Words) -> Arranged:
+def _sample(
+    task: str, target: int, answer: int, patches: Tensor, grids: Tensor, words: Words
+) -> OrderedPrompt:
     """Return tokens and pixels: images between start and end tokens, question, answer."""
     kind, mark = ("video", words.video) if task == "time" else ("image", words.image)
     tokens: list[int] = []
@@ -114,4 +116,4 @@ def _sample(task: str, target: int, answer: int, patches: Tensor, grids: Tensor,
     # values of a patch are ordered by channel, then frame and pixel
     inputs = {pixels: patches.repeat_interleave(words.width // 3, 1), f"{kind}_grid_thw": grids}
     ids = torch.tensor([tokens])
-    return Arranged({"input_ids": ids, **inputs}, (), slice(len(tokens) - 1, len(tokens)))
+    return OrderedPrompt({"input_ids": ids, **inputs}, (), slice(len(tokens) - 1, len(tokens)))

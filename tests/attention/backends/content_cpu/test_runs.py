@@ -15,7 +15,7 @@ BY_HAND = content_cpu.prefers_explicit
 @pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
 def _small(request, monkeypatch):
     monkeypatch.setattr(content_cpu, "prefers_explicit", lambda dtype: request.param)
-    monkeypatch.setattr(content_cpu, "LEAST", 300)
+    monkeypatch.setattr(content_cpu, "MIN_BIAS_BYTES", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 100)  # several blocks
     monkeypatch.setattr(content_cpu, "SDPA_ROWS", 100)
     monkeypatch.setattr(sdpa, "_masked", None)

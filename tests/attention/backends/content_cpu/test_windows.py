@@ -14,7 +14,7 @@ from vispe.attention.bias.dense import SumBias
 @pytest.fixture(autouse=True, params=[True, False], ids=["by hand", "SDPA"])
 def _small(request, monkeypatch):
     monkeypatch.setattr(content_cpu, "prefers_explicit", lambda dtype: request.param)
-    monkeypatch.setattr(content_cpu, "LEAST", 300)
+    monkeypatch.setattr(content_cpu, "MIN_BIAS_BYTES", 300)
     monkeypatch.setattr(content_cpu, "ROWS", 20)  # several blocks of several rows of the grid
     monkeypatch.setattr(content_cpu, "SDPA_ROWS", 20)
     monkeypatch.setattr(windows, "QUERIES_PER_LINE", 4)  # several pieces of a row, of two lengths
@@ -62,7 +62,7 @@ def test_windows_say_what_the_buckets_say(prefix):
         weights[0, bucket] = 1
         one = ContextBias(weights, bias.buckets, "query", False, pos, known=bias.known)
         way = windows.Windows(one, windows_of(one), torch.float32)
-        ask = content_cpu.Request(None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None))
+        ask = content_cpu.DenseRequest(None, None, torch.ones(1, 1, pos.tokens, 8), None, 1.0, slice(None))
         made = way.rows(way.read(ask, 0), slice(0, 1), slice(0, pos.tokens))[0]
         assert torch.equal(made, 8.0 * (buckets == bucket))
 

@@ -13,7 +13,7 @@ from vispe.evaluate.rotation.figures import record_figures
 from vispe.evaluate.rotation.figures.image_grids import fingerprint_words
 from vispe.evaluate.rotation.figures.model_comparison import measurements
 from vispe.evaluate.rotation.metrics.quadrant_gap import QUADRANTS
-from vispe.report.figure_style import short
+from vispe.report.figure_style import short_number
 
 
 def axes(polar=False):
@@ -48,7 +48,7 @@ def line(ax, word):
     return found
 
 
-def whiskers(ax):
+def error_bars(ax):
     return [s for c in ax.collections if isinstance(c, LineCollection) for s in c.get_segments()]
 
 
@@ -69,7 +69,7 @@ def test_polar_shows_value_floor_and_effect_at_every_angle():
     np.testing.assert_allclose(dots.get_xdata(), np.deg2rad(angles))
     np.testing.assert_allclose(dots.get_ydata(), value, atol=1e-12)
     intervals = found.rows[5].summary().interval
-    np.testing.assert_allclose(whiskers(ax)[4][:, 1], intervals)
+    np.testing.assert_allclose(error_bars(ax)[4][:, 1], intervals)
     assert ax.get_ylim()[0] == 0
     assert ax.get_ylim()[1] > value.max()
     tilted = value[angles % 90 != 0].mean()
@@ -108,7 +108,7 @@ def test_polar_with_one_image_a_missing_number_and_few_angles():
     rows = [row("angle", "error", value, 1, amount=(a,), blur=floor) for a, value, floor in values]
     ax = drawn(record_figures.plot_polar(result(rows, 1), axes(polar=True)))
     assert len(line(ax, "1 image").get_xdata()) == 3
-    assert whiskers(ax) == []
+    assert error_bars(ax) == []
     theta, _, height = bars(ax, "effect")
     np.testing.assert_allclose(np.rad2deg(theta), [0, 30, 90, 350])
     np.testing.assert_allclose(height, [0, 0, 0.4, 0])  # below the floor there is no effect to draw
@@ -143,7 +143,7 @@ def test_d4_shows_both_errors_side_by_side_and_the_controls():
     assert heights["identity"] == pytest.approx(0)
     assert heights["random\nweights"] == pytest.approx(0.8)
     assert heights["unrelated"] == pytest.approx(2**0.5)
-    assert len(whiskers(ax)) == 14
+    assert len(error_bars(ax)) == 14
     assert ax.get_ylim()[0] == 0
 
 
@@ -157,7 +157,7 @@ def test_d4_leaves_gaps_and_says_what_is_exact():
     assert np.isfinite(np.delete(heights, 1)).all()
     assert "position code alone: 1e-7" not in labels(ax)  # the spread of this row is 0.01
     assert np.isnan(bars(ax, "position code alone")[2]).sum() == 6
-    assert whiskers(ax) == []
+    assert error_bars(ax) == []
     assert "identity" not in words(ax)
     tiny = [row(g, "error", 1e-7, 1, "position code") for g in ("D4", "rot90")]
     exact = [*(r for r in made.d4_rows(1) if r.part == "full"), *tiny]
@@ -207,7 +207,7 @@ def test_translation_orders_shifts_and_marks_whole_patches():
     dots = [x for x in ax.lines if x.get_linestyle() == "None"]
     assert [len(x.get_xdata()) for x in dots] == [7, 6]
     assert {"rolled around", "window moved", "whole patches"} == set(labels(ax))
-    assert len(whiskers(ax)) == 13
+    assert len(error_bars(ax)) == 13
     bare = drawn(
         record_figures.plot_translation(result([row("roll", "error", NAN, 1, amount=(0, -3))], 1), axes())
     )
@@ -334,7 +334,7 @@ def test_rows_of_a_file_are_those_that_were_written():
 
 
 def test_numbers_in_figures():
-    assert [short(v) for v in (0.0, 0.123, -2.0, 3e-7, NAN)] == ["0.00", "0.12", "-2.00", "3e-7", "-"]
+    assert [short_number(v) for v in (0.0, 0.123, -2.0, 3e-7, NAN)] == ["0.00", "0.12", "-2.00", "3e-7", "-"]
 
 
 def test_a_figure_is_made_when_no_axes_are_given():

@@ -6,8 +6,8 @@ import torch
 
 from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation import Canvas, ModelFeatures, angle_equivariance, raw_intensity, rotate
-from vispe.symmetry.warp import blurred_as, sampling_grid
+from vispe.evaluate.rotation import Canvas, VisionModel, angle_equivariance, raw_intensity, rotate
+from vispe.symmetry.warp import match_spectrum, sampling_grid
 
 
 def row(rows, transform):
@@ -108,14 +108,14 @@ def test_round_trip_is_exact_for_quarter_turns_and_small_else():
 def test_blur_takes_the_spectrum_of_the_other_image():
     x = noise((48, 48))[None]
     blurred = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(x, (1, 1, 1, 1), "reflect"), 3, 1)
-    got = blurred_as(x, blurred)
+    got = match_spectrum(x, blurred)
     assert got.shape == x.shape
     np.testing.assert_allclose(got.var(), blurred.var(), rtol=0.1)
     assert (
         float((got - blurred).norm() / (x - blurred).norm()) < 0.5
     )  # phases are those of x, so it is x low-passed
-    torch.testing.assert_close(blurred_as(x, x), x)
-    torch.testing.assert_close(blurred_as(x * 0 + 2, x * 0 + 2), x * 0 + 2)
+    torch.testing.assert_close(match_spectrum(x, x), x)
+    torch.testing.assert_close(match_spectrum(x * 0 + 2, x * 0 + 2), x * 0 + 2)
 
 
 def test_raw_intensity_is_equivariant_up_to_sampling_at_every_angle():
@@ -176,7 +176,7 @@ def test_a_position_code_shows_above_the_floor_and_an_isotropic_one_less():
     images = [field((80, 80), finest=0.05)]
     effects = {}
     for pos in ("none", "learn"):
-        rows = angle_equivariance(ModelFeatures(vit(pos)), images, angles=(90, 45))
+        rows = angle_equivariance(VisionModel(vit(pos)), images, angles=(90, 45))
         assert (row(rows, "90°").values[0] < 1e-12) == (pos == "none")
         effects[pos] = row(rows, "45°").effect().mean
     assert effects["learn"] > effects["none"] + 0.1

@@ -9,15 +9,15 @@ from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedHost
 from vispe.evaluate.rotation import (
     D4,
-    ModelFeatures,
     PerImage,
+    VisionModel,
     control_rows,
     element,
     equivariance,
     orbit_average,
     position_equivariance,
-    random_twin,
     raw_intensity,
+    reinitialized_copy,
 )
 from vispe.evaluate.rotation.comparison import MEASURES, InvariantShare, cka, error, rank, subspace
 
@@ -100,7 +100,7 @@ def test_a_large_mean_hides_everything_from_the_uncentred_error_only():
     ],
 )
 def test_position_code_and_patch_kernel_are_told_apart(pos, symmetric, full, code):
-    f = ModelFeatures(vit(pos, symmetric, gain=2.0))
+    f = VisionModel(vit(pos, symmetric, gain=2.0))
     images = [noise((42, 42)), noise((42, 42), 1)]
     whole = get(equivariance(f, images, elements=ROT90, measures=["error"], controls=False), "rot90", "error")
     alone = get(position_equivariance(f, images, elements=ROT90), "rot90", "error", part="position code")
@@ -112,7 +112,7 @@ def test_position_code_and_patch_kernel_are_told_apart(pos, symmetric, full, cod
 
 def test_full_and_position_errors_on_images_that_are_not_square():
     images = [noise((28, 42)), noise((28, 42), 1), noise((42, 21), 2)]
-    f = ModelFeatures(vit("alibi2d", False, depth=2))
+    f = VisionModel(vit("alibi2d", False, depth=2))
     code = position_equivariance(f, images, batch_size=2)
     assert get(code, "D4", "error").max() < 1e-13
     one_by_one = equivariance(f, images)
@@ -125,7 +125,7 @@ def test_full_and_position_errors_on_images_that_are_not_square():
 
 
 def test_the_mean_over_the_orbit_is_exact_for_any_model():
-    f = orbit_average(ModelFeatures(vit("learn", False)))
+    f = orbit_average(VisionModel(vit("learn", False)))
     assert f.patch == 7
     rows = equivariance(f, [noise((42, 42))], measures=["error", "invariant_share"], controls=False)
     assert get(rows, "D4", "error") < 1e-13
@@ -133,13 +133,13 @@ def test_the_mean_over_the_orbit_is_exact_for_any_model():
 
 
 def test_float32_meets_the_limit_of_exactness():
-    f = ModelFeatures(vit("alibi2d").float())
+    f = VisionModel(vit("alibi2d").float())
     assert get(equivariance(f, [noise((42, 42)).float()], measures=["error"]), "D4", "error") < 1e-5
 
 
 def test_moving_tokens_leaves_the_model_as_it_was():
     model = vit("alibi2d", False)
-    f, x = ModelFeatures(model), noise((42, 42))[None]
+    f, x = VisionModel(model), noise((42, 42))[None]
     before = f(x)
     f.permuted(x, D4[5])
     assert torch.equal(f(x), before)
@@ -253,7 +253,7 @@ def test_a_margin_leaves_the_frame_out():
     rows = equivariance(framed, [x], margin=1)
     assert get(rows, "D4", "error") == 0
     assert get(rows, "D4", "invariant_share") == pytest.approx(1)
-    f = ModelFeatures(vit("alibi2d(wrap=true)", False, depth=1))
+    f = VisionModel(vit("alibi2d(wrap=true)", False, depth=1))
     assert position_equivariance(f, [noise((42, 42))], margin=2)[0].values < 1e-13
     with pytest.raises(ShapeError, match="below half of 7x9 tokens, got 4"):
         equivariance(raw_intensity, [x], margin=4)
@@ -261,7 +261,7 @@ def test_a_margin_leaves_the_frame_out():
 
 def test_controls_of_a_model_and_of_a_function():
     images = [noise((42, 42)), noise((42, 42), 1)]
-    f = ModelFeatures(vit("alibi2d", True, depth=1))
+    f = VisionModel(vit("alibi2d", True, depth=1))
     rows, notes = control_rows(f, iter(images), measures=["error"], elements=ROT90)
     assert notes == ()
     assert all(r.control and r.values.shape == (2,) for r in rows)
@@ -280,12 +280,12 @@ def test_a_function_of_one_image_is_wrapped():
 
 def test_models_that_cannot_be_used_are_refused():
     with pytest.raises(UnsupportedHost, match="must have forward_intermediates, got Linear"):
-        ModelFeatures(nn.Linear(2, 2))
+        VisionModel(nn.Linear(2, 2))
     with pytest.raises(OptionError, match="training mode"):
-        ModelFeatures(vit().train())
+        VisionModel(vit().train())
     with pytest.raises(OptionError, match="layer must be one of the 4 blocks of the model, got 4"):
-        ModelFeatures(vit(), layer=4)
-    f = ModelFeatures(vit(dynamic_img_size=False))
+        VisionModel(vit(), layer=4)
+    f = VisionModel(vit(dynamic_img_size=False))
     with pytest.raises(ShapeError, match=r"multiple of the patch size, 7 px, got \(44, 42\) px"):
         f(noise((44, 42))[None])
     with pytest.raises(InputError, match=r"does not accept images of \(49, 42\) px .*dynamic_img_size=True"):
@@ -298,7 +298,7 @@ def test_a_convolutional_network_has_a_full_error_but_no_position_code():
     import timm
 
     model = timm.create_model("convnext_atto", num_classes=0, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)).eval()
-    f = ModelFeatures(model)
+    f = VisionModel(model)
     x = noise((64, 64)).float()
     assert equivariance(f, [x], measures=["error"])[0].values[0] > 0.01
     with pytest.raises(UnsupportedHost, match="patch embedding must be one convolution"):
@@ -311,7 +311,7 @@ def test_an_image_tower_of_open_clip():
     tower = VisionTransformer(
         image_size=28, patch_size=7, width=32, layers=2, heads=2, mlp_ratio=2, output_dim=8
     )
-    f = ModelFeatures(tower.double().eval())
+    f = VisionModel(tower.double().eval())
     assert (f.patch, f.depth) == (7, 2)
     x = noise((28, 28))
     assert f(x[None]).shape == (1, 32, 4, 4)
@@ -324,13 +324,13 @@ def test_an_image_tower_of_open_clip():
 def test_a_random_twin_has_fresh_weights_and_leaves_the_model_alone():
     model = vit("learn", False)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    twin, kept = random_twin(model, seed=1)
+    twin, kept = reinitialized_copy(model, seed=1)
     assert kept == ()
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     weights = twin.state_dict()
     for name in ("pos_embed", "cls_token", "patch_embed.proj.weight", "blocks.2.attn.qkv.weight"):
         assert not torch.equal(weights[name], before[name]), name
-    again, _ = random_twin(model, seed=1)
+    again, _ = reinitialized_copy(model, seed=1)
     assert all(torch.equal(v, weights[k]) for k, v in again.state_dict().items())
-    assert equivariance(ModelFeatures(twin), [noise((42, 42))], measures=["error"])[0].values[0] > 0.5
-    random_twin(vit("alibi2d(slopes=learned)", False))
+    assert equivariance(VisionModel(twin), [noise((42, 42))], measures=["error"])[0].values[0] > 0.5
+    reinitialized_copy(vit("alibi2d(slopes=learned)", False))

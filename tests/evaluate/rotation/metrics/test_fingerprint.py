@@ -8,8 +8,8 @@ import torch
 from tests.evaluate.rotation.cases import F64, noise, vit
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.rotation import (
-    ModelFeatures,
     RotationResult,
+    VisionModel,
     layer_curve,
     position_r2,
     random_crops,
@@ -76,8 +76,8 @@ def test_the_fingerprint_is_that_of_the_definition():
 def test_position_leaves_a_fingerprint_and_its_absence_does_not():
     images = list(random_crops([normal((3, 90, 100), 3)], (42, 42), 30, seed=1))
     assert len(images) == 30
-    assert fingerprint(ModelFeatures(vit("learn", False, depth=2)), images, batch_size=30).snr > 20
-    assert fingerprint(ModelFeatures(vit("none", False, depth=2)), images, batch_size=30).snr < 2
+    assert fingerprint(VisionModel(vit("learn", False, depth=2)), images, batch_size=30).snr > 20
+    assert fingerprint(VisionModel(vit("none", False, depth=2)), images, batch_size=30).snr < 2
 
 
 def test_crops_are_windows_of_the_image_and_reproducible():
@@ -104,8 +104,8 @@ def test_what_has_no_fingerprint_is_refused():
 
 def test_position_is_read_where_it_is_and_not_where_it_is_not():
     images = [noise((42, 42)), noise((42, 42), 1), noise((28, 56), 2)]
-    clean, shuffled = position_r2(ModelFeatures(vit("alibi2d")), images, batch_size=2)
-    leaky, mixed = position_r2(ModelFeatures(vit("learn", depth=1)), images)
+    clean, shuffled = position_r2(VisionModel(vit("alibi2d")), images, batch_size=2)
+    leaky, mixed = position_r2(VisionModel(vit("learn", depth=1)), images)
     assert [(r.transform, r.metric, r.control) for r in (leaky, mixed)] == [
         ("none", "r2", False), ("shuffled positions", "r2", True),
     ]  # fmt: skip
@@ -123,21 +123,21 @@ def test_position_is_read_where_it_is_and_not_where_it_is_not():
 
 def test_layer_curve_says_where_position_enters():
     images = [noise((42, 42)), noise((42, 42), 1)]
-    clean = layer_curve(ModelFeatures(vit("alibi2d", False)), images, position_only=True, batch_size=2)
+    clean = layer_curve(VisionModel(vit("alibi2d", False)), images, position_only=True, batch_size=2)
     assert [(r.transform, r.metric, r.part) for r in clean] == [
         *(("D4", "error", f"layer {k}") for k in range(4)),
         *(("none", "r2", f"layer {k}") for k in range(4)),
     ]
     assert max(r.values.max() for r in clean[:4]) < 1e-13
     assert np.median([r.values for r in clean[4:]]) < 0.1
-    learned = layer_curve(ModelFeatures(vit("learn")), images)
+    learned = layer_curve(VisionModel(vit("learn")), images)
     assert min(r.values.min() for r in learned[:4]) > 0.2
-    last = layer_curve(ModelFeatures(vit("learn")), images, probe=False)
+    last = layer_curve(VisionModel(vit("learn")), images, probe=False)
     assert len(last) == 4
     np.testing.assert_allclose(last[3].values, learned[3].values)
-    f = ModelFeatures(vit("learn"), norm=False)
+    f = VisionModel(vit("learn"), norm=False)
     direct = f(images[0][None])
     assert torch.equal(f.layers(images[0][None])[3], direct)
-    assert not torch.equal(ModelFeatures(vit("learn"), layer=1, norm=False)(images[0][None]), direct)
+    assert not torch.equal(VisionModel(vit("learn"), layer=1, norm=False)(images[0][None]), direct)
     with pytest.raises(OptionError, match="masks must be at least 1"):
         layer_curve(f, images, masks=0)

@@ -7,7 +7,7 @@ import torch
 from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.evaluate.rotation import (
-    ModelFeatures,
+    VisionModel,
     argmax_consistency,
     lie_derivative,
     lie_derivatives,
@@ -69,7 +69,7 @@ def test_a_planted_bias_is_measured_with_its_size(method, motion):
 
 @pytest.mark.parametrize("pos", ["none", "learn", "alibi2d", "rope_axial"])
 def test_all_ways_agree_for_a_transformer(pos):
-    f = ModelFeatures(vit(pos, False, depth=2, size=28))
+    f = VisionModel(vit(pos, False, depth=2, size=28))
     images = [field((28, 28)), field((28, 28), 1)]
     rows = {m: lie_derivatives(f, images, method=m, batch_size=2) for m in METHODS}
     for k in range(3):

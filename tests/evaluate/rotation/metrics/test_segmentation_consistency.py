@@ -7,8 +7,8 @@ from tests.evaluate.rotation.cases import F64, field, noise, vit
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.evaluate.rotation import (
     D4,
-    ModelFeatures,
     SavedSegmenter,
+    VisionModel,
     across_poses,
     angle_consistency,
     cluster_consistency,
@@ -21,7 +21,7 @@ from vispe.evaluate.rotation import (
 )
 from vispe.evaluate.rotation.helpers import scribbles
 from vispe.evaluate.rotation.metrics.quadrant_gap import QUADRANTS, quadrants
-from vispe.segment.metrics import mean_iou, rand_index, shares, without_borders
+from vispe.segment.metrics import adjusted_rand_index, class_percentages, mean_iou, without_borders
 
 
 def bright(image):
@@ -47,10 +47,10 @@ def test_label_numbers_are_those_of_scikit_learn():
     a, b = made.integers(0, 4, (2, 13, 17))
     both = (a > 0) & (b > 0)
     assert mean_iou(a, b, 3) == pytest.approx(jaccard_score(a[both], b[both], average="macro"))
-    assert rand_index(a, b) == pytest.approx(adjusted_rand_score(a[both], b[both]))
+    assert adjusted_rand_index(a, b) == pytest.approx(adjusted_rand_score(a[both], b[both]))
     assert mean_iou(a, b, 5) == mean_iou(a, b, 3)  # classes in neither map do not count
     assert np.isnan(mean_iou(a, b * 0, 3))
-    np.testing.assert_allclose(shares(np.array([[0, 1, 1, 3]]), 3), [200 / 3, 0, 100 / 3])
+    np.testing.assert_allclose(class_percentages(np.array([[0, 1, 1, 3]]), 3), [200 / 3, 0, 100 / 3])
 
 
 def test_borders_of_classes_are_left_out_but_not_those_of_the_image():
@@ -209,7 +209,7 @@ def test_the_quadrant_gap_is_zero_for_intensity_and_negative_for_features_that_k
 
 
 def test_a_transformer_with_scribbles():
-    f = ModelFeatures(vit("alibi2d", depth=1))
+    f = VisionModel(vit("alibi2d", depth=1))
     image = field((42, 42), finest=0.02)
     rows = quadrant_gap(scribble_classifier(f), [image], [bright(image)], 2, budget=10)
     assert len(rows) == 12

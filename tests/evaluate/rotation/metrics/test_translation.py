@@ -4,7 +4,7 @@ import torch
 
 from tests.evaluate.rotation.cases import field, noise, vit
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.rotation import ModelFeatures, crop_shift, raw_intensity, roll_equivariance
+from vispe.evaluate.rotation import VisionModel, crop_shift, raw_intensity, roll_equivariance
 from vispe.evaluate.rotation.metrics.translation import default_shifts, tokens_of
 
 WHOLE = [(7, 0), (0, 14), (-7, 21), (35, -28)]
@@ -36,7 +36,7 @@ def test_raw_intensity_moves_with_the_image():
     ],
 )  # fmt: skip
 def test_rolls_by_whole_patches_are_exact_without_position_and_for_wrapped_bias(pos, low, high):
-    f = ModelFeatures(vit(pos, False))
+    f = VisionModel(vit(pos, False))
     rows = roll_equivariance(f, [noise((42, 56))], shifts=[*WHOLE, (3, 3), (0, 6)])
     for dy, dx in WHOLE:
         assert low <= values(rows, f"roll ({dy}, {dx}) px")[0] <= high
@@ -72,7 +72,7 @@ def test_crop_shift_compares_the_same_places():
         "crop shift, whole patches", "crop shift, parts of a patch",
     ]  # fmt: skip
     assert values(partly, "crop shift, parts of a patch")[0] > 0.05
-    f = ModelFeatures(vit("none", False))
+    f = VisionModel(vit("none", False))
     assert values(crop_shift(f, [noise((56, 56))], (42, 42)), "crop shift, whole patches")[0] > 1e-3
 
 

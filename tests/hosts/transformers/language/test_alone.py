@@ -16,7 +16,7 @@ from tests.hosts.transformers.reference import copy_of
 from tests.hosts.transformers.reference import stock as stock_first
 from tests.hosts.transformers.tiny import CACHE, batch
 from vispe.errors import InputError, UnsupportedHost
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.position_ids import TokenPositions
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -63,7 +63,7 @@ def calls(text, rows, length):
 @torch.no_grad()
 def test_text_is_that_of_the_stock_model(family, rows, length):
     """Also where a batch has as many rows as coordinates, and as many tokens as heads."""
-    before, text = (text_of(m.model) for m in (stock(family), converted(family, "mrope_i")))
+    before, text = (language_model_of(m.model) for m in (stock(family), converted(family, "mrope_i")))
     for sample in calls(before, rows, length):
         if "inputs_embeds" in sample and family not in EMBEDDED:
             continue
@@ -82,7 +82,7 @@ def test_coordinates_are_those_that_the_whole_model_takes(family, spec, late):
     if late and family == "qwen3_5":
         return
     model = converted(family, spec, late)
-    text, axes = text_of(model.model), model.model.vispe_scheme.axes
+    text, axes = language_model_of(model.model), model.model.vispe_scheme.axes
     ids, keys = tokens(2, 7), torch.arange(7).expand(1, 2, 7)
     where = torch.cumsum(torch.rand(axes, 2, 7, dtype=torch.float64), 2)
     for said in (where, torch.cat([keys.double(), where])):
@@ -107,7 +107,8 @@ def test_it_goes_on_after_an_image_in_the_cache(family):
     step = {"input_ids": tokens(2, 2)}
     step["attention_mask"] = torch.cat([sample["attention_mask"], torch.ones_like(step["input_ids"])], 1)
     actual, expected = (
-        m(**step, **{CACHE: c}) for m, c in zip((text_of(model.model), model.model), caches, strict=True)
+        m(**step, **{CACHE: c})
+        for m, c in zip((language_model_of(model.model), model.model), caches, strict=True)
     )
     assert torch.equal(actual.last_hidden_state, expected.last_hidden_state)
 
@@ -129,13 +130,13 @@ def recorded(text, ids):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_layers_are_those_of_the_stock_model(family):
-    before = text_of(stock(family).model)
+    before = language_model_of(stock(family).model)
     models = [converted(family, "mrope_i")]
     with contextlib.suppress(UnsupportedHost):
         models.append(converted(family, "mrope_i", True))
     for number, args, kwargs, expected in recorded(before, tokens(2, 5)):
         for model in models:
-            layer = text_of(model.model).layers[number]
+            layer = language_model_of(model.model).layers[number]
             remaining = {k: v for k, v in kwargs.items() if k != "shared_kv_states"}
             more_kept = (
                 {"shared_kv_states": dict(kwargs["shared_kv_states"])} if "shared_kv_states" in kwargs else {}
@@ -150,8 +151,8 @@ def test_layers_are_those_of_the_stock_model(family):
 @torch.no_grad()
 def test_a_layer_alone_refuses_a_cache_without_rotation():
     model = converted("llava", "mrope_i", True)
-    text, ids = text_of(model.model), tokens(1, 4)
-    _, args, kwargs, _ = recorded(text_of(stock("llava").model), ids)[0]
+    text, ids = language_model_of(model.model), tokens(1, 4)
+    _, args, kwargs, _ = recorded(language_model_of(stock("llava").model), ids)[0]
     cache = text(input_ids=ids, use_cache=True)[CACHE]
     with pytest.raises(InputError, match="the cache contains unrotated keys"):
         text.layers[0](*args, **kwargs | {CACHE: cache})
@@ -159,14 +160,14 @@ def test_a_layer_alone_refuses_a_cache_without_rotation():
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "llava"])
 def test_neither_and_both_are_refused_as_before(family):
-    text = text_of(converted(family, "mrope_i").model)
+    text = language_model_of(converted(family, "mrope_i").model)
     for sample in ({}, {"input_ids": tokens(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}):
         with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
             text(**sample)
 
 
 def test_gradients_with_checkpointing_are_those_without():
-    text = copy.deepcopy(text_of(converted("qwen2_5_vl", "mrope_i").model)).train()
+    text = copy.deepcopy(language_model_of(converted("qwen2_5_vl", "mrope_i").model)).train()
     actual = []
     for reentrant in (None, False, True):
         text.zero_grad()

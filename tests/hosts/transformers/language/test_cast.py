@@ -8,7 +8,7 @@ import torch
 import vispe
 from tests.hosts.transformers.language.test_alone import converted, stock
 from tests.hosts.transformers.reference import copy_of
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not encode text as:UserWarning")
 FAMILIES = (
@@ -33,28 +33,30 @@ CASTS = {
     "by double": lambda m: m.double().bfloat16(),
     "copied": lambda m: copy.deepcopy(m.bfloat16()),
     "of the model inside": lambda m: m.model.bfloat16() and m,
-    "of the language model": lambda m: text_of(m.model).bfloat16() and m,
+    "of the language model": lambda m: language_model_of(m.model).bfloat16() and m,
     "restored": lambda m: vispe.restore(m.bfloat16()),
 }
 
 
 def frequencies(model):
     """Return all buffers with frequencies of a language model."""
-    text = text_of(model.model)
+    text = language_model_of(model.model)
     return {n: b for n, b in text.named_buffers() if n.startswith("rotary_emb") and n.endswith("inv_freq")}
 
 
 def tables_of(model):
     """Return what the attention of each layer rotates by at positions 9,999 and 10,000."""
     actual, hooks = {}, []
-    for number, layer in enumerate(text_of(model.model).layers):
+    for number, layer in enumerate(language_model_of(model.model).layers):
         if hasattr(layer, "self_attn"):
 
             def keep(_, args, kwargs, number=number):
                 actual[number] = kwargs["position_embeddings"]
 
             hooks.append(layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True))
-    text_of(model.model)(input_ids=torch.tensor([[5, 6]]), position_ids=torch.tensor([[9999, 10000]]))
+    language_model_of(model.model)(
+        input_ids=torch.tensor([[5, 6]]), position_ids=torch.tensor([[9999, 10000]])
+    )
     for hook in hooks:
         hook.remove()
     return actual
@@ -93,7 +95,9 @@ def test_autocast_computes_the_same_angles():
     def keep(_, args, kwargs):
         actual.append(kwargs["position_embeddings"])
 
-    hook = text_of(model.model).layers[0].self_attn.register_forward_pre_hook(keep, with_kwargs=True)
+    hook = (
+        language_model_of(model.model).layers[0].self_attn.register_forward_pre_hook(keep, with_kwargs=True)
+    )
     with torch.no_grad():
         model(**sample)
         with torch.autocast("cpu", torch.bfloat16):

@@ -105,7 +105,7 @@ def test_a_conversation_goes_on_with_another_picture(family, spec):
     """A cache of one picture and an answer is continued with a second picture, as if all had come at once."""
     model = converted(family, spec)
     whole = batch(family, [3, "image", 4, "wide", 5], counted=False)
-    parts, at = pictures_of(family, whole), cut_of(whole)
+    parts, at = load_images(family, whole), cut_of(whole)
     with torch.no_grad():
         expected = model(**whole.inputs).logits
         shared = {
@@ -145,7 +145,7 @@ def cut_of(whole):
     return start + int(words[start:].argmax()) + 2
 
 
-def pictures_of(family, whole):
+def load_images(family, whole):
     """The inputs of the first picture, and those of the second."""
     parts: tuple[dict, dict] = {}, {}
     for name in ("pixel_values", "image_grid_thw", "image_sizes"):
@@ -241,7 +241,7 @@ def test_a_cache_is_cropped_before_a_picture(family):
     at = cut_of(sample)
     cache = prefilled(model, sample)[CACHE]
     word = torch.tensor([[7]])
-    pixels = pictures_of(family, sample)[0]
+    pixels = load_images(family, sample)[0]
     tokens = torch.cat([sample["input_ids"][:, :at], word], 1)
     types = {"mm_token_type_ids": (tokens == IMAGE).long()} if family in QWEN else {}
     with torch.no_grad():

@@ -11,7 +11,7 @@ from tests.hosts.transformers.more import BREAK, SIZED, prompt, stock, text_part
 from tests.hosts.transformers.tiny import END, IMAGE, START, transformers
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import Call
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.multimodal import Image, Stream, Text, create_scheme
 
 
@@ -87,7 +87,7 @@ def test_pixtral_inside_llava_ends_its_rows_too():
 def test_rows_and_columns_of_images_of_any_size_are_those_of_their_pixels():
     for family in SIZED:
         sample, model, seen = prompt(family).inputs, stock(family), []
-        hook = text_of(model.model).layers[0].register_forward_pre_hook(
+        hook = language_model_of(model.model).layers[0].register_forward_pre_hook(
             lambda _, args, kw, seen=seen: seen.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
         )  # fmt: skip
         placeholders = sample["input_ids"][0] == IMAGE

@@ -12,7 +12,7 @@ from tests.hosts.transformers.more import CLASSES, KINDS, prompt, stock, text_pa
 from tests.hosts.transformers.tiny import IMAGE, VIDEO, transformers
 from vispe.errors import InputError, UnsupportedHost
 from vispe.hosts.transformers.language.convert import describe_vlm
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.rotary_detection import kinds_of, rotaries_of
 from vispe.multimodal import Stream, Text, Video, create_scheme
 
@@ -22,7 +22,7 @@ kinds = pytest.mark.parametrize("family", KINDS)
 def turned_by(model, inputs):
     """Return what each layer turns its queries and keys by."""
     recorded, hooks = {}, []
-    for number, layer in enumerate(text_of(model.model).layers):
+    for number, layer in enumerate(language_model_of(model.model).layers):
 
         def keep(_, args, kwargs, number=number):
             recorded[number] = kwargs["position_embeddings"]
@@ -47,7 +47,7 @@ def rates_of(config, kind, pairs):
 def test_every_kind_of_layers_has_its_own_angles(family, spec):
     sample, model = prompt(family), converted(family, spec)
     changed, recorded = turned_by(model, sample.inputs)
-    config, scheme = text_of(model.model).config, model.model.vispe_scheme
+    config, scheme = language_model_of(model.model).config, model.model.vispe_scheme
     ids = scheme.coordinates(Stream.of([sample.segments])).ids
     for number, kind in enumerate(config.layer_types):
         pairs = recorded[number][0].shape[-1] // 2
@@ -86,8 +86,8 @@ def test_pictures_see_themselves_whole_as_before(family):
 @kinds
 def test_a_window_that_is_shorter_than_the_prompt(family):
     model, inputs = copy.deepcopy(stock(family)), prompt(family).inputs
-    text_of(model.model).config.sliding_window = 5
-    for layer in text_of(model.model).layers:
+    language_model_of(model.model).config.sliding_window = 5
+    for layer in language_model_of(model.model).layers:
         if layer.self_attn.sliding_window is not None:
             layer.self_attn.sliding_window = 5
     before = logits(model, inputs), model.generate(**inputs, max_new_tokens=8, do_sample=False)
@@ -108,7 +108,7 @@ def test_described_restored_and_emptied(family):
     inputs, model = prompt(family).inputs, converted(family, "mrope_i")
     assert "in layers of full_attention: " in describe_vlm(model)
     assert "in layers of sliding_attention: t h w t h w" in describe_vlm(model)
-    text = text_of(model.model)
+    text = language_model_of(model.model)
     expected = {n: b.clone() for n, b in text.named_buffers() if n.startswith("vispe_axis")}
     assert set(expected) == {f"vispe_axis_of_pair_{kind}_attention" for kind in ("full", "sliding")}
     for name in expected:
@@ -117,7 +117,9 @@ def test_described_restored_and_emptied(family):
     assert all(torch.equal(getattr(text, n), b) for n, b in expected.items())
     model = vispe.restore(converted(family, "mrope_i"))
     assert torch.equal(logits(model, inputs), logits(stock(family), inputs))
-    assert not any(n.startswith("vispe") for layer in text_of(model.model).layers for n in vars(layer))
+    assert not any(
+        n.startswith("vispe") for layer in language_model_of(model.model).layers for n in vars(layer)
+    )
 
 
 @kinds
@@ -148,7 +150,7 @@ def test_gradients_with_checkpointing_are_those_without(family):
         torch.manual_seed(1)
         out = model(**inputs).logits
         (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2))).sum().backward()
-        actual.append([w.grad for w in text_of(model.model).layers.parameters()])
+        actual.append([w.grad for w in language_model_of(model.model).layers.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True) if a is not None)
     assert sum(g is not None and bool(g.abs().sum() > 0) for g in actual[0]) > 10
 
@@ -227,7 +229,7 @@ def test_rotary_embeddings_that_are_asked_by_layer(family, grouped, monkeypatch)
     """As on the development branch of transformers: (x, position_ids, layer_idx, layer_type)."""
     expected = logits(converted(family, "vrope"), prompt(family).inputs)
     model = copy.deepcopy(stock(family))
-    text = text_of(model.model)
+    text = language_model_of(model.model)
     made = type(text.rotary_emb)
     old = made.forward
     monkeypatch.setattr(made, "forward", by_layer(old))

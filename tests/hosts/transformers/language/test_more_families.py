@@ -23,7 +23,7 @@ from tests.hosts.transformers.more import (
 from tests.hosts.transformers.tiny import CLASSES as FIRST
 from tests.hosts.transformers.tiny import IMAGE, PAD, transformers
 from vispe.errors import InputError, UnsupportedHost
-from vispe.hosts.transformers.language.families import FAMILIES, family_of, text_of
+from vispe.hosts.transformers.language.families import FAMILIES, family_of, language_model_of
 from vispe.hosts.transformers.language.rotary_detection import rotary_of
 from vispe.multimodal import Stream, list_schemes
 
@@ -96,13 +96,13 @@ def test_videos_are_where_stock_has_them(family):
 def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
     sample, model = prompt(family), converted(family, spec)
     recorded = []
-    layer = text_of(model.model).layers[-1]
+    layer = language_model_of(model.model).layers[-1]
     hook = layer.register_forward_pre_hook(
         lambda _, __, kw: recorded.append(kw["vispe_rotation"]), with_kwargs=True
     )
     changed = logits(model, sample.inputs)
     hook.remove()
-    config = text_of(model.model).config
+    config = language_model_of(model.model).config
     rope, width = config.rope_parameters, getattr(config, "head_dim", None) or config.hidden_size // 2
     rotated = int(width * rope.get("partial_rotary_factor", 1.0))
     rates = rope["rope_theta"] ** (-torch.arange(0, rotated, 2).double() / rotated)
@@ -133,7 +133,7 @@ def test_layers_are_given_the_angles_of_the_coordinates(family, spec):
 def test_tokens_of_a_square_are_its_rows_from_left_to_right(family):
     sample, model, recorded = prompt(family).inputs, stock(family), []
     hook = (
-        text_of(model.model)
+        language_model_of(model.model)
         .layers[0]
         .register_forward_pre_hook(
             lambda _, args, kw: recorded.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
@@ -273,15 +273,15 @@ def test_tiles_are_not_guessed_from_the_size_of_pictures():
 
 def test_rounded_frequencies_are_still_known(monkeypatch):
     model = copy.deepcopy(stock("ernie4_5_vl_moe"))
-    kind = type(text_of(model.model).rotary_emb)
+    kind = type(language_model_of(model.model).rotary_emb)
     rotated = kind.forward
-    expected = rotary_of(text_of(model.model))
+    expected = rotary_of(language_model_of(model.model))
 
     def rough(self, x, position_ids):
         return tuple(t.bfloat16().float() for t in rotated(self, x, position_ids))
 
     monkeypatch.setattr(kind, "forward", rough)
-    assert rotary_of(text_of(model.model)) == expected
+    assert rotary_of(language_model_of(model.model)) == expected
     assert not expected.is_ordered
 
 
@@ -332,7 +332,7 @@ def test_refusals_name_what_is_missing(family):
 
 
 def test_frequencies_in_an_order_of_their_own():
-    rotary = text_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary[""]
+    rotary = language_model_of(converted("ernie4_5_vl_moe", "mrope_i").model).vispe_rotary[""]
     assert not rotary.is_ordered
     assert rotary.interleaved
     assert sorted(rotary.order) == list(range(16))
@@ -340,7 +340,7 @@ def test_frequencies_in_an_order_of_their_own():
 
 def test_a_rotation_that_is_none_of_these_is_refused():
     model = copy.deepcopy(stock("glm4v"))
-    rotary = text_of(model.model).rotary_emb
+    rotary = language_model_of(model.model).rotary_emb
     rotated = rotary.forward
     rotary.forward = lambda x, position_ids: tuple(t.square() for t in rotated(x, position_ids))
     with pytest.raises(UnsupportedHost, match="not those of its frequencies"):

@@ -11,7 +11,7 @@ from tests.hosts.transformers.more import BREAK, LACKING, prompt, stock, text_pa
 from tests.hosts.transformers.tiny import END, IMAGE, PATCH, START, VIDEO, transformers
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.call import Call
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme
 
 here = pytest.mark.skipif("molmo2" in LACKING, reason="this transformers has no Molmo 2")
@@ -32,7 +32,7 @@ def by_hand(spec, *segments):
 def test_tokens_are_rows_of_their_patches(family, side):
     """Patches of one token at a time are changed; that token moves most."""
     sample, model, recorded = prompt(family).inputs, stock(family), []
-    hook = text_of(model.model).layers[0].register_forward_pre_hook(
+    hook = language_model_of(model.model).layers[0].register_forward_pre_hook(
         lambda _, args, kw: recorded.append(args[0] if args else kw["hidden_states"]), with_kwargs=True
     )  # fmt: skip
     positions = (sample["input_ids"][0] == IMAGE).nonzero()[:6, 0]
@@ -149,14 +149,14 @@ def test_layers_of_molmo_with_scaled_frequencies_and_without():
     vispe.convert(model, "rope1d")
     assert torch.equal(logits(model, inputs), before)
     vispe.convert(model, "vrope")
-    for number, layer in enumerate(text_of(model.model).layers):
+    for number, layer in enumerate(language_model_of(model.model).layers):
 
         def keep(_, args, kwargs, number=number):
             recorded[number] = kwargs["position_embeddings"]
 
         layer.self_attn.register_forward_pre_hook(keep, with_kwargs=True)
     early = logits(model, inputs)
-    ids, text = ids_of(model, inputs), text_of(model.model)
+    ids, text = ids_of(model, inputs), language_model_of(model.model)
     for number, module in ((0, text.rotary_emb_unscaled), (1, text.rotary_emb)):
         axes = create_scheme("vrope").allocation(16)
         angle = torch.stack(

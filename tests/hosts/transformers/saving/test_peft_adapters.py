@@ -96,7 +96,7 @@ def test_the_own_scheme_is_the_stock_model_with_images_too(family, kind):
 def rows(positions):
     """Token indices and coordinates (1 + axes, b, s) of a language model, for a prompt or for one decoded token."""
     if isinstance(positions, Step):
-        coordinates = positions.scheme.going_on(positions.token_index, positions.offset)
+        coordinates = positions.scheme.continue_text(positions.token_index, positions.offset)
     else:
         coordinates = positions.coordinates
     return torch.cat([positions.token_index[None].to(coordinates), coordinates])

@@ -24,7 +24,7 @@ from tests.hosts.transformers.vision.oracle import (
     pictures,
     tower,
 )
-from vispe.attention.backends.triton.coords.operands import not_placed
+from vispe.attention.backends.triton.coords.operands import coords_unsupported_reason
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions
 from vispe.hosts.transformers.vision.convert import convert_vision, describe_vision, restore_vision
@@ -183,7 +183,7 @@ def test_kernels_are_given_a_description_at_the_coordinates(family, monkeypatch)
     tokens = line(family)
     for q, bias in recorded:
         assert type(bias).__name__ == "DistanceBias"
-        assert not_placed(bias) is None
+        assert coords_unsupported_reason(bias) is None
         assert bias.pos.coords.shape[0] in (1, q.shape[0])
         assert bias.pos.extent.tolist() == [list(bias.pos.grid.shape)]
         assert torch.equal(bias.pos.cells().float(), bias.pos.coords)

@@ -18,13 +18,15 @@ from torch.nn import functional as F
 from vispe.attention.backends.content_cpu.lookup import Lookup, Method
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import Windows, windows_of
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.call import Call
 from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, readable
 
-LEAST = 8 << 20  # bytes of the bias of all heads in float32, below which a dense mask stays in the CPU cache
+MIN_BIAS_BYTES = (
+    8 << 20
+)  # bytes of the bias of all heads in float32, below which a dense mask stays in the CPU cache
 ROWS = 256  # queries of a block
 SDPA_ROWS = 768  # queries of a block for SDPA
 SPLIT = 256  # queries per work item of an SDPA thread
@@ -48,7 +50,7 @@ def attend(call: Call) -> Tensor | None:
     all_keys = call.k.repeat_interleave(heads // call.k.shape[1], 1) if heads > call.k.shape[1] else call.k
     out = q.new_empty(*q.shape[:3], v.shape[3])
     for i in range(len(q)):
-        request = Request(None, None, call.q[i : i + 1], all_keys[i : i + 1], call.factor, None)
+        request = DenseRequest(None, None, call.q[i : i + 1], all_keys[i : i + 1], call.factor, None)
         products = [method.read(request, i) for method in methods]
         for first in range(0, heads, heads_per_group):
             head_slice = slice(first, first + heads_per_group)
@@ -131,7 +133,7 @@ def _supports(call: Call) -> bool:
     numbers = [q, k, v] + [t.weights for t in _terms(call.bias)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in numbers):
         return False
-    return 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > LEAST
+    return 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > MIN_BIAS_BYTES
 
 
 def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vispe.attention.bias.abstract_bias import Request
+from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.precision import narrowed
 from vispe.grid import Grid
@@ -22,7 +22,7 @@ class Method(Protocol):
 
     skip: int
 
-    def read(self, ask: Request, sample: int) -> Any:
+    def read(self, request: DenseRequest, sample: int) -> Any:
         """Return the products of the tokens of a sample with the table."""
 
     def rows(self, read: Any, heads: slice, block: slice) -> Tensor:
@@ -43,12 +43,12 @@ class Lookup:
     def __init__(self, term: ContextBias, dtype: torch.dtype) -> None:
         self.term, self.dtype = term, dtype
 
-    def read(self, ask: Request, sample: int) -> tuple[Tensor, Tensor]:
+    def read(self, request: DenseRequest, sample: int) -> tuple[Tensor, Tensor]:
         """Return the products of a sample's tokens with all buckets (h, n or m, buckets), and the buckets (n, m)."""
         buckets = self.term.buckets
         if buckets.ndim == 3:
             buckets = buckets[sample if len(buckets) > 1 else 0]
-        return narrowed(self.term.products(ask, slice(sample, sample + 1))[0], self.dtype), buckets
+        return narrowed(self.term.products(request, slice(sample, sample + 1))[0], self.dtype), buckets
 
     def rows(self, read: tuple[Tensor, Tensor], heads: slice, block: slice) -> Tensor:
         """Return the bias of some heads and queries, (h, rows, m)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.backends.content_cpu.lookup import on_grid
-from vispe.attention.bias.abstract_bias import Request
+from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.precision import narrowed
 from vispe.grid import Grid
@@ -61,9 +61,9 @@ class Runs:
         self.prepared: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self.memory = torch.empty(0, dtype=dtype)
 
-    def read(self, ask: Request, sample: int) -> Tensor:
+    def read(self, request: DenseRequest, sample: int) -> Tensor:
         """Return the products of the queries of a sample with all buckets, followed by -inf, (h, n, buckets + 1)."""
-        products = narrowed(self.term.products(ask, slice(sample, sample + 1))[0], self.dtype)
+        products = narrowed(self.term.products(request, slice(sample, sample + 1))[0], self.dtype)
         return F.pad(products, (0, 1), value=float("-inf"))
 
     def rows(self, read: Tensor, heads: slice, block: slice) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.content_cpu.lookup import on_grid
-from vispe.attention.bias.abstract_bias import Request
+from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.grid import Grid
 
@@ -65,10 +65,10 @@ class Windows:
             for begin, end in zip([0, *bounds], bounds, strict=False)
         ]
 
-    def read(self, ask: Request, sample: int) -> tuple[Tensor, Tensor]:
+    def read(self, request: DenseRequest, sample: int) -> tuple[Tensor, Tensor]:
         """Return the vectors of a sample that read the table (h, n, d_h), and their `edges` products (h, n, e)."""
-        x = self.term.vectors(ask, slice(sample, sample + 1))[0].to(self.weights.dtype)
-        x = x * ask.scale if self.term.scaled and ask.scale is not None else x
+        x = self.term.vectors(request, slice(sample, sample + 1))[0].to(self.weights.dtype)
+        x = x * request.scale if self.term.scaled and request.scale is not None else x
         return x, x @ self.weights[:, self.offsets.edges].transpose(-1, -2)
 
     def rows(self, read: tuple[Tensor, Tensor], heads: slice, block: slice) -> Tensor:

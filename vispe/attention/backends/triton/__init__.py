@@ -13,15 +13,15 @@ from torch import Tensor
 
 from vispe.attention.backends.triton.content import content_dispatch
 from vispe.attention.backends.triton.content.content_dispatch import content_unsupported_reason, reads_content
-from vispe.attention.backends.triton.coords.operands import attend_coords, not_placed
+from vispe.attention.backends.triton.coords.operands import attend_coords, coords_unsupported_reason
+from vispe.attention.backends.triton.device import device_unsupported_reason as _no_device
 from vispe.attention.backends.triton.device import failure_reason
-from vispe.attention.backends.triton.device import no_device as _no_device
 from vispe.attention.bias.content import GatedBias
-from vispe.attention.bias.float16_strip import fits_float16, pack_both
+from vispe.attention.bias.float16_strip import fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
     causal_unsupported_reason,
-    not_a_table,
-    table_of,
+    lower_to_table,
+    table_unsupported_reason,
     with_causal_mask,
 )
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
@@ -66,7 +66,9 @@ def unsupported_reason(call: Call) -> str | None:
             content_unsupported_reason(call.bias) if call.cu_seqlens is None else packed
         ) or failure_reason(q, kernels)
     if _scattered(call):
-        return (None if call.bias is None else not_placed(call.bias)) or failure_reason(q, "coords")
+        return (None if call.bias is None else coords_unsupported_reason(call.bias)) or failure_reason(
+            q, "coords"
+        )
     return failure_reason(q, "table")
 
 
@@ -126,7 +128,9 @@ def run(call: Call) -> Tensor:
 
 def _scattered(call: Call) -> bool:
     """Whether the tokens are not one full grid in raster order, so that kernels need explicit coordinates."""
-    return call.cu_seqlens is not None or (call.bias is not None and not_a_table(call.bias) is not None)
+    return call.cu_seqlens is not None or (
+        call.bias is not None and table_unsupported_reason(call.bias) is not None
+    )
 
 
 _Packed = tuple[
@@ -150,7 +154,7 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
 
     def build_runs() -> tuple[Tensor, Tensor, Tensor | None]:
         with no_autocast(call.q.device):
-            table, edge = table_of(bias)
+            table, edge = lower_to_table(bias)
             if table.shape[0] not in (1, heads):
                 raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
             table = table.to(call.q.device, torch.float32)
@@ -159,13 +163,17 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
                 table, edge = with_causal_mask(table, edge, grid)
             # small grids (row layout) have one or two tiles, so skipping is useless there
             visible = (
-                visible_offsets(table, heads) if (bias.hides or call.is_causal) and not layout.rows else None
+                visible_offsets(table, heads)
+                if (bias.is_sparse or call.is_causal) and not layout.rows
+                else None
             )
             return *build(table, edge, layout), visible
 
     def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> _Packed:
         if both:
-            return *pack_both(runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead), visible
+            return *pack_with_copy(
+                runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead
+            ), visible
         return *pack(runs, prefix_runs, layout, call.factor, stored, lead=layout.lead), None, visible
 
     if bias.key is not None:

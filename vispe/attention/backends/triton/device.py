@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vispe.errors import BackendUnavailable, VispeError, is_memory
+from vispe.errors import BackendUnavailable, VispeError, is_out_of_memory
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +34,7 @@ class KernelsFailed(BackendUnavailable):
     """Raised when a kernel launch fails; the kernels are not used again in this process."""
 
 
-def no_device(x: Tensor) -> str | None:
+def device_unsupported_reason(x: Tensor) -> str | None:
     """Return why kernels cannot run on the device of `x`, or None; the first call on a device launches one."""
     if not _INSTALLED:
         return "Triton is not installed"
@@ -91,7 +91,7 @@ def record_failures(kernels: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 raise
             except Exception as error:
                 x = args[0]
-                if is_memory(error) or not isinstance(x, Tensor):
+                if is_out_of_memory(error) or not isinstance(x, Tensor):
                     raise
                 raise KernelsFailed(
                     f"{_record_failure(x, kernels, error)}. They are not used from now on. Select another backend with "
@@ -116,7 +116,7 @@ def _try(x: Tensor) -> None:
         raise
     # Triton, its compiler and the driver raise various types
     except Exception as error:
-        if is_memory(error):
+        if is_out_of_memory(error):
             _TRIED.discard(device)
             return
         _record_failure(x, _ALL, error)

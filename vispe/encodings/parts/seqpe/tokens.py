@@ -18,7 +18,7 @@ from vispe.encodings.parts.seqpe.losses import (
 )
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions
-from vispe.options import Axes, Chance, Count, Positive, Whole
+from vispe.options import Axes, NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
 
 class DigitEncoding(Encoding):
@@ -26,21 +26,21 @@ class DigitEncoding(Encoding):
 
     ndim = (1, 2, 3)
 
-    dim: Whole
-    num_heads: Whole
-    grid: tuple[Whole, ...] | None = None
+    dim: PositiveInt
+    num_heads: PositiveInt
+    grid: tuple[PositiveInt, ...] | None = None
     axes: Axes | None = None
-    embed_dim: Whole | None = None
-    layers: Count = 2
-    max_digits: Whole | None = None
+    embed_dim: PositiveInt | None = None
+    layers: NonNegativeInt = 2
+    max_digits: PositiveInt | None = None
     direction: Direction = "causal"
     mask_padding: bool = True
     final_norm: bool = True
     class_token: bool = True
     class_vector: bool = False
-    temperature: Positive = 1.0
-    dropout: Chance = 0.0
-    shift: Chance = 0.0
+    temperature: PositiveFloat = 1.0
+    dropout: Probability = 0.0
+    shift: Probability = 0.0
 
     def __post_init__(self) -> None:
         self.coordinates = coordinate_count(self.name, self.axes, self.grid)
@@ -121,7 +121,7 @@ class DigitEncoding(Encoding):
             raise ShapeError(
                 f"{self.name} needs integer positions, got free coordinates ({pos}). Use grid.positions()."
             )
-        table = self._kept(self.encoder, pos, lambda: self._encoded(pos), trust=again)
+        table = self._eval_cache(self.encoder, pos, lambda: self._encoded(pos), trust=again)
         if self.prefix_vector is None:
             first = table.new_zeros(1, table.shape[-1])
         else:

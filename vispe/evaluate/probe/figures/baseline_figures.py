@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.evaluate.probe.baseline_table import BaselineTable
 from vispe.evaluate.probe.figures.r2_axes import WORDS, r2_axis, r2_dots
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new, new_figure
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, new_axes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def plot_probe_baselines(table: BaselineTable, target: str | None = None, ax: "A
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    ax = new(ax, (6.4, 0.5 * len(table.rows) + 1.2))
+    ax = new_axes(ax, (6.4, 0.5 * len(table.rows) + 1.2))
     name = target or table.targets[0]
     k = table.targets.index(name)
     for y, row in enumerate(reversed(table.rows)):

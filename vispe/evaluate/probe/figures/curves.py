@@ -9,7 +9,7 @@ import numpy as np
 
 from vispe.evaluate.probe.figures.r2_axes import WORDS, r2_axis
 from vispe.evaluate.probe.layer_probe import LayerProbe
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean, new
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def plot_probe_layers(result: LayerProbe, ax: "Axes | None" = None) -> "Axes":
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    ax = new(ax, (7.6, 4.2))
+    ax = new_axes(ax, (7.6, 4.2))
     blocks, low = np.arange(len(result.r2)), -1.0
     for k, name in reversed(list(enumerate(result.targets))):
         colour, marker = _STYLES[name]
@@ -87,7 +87,7 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    ax = new(ax, (7.6, 3.6))
+    ax = new_axes(ax, (7.6, 3.6))
     single = [k for k, name in enumerate(result.targets) if name not in ("lr+ud", "raster")] or [0]
     curves = np.nan_to_num(result.channel_r2[block][single], nan=-1.0)
     best, which = curves.max(0), curves.argmax(0)
@@ -113,7 +113,7 @@ def plot_probe_channels(result: LayerProbe, block: int = -1, ax: "Axes | None" =
     ticks = [t for t in ax.get_yticks() if 0 <= t <= 1]
     ax.set_yticks([floor, *ticks], [f"≤ {floor:g}", *(f"{t:g}" for t in ticks)])
     ax.legend(**_LEGEND)
-    clean(ax)
+    clean_axes(ax)
     return ax
 
 

@@ -10,7 +10,7 @@ from vispe.errors import OptionError
 from vispe.evaluate.probe.baseline_table import BaselineTable
 from vispe.evaluate.probe.figures.baseline_figures import baselines_figure
 from vispe.evaluate.probe.figures.curves import plot_probe_channels, plot_probe_layers
-from vispe.evaluate.probe.figures.summary_figure import capital, plot_probe
+from vispe.evaluate.probe.figures.summary_figure import capitalize, plot_probe
 from vispe.evaluate.probe.layer_probe import LayerProbe
 from vispe.evaluate.probe.positional import ProbeResult
 from vispe.report.figure_style import new_figure
@@ -100,13 +100,13 @@ def probe_page(subject: str, results: Mapping[str, SourceProbe]) -> Page:
     page = Page(
         subject,
         "Positional probe",
-        f"{capital(first.verdict)} ({heading(lead, first)})",
+        f"{capitalize(first.verdict)} ({heading(lead, first)})",
         tone(first.headline),
     )
     for source, result in results.items():
         title = heading(source, result.probe)
         page.section(title)
-        page.text(f"{capital(result.probe.verdict)}.")
+        page.text(f"{capitalize(result.probe.verdict)}.")
         page.text(" ".join(result.probe.notes))
         page.table(result.probe.table(), quiet=(len(result.probe.rows) - 1,))
         page.figure(plot_probe(result.probe, f"{subject}, {title}"), f"Probe of the final features, {title}.")
@@ -139,7 +139,7 @@ def best_block(result: LayerProbe) -> int:
 
 def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
     page.section(f"After every block: {title}")
-    page.text(f"{capital(result.verdict)}.")
+    page.text(f"{capitalize(result.verdict)}.")
     page.text(" ".join(result.notes))
     caption = (
         "Top: held-out R² after every block, before the final norm; median over images, band: quartiles. "
@@ -153,7 +153,7 @@ def _add_layers(page: Page, result: LayerProbe, title: str) -> None:
 
 def _add_baselines(page: Page, table: BaselineTable, title: str) -> None:
     page.section(f"Debiasing: {title}")
-    page.text(f"{capital(table.verdict)}.")
+    page.text(f"{capitalize(table.verdict)}.")
     caption = (
         f"Each dot is one of {table.n_images} images; lines and numbers are medians, diamonds the shuffled "
     )

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vispe.report.figure_style import INK, clean
+from vispe.report.figure_style import INK, clean_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def r2_axis(ax: "Axes", which: str) -> None:
     getattr(ax, f"set_{which}ticks")(ticks, ["≤ -1" if t == -1 else f"{t:g}" for t in ticks])
     if which == "y":
         ax.set_ylabel("held-out R²", color=INK)
-    clean(ax)
+    clean_axes(ax)
 
 
 def r2_dots(

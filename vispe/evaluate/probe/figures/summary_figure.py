@@ -9,8 +9,8 @@ import numpy as np
 
 from vispe.evaluate.probe.figures.r2_axes import r2_dots
 from vispe.evaluate.probe.positional import ProbeResult
-from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean, new_figure
-from vispe.report.table import capital
+from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
+from vispe.report.table import capitalize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,7 +39,7 @@ def plot_probe(result: ProbeResult, title: str = "") -> "Figure":
     inch = 1 / figure.get_figheight()
     colour = {"position": ORANGE, "no": BLUE}.get(result.verdict.split()[0], GREY)
     figure.text(0.04, 1 - 0.42 * inch, f"Positional probe: {title}" if title else "Positional probe", size=13)
-    figure.text(0.04, 1 - 0.82 * inch, capital(result.verdict), size=17, weight="bold", color=colour)
+    figure.text(0.04, 1 - 0.82 * inch, capitalize(result.verdict), size=17, weight="bold", color=colour)
     figure.text(0.04, 1 - 1.10 * inch, "  ".join(result.notes), size=10, color=INK)
     figure.text(0.04, 0.22 * inch, _footnote(result), size=9, color=GREY, linespacing=1.5)
     box = {"top": 1 - 1.55 * inch, "bottom": 1.35 * inch}
@@ -92,7 +92,7 @@ def _draw_scores(ax: "Axes", result: ProbeResult) -> None:
         ax.set_xticks((-1, -0.5, 0, 0.5, 1), ("≤ -1", "-0.5", "0", "0.5", "1"))
     ax.set_yticks(range(len(rows)), [row.target for row in rows])
     ax.set_title("Held-out R² by target, with the median", size=10.5, loc="left")
-    clean(ax)
+    clean_axes(ax)
 
 
 def _draw_channels(ax: "Axes", result: ProbeResult, n: int = 12) -> None:
@@ -108,7 +108,7 @@ def _draw_channels(ax: "Axes", result: ProbeResult, n: int = 12) -> None:
     total = len(result.channel_r2)
     title = f"{result.rows[0].target} from one channel: best {len(channels)} of {total}"
     ax.set_title(title, size=10.5, loc="left")
-    clean(ax)
+    clean_axes(ax)
     ax.tick_params(axis="x", labelsize=7.5)
 
 

@@ -15,7 +15,7 @@ Shown = Callable[[Tensor], np.ndarray]
 """Converts a normalised image (c, H, W) to RGB (H, W, 3) in [0, 1]."""
 
 
-def shown_in_range(image: Tensor) -> np.ndarray:
+def rescale_to_rgb(image: Tensor) -> np.ndarray:
     """Return an image (c, H, W) as RGB (H, W, 3), rescaled from its min and max to [0, 1]."""
     rgb = image.detach().cpu().double()
     rgb = rgb.expand(3, -1, -1) if len(rgb) == 1 else rgb[:3]

@@ -8,7 +8,7 @@ from vispe.evaluate.rotation.record_key import EVERY_POSE, FITTED_ONCE, FULL, PO
 from vispe.evaluate.rotation.records import METRICS, Measurement
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.figure_style import BLUE, GREY, ORANGE
-from vispe.report.table import capital
+from vispe.report.table import capitalize
 
 LIMITS = ((INVARIANT, "invariant"), (MILD, "mild"), (float("inf"), "strong"))
 """Upper bounds of the zones of the verdict, and their names."""
@@ -35,7 +35,7 @@ def images_of(rows: Iterable[Measurement]) -> str:
 def title_of(metric: str) -> str:
     """Return the capitalised name of a metric, mIoU unchanged."""
     words = METRICS[metric].title
-    return words if words.startswith("mIoU") else capital(words)
+    return words if words.startswith("mIoU") else capitalize(words)
 
 
 def parts_of(metric: str) -> tuple[tuple[str, str, str], ...]:

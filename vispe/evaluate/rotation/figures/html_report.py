@@ -14,8 +14,8 @@ from vispe.evaluate.rotation.records import METRICS, Measurement
 from vispe.evaluate.rotation.report import RotationReport
 from vispe.evaluate.rotation.verdict import INVARIANT, MILD
 from vispe.report.html_page import Page, Tone
-from vispe.report.statistics import FEWEST
-from vispe.report.table import capital, interval, number
+from vispe.report.statistics import MIN_IMAGES
+from vispe.report.table import capitalize, interval, number
 
 HEAD = ("transform", "metric", "of", "mean", "95 % interval", "worst image", "floor", "effect", "images")
 
@@ -46,8 +46,8 @@ def rotation_page(report: RotationReport) -> Page:
     n = len(result.images)
     intervals = "quantify the variation of the mean over similar images"
     words = (
-        f"Intervals {intervals}; they need {FEWEST} images."
-        if n < FEWEST
+        f"Intervals {intervals}; they need {MIN_IMAGES} images."
+        if n < MIN_IMAGES
         else f"Intervals (95 %, bootstrap over images) {intervals}."
     )
     page.text(f"{n} image{'s' * (n != 1)}. {words}", soft=True)
@@ -117,7 +117,7 @@ def _verdict(report: RotationReport) -> tuple[str, Tone]:
     if np.isfinite(worst):
         tone = "good" if worst < INVARIANT else "mild" if worst < MILD else "bad"
     words = report.verdict or f"{len(report.result.rows)} rows were measured"
-    return capital(words), tone
+    return capitalize(words), tone
 
 
 def _value(value: Any) -> str:

@@ -59,8 +59,8 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
     for k, (ax, part) in enumerate(zip(all_axes, fingerprint.components, strict=False)):
         image = ax.imshow(part, cmap="PuOr", vmin=-reach, vmax=reach, interpolation="nearest")
         share = 100 * float(fingerprint.explained[k])
-        figure_style.heading(ax, f"Component {k + 1}: {share:.0f} %")
-        figure_style.bare(ax)
+        figure_style.figure_title(ax, f"Component {k + 1}: {share:.0f} %")
+        figure_style.hide_axes(ax)
     if image is not None:
         figure_style.scale(image, all_axes[:count], "score of the component", fraction=0.05, aspect=50)
     _channels(all_axes[-1], fingerprint, channels)
@@ -76,7 +76,7 @@ def plot_poses(report: RotationReport) -> Figure:
     Raises:
         InputError: the report has no maps.
     """
-    figure_style.wanted(list(report.poses), "maps of poses", "vispe rotate")
+    figure_style.require_records(list(report.poses), "maps of poses", "vispe rotate")
     first, others = _split(report.poses)
     off = {name: np.sqrt(np.square(m - first).mean(-1)) for name, m in others.items()}
     top = max(0.1, max((float(d.max()) for d in off.values()), default=0.0))
@@ -85,7 +85,7 @@ def plot_poses(report: RotationReport) -> Figure:
     image: Any = None
     for (upper, lower), (name, moved) in zip(right, others.items(), strict=True):
         _show(upper, moved, name)
-        label = f"off by {figure_style.short(float(np.sqrt(np.square(off[name]).mean())))}"
+        label = f"off by {figure_style.short_number(float(np.sqrt(np.square(off[name]).mean())))}"
         image = _show(lower, off[name], label, cmap="cividis", vmin=0, vmax=top)
     if image is not None:
         label = "difference from the original features, in colour (0 to 1)"
@@ -99,7 +99,7 @@ def plot_label_poses(report: RotationReport) -> Figure:
     Raises:
         InputError: the report has no labels.
     """
-    figure_style.wanted(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
+    figure_style.require_records(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
     first, others = _split(report.labels)
     figure, left, right = _sheet(report.picture, len(others), first.shape)
     highest = max(int(m.max(initial=0)) for m in report.labels.values())
@@ -139,7 +139,7 @@ def _sheet(
 def _show(ax: Axes, values: np.ndarray, title: str, **how: Any) -> Any:
     image = ax.imshow(values, **{"interpolation": "nearest", **how})
     ax.set_title(title, size=10, color=INK, loc="left", pad=4, parse_math=False)
-    figure_style.bare(ax)
+    figure_style.hide_axes(ax)
     return image
 
 
@@ -172,8 +172,8 @@ def _channels(ax: Axes, fingerprint: Fingerprint, count: int) -> None:
     ax.set_ylim(0, 1)
     ax.set_xticks(range(len(best)), [str(c) for c in best])
     ax.set_xlabel("channel", color=INK)
-    figure_style.heading(ax, "R² of row and column from one channel")
-    figure_style.clean(ax, "y")
+    figure_style.figure_title(ax, "R² of row and column from one channel")
+    figure_style.clean_axes(ax, "y")
     ax.tick_params(axis="x", labelsize=8.5)
     if not best:
         ax.text(0.5, 0.5, "no channel varies", transform=ax.transAxes, ha="center", color=GREY)

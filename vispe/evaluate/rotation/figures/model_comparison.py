@@ -57,7 +57,7 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
         InputError: no model, or none with an error over D4.
     """
     tables = {name: _numbers(measurements(rows)) for name, rows in models.items()}
-    figure_style.wanted(
+    figure_style.require_records(
         [t for t in tables.values() if t["full"] is not None], "error over D4", "equivariance"
     )
     order = sorted(tables, key=lambda name: _mean(tables[name]["full"], last=True))
@@ -81,7 +81,7 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     for ax in (left, right):
         _zones(ax)
     at = {"coords": ("data", "axes fraction"), "size": 8.5, "ha": "right", "va": "bottom"}
-    figure_style.remark(left, "unrelated", (chance, 0), (-3, 4), rotation=90, **at)
+    figure_style.annotate(left, "unrelated", (chance, 0), (-3, 4), rotation=90, **at)
     titles = ("Error, rotations by 90° and reflections", "Effect at other angles", "Linear position")
     label = (
         "centred equivariance error over D4",
@@ -91,7 +91,7 @@ def plot_models(models: Mapping[str, Rows]) -> Figure:
     for ax, title, under in zip((left, middle, right), titles, label, strict=True):
         ax.set_title(title, size=11, color=INK, loc="left", pad=22)
         ax.set_xlabel(under, color=INK, size=9.5)
-        figure_style.clean(ax, "x")
+        figure_style.clean_axes(ax, "x")
         ax.axvline(0, color=INK, linewidth=0.8)
     left.set_ylim(len(order) - 0.5, -0.5)
     left.set_yticks(y, order)
@@ -154,13 +154,15 @@ def _dots(
 ) -> None:
     """Plot means and intervals; means below `lowest` are drawn hollow there."""
     x = np.array([_mean(s) for s in summaries])
-    figure_style.whiskers(ax, y, np.maximum(figure_style.spans(summaries), lowest), across=True, color=color)
+    figure_style.error_bars(
+        ax, y, np.maximum(figure_style.intervals(summaries), lowest), across=True, color=color
+    )
     style = {"color": color, "markersize": 6, "zorder": 5, "clip_on": False}
     ax.plot(np.maximum(x, lowest), y, marker, label=label, **style)
     if (x < lowest).any():
         ax.plot(np.full((x < lowest).sum(), lowest), y[x < lowest], marker, markerfacecolor="white", **style)
     for height in y[~np.isfinite(x)] if not label else ():
-        figure_style.remark(ax, "not measured", (0, height), (6, 0), size=8.5, va="center", color=GREY)
+        figure_style.annotate(ax, "not measured", (0, height), (6, 0), size=8.5, va="center", color=GREY)
 
 
 def _zones(ax: Axes) -> None:
@@ -170,5 +172,7 @@ def _zones(ax: Axes) -> None:
         if np.isfinite(end):
             ax.axvline(end, color=GREY, linewidth=1, linestyle=figure_style.DASHED, zorder=0)
         position_, away, side = (end, -3, "right") if low == 0 else (low, 4, "left")
-        figure_style.remark(ax, word, (position_, 1), (away, 5), ("data", "axes fraction"), size=8.5, ha=side)
+        figure_style.annotate(
+            ax, word, (position_, 1), (away, 5), ("data", "axes fraction"), size=8.5, ha=side
+        )
         low = end

@@ -44,7 +44,7 @@ def plot_polar(
         InputError: there are no such rows, or the axes are not polar.
     """
     rows = angle_rows(result, metric, part)
-    figure_style.wanted(
+    figure_style.require_records(
         list(rows), f"rows of {metric!r} at angles", "angle_equivariance or angle_consistency"
     )
     ax = figure_style.axes(ax, 6.2, 6.2, polar=True)
@@ -67,7 +67,7 @@ def plot_polar(
            label="lost against 0°" if at0 else "lost beyond it" if high else "beyond it (effect)", **bar)  # fmt: skip
     dots = {"color": BLUE, "markersize": 5, "clip_on": False, "zorder": 5}
     ax.plot(theta[finite], value[finite], "o", label=images_of(rows.values()), **dots)
-    figure_style.whiskers(ax, theta, figure_style.spans(r.summary() for r in rows.values()), color=BLUE)
+    figure_style.error_bars(ax, theta, figure_style.intervals(r.summary() for r in rows.values()), color=BLUE)
     top = 1.0 if high else 1.12 * max(np.nanmax([*value, *floors]), LIMITS[0][0])
     ax.set_theta_zero_location("N")
     ax.set_ylim(0, top)
@@ -77,8 +77,8 @@ def plot_polar(
     ax.grid(color=FAINT, linewidth=0.8)
     ax.spines[:].set_visible(False)
     ax.tick_params(colors=INK, labelsize=9.5)
-    figure_style.heading(ax, f"{title_of(metric)} by angle", _beyond(rows, at0))
-    figure_style.key(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
+    figure_style.figure_title(ax, f"{title_of(metric)} by angle", _beyond(rows, at0))
+    figure_style.legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=2)
     return ax
 
 
@@ -86,14 +86,19 @@ def _beyond(rows: dict[float, Measurement], at0: bool) -> str:
     """Return the range over angles, or the mean over resampled angles, of value and effect, as text."""
     values = {a: v for a, r in rows.items() if np.isfinite(v := mean(r))}
     if at0 and values:
-        rest = figure_style.short(rows[0.0].summary().mean)
+        rest = figure_style.short_number(rows[0.0].summary().mean)
         return f"{rest} at 0°, {min(values.values()):.2f} to {max(values.values()):.2f}"
     tilted = [a for a in values if a % 90]
     if not tilted:
         return "only multiples of 90°, which are exact"
     effects = [e.mean for a in tilted if (e := rows[a].effect()) is not None]
-    beyond = "" if not effects else f", {figure_style.short(abs(float(np.mean(effects))))} beyond resampling"
-    return f"off multiples of 90°: {figure_style.short(float(np.mean([values[a] for a in tilted])))} on average{beyond}"
+    beyond = (
+        ""
+        if not effects
+        else f", {figure_style.short_number(abs(float(np.mean(effects))))} beyond resampling"
+    )
+    mean = figure_style.short_number(float(np.mean([values[a] for a in tilted])))
+    return f"off multiples of 90°: {mean} on average{beyond}"
 
 
 def _few(n: int):

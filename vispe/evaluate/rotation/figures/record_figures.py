@@ -40,7 +40,9 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
     """
     poses = [g.name for g in D4[1:]]
     parts = [p for p in parts_of(metric) if any(result.find(g, metric, p[0]) for g in poses)]
-    figure_style.wanted(parts, f"rows of {metric!r} at the poses of D4", "equivariance or consistency")
+    figure_style.require_records(
+        parts, f"rows of {metric!r} at the poses of D4", "equivariance or consistency"
+    )
     ax = figure_style.axes(ax, 8.4, 4.4)
     width = 0.8 / len(parts)
     for k, (part, words, colour) in enumerate(parts):
@@ -48,14 +50,16 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
         x = np.arange(len(poses)) + (k - (len(parts) - 1) / 2) * width
         values = np.array([mean(r) for r in rows])
         average = mean(result.find(record_key.D4_MEAN, metric, part))
-        label = f"{words}: {figure_style.short(average)}" if np.isfinite(average) else words
+        label = f"{words}: {figure_style.short_number(average)}" if np.isfinite(average) else words
         label += " (exact)" if metric == "error" and average < EXACT else ""
         ax.bar(x, values, 0.92 * width, color=colour, alpha=0.85, linewidth=0, label=label)
-        figure_style.whiskers(ax, x, figure_style.spans(None if r is None else r.summary() for r in rows))
+        figure_style.error_bars(
+            ax, x, figure_style.intervals(None if r is None else r.summary() for r in rows)
+        )
     lines = _control_lines(result, metric)
     for y, words in lines:
         ax.axhline(y, color=GREY, linewidth=1, linestyle=figure_style.DASHED, zorder=0)
-        figure_style.remark(ax, words, (1, y), (6, 0), ("axes fraction", "data"), va="center")
+        figure_style.annotate(ax, words, (1, y), (6, 0), ("axes fraction", "data"), va="center")
     heights = [bar.get_height() for bar in ax.patches]
     top = np.nanmax([LIMITS[1][0], *heights, *(y for y, _ in lines)])
     ax.set_ylim(0, 1.05 if METRICS[metric].better == "high" else 1.08 * top)
@@ -64,7 +68,7 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
     if metric == "error" and finite and max(finite) < EXACT:
         ax.text(3, 0.1 * ax.get_ylim()[1], "exact at every pose", size=11, color=INK, ha="center")
     rows = [r for p in parts for g in poses if (r := result.find(g, metric, p[0]))]
-    figure_style.finish(ax, f"{title_of(metric)} by pose", images_of(rows))
+    figure_style.finish_axes(ax, f"{title_of(metric)} by pose", images_of(rows))
     return ax
 
 
@@ -84,7 +88,7 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     for row in result.rows:
         if row.key.layer is not None and row.metric in ("error", "r2"):
             series.setdefault((row.metric, row.key.part), {})[row.key.layer] = row
-    figure_style.wanted(list(series), "rows after blocks", "layer_curve")
+    figure_style.require_records(list(series), "rows after blocks", "layer_curve")
     ax = figure_style.axes(ax, 8.4, 4.4)
     styles = {
         ("error", record_key.FULL): ("error, image transformed", BLUE, "o-"),
@@ -98,7 +102,7 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
             continue
         x = np.array(sorted(rows))
         y = np.array([mean(rows[k]) for k in x])
-        band = figure_style.spans(rows[k].summary() for k in x)
+        band = figure_style.intervals(rows[k].summary() for k in x)
         ax.fill_between(x, *np.maximum(band, 0).T, color=colour, alpha=0.15, linewidth=0)
         ax.plot(x, np.maximum(y, 0), style, color=colour, markersize=5, linewidth=1.6, label=words, zorder=3)
         if (y < 0).any():
@@ -111,7 +115,7 @@ def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("after block", color=INK)
     ax.tick_params(axis="x", pad=8)  # below the marks at 0
     under = images_of(r for rows in series.values() for r in rows.values()).replace("lines", "shaded")
-    figure_style.finish(ax, "Error and position by block", under, low=-0.14, columns=3)
+    figure_style.finish_axes(ax, "Error and position by block", under, low=-0.14, columns=3)
     return ax
 
 
@@ -132,7 +136,7 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     series: dict[str, list[Measurement]] = {}
     for row in shift_rows(result):
         series.setdefault(row.key.question, []).append(row)
-    figure_style.wanted(list(series), "rows of shifts", "roll_equivariance or crop_shift")
+    figure_style.require_records(list(series), "rows of shifts", "roll_equivariance or crop_shift")
     ax = figure_style.axes(ax, 8.4, 4.4)
     patch = result.settings.get("patch") if patch is None else patch
     lengths = sorted({_length(row) for rows in series.values() for row in rows})
@@ -148,11 +152,11 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
         words, colour, marker = styles[name]
         x = np.array([lengths.index(_length(row)) for row in rows])
         y = np.array([mean(row) for row in rows])
-        bounds = figure_style.spans(row.summary() for row in rows)
+        bounds = figure_style.intervals(row.summary() for row in rows)
         x_offset = x + 0.12 * (k - (len(series) - 1) / 2)
         ax.plot(x_offset, y, marker, color=colour, markersize=5, zorder=3)
         ax.plot([], [], f"{marker}-", color=colour, markersize=5, linewidth=1.2, label=words)
-        figure_style.whiskers(ax, x_offset, bounds, color=colour)
+        figure_style.error_bars(ax, x_offset, bounds, color=colour)
         steps = np.unique(x)
         middle = [float(np.mean(y[x == s])) for s in steps]
         ax.plot(steps, middle, color=colour, linewidth=1.2, alpha=0.6)
@@ -163,7 +167,7 @@ def plot_translation(result: RotationResult, ax: Axes | None = None, *, patch: i
     ax.set_xticks(range(0, len(lengths), every), [str(d) for d in lengths[::every]])
     ax.set_xlabel("shift, pixels", color=INK)
     under = images_of(row for rows in series.values() for row in rows)
-    figure_style.finish(ax, f"{title_of('error')} by shift", under, low=-0.14, columns=3)
+    figure_style.finish_axes(ax, f"{title_of('error')} by shift", under, low=-0.14, columns=3)
     return ax
 
 
@@ -183,15 +187,17 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
         (record_key.SPREAD, "scribbles everywhere", GREY),
     ]
     table = [[result.find(n, "quadrant_gap", p) for n in names] for p, *_ in parts]
-    figure_style.wanted([r for rows in table for r in rows if r], "rows of the quadrant gap", "quadrant_gap")
+    figure_style.require_records(
+        [r for rows in table for r in rows if r], "rows of the quadrant gap", "quadrant_gap"
+    )
     ax = figure_style.axes(ax, 8.4, 4.0)
     reach = [0.1]
     for k, ((_, words, colour), rows) in enumerate(zip(parts, table, strict=True)):
         x = np.array([0.0, *(1.4 + np.arange(4))]) + 0.4 * (k - 0.5) + 0.2 * (np.arange(5) == 0) * (1 - 2 * k)
         values = np.array([mean(r) for r in rows])
-        bands = figure_style.spans(None if r is None else r.summary() for r in rows)
+        bands = figure_style.intervals(None if r is None else r.summary() for r in rows)
         ax.bar(x, values, 0.37, color=colour, alpha=0.85, linewidth=0, label=words)
-        figure_style.whiskers(ax, x, bands)
+        figure_style.error_bars(ax, x, bands)
         reach += [*np.abs(values), *np.abs(bands).ravel()]
     ax.axhline(0, color=INK, linewidth=0.8)
     top = 1.15 * np.nanmax(reach)
@@ -199,7 +205,7 @@ def plot_quadrants(result: RotationResult, ax: Axes | None = None) -> Axes:
     ax.set_xticks([0, *(1.4 + np.arange(4))], ["mean of four", *QUADRANTS])
     ax.set_ylabel("mIoU elsewhere - there", color=INK)
     words = "Quadrant gap: worse elsewhere (below 0) where position leaks"
-    figure_style.finish(ax, words, images_of(r for rows in table for r in rows if r))
+    figure_style.finish_axes(ax, words, images_of(r for rows in table for r in rows if r))
     return ax
 
 
@@ -236,5 +242,5 @@ def _limits(ax: Axes) -> None:
         if np.isfinite(end):
             ax.axhline(end, color=GREY, linewidth=0.9, linestyle=figure_style.DASHED, zorder=0)
         middle = (low + end) / 2 if np.isfinite(end) else 1.5 * low
-        figure_style.remark(ax, word, (1, middle), (4, 0), ("axes fraction", "data"), va="center")
+        figure_style.annotate(ax, word, (1, middle), (4, 0), ("axes fraction", "data"), va="center")
         low = end

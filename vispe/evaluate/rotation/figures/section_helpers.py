@@ -49,9 +49,17 @@ def short_table(page: Page, rows: Iterable[Measurement]) -> None:
     table = [["", "metric", "of", "mean", "95 % interval"]]
     for row in rows:
         summary = row.summary()
-        bounds = "" if summary.interval is None else " to ".join(map(figure_style.short, summary.interval))
+        bounds = (
+            "" if summary.interval is None else " to ".join(map(figure_style.short_number, summary.interval))
+        )
         table.append(
-            [row.transform, METRICS[row.metric].title, row.part, figure_style.short(summary.mean), bounds]
+            [
+                row.transform,
+                METRICS[row.metric].title,
+                row.part,
+                figure_style.short_number(summary.mean),
+                bounds,
+            ]
         )
     page.table(table, left=(0, 1, 2), quiet=[k for k, row in enumerate(rows) if row.control])
 

@@ -23,11 +23,11 @@ from vispe.evaluate.rotation.helpers import (
     trainings,
     under,
 )
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, truths_of
+from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step, truth_of_image
 from vispe.evaluate.rotation.record_key import ALL_POSES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.segment.metrics import mean_iou, shares, without_borders
-from vispe.symmetry.label_maps import posed_labels, round_trip_labels
+from vispe.segment.metrics import class_percentages, mean_iou, without_borders
+from vispe.symmetry.label_maps import rotated_window_labels, round_trip_window_labels
 from vispe.symmetry.warp import Canvas
 
 
@@ -81,18 +81,22 @@ def across_poses(
     def pairs(batch: Tensor) -> Iterator[Pair]:
         canvas = Canvas.fit(tuple(batch.shape[-2:]), margin, side, how)
         disc = canvas.pixels().numpy()
-        truth = None if truths is None else truths_of(truths, len(area), batch)
+        truth = None if truths is None else truth_of_image(truths, len(area), batch)
         if truth is not None:
             truth = truth[: canvas.source[0], : canvas.source[1]]
-            still = posed_labels(canvas, truth, 0)
-            true_area.append(shares(np.where(disc, still, 0), n_classes))
+            still = rotated_window_labels(canvas, truth, 0)
+            true_area.append(class_percentages(np.where(disc, still, 0), n_classes))
         area.append(np.empty((len(angles), n_classes)))
         for k, angle in enumerate(angles):
             labels = np.where(disc, labels_of(s, canvas.pose(batch, angle)[0]), 0)
-            area[-1][k] = shares(labels, n_classes)
+            area[-1][k] = class_percentages(labels, n_classes)
             if truth is not None:
-                yield (k, "value"), [without_borders(posed_labels(canvas, truth, angle), border)], [labels]
-                trip = np.where(disc, round_trip_labels(canvas, truth, angle), 0)
+                yield (
+                    (k, "value"),
+                    [without_borders(rotated_window_labels(canvas, truth, angle), border)],
+                    [labels],
+                )
+                trip = np.where(disc, round_trip_window_labels(canvas, truth, angle), 0)
                 yield (k, "floor"), [without_borders(still, border)], [trip]
 
     values = compared(images, pairs, {"accuracy": partial(mean_iou, n_classes=n_classes)})

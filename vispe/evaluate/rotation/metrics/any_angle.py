@@ -24,7 +24,7 @@ from vispe.evaluate.rotation.helpers import Found, at_angles, canvas_of, feature
 from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.symmetry.warp import Canvas, blurred_as, rotate
+from vispe.symmetry.warp import Canvas, match_spectrum, rotate
 
 VALUE = "value"
 FLOORS = ("round trip", "features", "blur")
@@ -105,7 +105,7 @@ def _turned(
     if angle % 90:
         yield "round trip", features_of(f, canvas.round_trip(batch, angle))
         yield "features", _turn(_turn(first, angle), -angle)
-        yield "blur", features_of(f, blurred_as(still, posed))
+        yield "blur", features_of(f, match_spectrum(still, posed))
 
 
 def _turn(maps: Tensor, degrees: float) -> Tensor:

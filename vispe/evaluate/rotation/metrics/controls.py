@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from vispe.backbones.batching import FeatureFunction
-from vispe.backbones.vision_model import ModelFeatures, patch_projection, random_twin
+from vispe.backbones.vision_model import VisionModel, patch_projection, reinitialized_copy
 from vispe.evaluate.rotation.metrics.equivariance import equivariance, position_equivariance, raw_intensity
 from vispe.evaluate.rotation.record_key import POSITION_CODE, RANDOM, RAW
 from vispe.evaluate.rotation.records import Measurement, relabelled
@@ -33,7 +33,7 @@ def control_rows(
         measures: of `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
         batch_size: max number of images of equal size per batch.
         seed: of the random weights.
-        twin: return value of `random_twin` for the model of f, if available.
+        twin: return value of `reinitialized_copy` for the model of f, if available.
 
     Returns:
         Records marked as controls: 'raw intensity' (exactly 0), 'random weights' and, if the patch embedding is known,
@@ -46,10 +46,10 @@ def control_rows(
     options = {"elements": elements, "measures": measures, "batch_size": batch_size}
     images = list(images) if not isinstance(images, Sequence | Tensor) else images
     rows = relabelled(equivariance(raw_intensity, images, controls=False, **options), RAW, control=True)
-    if not isinstance(f, ModelFeatures):
+    if not isinstance(f, VisionModel):
         return rows, ("There is no control of random weights, which needs a model.",)
-    net, unchanged = random_twin(f.model, seed) if twin is None else twin
-    same = ModelFeatures(net, layer=f.layer, norm=f.norm)
+    net, unchanged = reinitialized_copy(f.model, seed) if twin is None else twin
+    same = VisionModel(net, layer=f.layer, norm=f.norm)
     rows += relabelled(equivariance(same, images, controls=False, **options), RANDOM, control=True)
     if patch_projection(net) is not None:
         moved = position_equivariance(same, images, **options)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, checked_maps, features_of
-from vispe.backbones.vision_model import ModelFeatures
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.comparison import (
     MEASURES,
@@ -74,7 +74,7 @@ def equivariance(
 
 
 def position_equivariance(
-    f: ModelFeatures,
+    f: VisionModel,
     images: Iterable[Tensor],
     *,
     elements: Sequence[Element] = D4,
@@ -92,7 +92,7 @@ def position_equivariance(
         OptionError: f is not a `ModelFeatures`.
         UnsupportedHost: the patch embedding of the model is unknown.
     """
-    if not isinstance(f, ModelFeatures):
+    if not isinstance(f, VisionModel):
         raise OptionError(
             f"position_equivariance: f must be a ModelFeatures, got {type(f).__name__}. Pass ModelFeatures(model)."
         )

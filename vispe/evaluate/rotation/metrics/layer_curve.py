@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vispe.backbones.batching import FeatureFunction, batches, checked_maps, features_of
-from vispe.backbones.vision_model import ModelFeatures, patch_projection
+from vispe.backbones.vision_model import VisionModel, patch_projection
 from vispe.errors import OptionError
 from vispe.evaluate.probe.fit import fit_probe
 from vispe.evaluate.probe.targets import ramp
@@ -20,7 +20,7 @@ from vispe.symmetry.d4 import D4, Element
 
 
 def layer_curve(
-    f: ModelFeatures,
+    f: VisionModel,
     images: Iterable[Tensor],
     *,
     elements: Sequence[Element] = D4,
@@ -158,7 +158,7 @@ def position(measured: Measured, plan: Plan, step: Step) -> Rows:
 def layers(measured: Measured, plan: Plan, step: Step) -> Rows | None:
     """Measure error and probe after every block of a model."""
     f, images = features(measured), step.fitted
-    if not isinstance(f, ModelFeatures):
+    if not isinstance(f, VisionModel):
         step.notes.append("There is no curve over layers, which needs a model.")
         return None
     rows = layer_curve(f, images, masks=plan.probe_masks, **_draws(plan, step))

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import grid_sample
 
 from vispe.backbones.batching import FeatureFunction, batches, checked_maps
-from vispe.backbones.vision_model import ModelFeatures
+from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.evaluate.rotation.helpers import Rows, features, question
 from vispe.evaluate.rotation.plan import Measured, Plan, Step
@@ -196,7 +196,7 @@ def lie(measured: Measured, plan: Plan, step: Step) -> Rows | None:
     """Measure the Lie derivatives of differentiable features."""
     f, images = features(measured), step.fitted
     try:
-        if not isinstance(f, ModelFeatures):
+        if not isinstance(f, VisionModel):
             _check_differentiable(f, images[0])
         return lie_derivatives(f, images, batch_size=plan.batch_size)
     except (UnsupportedCombination, TypeError, ValueError) as error:

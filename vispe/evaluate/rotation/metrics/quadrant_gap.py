@@ -13,7 +13,7 @@ from torch import Tensor
 from vispe.backbones.batching import FeatureFunction, batches, checked_labels, features_of
 from vispe.errors import OptionError
 from vispe.evaluate.rotation.helpers import Rows, features, question, scribbles
-from vispe.evaluate.rotation.plan import Measured, Plan, Step, truths_of
+from vispe.evaluate.rotation.plan import Measured, Plan, Step, truth_of_image
 from vispe.evaluate.rotation.record_key import FOUR_CORNERS, SPREAD, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.evaluate.rotation.scribble_segmenter import TrainedSegmenter
@@ -61,7 +61,7 @@ def quadrant_gap(
         raise OptionError(f"quadrant_gap: budget must be at least 1, got {budget}. Use 40 by default.")
     scores: list[list[list[float]]] = []
     for number, batch in enumerate(batches(images)):
-        truth = without_borders(truths_of(truths, number, batch), border)
+        truth = without_borders(truth_of_image(truths, number, batch), border)
         rngs = (np.random.default_rng([seed, first + number, k]) for k in range(5))
         areas = [*quadrants(truth.shape), np.ones(truth.shape, bool)]
         drawn = [scribbles(truth, area, budget, rng) for area, rng in zip(areas, rngs, strict=True)]

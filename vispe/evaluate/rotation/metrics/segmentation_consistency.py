@@ -27,9 +27,9 @@ from vispe.evaluate.rotation.helpers import (
 from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
 from vispe.evaluate.rotation.record_key import ALL_PHASES, ANGLE, FULL, IDENTICAL, RANDOM_PHASES, Key
 from vispe.evaluate.rotation.records import Measurement
-from vispe.segment.metrics import mean_iou, rand_index
+from vispe.segment.metrics import adjusted_rand_index, mean_iou
 from vispe.symmetry.d4 import D4, IDENTITY, Element
-from vispe.symmetry.label_maps import resampled_labels, turned_labels
+from vispe.symmetry.label_maps import resampled_labels, rotated_labels
 from vispe.symmetry.warp import Canvas
 
 
@@ -74,7 +74,7 @@ def consistency(
 
 def agreement(n_classes: int) -> dict[str, Callable[[np.ndarray, np.ndarray], float]]:
     """Return the measures of two label maps: mIoU over the classes in either, and adjusted Rand index."""
-    return {"miou": partial(mean_iou, n_classes=n_classes), "ari": rand_index}
+    return {"miou": partial(mean_iou, n_classes=n_classes), "ari": adjusted_rand_index}
 
 
 def pose_rows(
@@ -120,7 +120,7 @@ def angle_consistency(
         whole = labels_of(s, canvas.pose(batch, 0)[0])
         still = [np.where(disc, whole, 0)]
         for angle in angles:
-            back = turned_labels(labels_of(s, canvas.pose(batch, angle)[0]), -angle)
+            back = rotated_labels(labels_of(s, canvas.pose(batch, angle)[0]), -angle)
             trip = whole if angle % 90 == 0 else labels_of(s, canvas.round_trip(batch, angle)[0])
             yield (angle, ""), still, [back]
             yield (angle, "labels turned"), still, [resampled_labels(whole, angle)]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vispe.errors import InputError, VispeError
 from vispe.hosts.transformers.language import traced_positions
-from vispe.hosts.transformers.language.families import text_of
+from vispe.hosts.transformers.language.families import language_model_of
 from vispe.hosts.transformers.language.image_placeholders import stream_of, token_types, types_by_embedding
 from vispe.hosts.transformers.language.kv_cache import (
     SequenceState,
@@ -121,7 +121,7 @@ class Call:
             documents(token_index, valid),
             self.kwargs,
         )
-        parallel: str | None = text_of(self.model).vispe_beside
+        parallel: str | None = language_model_of(self.model).vispe_parallel
         if parallel is None:
             return stream_of(*arguments)
         members: Tensor | None = self.kwargs.get(IDS)
@@ -135,8 +135,10 @@ class Call:
         scheme, start = self.model.vispe_scheme, None
         if state is not None:
             first = torch.where(valid, token_index, token_index.max()).amin(1)
-            start = scheme.counted_on(state.offset, first)
-        if text_of(self.model).vispe_beside is None and traced_positions.traceable(self.model, self.kwargs):
+            start = scheme.counter_after(state.offset, first)
+        if language_model_of(self.model).vispe_parallel is None and traced_positions.traceable(
+            self.model, self.kwargs
+        ):
             tensors = (self.input_ids, self.inputs_embeds, self.types, token_index, valid, start)
             return traced_positions.coordinates(self.model, tensors, self.kwargs)
         stream = self.stream(token_index, valid)
@@ -194,20 +196,20 @@ def positions_of_call(call: Call, position_ids: Tensor | None) -> CallPositions:
     table, span, offset, token_attributes = (
         call.kwargs.get(name) for name in (TABLE, SPAN, OFFSET, ATTRIBUTES)
     )
-    parallel, axes = text_of(call.model).vispe_beside, call.model.vispe_scheme.axes
+    parallel, axes = language_model_of(call.model).vispe_parallel, call.model.vispe_scheme.axes
     _check_members(call, parallel, tokens)
     images = bool(passed(call.kwargs, *PIXELS, *(GRIDS if state is None else ()), IDS))
     images |= call.input_ids is None and call.types is not None
     if state is None:
         check_filled_here(call.cache)
-        late = text_of(call.model).vispe_late
+        late = language_model_of(call.model).vispe_late_rotation
         state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=images)
     token_index, ids = _split(call, tokens, position_ids)
     # only ids of the caller can restart, that is, pack several samples into a row
     restarts = token_index is not None
     token_index, counted = token_index_of(call, tokens, token_index, state, images)
     packed = restarts and check_call(
-        call.model, text_of(call.model), token_index, call.mask, call.masked, state is not None
+        call.model, language_model_of(call.model), token_index, call.mask, call.masked, state is not None
     )
     if ids is not None:
         _check_layout(call, position_ids, token_index, state)  # type: ignore[arg-type]
@@ -309,7 +311,7 @@ def _check_layout(
         if alone:
             return None if state is None else text_coordinates(scheme, token_index, state)
         first = torch.where(valid, token_index, token_index.max()).amin(1)
-        start = None if state is None else scheme.counted_on(state.offset, first)
+        start = None if state is None else scheme.counter_after(state.offset, first)
         try:
             return scheme.coordinates(call.stream(token_index, valid), start=start).ids
         except VispeError:
@@ -353,7 +355,7 @@ def _after_ids(call: Call, token_index: Tensor, ids: Tensor, state: SequenceStat
     if state is not None:
         return state
     scheme = call.model.vispe_scheme
-    offset = scheme.counted_on(scheme.counter(ids[..., -1]), -token_index[:, -1])
+    offset = scheme.counter_after(scheme.counter(ids[..., -1]), -token_index[:, -1])
     return SequenceState(offset, (~valid_tokens(token_index, call.mask)).sum(1))
 
 
@@ -364,7 +366,9 @@ def _from_table(
     scheme = call.model.vispe_scheme
     # virtual tokens of prompt tuning precede the prompt
     beyond = torch.where(
-        token_index < span[:, :1], scheme.text(token_index.double()), scheme.going_on(token_index, offset)
+        token_index < span[:, :1],
+        scheme.text(token_index.double()),
+        scheme.continue_text(token_index, offset),
     )
     ids = look_up(token_index, table, span, beyond)
     if state is None or state.prefix:

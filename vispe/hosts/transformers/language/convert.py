@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vispe.attention.pairwise_rope.self_extend import check_grouping
+from vispe.attention.pairwise_rope.self_extend import check_self_extend
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.diagnosis import refusal
 from vispe.hosts.transformers.language.converted_classes import (
@@ -24,8 +24,8 @@ from vispe.hosts.transformers.language.converted_classes import (
 from vispe.hosts.transformers.language.families import (
     FAMILIES,
     family_of,
-    inner_of,
-    text_of,
+    language_model_of,
+    model_inside,
 )
 from vispe.hosts.transformers.language.parallel_sets import Parallel, check_parallel
 from vispe.hosts.transformers.language.rope_in_attention import (
@@ -42,10 +42,10 @@ from vispe.hosts.transformers.language.rope_index import (
 from vispe.hosts.transformers.language.rotary_detection import Rotary, kinds_of, rotaries_of
 from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
-from vispe.multimodal import LayerSchemes, Scheme, create_scheme
+from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
-from vispe.multimodal.layered import Layered, scheme_of
-from vispe.multimodal.properties import keeps_text
+from vispe.multimodal.layered import PerLayerScheme, scheme_of
+from vispe.multimodal.properties import is_text_exact
 
 _logger = logging.getLogger(__name__)
 GENERATION = (
@@ -55,10 +55,10 @@ GENERATION = (
 )
 
 
-def is_vlm(model: nn.Module) -> bool:
+def is_vision_language_model(model: nn.Module) -> bool:
     """Return whether a model is a model of transformers with a language model inside."""
     of_transformers = any(c.__module__.startswith("transformers.") for c in type(model).__mro__)
-    return of_transformers and text_of(inner_of(model)) is not None
+    return of_transformers and language_model_of(model_inside(model)) is not None
 
 
 def convert_vlm(
@@ -89,13 +89,13 @@ def convert_vlm(
         UnknownName, OptionError: the spec is not valid.
     """
     scheme = scheme_of(spec, **options)
-    inner = inner_of(model)
+    inner = model_inside(model)
     _refuse_hooked(model)
     _refuse_tables(scheme, type(model).__name__)
     kind = getattr(inner.config, "model_type", "")
     if kind not in FAMILIES:
         raise UnsupportedHost(refusal(model, scheme.name))
-    text = text_of(inner)
+    text = language_model_of(inner)
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)
     with torch.device("cpu"):  # values are needed, also under the meta device
@@ -105,7 +105,7 @@ def convert_vlm(
     if self_extend is not None:
         self_extend = _grouping(self_extend, parallel)
     for name, value in (("parallel", parallel), ("self_extend", self_extend)):
-        if value is not None and isinstance(scheme, Layered):
+        if value is not None and isinstance(scheme, PerLayerScheme):
             raise UnsupportedCombination(
                 f"{name}={value!r} determines distances in all layers and excludes schemes per layer, got {scheme}. "
                 "Omit one of them."
@@ -139,11 +139,11 @@ def convert_vlm(
     inner.vispe_scheme = scheme
     numbered(inner)
     text.__class__ = converted_subclass(type(text), PositionedText)
-    text.vispe_late, text.vispe_given_scheme = late_rotation, scheme
+    text.vispe_late_rotation, text.vispe_given_scheme = late_rotation, scheme
     text.vispe_rotary = {
         kind_key(kind, n): rotaries[kind] for kind in rotaries for n in sorted(set(of_layer))
     }
-    text.vispe_beside, text.vispe_extend = parallel, self_extend
+    text.vispe_parallel, text.vispe_extend = parallel, self_extend
     if late_rotation:
         enable_late_rotation(text)
     text.vispe_allocation = {kind: axes.tolist() for kind, axes in allocated.items()}
@@ -175,7 +175,7 @@ def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
 
 def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
     """Return (index, scheme, first axis) of each scheme of layers; the index is None for one scheme of all layers."""
-    if isinstance(scheme, Layered):
+    if isinstance(scheme, PerLayerScheme):
         return [(number, *part) for number, part in enumerate(scheme.parts)]
     return [(None, scheme, 0)]
 
@@ -187,7 +187,7 @@ def kind_key(kind: str, number: int | None) -> str:
 
 def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
     """Return the index of the scheme of each layer; None where one scheme is used in all layers."""
-    if not isinstance(scheme, Layered):
+    if not isinstance(scheme, PerLayerScheme):
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
         raise OptionError(
@@ -199,10 +199,10 @@ def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
 
 def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
     """Return the scheme after `with_host_sections`, applied to the scheme of each layer."""
-    if not isinstance(scheme, Layered):
+    if not isinstance(scheme, PerLayerScheme):
         return with_host_sections(scheme, inner, rotaries)
     schemes = tuple(with_host_sections(part, inner, rotaries) for part in scheme.layers.schemes)
-    return Layered(LayerSchemes(schemes, scheme.layers.of_layer))
+    return PerLayerScheme(PerLayerSchemes(schemes, scheme.layers.of_layer))
 
 
 def _allocations(
@@ -215,7 +215,7 @@ def _allocations(
         for kind, rotary in rotaries.items():
             axes = _allocated(part, rotary, heads[kind])
             allocated[kind_key(kind, number)] = torch.where(axes >= 0, axes + first, axes)
-            unchanged &= keeps_text(part, rotary.num_rotated, heads[kind])
+            unchanged &= is_text_exact(part, rotary.num_rotated, heads[kind])
     return allocated, unchanged
 
 
@@ -241,7 +241,7 @@ def _grouping(self_extend: Any, parallel: Any) -> tuple[int, int]:
         raise OptionError(
             f"self_extend must be a group and a window, such as (4, 1024), got {self_extend!r}."
         )
-    check_grouping(*self_extend)
+    check_self_extend(*self_extend)
     return int(self_extend[0]), int(self_extend[1])
 
 
@@ -277,7 +277,7 @@ def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
 
 def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
     """Return the scheme with the sections of the host, where they have the same meaning."""
-    host = getattr(text_of(inner).rotary_emb, "mrope_section", None)
+    host = getattr(language_model_of(inner).rotary_emb, "mrope_section", None)
     pairs = next(iter(rotaries.values())).pairs
     if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:
         return scheme
@@ -308,8 +308,8 @@ def _refuse_hooked(model: Any) -> None:
 
     Removed hooks of accelerate leave the method of the class on the instance; that attribute is deleted.
     """
-    inner = inner_of(model)
-    text = text_of(inner)
+    inner = model_inside(model)
+    text = language_model_of(inner)
     parts = {text: ("forward",), inner: ("forward", *INDEX)}
     parts |= {} if model is inner else {model: GENERATION}
     parts |= dict.fromkeys(getattr(text, "layers", ()), ("forward",))
@@ -336,13 +336,13 @@ def restore_vlm(model: nn.Module) -> None:
     Raises:
         UnsupportedHost: the model is not converted.
     """
-    inner = inner_of(model)
+    inner = model_inside(model)
     if stock_of(type(inner)) is None:
         raise UnsupportedHost(
             f"vispe.restore: the model must be converted, got {type(model).__name__} with its own position scheme."
         )
     _refuse_hooked(model)
-    text = text_of(inner)
+    text = language_model_of(inner)
     for module in (model, inner, text, *text.layers):
         module.__class__ = stock_of(type(module)) or type(module)
     disable_late_rotation(text)
@@ -354,18 +354,18 @@ def restore_vlm(model: nn.Module) -> None:
         inner.vispe_scheme,
         inner.vispe_number,
         text.vispe_allocation,
-        text.vispe_late,
+        text.vispe_late_rotation,
         text.vispe_given_scheme,
     )
-    del text.vispe_beside, text.vispe_extend, text.vispe_rotary
+    del text.vispe_parallel, text.vispe_extend, text.vispe_rotary
 
 
 def describe_vlm(model: nn.Module) -> str:
     """Return a summary of the conversion of a vision-language model."""
-    inner: Any = inner_of(model)
+    inner: Any = model_inside(model)
     if stock_of(type(inner)) is None:
         return f"{type(model).__name__}: its own position scheme"
-    text = text_of(inner)
+    text = language_model_of(inner)
     lines = [
         _allocation(
             part, first, _layers_of(kind, number, part), text.vispe_allocation[kind_key(kind, number)]
@@ -373,7 +373,9 @@ def describe_vlm(model: nn.Module) -> str:
         for number, part, first in _parts(inner.vispe_scheme)
         for kind in dict.fromkeys(kinds_of(text))
     ]
-    rotated = "queries and keys inside the attention" if text.vispe_late else "keys before they are cached"
+    rotated = (
+        "queries and keys inside the attention" if text.vispe_late_rotation else "keys before they are cached"
+    )
     return (
         f"{type(model).__name__}: {inner.vispe_scheme} in {len(text.layers)} decoder layers\n"
         f"{''.join(lines)}  rotates {rotated}{_options_text(text)}"
@@ -403,4 +405,4 @@ def _options_text(text: Any) -> str:
     """Return a line with the options of a conversion besides the scheme, if any."""
     if text.vispe_extend is not None:
         return "\n  self_extend: groups of {} from {} positions on".format(*text.vispe_extend)
-    return "" if text.vispe_beside is None else f"\n  adjacent images have no order: {text.vispe_beside}"
+    return "" if text.vispe_parallel is None else f"\n  adjacent images have no order: {text.vispe_parallel}"

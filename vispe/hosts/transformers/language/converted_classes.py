@@ -29,7 +29,7 @@ from vispe.hosts.transformers.language.call import (
     positions_of_call,
     text_call_positions,
 )
-from vispe.hosts.transformers.language.families import family_of, text_of
+from vispe.hosts.transformers.language.families import family_of, language_model_of
 from vispe.hosts.transformers.language.kv_cache import (
     NextTokens,
     SequenceState,
@@ -156,7 +156,9 @@ class PositionedGeneration:
         ids, length = updated["position_ids"].clone(), position_ids.shape[-1]
         axes = ids[-scheme.axes :]
         steps = torch.arange(1, ids.shape[-1] - length + 1, device=ids.device)
-        axes[..., length:] = scheme.going_on(steps, scheme.counter(axes[..., length - 1].double())).to(ids)
+        axes[..., length:] = scheme.continue_text(steps, scheme.counter(axes[..., length - 1].double())).to(
+            ids
+        )
         return {**updated, "position_ids": ids}
 
     def _call_of(self, inputs: Tensor, model_kwargs: dict[str, Any], cached: int, length: int) -> Call:
@@ -191,7 +193,7 @@ class PositionedModel:
 
     vispe_scheme: Scheme
     vispe_number: int
-    vispe_typed: ClassVar[bool] = False  # whether the stock model accepts mm_token_type_ids
+    vispe_accepts_types: ClassVar[bool] = False  # whether the stock model accepts mm_token_type_ids
     vispe_cache: ClassVar[str]  # its name of the cache argument
     vispe_order: ClassVar[tuple[str, ...]]  # names of its positional arguments
 
@@ -208,7 +210,7 @@ class PositionedModel:
             copy_signature_only(cls, "forward", **more)
             stock = cls.vispe_stock.forward  # type: ignore[attr-defined]
             named = inspect.signature(stock).parameters
-            cls.vispe_typed = "mm_token_type_ids" in named
+            cls.vispe_accepts_types = "mm_token_type_ids" in named
             cls.vispe_cache = next(name for name in CACHE_NAMES if name in named)
             cls.vispe_order = positional_names(stock)
 
@@ -233,7 +235,7 @@ class PositionedModel:
         call = call_of(self, named)
         host = {name: named[name] for name in named if name not in OWN and name not in CACHE_NAMES}
         host |= {self.vispe_cache: call.cache}
-        if not self.vispe_typed:
+        if not self.vispe_accepts_types:
             host.pop("mm_token_type_ids", None)
         position_ids = named.get("position_ids")
         if (step := step_of(call, position_ids)) is not None:
@@ -259,7 +261,7 @@ class PositionedModel:
                 length = positions.token_index.shape[1]
                 host["position_ids"] = torch.arange(length, device=positions.token_index.device)[None]
         outputs = super().forward(**host)  # type: ignore[misc]
-        store_state(text_of(self), call.cache, outputs, positions)
+        store_state(language_model_of(self), call.cache, outputs, positions)
         return outputs
 
 
@@ -271,19 +273,21 @@ class PositionedText:
     """The language model, which passes the rotation of the scheme to its layers."""
 
     vispe_allocation: dict[str, list[Any]]  # values of the buffer of each kind of layers, as plain numbers
-    vispe_late: bool
+    vispe_late_rotation: bool
     vispe_given_scheme: Scheme
     vispe_rotary: dict[str, Rotary]  # for each kind of layers
-    vispe_beside: Parallel | None
+    vispe_parallel: Parallel | None
     vispe_extend: tuple[int, int] | None
-    vispe_kept: ClassVar[type | None]  # the class of the caches that it creates; None for unsupported classes
+    vispe_cache_class: ClassVar[
+        type | None
+    ]  # the class of the caches that it creates; None for unsupported classes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Copy the signature from the stock class."""
         super().__init_subclass__(**kwargs)
         copy_signatures(cls, "forward")
         if hasattr(cls, "vispe_stock"):
-            cls.vispe_kept = cache_class(cls.vispe_stock)
+            cls.vispe_cache_class = cache_class(cls.vispe_stock)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the model; frequencies stay in float32.
@@ -330,7 +334,7 @@ class PositionedText:
         tokens = [kwargs.get(name) for name in ("input_ids", "inputs_embeds")]
         if (tokens[0] is None) == (tokens[1] is None):
             return super().forward(*args, **kwargs)  # type: ignore[misc]  # the host rejects both and neither
-        if self.vispe_late:
+        if self.vispe_late_rotation:
             ensure_late_rotation(self)
         positions, computed, cache = kwargs.pop(POSITIONS, position_ids), None, cache_of(kwargs)
         if isinstance(positions, Step):
@@ -364,7 +368,7 @@ class PositionedText:
         }
         rotation, late = ({kind: pair[n] for kind, pair in both.items()} for n in (0, 1))
         kwargs[ROTATION] = rotation.get("", rotation)
-        if self.vispe_late:
+        if self.vispe_late_rotation:
             kwargs[LATE] = late.get("", late)
         outputs = super().forward(*args, position_ids=self._host_ids(token_index), **kwargs)  # type: ignore[misc]
         if computed is not None:
@@ -386,7 +390,7 @@ class PositionedText:
             # the cache may be used outside inference mode later
             with torch.inference_mode(False), torch.no_grad():
                 token_index = step.token_index + torch.arange(STEPS, device=step.token_index.device)
-                ids = step.scheme.going_on(token_index, step.offset).to(embeds.device)
+                ids = step.scheme.continue_text(token_index, step.offset).to(embeds.device)
                 tables = {
                     k: self._rotation(k, ids, ids[:0], None, embeds.dtype)[0] for k in self.vispe_rotary
                 }
@@ -430,7 +434,7 @@ class PositionedText:
         factor, dtype = rotary.scaling(self), torch.float32 if rotary.full else dtype
         tables_at = partial(tables, **pairs, scaling=factor, dtype=dtype)
         cos, sin = tables_at(ids)
-        if not self.vispe_late:
+        if not self.vispe_late_rotation:
             return (rotary.expand(cos), rotary.expand(sin)), None
         past = None if state is None else state.ids
         of_keys = (cos, sin) if past is None else tables_at(torch.cat([past, ids], 2))
@@ -460,7 +464,7 @@ class PositionedText:
             None if state is None else state.token_attributes, token_attributes
         )
         mask = parallel_mask(token_attributes, ids.shape[2])
-        return mask, ordered(*common, factor, token_attributes) if self.vispe_beside == "pine" else None
+        return mask, ordered(*common, factor, token_attributes) if self.vispe_parallel == "pine" else None
 
 
 def _with_heads(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

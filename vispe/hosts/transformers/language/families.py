@@ -27,14 +27,14 @@ class Family:
     Attributes:
         pictures: how the sizes of images are determined.
         own: function from a configuration to the scheme that the model was trained with.
-        frames_apart: whether the frames of a video are separate blocks, with timestamps as text between them.
+        separate_frames: whether the frames of a video are separate blocks, with timestamps as text between them.
         framed: whether video frames consist of image tokens, between markers of a video.
         masks: whether the model around the language model creates masks itself, from ordinary position ids.
     """
 
     pictures: Pictures
     own: Callable[[Any], Scheme] = lambda config: create_scheme("rope1d")
-    frames_apart: bool = False
+    separate_frames: bool = False
     framed: bool = False
     masks: bool = False
 
@@ -57,8 +57,8 @@ def _clocked(name: str) -> Callable[[Any], Scheme]:
     return lambda config: create_scheme(name, tokens_per_second=float(config.position_id_per_seconds))
 
 
-_QWEN3 = Family("grids", _of("mrope_i"), frames_apart=True)
-_GLM = Family("grids", _of("mrope"), frames_apart=True, framed=True)
+_QWEN3 = Family("grids", _of("mrope_i"), separate_frames=True)
+_GLM = Family("grids", _of("mrope"), separate_frames=True, framed=True)
 
 FAMILIES: dict[str, Family] = {
     "qwen2_vl": Family("grids", _of("mrope")),
@@ -100,7 +100,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def text_of(inner: Any) -> Any:
+def language_model_of(inner: Any) -> Any:
     """Return the language model inside a model without its head, or None."""
     if hasattr(inner, "language_model"):
         return inner.language_model
@@ -109,9 +109,9 @@ def text_of(inner: Any) -> Any:
     return getattr(inner, "text_model", None) if known else None
 
 
-def inner_of(model: Any) -> Any:
+def model_inside(model: Any) -> Any:
     """Return the model without its head."""
-    return model.model if text_of(getattr(model, "model", None)) is not None else model
+    return model.model if language_model_of(getattr(model, "model", None)) is not None else model
 
 
 def family_of(config: Any) -> Family:

@@ -92,7 +92,7 @@ def stream_of(
             clips,
             merge=config.vision_config.spatial_merge_size,
             seconds=_seconds(arguments),
-            frames_apart=family.frames_apart,
+            separate_frames=family.separate_frames,
             **common,
         )
     if family.pictures == "one_vision":

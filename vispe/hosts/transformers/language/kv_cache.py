@@ -48,7 +48,7 @@ class NextTokens:
 
 @dataclass(eq=False)
 class SequenceState:
-    """State after a prompt: the coordinates of text are ``scheme.going_on(index, offset)``.
+    """State after a prompt: the coordinates of text are ``scheme.continue_text(index, offset)``.
 
     Attributes:
         offset: (b), float64, or (b, k) where layers have k counters.
@@ -189,7 +189,7 @@ def state_after(coordinates: Coordinates, token_index: Tensor, valid: Tensor) ->
     """Return the state after a prompt."""
     last = torch.where(valid, torch.arange(token_index.shape[1], device=token_index.device), -1).amax(1)
     following = torch.where(last < 0, 0, token_index.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1)
-    return SequenceState(coordinates.scheme.counted_on(coordinates.next, -following), (~valid).sum(1))
+    return SequenceState(coordinates.scheme.counter_after(coordinates.next, -following), (~valid).sum(1))
 
 
 def settled_length(
@@ -202,7 +202,7 @@ def settled_length(
 
 def text_coordinates(scheme: Scheme, token_index: Tensor, state: SequenceState) -> Tensor:
     """Return the coordinates (axes, b, s) of text after a prompt."""
-    return scheme.going_on(token_index, state.offset)
+    return scheme.continue_text(token_index, state.offset)
 
 
 def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from vispe.attention import attention
-from vispe.attention.pairwise_rope.pairwise_scores import TurnedScores
-from vispe.attention.pairwise_rope.pine import OrderedScores
-from vispe.attention.pairwise_rope.self_extend import GroupedScores
+from vispe.attention.pairwise_rope.pairwise_scores import PairwiseRotaryScores
+from vispe.attention.pairwise_rope.pine import PineScores
+from vispe.attention.pairwise_rope.self_extend import SelfExtendScores
 from vispe.hosts.transformers.language.parallel_sets import EXTENT, MOVED
 from vispe.multimodal.streams.parallel_segments import MEMBER, SET
 
@@ -26,9 +26,9 @@ class PairwiseLogits(NamedTuple):
     kind: str
     options: dict[str, Any]
 
-    def scores(self) -> TurnedScores:
+    def scores(self) -> PairwiseRotaryScores:
         """Return the function that computes the logits."""
-        return (OrderedScores if self.kind == "pine" else GroupedScores)(**self.options)
+        return (PineScores if self.kind == "pine" else SelfExtendScores)(**self.options)
 
 
 def rates_of(frequencies: Tensor, axis_of_pair: Tensor, axes: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError
 from vispe.hosts.transformers.language.families import family_of
 from vispe.multimodal import Coordinates, Scheme, Stream
-from vispe.multimodal.streams.parallel_segments import OUTSIDE, SET, Align, See, seen_by_set
+from vispe.multimodal.streams.parallel_segments import OUTSIDE, SET, Align, See, apply_set_rules
 from vispe.multimodal.streams.segments import IMAGE
 
 Parallel = Literal["graph_kv", "pine"]
@@ -61,7 +61,7 @@ def token_attributes_of(scheme: Scheme, stream: Stream, coordinates: Coordinates
     # a token moves along the axes that change from one text token to the next, or that follow it in images
     zero = torch.zeros((), dtype=torch.float64, device=stream.mask.device)
     text = scheme.text(zero + 1) - scheme.text(zero)
-    image = torch.tensor(scheme.follows, dtype=torch.float64, device=zero.device)
+    image = torch.tensor(scheme.follows_text, dtype=torch.float64, device=zero.device)
     moved = torch.where(b.visual, image[:, None], (text != 0).double()[:, None])
     of_block = torch.cat([b.parallel.T.double(), torch.zeros_like(b.document)[None].double(),
                           b.document[None].double(), torch.ones_like(moved[:1]), moved])  # fmt: skip
@@ -100,7 +100,7 @@ def parallel_mask(token_attributes: Tensor, queries: int) -> Tensor:
     # valid keys of the same packed sample, (b, 1, queries, m)
     same = (q[DOCUMENT][:, None, :, None] == k[DOCUMENT][:, None, None]) & (k[VALID] > 0)[:, None, None]
     causal = same & (index[m - queries :, None] >= index)
-    return seen_by_set(causal, same, q[: len(OUTSIDE)], k[: len(OUTSIDE)])
+    return apply_set_rules(causal, same, q[: len(OUTSIDE)], k[: len(OUTSIDE)])
 
 
 def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:

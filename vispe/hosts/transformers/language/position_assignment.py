@@ -25,7 +25,7 @@ from vispe.hosts.transformers.language.call import (
     positions_of_call,
     token_index_of,
 )
-from vispe.hosts.transformers.language.families import family_of, text_of
+from vispe.hosts.transformers.language.families import family_of, language_model_of
 from vispe.hosts.transformers.language.kv_cache import (
     NextTokens,
     PositionedCache,
@@ -97,7 +97,7 @@ class Step:
 
 def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
     """Return a decoding step of one text token per row, whose rotation can be precomputed; None for other calls."""
-    if torch.compiler.is_compiling() or exporting() or text_of(call.model).vispe_late:
+    if torch.compiler.is_compiling() or exporting() or language_model_of(call.model).vispe_late_rotation:
         return None
     state: SequenceState | None = getattr(call.cache, "vispe_state", None)
     if (
@@ -159,8 +159,8 @@ def is_deferred(call: Call, position_ids: Tensor | None) -> bool:
         return False
     model = call.model
     ordinary = position_ids is None or (isinstance(position_ids, Tensor) and position_ids.ndim == 2)
-    text = text_of(model)
-    needed = family_of(model.config).masks or text.vispe_beside is not None or model.training
+    text = language_model_of(model)
+    needed = family_of(model.config).masks or text.vispe_parallel is not None or model.training
     # errors for packed samples that cannot be isolated are raised before the model runs
     return ordinary and not needed and (position_ids is None or isolates(text))
 
@@ -176,12 +176,12 @@ def cache_class(text: type) -> type | None:
 def open_cache(text: Any, kwargs: dict[str, Any]) -> Any:
     """Return the cache of a call; while compiling, create the one that the host would create, with a state."""
     cache, use_cache = cache_of(kwargs), kwargs.get("use_cache")
-    if cache is not None or text.vispe_kept is None or not torch.compiler.is_compiling():
+    if cache is not None or text.vispe_cache_class is None or not torch.compiler.is_compiling():
         return cache
     # a compiled program cannot change the class of the host's cache afterwards
     if text.config.use_cache if use_cache is None else use_cache:
         name = next(name for name in CACHE_NAMES if name in kwargs)
-        cache = kwargs[name] = text.vispe_kept(config=text.config)
+        cache = kwargs[name] = text.vispe_cache_class(config=text.config)
     return cache
 
 
@@ -199,7 +199,7 @@ def store_state(text: Any, cache: Any, outputs: Any, positions: CallPositions) -
     elif cache is None and isinstance(outputs, tuple):
         cache = next((x for x in outputs if hasattr(x, "get_seq_length")), None)
     after = positions.after
-    if text.vispe_late:
+    if text.vispe_late_rotation:
         before = None if positions.before is None else positions.before.ids
         after = replace(after, ids=positions.ids if before is None else torch.cat([before, positions.ids], 2))
         if positions.token_attributes is not None:

@@ -23,7 +23,7 @@ from vispe.multimodal import Coordinates
 PREFIX = "vispe_"
 BASES = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
 MASKED = ("sdpa", "eager")  # those that accept a dense mask
-LATE = "vispe_late"  # keyword that passes the tables of queries and keys to the attention
+LATE = "vispe_late_rotation"  # keyword that passes the tables of queries and keys to the attention
 
 
 class LateRotation(NamedTuple):
@@ -104,7 +104,7 @@ def ensure_late_rotation(text: Any) -> None:
     """
     if not str(text.config._attn_implementation).startswith(PREFIX):
         enable_late_rotation(text)
-    if text.vispe_beside is not None or text.vispe_extend is not None:
+    if text.vispe_parallel is not None or text.vispe_extend is not None:
         check_pairwise(text, "parallel" if text.vispe_extend is None else "self_extend")
 
 

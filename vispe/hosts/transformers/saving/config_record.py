@@ -17,7 +17,7 @@ from torch import nn
 
 from vispe.errors import InputError
 from vispe.hosts.common.context import HostState
-from vispe.hosts.transformers.language.families import FAMILIES, text_of
+from vispe.hosts.transformers.language.families import FAMILIES, language_model_of
 from vispe.hosts.transformers.vision.families import family_of
 from vispe.hosts.windows import families
 from vispe.multimodal import Scheme
@@ -157,7 +157,10 @@ def _takes(module: nn.Module, kind: str) -> bool:
     if not hasattr(getattr(module, "config", None), "to_dict"):
         return False
     if kind == "scheme":
-        return isinstance(text_of(module), nn.Module) and getattr(module.config, "model_type", "") in FAMILIES
+        return (
+            isinstance(language_model_of(module), nn.Module)
+            and getattr(module.config, "model_type", "") in FAMILIES
+        )
     return (
         family_of(module) is not None
         or families.family_of(module) is not None
@@ -172,9 +175,9 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
             continue
         scheme = vars(module).get("vispe_scheme")
         if isinstance(scheme, Scheme):
-            text: Any = text_of(module)
-            late = bool(text.vispe_late)
-            options = {"parallel": text.vispe_beside, "self_extend": text.vispe_extend}
+            text: Any = language_model_of(module)
+            late = bool(text.vispe_late_rotation)
+            options = {"parallel": text.vispe_parallel, "self_extend": text.vispe_extend}
             options = {name: value for name, value in options.items() if value is not None}
             yield (
                 module,

@@ -95,7 +95,7 @@ class _Tower(convert.Family):
         trained = model.vispe.reference or "any"
         return f"of each image, trained at {trained}, {prefix_of(model)} prefix tokens"
 
-    has_table = staticmethod(has_tables)
+    has_absolute_table = staticmethod(has_tables)
     detach_table = staticmethod(detach_tables)
     attach_table = staticmethod(attach_tables)
 

@@ -18,7 +18,7 @@ from vispe.hosts.transformers.vision.families import family_of, stock_type
 Detached = dict[str, tuple[Any, tuple[str, ...]]]  # path: table, names of the members after it
 
 
-class NoTable(nn.Module):
+class DetachedTable(nn.Module):
     """Placeholder of a detached absolute table, which returns zeros; its buffer stores only device and dtype.
 
     Args:
@@ -40,7 +40,7 @@ class NoTable(nn.Module):
         return self.zero.new_zeros(1).expand(*ids.shape, self.size[1])
 
 
-class Untabled(nn.Module):
+class WithoutTable(nn.Module):
     """Mixin of embeddings with a detached table that was a parameter."""
 
     vispe_size: torch.Size
@@ -76,7 +76,7 @@ def detach_tables(tower: nn.Module) -> Detached:
         if name in holder.__dict__:  # a plain tensor, such as fixed sines and cosines
             holder.__dict__[name] = table.new_zeros((1,) * table.ndim)
         elif isinstance(table, nn.Embedding):
-            setattr(holder, name, NoTable(table))
+            setattr(holder, name, DetachedTable(table))
         elif isinstance(table, nn.Module):
             # not registered as None, below which torch accepts every entry of a checkpoint
             del holder._modules[name]
@@ -86,7 +86,7 @@ def detach_tables(tower: nn.Module) -> Detached:
         else:
             del holder._parameters[name]
             holder.vispe_size = table.shape
-            holder.__class__ = converted_subclass(type(holder), Untabled)
+            holder.__class__ = converted_subclass(type(holder), WithoutTable)
     return detached
 
 
@@ -98,7 +98,7 @@ def attach_tables(tower: nn.Module, detached: Detached) -> None:
         if isinstance(holder.__dict__.get(name), Tensor):
             holder.__dict__[name] = table
             continue
-        if isinstance(holder, Untabled):
+        if isinstance(holder, WithoutTable):
             holder.__class__ = stock_type(holder)
             del holder.vispe_size
         holder.__dict__.pop(name, None)
@@ -123,7 +123,7 @@ def _table_at(tower: nn.Module, path: str) -> Any:
     if isinstance(plain, Tensor):
         return None if plain.numel() == 1 else plain
     table = holder._parameters.get(name, holder._modules.get(name))
-    return None if isinstance(table, NoTable) else table
+    return None if isinstance(table, DetachedTable) else table
 
 
 def _members(holder: nn.Module, name: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from vispe.hosts.transformers.vision.attention import (
 )
 from vispe.hosts.transformers.vision.families import attentions, family_of, pair, prefix_of
 from vispe.hosts.transformers.vision.packed_tokens import PackedContext, seeded_prepare, split_chunks
-from vispe.hosts.transformers.vision.position_embeddings import NoTable, table_names
+from vispe.hosts.transformers.vision.position_embeddings import DetachedTable, table_names
 
 
 class ConvertedTower(LoadsWeights):
@@ -59,7 +59,7 @@ class ConvertedTower(LoadsWeights):
         """Initialise a module; with the tower itself, which is last, its encodings and placeholders of tables."""
         super()._init_weights(module)  # type: ignore[misc]
         for part in self.modules() if module is self else ():
-            if isinstance(part, NoTable):
+            if isinstance(part, DetachedTable):
                 part.zero.zero_()
             elif isinstance(part, Encoding) and not any(map(_loaded, part.parameters())):
                 part.reset_parameters()

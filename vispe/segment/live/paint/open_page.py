@@ -11,7 +11,7 @@ from vispe.images.read import read_image
 from vispe.segment.features.micro_features import NAME
 from vispe.segment.features.pixel_features import FeatureConfig
 from vispe.segment.live.paint.session import Paint
-from vispe.segment.run.inputs import Reading, single_mask
+from vispe.segment.run.inputs import ReadOptions, single_mask
 
 
 def open_paint(
@@ -56,7 +56,7 @@ def open_paint(
             f"{image} is a folder, but vispe paint needs an image file. Export a part of an OME-Zarr store as TIFF."
         )
     # scribbles are saved in the orientation in which vispe segment reads the image
-    reading = Reading(channel=channel, axes=axes, crop=crop, mask=() if mask is None else (mask,))
+    reading = ReadOptions(channel=channel, axes=axes, crop=crop, mask=() if mask is None else (mask,))
     micrograph = read_image(
         path,
         channel=channel,

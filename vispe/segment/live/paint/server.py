@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from vispe.errors import VispeError, is_memory
+from vispe.errors import VispeError, is_out_of_memory
 from vispe.segment.live.paint.session import Paint, StaleWindow
 
 HOST = "127.0.0.1"
@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:
             # report unexpected errors to the window; the log has the traceback
             _log.exception("painting failed")
-            summary = "out of memory. Crop the image." if is_memory(error) else type(error).__name__
+            summary = "out of memory. Crop the image." if is_out_of_memory(error) else type(error).__name__
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, f"unexpected: {summary}")
 
     def _json(self, content: Mapping[str, Any]) -> None:

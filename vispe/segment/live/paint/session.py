@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vispe.errors import InputError, OptionError, is_whole
+from vispe.errors import InputError, OptionError, is_integer
 from vispe.files import check_writable, write_json
 from vispe.images.labels.class_values import LONGEST, has_controls
 from vispe.images.labels.scribbles import WIDEST, Stroke, check_work, stroke_pixels
@@ -278,7 +278,12 @@ def checked_strokes(content: Any, count: int, page: int, shape: tuple[int, int])
     for number, entry in enumerate(content):
         entry = entry if isinstance(entry, dict) else {}
         level, width = entry.get("class"), entry.get("width")
-        if not is_whole(level) or not 1 <= level <= count or not is_whole(width) or not 1 <= width <= WIDEST:
+        if (
+            not is_integer(level)
+            or not 1 <= level <= count
+            or not is_integer(width)
+            or not 1 <= width <= WIDEST
+        ):
             raise InputError(f"scribble {number} has class={level!r} and width={width!r}. Paint it again.")
         try:
             points = np.array(entry.get("points"), np.float64)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.content.axis_tables import Slots, lay_out
-from vispe.attention.bias.abstract_bias import Bias, Request
+from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.content import ContextBias, GatedBias
 from vispe.attention.bias.decomposed import DecomposedBias
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.bias.lower_to_table import not_a_table, table_of
+from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.attention.bias.strip import Layout, build, layout_of, pack
 from vispe.attention.call import Call
 from vispe.attention.precision import no_autocast
@@ -28,7 +28,7 @@ def reads_content(bias: Bias | None) -> bool:
 def content_unsupported_reason(bias: Bias) -> str | None:
     """Return why a content-dependent bias is neither a gated table nor a sum of decomposed biases, or None."""
     if isinstance(bias, GatedBias):
-        reason = not_a_table(bias.profile)
+        reason = table_unsupported_reason(bias.profile)
         return None if reason is None else f"the gated profile is not a table: {reason}"
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
     for term in terms:
@@ -51,7 +51,7 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # biases read the untransformed keys, with padding set to 0
     keys = call.zero_padding(call.k)
     keys = keys.repeat_interleave(groups, 1) if groups > 1 else keys
-    request = Request(None, None, call.q, keys, call.factor, None)
+    request = DenseRequest(None, None, call.q, keys, call.factor, None)
     if isinstance(bias, GatedBias):
         return call.finish(_gated(call, bias, request, q, k, v))
     terms = bias.terms if isinstance(bias, SumBias) else (bias,)
@@ -77,12 +77,12 @@ def run(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return call.finish(out)
 
 
-def _laid_out(term: DecomposedBias, request: Request, slots: Slots, q: Tensor) -> Tensor:
+def _laid_out(term: DecomposedBias, request: DenseRequest, slots: Slots, q: Tensor) -> Tensor:
     rows, cols = (term_tensor.expand(*q.shape[:2], -1, -1) for term_tensor in term.lookups(request))
     return lay_out(rows, cols, slots, 1.0 if request.scale is None else request.scale)
 
 
-def _gated(call: Call, bias: GatedBias, request: Request, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _gated(call: Call, bias: GatedBias, request: DenseRequest, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from vispe.attention.backends.triton.content.gated_op import gated_attention
 
     profile, heads = bias.profile, q.shape[1]
@@ -94,7 +94,7 @@ def _gated(call: Call, bias: GatedBias, request: Request, q: Tensor, k: Tensor, 
     layout = layout_of(pos.grid.shape, pos.grid.prefix)
 
     def build_runs() -> tuple[Tensor, Tensor]:
-        table, edge = table_of(profile)
+        table, edge = lower_to_table(profile)
         if table.shape[0] not in (1, heads):
             raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
         return build(table.to(q.device, torch.float32), edge, layout)

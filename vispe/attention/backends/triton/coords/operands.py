@@ -15,7 +15,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.distance_metrics import largest
-from vispe.attention.bias.lower_to_table import table_of
+from vispe.attention.bias.lower_to_table import lower_to_table
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
@@ -26,7 +26,7 @@ from vispe.grid import Positions
 METRICS = {"euclidean": 1, "manhattan": 2, "chebyshev": 3, "squared": 4}  # as in `forward`
 
 
-def not_placed(bias: Bias) -> str | None:
+def coords_unsupported_reason(bias: Bias) -> str | None:
     """Return why `bias` is not an offset table, a distance, or the sum of both; or None."""
     pos, (distances, tables) = bias.pos, _terms(bias)
     for term in tables:
@@ -55,7 +55,7 @@ def not_placed(bias: Bias) -> str | None:
 
 
 def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return attention (b, h, n, d_v) of a call without a bias, or with one for which `not_placed` returns None."""
+    """Return attention (b, h, n, d_v) of a call without a bias, or with one that these kernels support."""
     from vispe.attention.backends.triton.coords.op import coords_attention
 
     bias, device, heads = call.bias, q.device, q.shape[1]
@@ -67,13 +67,13 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with no_autocast(device):
         # masks of windows: one table for mask and bias together, with separate cells
         for term in masks:
-            bias_table = table_of(SumBias(tables))[0] if tables else None
+            bias_table = lower_to_table(SumBias(tables))[0] if tables else None
             cells, table = term.cell_numbers(), term.widened(bias_table).flatten(1).to(device, torch.float32)
         for term in tables[:1] if not masks else ():
             pos = _bound(term)
             cells = pos.remember("cell numbers", lambda pos=pos: cell_numbers(pos))
             # all tables are summed, since they share one index
-            table = extended(*table_of(term if len(tables) == 1 else SumBias(tables))).to(
+            table = extended(*lower_to_table(term if len(tables) == 1 else SumBias(tables))).to(
                 device, torch.float32
             )
         for term in distances:
