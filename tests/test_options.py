@@ -48,12 +48,12 @@ ACCEPTED = [
 ]
 
 REFUSED = [
-    (PositiveInt, 0, "x needs a whole number above 0, got x=0"),
-    (PositiveInt, True, "x needs a whole number above 0, got x=True"),
-    (PositiveInt, 2.0, "x needs a whole number above 0, got x=2.0"),
-    (NonNegativeInt, -1, "x needs a whole number of 0 or more, got x=-1"),
-    (Integer, 0.5, "x needs a whole number, got x=0.5"),
-    (PositiveEvenInt, 3, "x needs a whole number above 0 and divisible by 2, got x=3"),
+    (PositiveInt, 0, "x needs an integer above 0, got x=0"),
+    (PositiveInt, True, "x needs an integer above 0, got x=True"),
+    (PositiveInt, 2.0, "x needs an integer above 0, got x=2.0"),
+    (NonNegativeInt, -1, "x needs an integer of 0 or more, got x=-1"),
+    (Integer, 0.5, "x needs an integer, got x=0.5"),
+    (PositiveEvenInt, 3, "x needs an integer above 0 and divisible by 2, got x=3"),
     (FiniteFloat, float("nan"), "x needs a finite number, got x=nan"),
     (PositiveFloat, float("inf"), "x needs a number above 0, got x=inf"),
     (PositiveFloat, "1", "x needs a number above 0, got x='1'"),
@@ -66,10 +66,10 @@ REFUSED = [
     (Literal["a", "b"], "c", "x must be one of a, b, got 'c'"),
     (Literal[0, 1], True, "x must be one of 0, 1, got True"),
     (PositiveFloat | None, 0, "x needs a number above 0, got x=0"),
-    (PositiveInt | Literal["head"], "h", "x needs a whole number above 0, or head, got x='h'"),
-    (Shape, (), r"x needs a list of 1 to 3 whole numbers above 0, got x=\(\)"),
-    (Shape, [1, 2, 3, 4], "x needs a list of 1 to 3 whole numbers above 0"),
-    (tuple[PositiveInt, PositiveInt], [1], r"x needs a list of 2 whole numbers above 0, got x=\[1\]"),
+    (PositiveInt | Literal["head"], "h", "x needs an integer above 0, or head, got x='h'"),
+    (Shape, (), r"x needs a list of 1 to 3 integers above 0, got x=\(\)"),
+    (Shape, [1, 2, 3, 4], "x needs a list of 1 to 3 integers above 0"),
+    (tuple[PositiveInt, PositiveInt], [1], r"x needs a list of 2 integers above 0, got x=\[1\]"),
     (tuple[FiniteFloat, ...], 3, "x needs a list of finite numbers, got x=3"),
 ]
 

@@ -154,8 +154,8 @@ def _words(annotation: Any, many: bool = False) -> str:
         return f"a list of {count} {_words(get_args(args[0])[0], many=True)}"
     if origin is Annotated:
         kind, limits = args
-        noun = "whole number" if kind is int else "number" if limits != Interval() else "finite number"
-        return limits.words(noun.replace("number", "numbers") if many else f"a {noun}")
+        noun = "an integer" if kind is int else "a number" if limits != Interval() else "a finite number"
+        return limits.words(f"{noun.partition(' ')[2]}s" if many else noun)
     if origin is tuple:
         return f"a list of {'' if args[-1] is ... else f'{len(args)} '}{_words(args[0], many=True)}"
     if origin is Literal:
@@ -251,7 +251,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     ...     return size / 2
     >>> half(size=0)
     Traceback (most recent call last):
-    vispe.errors.OptionError: size needs a whole number above 0, got size=0.
+    vispe.errors.OptionError: size needs an integer above 0, got size=0.
     """
     signature = inspect.signature(function)
 

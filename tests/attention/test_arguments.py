@@ -134,7 +134,7 @@ def test_float64_parameters_keep_their_digits(backend):
     pos = Grid((3, 4)).positions()
     q, k, v = (t.detach() for t in tensors(1, 12, dtype=torch.float64))
     slopes = torch.rand(HEADS, dtype=torch.float64)
-    whole = oracle.distance_matrix(pos.grid, "manhattan", False, "none")  # whole numbers, exact in float32
+    whole = oracle.distance_matrix(pos.grid, "manhattan", False, "none")  # integers, exact in float32
     wanted = oracle.attend(q, k, v, bias=-slopes[:, None, None] * whole)
     close(
         attention(q, k, v, bias=DistanceBias(slopes, pos, metric="manhattan"), backend=backend), wanted, 1e-14

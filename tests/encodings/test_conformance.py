@@ -495,14 +495,14 @@ def test_every_class_is_of_a_kind(name):
 @pytest.mark.parametrize(
     ("spec", "facts", "message"),
     [
-        ("sincos2d", {"dim": 6}, "dim needs a whole number above 0 and divisible by 4, got dim=6"),
+        ("sincos2d", {"dim": 6}, "dim needs an integer above 0 and divisible by 4, got dim=6"),
         ("sincos2d", {"dim": 0}, "got dim=0"),
         ("sincos2d(temperature=0)", {}, "temperature needs a number above 0, got temperature=0"),
         ("sincos2d(std=-1)", {}, "std needs a number above 0, got std=-1"),
-        ("learned", {"grid": (3,)}, r"grid needs a list of 2 whole numbers above 0, got grid=\(3,\)"),
-        ("learned", {"grid": (3, 0)}, r"grid needs a list of 2 whole numbers above 0, got grid=\(3, 0\)"),
+        ("learned", {"grid": (3,)}, r"grid needs a list of 2 integers above 0, got grid=\(3,\)"),
+        ("learned", {"grid": (3, 0)}, r"grid needs a list of 2 integers above 0, got grid=\(3, 0\)"),
         ("learned(std=-1)", {}, "std needs a number of 0 or more, got std=-1"),
-        ("alibi2d", {"num_heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
+        ("alibi2d", {"num_heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),
         (
             "alibi2d(slopes=constnt)",
             {},
@@ -523,13 +523,13 @@ def test_every_class_is_of_a_kind(name):
         (
             "alibi2d(normalize=reference,reference=[4,0])",
             {},
-            r"reference needs a list of whole numbers above 0, got reference=\[4, 0\]",
+            r"reference needs a list of integers above 0, got reference=\[4, 0\]",
         ),
-        ("alibi2d(normalize=reference,reference=[4,2.5])", {}, r"reference needs a list of whole numbers"),
+        ("alibi2d(normalize=reference,reference=[4,2.5])", {}, r"reference needs a list of integers"),
         ("alibi2d(spacing=2)", {}, "spacing needs a list of numbers above 0, got spacing=2"),
         ("alibi2d(spacing=[1,-1])", {}, r"spacing needs a list of numbers above 0, got spacing=\[1, -1\]"),
-        ("alibi2d(layers=3)", {}, "layers needs a list of whole numbers, got layers=3"),
-        ("alibi2d(layers=[0.5])", {}, "layers needs a list of whole numbers"),
+        ("alibi2d(layers=3)", {}, "layers needs a list of integers, got layers=3"),
+        ("alibi2d(layers=[0.5])", {}, "layers needs a list of integers"),
         ("alibi2d(layers=[0,4])", {}, r"block indices below depth=4, got \[4\]"),
         ("alibi2d(layers=[-1])", {}, r"block indices below depth=4, got \[-1\]"),
         ("alibi2d(jitter=-1)", {}, "jitter needs a number of 0 or more, got jitter=-1"),
@@ -555,8 +555,8 @@ def test_every_class_is_of_a_kind(name):
             "metric linear in the distance, got metric",
         ),
         ("alibi2d(biased_heads=4)", {}, "between 1 and num_heads=3, got 4"),
-        ("alibi2d(biased_heads=0)", {}, "biased_heads needs a whole number above 0, got biased_heads=0"),
-        ("alibi2d(biased_heads=1.5)", {}, "biased_heads needs a whole number above 0, got biased_heads=1.5"),
+        ("alibi2d(biased_heads=0)", {}, "biased_heads needs an integer above 0, got biased_heads=0"),
+        ("alibi2d(biased_heads=1.5)", {}, "biased_heads needs an integer above 0, got biased_heads=1.5"),
     ],
 )
 def test_option_errors(spec, facts, message):

@@ -146,7 +146,7 @@ REFUSED = [
     ("alibi2d+sincos2d", {"wrap": False}, "of a sum of encodings are ambiguous"),
     ("alibi2d", {"warp": False}, "no option 'warp'.*Did you mean 'wrap'"),
     ("alibi2d(layers=[9])", {}, "below depth=2"),
-    ("learned(std=a)", {"grid": [0, 1]}, "grid needs a list of 2 whole numbers"),
+    ("learned(std=a)", {"grid": [0, 1]}, "grid needs a list of 2 integers"),
 ]
 
 

@@ -203,7 +203,7 @@ class VRoPE(Rule):
 
 
 class V2PE(Rule):
-    """v2pe: steps of stride / n, and then the next whole number."""
+    """v2pe: steps of stride / n, and then the next integer."""
 
     axes = 1
 

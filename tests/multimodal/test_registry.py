@@ -199,19 +199,19 @@ WRONG = {
     ),
     "mrope(sections=[1,2])": (
         OptionError,
-        r"mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2\)",
+        r"mrope: sections needs a list of 3 integers of 0 or more, got sections=\(1, 2\)",
     ),
     "mrope(sections=[1,2,-3])": (
         OptionError,
-        r"mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2, -3\)",
+        r"mrope: sections needs a list of 3 integers of 0 or more, got sections=\(1, 2, -3\)",
     ),
     "mrope(sections=16)": (
         OptionError,
-        "mrope: sections needs a list of 3 whole numbers of 0 or more, got sections=16",
+        "mrope: sections needs a list of 3 integers of 0 or more, got sections=16",
     ),
     "bilevel(rotate=inter,sections=[4,4,4])": (OptionError, r"have no effect with rotate='inter'"),
-    "bilevel(train_length=0)": (OptionError, "train_length needs a whole number above 0, got train_length=0"),
-    "pype(rings=0)": (OptionError, "pype: rings needs a whole number above 0, got rings=0"),
+    "bilevel(train_length=0)": (OptionError, "train_length needs an integer above 0, got train_length=0"),
+    "pype(rings=0)": (OptionError, "pype: rings needs an integer above 0, got rings=0"),
     "mmrope(sections=[4,4,4])": (OptionError, "fixed pattern of axes, got sections"),
     "mmrope(scale=[1,2])": (
         OptionError,

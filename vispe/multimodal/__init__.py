@@ -5,7 +5,7 @@ coordinates = create_scheme("mrope_i").coordinates(stream)  # .ids (3, 1, 32), .
 """
 
 from vispe.multimodal import schemes as schemes
-from vispe.multimodal.layers import PerLayerSchemes, alternating, pyramid
+from vispe.multimodal.per_layer import PerLayerSchemes, alternating, pyramid
 from vispe.multimodal.registry import (
     SchemeInfo,
     create_scheme,

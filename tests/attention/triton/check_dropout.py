@@ -17,7 +17,7 @@ BITS = 2**32
 
 
 def stirred(x):
-    """The finisher of MurmurHash3, in whole numbers of 64 bits."""
+    """The finisher of MurmurHash3, in integers of 64 bits."""
     x = (x ^ (x >> 16)) * 0x85EBCA6B % BITS
     x = (x ^ (x >> 13)) * 0xC2B2AE35 % BITS
     return x ^ (x >> 16)

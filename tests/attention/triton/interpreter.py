@@ -1,6 +1,6 @@
 """A faster interpreter: what Triton's does anew in every call, and what it computes to throw away.
 
-It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of whole numbers
+It exchanges the functions of `triton.language` in every call of a helper, checks sums and products of integers
 for overflow (only in debug mode does it say what it found), and makes numpy dtypes and shapes that it has made before.
 
     TRITON_INTERPRET=1 python -m tests.attention.triton.interpreter PROGRAM [ARGUMENTS]      (run a program with it)
@@ -61,7 +61,7 @@ def kept_by_name(function):
 
 
 def shaped_once(core):
-    """Return a constructor of block types that checks, counts and names each shape of whole numbers once."""
+    """Return a constructor of block types that checks, counts and names each shape of integers once."""
     check, kept = core.block_type.__init__, {}
 
     def construct(self, element_ty, shape):

@@ -110,7 +110,7 @@ def test_heads_of_64_and_32_columns(fresh_kernels, kernel, arch, most, spills):
     ("kernel", "more"), [("forward", 10.9), ("grad_q", 12.7), ("grad_kv", 13.5), ("grad_bias", 11.6)]
 )
 def test_dropout(fresh_kernels, kernel, more):
-    """A few whole numbers for each score; `more` is the most of Triton 3.6, 3.8 and 3.9."""
+    """A few integers for each score; `more` is the most of Triton 3.6, 3.8 and 3.9."""
     from tests.attention.triton.compiled import report
 
     def plain(**modes):

@@ -86,7 +86,7 @@ def test_one_length_per_sample():
     pos = Positions(torch.rand(3, 4, 1), attrs={"length": torch.tensor([4, 5])})
     with pytest.raises(ShapeError, match=r"each of 3 samples .* got \(2,\) torch.int64"):
         create_encoding("countdown", dim=8).table(pos)
-    with pytest.raises(OptionError, match="dim needs a whole number of 4 or more, got dim=2"):
+    with pytest.raises(OptionError, match="dim needs an integer of 4 or more, got dim=2"):
         create_encoding("countdown", dim=2)
 
 

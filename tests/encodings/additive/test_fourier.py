@@ -166,8 +166,8 @@ def test_half_precision_parameters():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 0}, "dim needs a whole number above 0, got dim=0"),
-        ({"axes": 4}, "axes needs a whole number from 1 to 3, got axes=4"),
+        ({"dim": 0}, "dim needs an integer above 0, got dim=0"),
+        ({"axes": 4}, "axes needs an integer from 1 to 3, got axes=4"),
         ({"axes": 3, "grid": (2, 2)}, r"axes=2 for the grid \(2, 2\) of the model, got axes=3"),
         (
             {"normalize": "unit"},

@@ -167,13 +167,13 @@ def test_half_precision_parameters():
             "init and gamma have no effect with freq_std=1",
         ),
         ({"freq_std": 1.0, "init": "jhlew"}, "init and gamma have no effect with freq_std"),
-        ({"features": 5}, "features needs a whole number above 0 and divisible by 2, got features=5"),
-        ({"hidden": 0}, "hidden needs a whole number above 0, got hidden=0"),
+        ({"features": 5}, "features needs an integer above 0 and divisible by 2, got features=5"),
+        ({"hidden": 0}, "hidden needs an integer above 0, got hidden=0"),
         ({"groups": 3}, "groups must divide the 2 coordinates and dim=12, got groups=3"),
         ({"groups": 5, "axes": 5}, "groups must divide the 5 coordinates and dim=12, got groups=5"),
         ({"groups": 0}, "got groups=0"),
         ({"class_vector": 1}, "class_vector is true or false, got class_vector=1"),
-        ({"axes": 0}, "axes needs a whole number from 1 to 64, got axes=0"),
+        ({"axes": 0}, "axes needs an integer from 1 to 64, got axes=0"),
     ],
 )
 def test_options_are_checked(options, message):

@@ -169,7 +169,7 @@ def test_dtypes():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"degree": -1}, "degree needs a whole number of 0 or more, got degree=-1"),
+        ({"degree": -1}, "degree needs an integer of 0 or more, got degree=-1"),
         ({"basis": "haar", "degree": 12}, r"degree=12, basis='haar' has \d+ features, more than 4096"),
         ({"basis": "bessel"}, "basis must be one of legendre, chebyshev, haar, zernike"),
         ({"basis": "zernike", "shape": (4,)}, "basis='zernike' needs 2 axes, got 1"),

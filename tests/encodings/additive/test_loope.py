@@ -266,7 +266,7 @@ def test_dropped_tokens_with_images():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 7}, "dim needs a whole number above 0 and divisible by 2, got dim=7"),
+        ({"dim": 7}, "dim needs an integer above 0 and divisible by 2, got dim=7"),
         ({"order": "hilbert"}, "order must be one of gilbert, raster, got 'hilbert'"),
         ({"start": "height"}, "start must be one of width, longer, even, got 'height'"),
         ({"context": "cnn"}, "context must be one of image, released, cells, none, got 'cnn'"),
@@ -274,9 +274,9 @@ def test_dropped_tokens_with_images():
         ({"order": "raster", "start": "even"}, "start='even' has no effect with order='raster'"),
         ({"rescale": 1}, "rescale is true or false, got rescale=1"),
         ({"temperature": 0}, "temperature needs a number above 0, got temperature=0"),
-        ({"in_chans": 0}, "in_chans needs a whole number above 0, got in_chans=0"),
+        ({"in_chans": 0}, "in_chans needs an integer above 0, got in_chans=0"),
         ({"in_chans": 1, "context": "none"}, "in_chans=1 has no effect with context='none'"),
-        ({"grid": (3,)}, r"grid needs a list of 2 whole numbers above 0, got grid=\(3,\)"),
+        ({"grid": (3,)}, r"grid needs a list of 2 integers above 0, got grid=\(3,\)"),
         ({"grid": None, "context": "cells"}, r"context='cells' needs grid=\(h, w\)"),
         ({"grid": None, "context": "released"}, r"context='released' needs grid=\(h, w\)"),
     ],

@@ -86,8 +86,8 @@ def test_spacing_std_and_free_coordinates():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 7}, "dim needs a whole number of 6 or more and divisible by 2, got dim=7"),
-        ({"dim": 4}, "dim needs a whole number of 6 or more and divisible by 2, got dim=4"),
+        ({"dim": 7}, "dim needs an integer of 6 or more and divisible by 2, got dim=7"),
+        ({"dim": 4}, "dim needs an integer of 6 or more and divisible by 2, got dim=4"),
         ({"dim": 12, "temperature": 0}, "temperature needs a number above 0, got temperature=0"),
         ({"dim": 12, "std": -1}, "std needs a number above 0, got std=-1"),
         ({"dim": 12, "split": (1, 1)}, r"split needs a list of 3 numbers above 0, got split=\(1, 1\)"),

@@ -175,16 +175,16 @@ def test_a_vit_stays_what_it_is_and_learns_from_the_second_step_on():
         ({"terms": "p2p"}, "terms must be one of both, c2p, p2c, got 'p2p'"),
         (
             {"position_buckets": 1},
-            "position_buckets needs a whole number of 2 or more, got position_buckets=1",
+            "position_buckets needs an integer of 2 or more, got position_buckets=1",
         ),
         (
             {"position_buckets": 8, "max_relative_positions": 5},
             r"max_relative_positions above position_buckets / 2 \+ 1 = 5, got 5",
         ),
-        ({"max_relative_positions": 0}, "max_relative_positions needs a whole number above 0"),
+        ({"max_relative_positions": 0}, "max_relative_positions needs an integer above 0"),
         ({"std": -1}, "std needs a number of 0 or more, got std=-1"),
         ({"std": 0.5, "share_att_key": True}, "std=0.5 has no effect with share_att_key=True"),
-        ({"axes": 4}, "axes needs a whole number from 1 to 3, got axes=4"),
+        ({"axes": 4}, "axes needs an integer from 1 to 3, got axes=4"),
         ({"dim": 10}, "dim to be a multiple of num_heads, got dim=10, num_heads=3"),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_vit_stays_what_it_is_and_learns():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": []}, "grid needs a list of 1 to 3 whole numbers above 0"),
+        ({"grid": []}, "grid needs a list of 1 to 3 integers above 0"),
         ({"window": [3]}, r"window needs one number for each of 2 axes, got window=\[3\]"),
         ({"scaled": 1}, "scaled is true or false, got scaled=1"),
         ({"std": -1}, "std needs a number of 0 or more, got std=-1"),

@@ -198,10 +198,10 @@ def test_released_checkpoints_load(options, theirs):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
-        ({"grid": []}, r"rpb: grid needs a list of 1 to 3 whole numbers above 0, got grid=\[\]"),
+        ({"num_heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),
+        ({"grid": []}, r"rpb: grid needs a list of 1 to 3 integers above 0, got grid=\[\]"),
         ({"grid": (2, 0)}, r"got grid=\(2, 0\)"),
-        ({"grid": (2, 2, 2, 2)}, "1 to 3 whole numbers"),
+        ({"grid": (2, 2, 2, 2)}, "1 to 3 integers"),
         ({"window": [3]}, r"window needs one number for each of 2 axes, got window=\[3\]"),
         ({"window": 3}, "got window=3"),
         ({"window": [3, 1.5]}, r"got window=\[3, 1\.5\]"),

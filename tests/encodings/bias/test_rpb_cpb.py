@@ -181,11 +181,11 @@ def test_dropped_tokens():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
-        ({"grid": ()}, r"rpb_cpb: grid needs a list of 1 to 3 whole numbers above 0, got grid=\(\)"),
+        ({"num_heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),
+        ({"grid": ()}, r"rpb_cpb: grid needs a list of 1 to 3 integers above 0, got grid=\(\)"),
         ({"coords": "log"}, "coords must be one of swin, cr, got 'log'"),
-        ({"hidden": 0}, "hidden needs a whole number above 0, got hidden=0"),
-        ({"hidden": 1.5}, "hidden needs a whole number above 0, got hidden=1.5"),
+        ({"hidden": 0}, "hidden needs an integer above 0, got hidden=0"),
+        ({"hidden": 1.5}, "hidden needs an integer above 0, got hidden=1.5"),
         ({"pretrained": [3]}, r"pretrained needs one number for each of 2 axes, got pretrained=\[3\]"),
         (
             {"coords": "cr", "pretrained": [3, 3]},

@@ -46,7 +46,5 @@ def test_a_vit():
 
 
 def test_option_errors():
-    with pytest.raises(
-        OptionError, match="width needs a whole number above 0 and divisible by 2, got width=5"
-    ):
+    with pytest.raises(OptionError, match="width needs an integer above 0 and divisible by 2, got width=5"):
         create_encoding("sandwich(width=5)", num_heads=2)

@@ -172,8 +172,8 @@ def test_released_names_are_taken():
     ("options", "message"),
     [
         ({"method": "method3"}, "method must be one of key, key_query, distance_factor, offset_factor"),
-        ({"clip": [3]}, r"clip needs a list of 2 whole numbers of 0 or more, got clip=\[3\]"),
-        ({"clip": [-1, 2]}, "clip needs a list of 2 whole numbers"),
+        ({"clip": [3]}, r"clip needs a list of 2 integers of 0 or more, got clip=\[3\]"),
+        ({"clip": [-1, 2]}, "clip needs a list of 2 integers"),
         ({"clip": [2, 1], "method": "distance_factor"}, r"needs two equal numbers for clip, got \(2, 1\)"),
         ({"index": "key_query", "method": "distance_factor"}, "has no effect with method='distance_factor'"),
         ({"clip": [2, 1], "resample": "bicubic"}, r"resample='bicubic' has no effect with clip=\[2, 1\]"),

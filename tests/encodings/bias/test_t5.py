@@ -91,7 +91,7 @@ def test_a_vit():
         ("num_buckets=3", "t5 needs num_buckets of 4 or more and max_distance above their 0 exact buckets"),
         ("max_distance=8", "above their 8 exact buckets, got num_buckets=32, max_distance=8"),
         ("mode=radial,max_distance=16", "t5 needs num_buckets of 2 or more .* 16 exact buckets"),
-        ("axes=4", "axes needs a whole number from 1 to 3"),
+        ("axes=4", "axes needs an integer from 1 to 3"),
         ("spacing=[1]", "spacing needs one number for each of 2 axes"),
     ],
 )

@@ -154,7 +154,7 @@ def test_weights_sum_to_one_and_drawn_start():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 9}, "dim needs a whole number above 0 and divisible by 2, got dim=9"),
+        ({"dim": 9}, "dim needs an integer above 0 and divisible by 2, got dim=9"),
         ({"dim": 14}, "dim to be a multiple of num_heads, got dim=14, num_heads=3"),
         ({"std": -1}, "std needs a number of 0 or more, got std=-1"),
         ({"clamp_len": 0}, "clamp_len needs a number above 0, got clamp_len=0"),

@@ -223,7 +223,7 @@ def test_a_whole_model(spec):
         ),
         ("selective_rope(projection=full,rank=3)", "rank=3 has no effect with projection='full'"),
         ("selective_rope.scan(spacing=[2])", r"spacing=\[2\] has no effect with form='scan'"),
-        ("selective_rope(head_dim=3)", "head_dim needs a whole number above 0 and divisible by 2"),
+        ("selective_rope(head_dim=3)", "head_dim needs an integer above 0 and divisible by 2"),
         ("carope(base=1)", "carope needs a base above 1"),
         ("carope(form=sum)", "form must be one of field, scan"),
     ],

@@ -179,8 +179,8 @@ def test_paths_by_hand():
             {},
             r"spacing needs a list of numbers above 0, got spacing=\[1, -1\]",
         ),
-        ("grape_path(p_dim=3)", {}, "p_dim needs a whole number above 0 and divisible by 2, got p_dim=3"),
-        ("grape_path", {"num_heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
+        ("grape_path(p_dim=3)", {}, "p_dim needs an integer above 0 and divisible by 2, got p_dim=3"),
+        ("grape_path", {"num_heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),
     ],
 )
 def test_option_errors(spec, facts, message):

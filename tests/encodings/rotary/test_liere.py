@@ -183,9 +183,9 @@ def test_checkpoints_of_the_reference_load():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("liere(axes=0)", "axes needs a whole number from 1 to 3, got axes=0"),
+        ("liere(axes=0)", "axes needs an integer from 1 to 3, got axes=0"),
         ("liere(block=13)", "needs a block of 2 to 12 channels for 12 channels per head"),
-        ("liere(block=whole)", "block needs a whole number of 2 or more, or head, got block='whole'"),
+        ("liere(block=whole)", "block needs an integer of 2 or more, or head, got block='whole'"),
         ("liere(kind=odd)", "kind must be one of learned, inverse_exp, even, got 'odd'"),
         ("liere(kind=even,block=2)", "block=2 has no effect with kind='even', which has no parameters"),
         ("liere(kind=even,init=symmetric)", "init='symmetric' has no effect with kind='even'"),
@@ -194,7 +194,7 @@ def test_checkpoints_of_the_reference_load():
         ("liere(share_layers=no)", "share_layers is true or false"),
         ("liere(normalize=max)", "normalize must be one of train, linspace, none, got 'max'"),
         ("liere(reference=[3])", r"reference needs one number for each of 2 axes, got reference=\[3\]"),
-        ("liere(reference=3)", "reference needs a list of whole numbers above 0, got reference=3"),
+        ("liere(reference=3)", "reference needs a list of integers above 0, got reference=3"),
         ("liere(normalize=none,reference=[3,3])", r"reference=\[3, 3\] has no effect with normalize='none'"),
         ("liere(init=zeros)", "init must be one of uniform, symmetric, normal"),
         ("liere(init_std=2)", "init_std=2 has no effect with init='uniform'. Use init=normal"),

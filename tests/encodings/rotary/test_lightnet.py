@@ -120,7 +120,7 @@ def test_dropped_tokens_and_another_grid(form):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("lightnet(axes=4)", "axes needs a whole number from 1 to 3, got axes=4"),
+        ("lightnet(axes=4)", "axes needs an integer from 1 to 3, got axes=4"),
         ("lightnet(form=sine)", "form must be one of cosine, rotate, got 'sine'"),
         ("lightnet(spectrum=all)", "spectrum must be one of shared, heads, got 'all'"),
         ("lightnet(base=0)", "base needs a number above 0, got base=0"),

@@ -668,7 +668,7 @@ ERRORS = [
         r"rope_axial needs a head_dim divisible by 4, got head_dim=18 with rotated=1 \(dim=36, num_heads=2\)",
     ),
     ("rope_axial", {"dim": 33}, "dim to be a multiple of num_heads, got dim=33, num_heads=2"),
-    ("rope_axial", {"heads": 0}, "num_heads needs a whole number above 0, got num_heads=0"),
+    ("rope_axial", {"heads": 0}, "num_heads needs an integer above 0, got num_heads=0"),
     ("rope_axial(rotated=0)", {}, "rotated needs a number above 0 and up to 1, got rotated=0"),
     ("rope_axial(rotated=0.3)", {}, "divisible by 4, got head_dim=16 with rotated=0.3"),
     ("rope_axial(layout=halves)", {}, "layout must be one of half, interleaved, got 'halves'"),
@@ -687,7 +687,7 @@ ERRORS = [
     (
         "rope_axial(split=[0,4])",
         {},
-        r"rope_axial: split needs a list of 1 to 3 whole numbers above 0, got split=\[0, 4\]",
+        r"rope_axial: split needs a list of 1 to 3 integers above 0, got split=\[0, 4\]",
     ),
     ("rope_axial(split=4)", {}, "got split=4"),
     (
@@ -706,7 +706,7 @@ ERRORS = [
     (
         "rope_axial(schedule=pi,reference=[4,0])",
         {},
-        r"rope_axial: reference needs a list of 1 to 3 whole numbers above 0, got reference=\[4, 0\]",
+        r"rope_axial: reference needs a list of 1 to 3 integers above 0, got reference=\[4, 0\]",
     ),
     ("rope_axial(schedule=pi,reference=4)", {}, "got reference=4"),
     (
@@ -729,7 +729,7 @@ ERRORS = [
     ("rope_axial(per_block=true)", {}, "per_block=True has no effect without shift_coords"),
     ("rope_axial(per_block=1)", {}, "per_block is true or false, got per_block=1"),
     ("rope_axial(per_block=true,shift_coords=1)", {}, "Pass depth"),
-    ("rope_mixed(axes=4)", {}, "axes needs a whole number from 1 to 3, got axes=4"),
+    ("rope_mixed(axes=4)", {}, "axes needs an integer from 1 to 3, got axes=4"),
     ("rope_mixed(axes=3)", {"dim": 8}, "a pair of channels per axis, got 2 pairs for axes=3"),
     ("rope_mixed(temperature=-1)", {}, "temperature needs a number above 0, got temperature=-1"),
     ("rope_mixed(rotate=1)", {}, "rotate is true or false, got rotate=1"),

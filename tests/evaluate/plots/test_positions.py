@@ -191,7 +191,7 @@ def test_streams_as_text(text: str, expected: list[Segment]):
         ("image:4x6*2", "'image:4x6*2' of the stream cannot be read"),
         ("video:4x6", "'video:4x6' of the stream cannot be read. Write video:FRAMESxROWSxCOLUMNS"),
         ("video:1x2x3@", "'video:1x2x3@' of the stream cannot be read"),
-        ("text:0", "tokens needs a whole number above 0, got tokens=0"),
+        ("text:0", "tokens needs an integer above 0, got tokens=0"),
         ("video:1x2x3@0", "seconds needs a number above 0"),
         ("text:²", "'text:²' of the stream cannot be read"),
     ],

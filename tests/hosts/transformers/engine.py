@@ -1,6 +1,6 @@
 """A stand-in for a serving engine: pages of keys and values, prompts in chunks, and prefixes that are kept.
 
-It does with positions what vLLM and SGLang do: it asks once for each request, keeps whole numbers, adds the delta to
+It does with positions what vLLM and SGLang do: it asks once for each request, keeps integers, adds the delta to
 the number of every token that is generated, and looks cosines and sines up in a table, turned before keys are kept.
 """
 

@@ -79,7 +79,7 @@ def test_what_imagej_reads(tmp_path):
     assert [roi.name for roi in (first, far, last)] == ["matrix-1", "grün-2", "pore-2-3"]
     assert first.composite
     assert (first.left, first.top, first.right, first.bottom) == (1, 1, 7, 5)
-    assert far.composite  # whole numbers of ImageJ end at 65535
+    assert far.composite  # integers of ImageJ end at 65535
     assert last.roitype == roifile.ROI_TYPE.TRACED
     assert (last.left, last.top, last.right, last.bottom) == (0, 5, 3, 6)
     assert last.stroke_color == bytes([255, 230, 159, 0])

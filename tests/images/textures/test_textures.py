@@ -309,7 +309,7 @@ def test_layers_know_up_and_down():
         (
             lambda: random_field(0, waves=9),
             OptionError,
-            "waves needs a whole number of 8 or more and divisible by 2, got waves=9",
+            "waves needs an integer of 8 or more and divisible by 2, got waves=9",
         ),
         (lambda: random_field(0, fractions=(0.5, 0.6)), OptionError, "sum to 1, got"),
         (
@@ -335,7 +335,7 @@ def test_layers_know_up_and_down():
         (
             lambda: random_field(0, period=12.5),
             OptionError,
-            "period needs a whole number above 0, or a list of 2 whole numbers above 0, got period=12.5",
+            "period needs an integer above 0, or a list of 2 integers above 0, got period=12.5",
         ),
         (
             lambda: random_field(0, detail=-0.1),
@@ -385,12 +385,12 @@ def test_layers_know_up_and_down():
         (
             lambda: MADE["field"].render((0, 4)),
             ShapeError,
-            r"size needs a whole number above 0, or a list of 2 whole numbers above 0, got size=\(0, 4\)",
+            r"size needs an integer above 0, or a list of 2 integers above 0, got size=\(0, 4\)",
         ),
         (
             lambda: MADE["field"].render((4, 5, 6)),
             ShapeError,
-            r"size needs a whole number above 0, or a list of 2 whole numbers above 0, got size=\(4, 5, 6\)",
+            r"size needs an integer above 0, or a list of 2 integers above 0, got size=\(4, 5, 6\)",
         ),
         (
             lambda: MADE["field"].render(8, angle=float("nan")),

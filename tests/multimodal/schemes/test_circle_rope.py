@@ -286,7 +286,7 @@ def test_text_on_the_axis_of_time_alone(name):
         ("circlerope(move_to_origin=1)", "move_to_origin is true or false"),
         (
             "circlerope(sections=[1,2])",
-            r"circlerope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2\)",
+            r"circlerope: sections needs a list of 3 integers of 0 or more, got sections=\(1, 2\)",
         ),
         ("ilrope(spatial_reset=false)", "ilrope always counts rows and columns from 0.*Use mrope_i"),
         ("omnirope(spatial_reset=false)", "omnirope always counts rows and columns from 0.*Use mrope"),

@@ -236,10 +236,10 @@ def test_the_reference_leaves_text_alone_where_k_does_not_divide():
 
 def test_wrong_options():
     for options, text in (
-        ({"k": 0}, "ppe: k needs a whole number above 0, got k=0"),
+        ({"k": 0}, "ppe: k needs an integer above 0, got k=0"),
         ({"bands": "reference"}, "bands must be one of chunked, interleaved"),
         ({"axes_in_turn": 1}, "axes_in_turn is true or false"),
-        ({"sections": (1, 2)}, "sections needs a list of 3 whole numbers of 0 or more"),
+        ({"sections": (1, 2)}, "sections needs a list of 3 integers of 0 or more"),
     ):
         with pytest.raises(OptionError, match=text):
             create_scheme("ppe", **options)

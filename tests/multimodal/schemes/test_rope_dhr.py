@@ -89,7 +89,7 @@ def test_positions_painted_back_make_one_picture(h, w, tiles, place):
     ("h", "w", "tiles"), [(4, 6, (2, 3)), (3, 5, (4, 2)), (5, 5, (3, 3)), (24, 24, (2, 1))]
 )
 def test_tokens_have_the_position_of_the_thumbnail_that_covers_their_middle(h, w, tiles):
-    """ID-Align, with the thumbnail first: found by looking at every token of the thumbnail, in whole numbers."""
+    """ID-Align, with the thumbnail first: found by looking at every token of the thumbnail, in integers."""
     ids = image_ids(Image(h, w, tiles, "first"))[0]
     assert ids[0].tolist() == list(range(h * w))
     (down, across), part = tiles, 0

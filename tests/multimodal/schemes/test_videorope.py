@@ -342,7 +342,7 @@ def test_scores_depend_on_distances_only():
         ("videorope(scale=0)", "videorope: scale needs a number above 0, got scale=0"),
         (
             "videorope(sections=[1,2])",
-            r"videorope: sections needs a list of 3 whole numbers of 0 or more, got sections=\(1, 2\)",
+            r"videorope: sections needs a list of 3 integers of 0 or more, got sections=\(1, 2\)",
         ),
         ("videorope(centre=middle)", "centre must be one of floor, exact, got 'middle'"),
         ("videorope(after=side)", "after must be one of time, max, got 'side'"),

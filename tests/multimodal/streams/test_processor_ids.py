@@ -351,24 +351,24 @@ def test_wrong_by_hand(case):
 
 
 SEGMENTS = {
-    "no tokens": (lambda: Text(0), "Text: tokens needs a whole number above 0, got tokens=0"),
-    "true": (lambda: Text(True), "Text: tokens needs a whole number above 0, got tokens=True"),
-    "group": (lambda: Text(1, group=-1), "Text: group needs a whole number of 0 or more, got group=-1"),
-    "rows": (lambda: Image(0, 2), "Image: h needs a whole number above 0, got h=0"),
-    "columns": (lambda: Image(2, 1.5), "Image: w needs a whole number above 0, got w=1.5"),
+    "no tokens": (lambda: Text(0), "Text: tokens needs an integer above 0, got tokens=0"),
+    "true": (lambda: Text(True), "Text: tokens needs an integer above 0, got tokens=True"),
+    "group": (lambda: Text(1, group=-1), "Text: group needs an integer of 0 or more, got group=-1"),
+    "rows": (lambda: Image(0, 2), "Image: h needs an integer above 0, got h=0"),
+    "columns": (lambda: Image(2, 1.5), "Image: w needs an integer above 0, got w=1.5"),
     "tiles": (
         lambda: Image(2, 2, (1, 2, 3)),
-        r"Image: tiles needs a list of 2 whole numbers above 0, got tiles=\(1, 2, 3\)",
+        r"Image: tiles needs a list of 2 integers above 0, got tiles=\(1, 2, 3\)",
     ),
     "tile rows": (
         lambda: Image(2, 2, (0, 2)),
-        r"Image: tiles needs a list of 2 whole numbers above 0, got tiles=\(0, 2\)",
+        r"Image: tiles needs a list of 2 integers above 0, got tiles=\(0, 2\)",
     ),
     "thumbnail": (
         lambda: Image(2, 2, thumbnail="both"),
         "Image: thumbnail must be one of first, last, got 'both'",
     ),
-    "frames": (lambda: Video(-1, 2, 2), "Video: t needs a whole number above 0, got t=-1"),
+    "frames": (lambda: Video(-1, 2, 2), "Video: t needs an integer above 0, got t=-1"),
     "seconds": (lambda: Video(1, 2, 2, 0.0), "Video: seconds needs a number above 0, got seconds=0.0"),
 }
 

@@ -16,7 +16,7 @@ from vispe.hosts.transformers.language.families import FAMILIES, language_model_
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.subclasses import stock_of
 from vispe.multimodal import PerLayerSchemes, Scheme, list_schemes
-from vispe.multimodal.layered import PerLayerScheme
+from vispe.multimodal.per_layer import ConcatenatedScheme
 
 # attribute names of the language model, in order of precedence
 TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")
@@ -35,7 +35,7 @@ def names_scheme(spec: Any) -> bool:
     """Return whether a spec is or names a position scheme."""
     if isinstance(spec, Scheme | PerLayerSchemes):
         return True
-    return any(name in (*list_schemes(), PerLayerScheme.name) for name in names_of(spec))
+    return any(name in (*list_schemes(), ConcatenatedScheme.name) for name in names_of(spec))
 
 
 def check_no_scheme(model: nn.Module, spec: Any) -> None:

@@ -24,7 +24,7 @@ from vispe.hosts.transformers.language.image_placeholders import stream_of, toke
 from vispe.hosts.transformers.language.rotary_detection import rotaries_of
 from vispe.hosts.transformers.saving import config_record
 from vispe.multimodal import Scheme, create_scheme
-from vispe.multimodal.layered import scheme_of
+from vispe.multimodal.per_layer import scheme_of
 from vispe.multimodal.serving import Rows, Table, install, table_of
 from vispe.version import __version__
 

@@ -31,7 +31,7 @@ from vispe.multimodal import alternating, pyramid
 KINDS = {
     "alternating": lambda layers: alternating(["circlerope", "mrope"], layers),
     "pyramid": lambda layers: pyramid(layers, rings=3, every=1),
-    "fractions and whole numbers": lambda layers: alternating(["v2pe(stride=8)", "vrope"], layers),
+    "fractions and integers": lambda layers: alternating(["v2pe(stride=8)", "vrope"], layers),
 }
 
 

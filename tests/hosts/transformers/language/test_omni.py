@@ -73,7 +73,7 @@ def test_ids_are_those_of_the_model_before(family, seed):
     model = converted(family, own_of(family))
     for requested in (model, model.model):
         actual, next_delta = requested.get_rope_index(tokens, **sample)
-        if family == "qwen2_5_omni_thinker":  # whole numbers
+        if family == "qwen2_5_omni_thinker":  # integers
             assert actual.dtype == expected.dtype
             assert torch.equal(actual[:, mask], expected[:, mask])
             assert torch.equal(next_delta, delta)

@@ -18,7 +18,7 @@ PAIRS = [
     "v2pe",
     "vrope",
     "mhrope",
-]  # one of every kind: whole numbers, fractions, four axes, heads
+]  # one of every kind: integers, fractions, four axes, heads
 
 
 def prompts(family):

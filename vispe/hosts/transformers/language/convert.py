@@ -44,7 +44,7 @@ from vispe.hosts.transformers.language.traced_positions import numbered
 from vispe.hosts.transformers.subclasses import converted_subclass, stock_of
 from vispe.multimodal import PerLayerSchemes, Scheme, create_scheme
 from vispe.multimodal.allocation import ZERO
-from vispe.multimodal.layered import PerLayerScheme, scheme_of
+from vispe.multimodal.per_layer import ConcatenatedScheme, scheme_of
 from vispe.multimodal.properties import is_text_exact
 
 _logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def convert_vlm(
     if self_extend is not None:
         self_extend = _grouping(self_extend, parallel)
     for name, value in (("parallel", parallel), ("self_extend", self_extend)):
-        if value is not None and isinstance(scheme, PerLayerScheme):
+        if value is not None and isinstance(scheme, ConcatenatedScheme):
             raise UnsupportedCombination(
                 f"{name}={value!r} determines distances in all layers and excludes schemes per layer, got {scheme}. "
                 "Omit one of them."
@@ -175,7 +175,7 @@ def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
 
 def _parts(scheme: Scheme) -> list[tuple[int | None, Scheme, int]]:
     """Return (index, scheme, first axis) of each scheme of layers; the index is None for one scheme of all layers."""
-    if isinstance(scheme, PerLayerScheme):
+    if isinstance(scheme, ConcatenatedScheme):
         return [(number, *part) for number, part in enumerate(scheme.parts)]
     return [(None, scheme, 0)]
 
@@ -187,7 +187,7 @@ def kind_key(kind: str, number: int | None) -> str:
 
 def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
     """Return the index of the scheme of each layer; None where one scheme is used in all layers."""
-    if not isinstance(scheme, PerLayerScheme):
+    if not isinstance(scheme, ConcatenatedScheme):
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
         raise OptionError(
@@ -199,10 +199,10 @@ def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
 
 def _sectioned(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
     """Return the scheme after `with_host_sections`, applied to the scheme of each layer."""
-    if not isinstance(scheme, PerLayerScheme):
+    if not isinstance(scheme, ConcatenatedScheme):
         return with_host_sections(scheme, inner, rotaries)
     schemes = tuple(with_host_sections(part, inner, rotaries) for part in scheme.layers.schemes)
-    return PerLayerScheme(PerLayerSchemes(schemes, scheme.layers.of_layer))
+    return ConcatenatedScheme(PerLayerSchemes(schemes, scheme.layers.of_layer))
 
 
 def _allocations(

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vispe.errors import InputError, ShapeError
 from vispe.hosts.transformers.language.families import family_of
 from vispe.multimodal import Scheme, Stream
-from vispe.multimodal.layered import PerLayerScheme
+from vispe.multimodal.per_layer import ConcatenatedScheme
 
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64)
@@ -206,13 +206,13 @@ def check_layout(
 
 def _numbered(scheme: Scheme, ids: Tensor, valid: Tensor) -> bool:
     """Return whether coordinates (axes, b, s) increase by one text token from each token to the next."""
-    part = scheme.parts[0][0] if isinstance(scheme, PerLayerScheme) else scheme
+    part = scheme.parts[0][0] if isinstance(scheme, ConcatenatedScheme) else scheme
     return part.levels == 1 and _counts(part.counter(ids[: part.axes]) / part.step, valid)
 
 
 def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
     """Return whether coordinates (axes, b, s) of some tokens (mask (b, s)) are possible coordinates of text."""
-    parts = scheme.parts if isinstance(scheme, PerLayerScheme) else ((scheme, 0),)
+    parts = scheme.parts if isinstance(scheme, ConcatenatedScheme) else ((scheme, 0),)
     for part, first in parts:
         of_part = ids[first : first + part.axes]
         if part.levels == 1 and not _same(of_part, part.text(part.counter(of_part)), tokens):

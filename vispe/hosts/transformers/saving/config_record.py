@@ -21,7 +21,7 @@ from vispe.hosts.transformers.language.families import FAMILIES, language_model_
 from vispe.hosts.transformers.vision.families import family_of
 from vispe.hosts.windows import families
 from vispe.multimodal import Scheme
-from vispe.multimodal.layered import scheme_of
+from vispe.multimodal.per_layer import scheme_of
 from vispe.version import __version__
 
 KEY = "vispe"

@@ -11,7 +11,7 @@ from tests.multimodal.strategies import EVERY, batches, shared
 from vispe.attention import attention
 from vispe.errors import OptionError, ShapeError, UnknownName
 from vispe.multimodal import Image, Stream, Text, Video, angles, create_scheme, rotation
-from vispe.multimodal.layers import PerLayerSchemes, alternating, pyramid
+from vispe.multimodal.per_layer import PerLayerSchemes, alternating, pyramid
 
 FREQUENCIES = 10_000.0 ** (-torch.arange(8) / 8)
 
