@@ -1,4 +1,4 @@
-"""Position schemes that differ between layers: `PerLayerSchemes`, `alternating` (Circle-RoPE's AGE), `pyramid` (PyPE)."""
+"""Position schemes per layer: `PerLayerSchemes`, `alternating` (Circle-RoPE's AGE) and `pyramid` (PyPE)."""
 
 from __future__ import annotations
 

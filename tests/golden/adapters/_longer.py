@@ -1,6 +1,6 @@
 """Ids of longer inputs than a table was trained for."""
 
-from vispe.encodings.parts.extended_table import extended_indices, places
+from vispe.encodings.additive.learned import extended_indices, table_indices
 
 
 def longer(case):
@@ -13,4 +13,4 @@ def longer(case):
     if mode not in rules:
         raise ValueError(f"a mode {mode!r} is not known")
     rule, entries = rules[mode]
-    return {"positions": places(length, entries, rule).long()}
+    return {"positions": table_indices(length, entries, rule).long()}

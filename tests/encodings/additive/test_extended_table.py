@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from vispe import Grid, create_encoding
-from vispe.encodings.additive.learned import resample
-from vispe.encodings.parts.extended_table import extended_indices, places
+from vispe.encodings.additive.learned import extended_indices, resample, table_indices
 from vispe.errors import OptionError
 
 RULES = ["tile", "nearest", "linear"]
@@ -23,7 +22,7 @@ def test_rules_against_their_definitions(tokens, entries):
         "linear": [i * (entries - 1) / max(tokens - 1, 1) for i in range(tokens)],
     }
     for rule, numbers in wanted.items():
-        found = places(tokens, entries, rule)
+        found = table_indices(tokens, entries, rule)
         assert found.tolist() == pytest.approx(numbers, abs=1e-12)
         assert 0 <= found.min() <= found.max() <= entries - 1
         if tokens == entries:
@@ -42,7 +41,7 @@ def test_the_jump_of_the_authors():
 def test_grids_are_read_axis_by_axis(rule, new):
     old = (3, 4)
     table = torch.randn(1, 12, 5, dtype=torch.float64)
-    rows, columns = (places(n, o, rule) for n, o in zip(new, old, strict=True))
+    rows, columns = (table_indices(n, o, rule) for n, o in zip(new, old, strict=True))
     picture, wanted = table.reshape(*old, 5), torch.zeros(*new, 5, dtype=torch.float64)
     for (y, row), (x, column) in product(enumerate(rows.tolist()), enumerate(columns.tolist())):
         for r, c in product(range(3), range(4)):  # every entry, by its distance on both axes
@@ -82,6 +81,8 @@ def test_what_is_refused():
     ):
         create_encoding("learned(resample=cubic)", dim=4, grid=(2, 2))
     with pytest.raises(OptionError, match="rule must be one of tile, nearest, linear, got 'bicubic'"):
-        places(3, 2, "bicubic")
-    with pytest.raises(OptionError, match="stretched needs an integer above 0 for longest, got longest=0"):
+        table_indices(3, 2, "bicubic")
+    with pytest.raises(
+        OptionError, match="extended_indices needs an integer above 0 for longest, got longest=0"
+    ):
         extended_indices(3, 2, 0)
