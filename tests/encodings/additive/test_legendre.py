@@ -9,7 +9,7 @@ from numpy.polynomial import chebyshev, legendre
 
 import vispe
 from vispe import Grid, Positions, create_encoding
-from vispe.encodings.parts import orthogonal
+from vispe.encodings.additive import legendre as orthogonal
 from vispe.errors import OptionError, ShapeError
 
 BASES = ["legendre", "chebyshev", "haar", "zernike"]
