@@ -185,7 +185,7 @@ def facts(folder: Path, card: dict[str, Any]) -> dict[str, Any]:
         "sha256": sha256(folder / "student.safetensors"),
         "config": {
             key: config[key]
-            for key in ("student", "stages", "loss", "augment", "weight_decay", "ema", "seed")
+            for key in ("student", "stages", "loss", "augment", "weight_decay", "ema_decay", "seed")
         },
         "blank": {key: config["target"][key] for key in ("blank", "share", "count")},
         "blanked": card["blanked"],

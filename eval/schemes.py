@@ -109,7 +109,7 @@ def measured(scheme: str, seed: int, steps: int) -> dict[str, Any]:
 def run(schemes: list[str], seeds: int, steps: int, out: Path) -> None:
     """Measure what is not measured yet, seed by seed."""
     kept = json.loads(out.read_text()) if out.is_file() else {}
-    protocol = {"steps": steps, "batch": BATCH, "pool": 2 * POOL, "trials": TRIALS, "rate": RATE}
+    protocol = {"steps": steps, "batch": BATCH, "pool": 2 * POOL, "trials": TRIALS, "lr": RATE}
     protocol |= {"asked": ASKED, "model": "Qwen2-VL, random, 2 layers of width 64, vision tower of 0 blocks"}
     protocol = json.loads(json.dumps(protocol))
     if kept and kept["protocol"] != protocol:

@@ -51,7 +51,8 @@ ROOT = Path(__file__).parents[1]
 OUT = Path(__file__).parent / "results" / "retrofit"
 SHARED = ROOT.parent / "shared" / "data"
 RECIPE = masked.Recipe(
-    side=96, patch=8, dim=96, depth=4, num_heads=4, textures=300, steps=1200, batch=8, rate=1e-3, hidden=0.6, shown=0.3,
+    img_size=96, patch_size=8, dim=96, depth=4, num_heads=4, textures=300, steps=1200, batch_size=8, lr=1e-3,
+    hidden=0.6, shown=0.3,
     kernel_std=0.02, table="sincos", table_std=0.5,
 )  # fmt: skip
 TEACHERS = {
@@ -67,12 +68,12 @@ STUDENTS = {
 }
 ROWS = {"own": tuple(STUDENTS), "pool": ("alibi2d",), "small table": ()}
 STAGES = (
-    Stage(size=96, steps=400, batch=8, rate=1e-3, schedule="cosine", warmup=20),
-    Stage(size=192, steps=50, batch=4, rate=3e-4, schedule="cosine", warmup=5),
+    Stage(img_size=96, steps=400, batch_size=8, lr=1e-3, schedule="cosine", warmup_steps=20),
+    Stage(img_size=192, steps=50, batch_size=4, lr=3e-4, schedule="cosine", warmup_steps=5),
 )
 BLANKED = 4  # of 96 channels
 OUTSIDE = "skimage_data"  # folder of the pool that repeats pictures of scikit-image, one of them for evaluation only
-PROBE = ProbeConfig(size=96)  # of the program itself; it chooses the channels
+PROBE = ProbeConfig(img_size=96)  # of the program itself; it chooses the channels
 
 
 class Bytes(Source):
@@ -253,11 +254,11 @@ def recipe_of(folder: Path, student: Student, out: Path, source: Source, seed: i
         probe=PROBE,
         window=Window(resize="none", small="skip"),
         augment=Augment(pose=True),
-        ema=0.98,
+        ema_decay=0.98,
         seed=seed,
         device="cpu",
-        log_every=50,
-        checkpoint_every=100,
+        logging_steps=50,
+        save_steps=100,
         tensorboard=False,
     )  # fmt: skip
 

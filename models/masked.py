@@ -41,16 +41,16 @@ class Recipe:
     """Model and training settings.
 
     Attributes:
-        side: image size in pixels.
-        patch: patch size in pixels.
+        img_size: image size in pixels.
+        patch_size: patch size in pixels.
         dim: embedding dimension.
         depth: number of blocks.
         num_heads: number of attention heads.
         symmetric: keep the patch kernel symmetric by averaging it over D4 after each step.
         textures: number of synthetic images.
         steps: optimizer steps.
-        batch: images per step.
-        rate: peak learning rate, after a linear warm-up over 10 % of the steps, followed by cosine decay.
+        batch_size: images per step.
+        lr: peak learning rate, after a linear warm-up over 10 % of the steps, followed by cosine decay.
         hidden: fraction of masked patches.
         shown: loss weight of visible patches relative to masked patches.
         kernel_std: standard deviation of the initial patch kernel; 0: timm's initialization, whose tokens are larger
@@ -60,16 +60,16 @@ class Recipe:
         seed: seed of weights, images and masks.
     """
 
-    side: int = 96
-    patch: int = 8
+    img_size: int = 96
+    patch_size: int = 8
     dim: int = 128
     depth: int = 4
     num_heads: int = 4
     symmetric: bool = False
     textures: int = 300
     steps: int = 400
-    batch: int = 16
-    rate: float = 1.5e-3
+    batch_size: int = 16
+    lr: float = 1.5e-3
     hidden: float = 0.6
     shown: float = 0.0
     kernel_std: float = 0.0
@@ -91,8 +91,8 @@ def backbone(pos_embed: str, recipe: Recipe) -> VisionTransformer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = VisionTransformer(
-            img_size=recipe.side,
-            patch_size=recipe.patch,
+            img_size=recipe.img_size,
+            patch_size=recipe.patch_size,
             embed_dim=recipe.dim,
             depth=recipe.depth,
             num_heads=recipe.num_heads,
@@ -118,7 +118,7 @@ def _init_table(model: VisionTransformer, pos_embed: str, recipe: Recipe) -> Non
         raise SystemExit(f"`table` and `table_std` need `pos_embed=learn`, got {pos_embed!r}.")
     if recipe.table not in ("normal", "sincos"):
         raise SystemExit(f"`table` must be 'normal' or 'sincos', got {recipe.table!r}.")
-    grid = [recipe.side // recipe.patch] * 2
+    grid = [recipe.img_size // recipe.patch_size] * 2
     with torch.no_grad():
         if recipe.table == "sincos":
             values = build_sincos2d_pos_embed(grid, dim=recipe.dim, temperature=_TEMPERATURE)
@@ -154,10 +154,10 @@ def train(
     model = backbone(pos_embed, recipe).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed + 1)
-        head = nn.Linear(recipe.dim, 3 * recipe.patch**2)
+        head = nn.Linear(recipe.dim, 3 * recipe.patch_size**2)
         weights = [*model.parameters(), *head.parameters()]
-        optimizer = torch.optim.AdamW(weights, lr=recipe.rate, weight_decay=0.05, betas=(0.9, 0.95))
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, recipe.steps, pct_start=0.1)
+        optimizer = torch.optim.AdamW(weights, lr=recipe.lr, weight_decay=0.05, betas=(0.9, 0.95))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, recipe.steps, pct_start=0.1)
         parts = {"model": model, "head": head, "optimizer": optimizer, "schedule": schedule}
         run, losses = {"pos_embed": pos_embed, **asdict(recipe)}, []
         if state is not None and state.exists():
@@ -172,7 +172,7 @@ def train(
             torch.set_rng_state(checkpoint["rng"])
         for step in range(len(losses), recipe.steps):
             generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
-            images = (data.crops(pool, recipe.batch, recipe.side, generator) - 0.5) * 4
+            images = (data.crops(pool, recipe.batch_size, recipe.img_size, generator) - 0.5) * 4
             loss = reconstruction_loss(model, head, images, recipe, generator)
             optimizer.zero_grad()
             loss.backward()
@@ -199,11 +199,11 @@ def reconstruction_loss(
 
     The error of the visible patches is added with weight `recipe.shown`.
     """
-    patches = F.pixel_unshuffle(images, recipe.patch)  # (b, 3 p², g, g)
+    patches = F.pixel_unshuffle(images, recipe.patch_size)  # (b, 3 p², g, g)
     b, _, h, w = patches.shape
     order = torch.rand(b, h * w, generator=generator).argsort(1)
     mask = (order < round(recipe.hidden * h * w)).reshape(b, 1, h, w)
-    masked_images = F.pixel_shuffle(patches.masked_fill(mask, 0.0), recipe.patch)
+    masked_images = F.pixel_shuffle(patches.masked_fill(mask, 0.0), recipe.patch_size)
     target = patches.permute(0, 2, 3, 1).flatten(1, 2)
     prediction = head(model(masked_images))
     mask = mask.flatten(1)

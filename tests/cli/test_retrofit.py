@@ -17,13 +17,13 @@ teacher:
 student: {symmetric: true}
 target: {blank: auto, count: 1}
 stages:
-- {size: 32, steps: 3, batch: 2, rate: 0.001}
-- {size: 40, epochs: 0.5, batch: 2, rate: 0.0001}
+- {img_size: 32, steps: 3, batch_size: 2, lr: 0.001}
+- {img_size: 40, epochs: 0.5, batch_size: 2, lr: 0.0001}
 data:
 - folder: PICTURES
 probe: {noise: 1, textures: 1, masks: 1}
 tensorboard: false
-log_every: 2
+logging_steps: 2
 """
 
 
@@ -41,14 +41,14 @@ def recipe(tmp_path):
 
 def test_from_settings_to_a_student(recipe, tmp_path, capsys):
     out = tmp_path / "out"
-    changed = ["--student.pos_embed", "rope_axial", "--loss.d4", "0.5", "--ema", "0.9"]
+    changed = ["--student.pos_embed", "rope_axial", "--loss.d4", "0.5", "--ema-decay", "0.9"]
     assert main(["retrofit", "--config", recipe, "-o", str(out), *changed]) == 0
     shown = capsys.readouterr()
     card = json.loads((out / "card.json").read_text())
     assert card["config"]["student"] == {
         "pos_embed": "rope_axial", "init": "teacher", "symmetric": True, "trainable": "all", "rank": 8,
     }  # fmt: skip
-    assert (card["config"]["loss"]["d4"], card["config"]["ema"]) == (0.5, 0.9)
+    assert (card["config"]["loss"]["d4"], card["config"]["ema_decay"]) == (0.5, 0.9)
     assert card["updates"] == 4
     assert len(card["blanked"]) == 1
     assert card["data"]["kind"] == "folder"
@@ -82,10 +82,10 @@ REFUSED = [
     ),
     (["--target.blank", "some"], "--target.blank must be 'none' or 'auto' or list, got 'some'"),
     (
-        ["--stages", "[{size: 30, steps: 1}]"],
+        ["--stages", "[{img_size: 30, steps: 1}]"],
         "stages[0].size must be a multiple of the patch size of vit_tiny_patch16_224, 8 px, got 30",
     ),
-    (["--stages", "[{size: 32, step: 1}]"], "unknown key 'step' in stages"),
+    (["--stages", "[{img_size: 32, step: 1}]"], "unknown key 'step' in stages"),
     (["--data", "[{foldr: a}]"], "must contain exactly one of folder, tar, hub, synthetic"),
     (["--data", "[{folder: /nowhere/at/all}]"], "/nowhere/at/all"),
     (
@@ -94,7 +94,10 @@ REFUSED = [
     ),
     (["--amp", "bf17"], "--amp must be 'no' or 'bf16' or 'fp16', got 'bf17'"),
     (["--student.trainable", "encoding"], "needs an encoding with parameters, got alibi2d"),
-    (["--stages", "[{size: 32, epochs: 1, batch: 2, warmup: 5}]"], "warmup must be below the 2 steps"),
+    (
+        ["--stages", "[{img_size: 32, epochs: 1, batch_size: 2, warmup_steps: 5}]"],
+        "warmup_steps must be below the 2 steps",
+    ),
 ]
 
 
@@ -112,7 +115,7 @@ def test_what_cannot_be_is_said_in_one_line(recipe, tmp_path, capsys, words, tex
     [
         ("teachr: {name: a}", "unknown key 'teachr"),
         ("student: {pos_embd: a}", "'pos_embd'"),
-        ("stages: [{size: 32, stps: 1}]", "unknown key 'stps' in stages"),
+        ("stages: [{img_size: 32, stps: 1}]", "unknown key 'stps' in stages"),
     ],
 )
 def test_unknown_keys_of_a_file_are_named(tmp_path, capsys, line, text):

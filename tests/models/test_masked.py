@@ -15,7 +15,9 @@ from models import masked, training_images
 from vispe.symmetry.symmetrization import patch_kernel
 
 ROOT = Path(__file__).parents[2]
-TINY = masked.Recipe(side=24, patch=4, dim=24, depth=2, num_heads=2, textures=5, steps=6, batch=3)
+TINY = masked.Recipe(
+    img_size=24, patch_size=4, dim=24, depth=2, num_heads=2, textures=5, steps=6, batch_size=3
+)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +128,7 @@ def test_initial_values_are_those_asked_for():
 def test_it_learns():
     """Ramps in all poses: their neighbours tell hidden patches, so the error falls far below that of grey."""
     ramps = [torch.linspace(0, 255, 40).repeat(3, 40, 1).round().to(torch.uint8)]
-    recipe = replace(TINY, steps=150, rate=5e-3)
+    recipe = replace(TINY, steps=150, lr=5e-3)
     grey = (
         ((training_images.crops(ramps, 500, 24, torch.Generator().manual_seed(0)) - 0.5) * 4).square().mean()
     )

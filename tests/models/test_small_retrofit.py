@@ -63,14 +63,19 @@ def micrographs(tmp_path_factory):
 def run(tmp_path_factory, micrographs):
     """Return a function that runs the program at a tiny size, and its folder of results."""
     patch = pytest.MonkeyPatch()
-    recipe = replace(proof.RECIPE, side=24, patch=4, dim=16, depth=2, num_heads=2, steps=3, batch=2)
+    recipe = replace(
+        proof.RECIPE, img_size=24, patch_size=4, dim=16, depth=2, num_heads=2, steps=3, batch_size=2
+    )
     patch.setattr(proof, "RECIPE", recipe)
     small = replace(recipe, table="normal", table_std=0.02)
     patch.setattr(proof, "TEACHERS", {"own": recipe, "pool": recipe, "small table": small})
-    stages = (Stage(size=24, steps=3, batch=2, rate=1e-3), Stage(size=48, steps=1, batch=2, rate=1e-3))
+    stages = (
+        Stage(img_size=24, steps=3, batch_size=2, lr=1e-3),
+        Stage(img_size=48, steps=1, batch_size=2, lr=1e-3),
+    )
     patch.setattr(proof, "STAGES", stages)
     patch.setattr(proof, "BLANKED", 2)
-    patch.setattr(proof, "PROBE", Probe(noise=1, textures=1, masks=1, size=24))
+    patch.setattr(proof, "PROBE", Probe(noise=1, textures=1, masks=1, img_size=24))
     patch.setattr(proof, "ROWS", {"own": NAMES, "small table": ()})
     patch.setattr(proof, "load_images", lambda pool, cache: Dots())
     for key, value in {"SIZES": (24, 48), "PATCH": 4, "NOISE": 2, "TEXTURES": 2, "UNSEEN": 1}.items():

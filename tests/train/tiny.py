@@ -50,13 +50,13 @@ def config(out: str | Path, **changes: Any) -> Retrofit:
         "teacher": TEACHER,
         "student": Student(),
         "target": Target([3, 11]),
-        "stages": [Stage(32, steps=4, batch=4, rate=1e-3), Stage(48, steps=3, batch=2, rate=1e-4)],
+        "stages": [Stage(32, steps=4, batch_size=4, lr=1e-3), Stage(48, steps=3, batch_size=2, lr=1e-4)],
         "data": [{"synthetic": 10}],
         "out": str(out),
         "probe": Probe(noise=1, textures=0, masks=1),
         "tensorboard": False,
-        "log_every": 2,
-        "checkpoint_every": 2,
+        "logging_steps": 2,
+        "save_steps": 2,
     }
     return Retrofit(**{**plain, **changes})
 

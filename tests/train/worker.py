@@ -19,9 +19,9 @@ TOGETHER = {
     "loss": LossWeights(1.0, 0.5, 0.25, place=0.5),
     "augment": Augment(place=9, curriculum=0.5),
     "student": Student("rope_mixed"),
-    "stages": [Stage(32, steps=3, batch=4, rate=1e-4), Stage(48, steps=2, batch=2, rate=1e-5)],
+    "stages": [Stage(32, steps=3, batch_size=4, lr=1e-4), Stage(48, steps=2, batch_size=2, lr=1e-5)],
     "target": Target("auto", count=3),
-    "log_every": 1,
+    "logging_steps": 1,
     "seed": 2,
 }
 
@@ -29,7 +29,9 @@ TOGETHER = {
 def killed_config(out):
     """A run with everything that has a state: averages, random layers, two stages, an interval cut by a kill."""
     spec = "rope_axial+learned"
-    return config(out, ema=0.8, loss=LossWeights(1.0, 0.5), student=Student(spec), seed=5, log_every=3)
+    return config(
+        out, ema_decay=0.8, loss=LossWeights(1.0, 0.5), student=Student(spec), seed=5, logging_steps=3
+    )
 
 
 def killed(out: str, *places: str) -> None:

@@ -24,9 +24,14 @@ FIRST_EPOCHS = [8, 2, 4, 6, 7, 0, 3, 1, 9, 5, 4, 3, 1, 5, 9, 2, 8, 6, 7, 0]
 SHAPES = [(17, 23), (16, 12), (40, 16), (12, 12), (13, 31), (24, 19), (16, 16)]
 
 
-def _batches(source=None, size=(12, 8), batch=6, **options):
+def _batches(source=None, img_size=(12, 8), batch_size=6, **options):
     return Batches(
-        source or Pictures(SHAPES), size, batch, seed=options.pop("seed", 3), augment=EVERYTHING, **options
+        source or Pictures(SHAPES),
+        img_size,
+        batch_size,
+        seed=options.pop("seed", 3),
+        augment=EVERYTHING,
+        **options,
     )
 
 
@@ -49,7 +54,7 @@ def test_a_step_is_the_same_from_wherever_one_starts(mixed):
 @pytest.mark.parametrize("world", [2, 3, 6])
 def test_ranks_share_the_rows_of_one_process(world):
     whole = take(_batches().from_step(), 5)
-    ranks = [_batches(rank=rank, world=world) for rank in range(world)]
+    ranks = [_batches(rank=rank, world_size=world) for rank in range(world)]
     for step, batch in enumerate(whole):
         for rank, batches in enumerate(ranks):
             own = batches.load(step)
@@ -60,9 +65,9 @@ def test_ranks_share_the_rows_of_one_process(world):
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_workers_give_the_same_and_leave_random_numbers_alone(world):
-    alone = take(_batches(rank=world - 1, world=world).from_step(2), 7)
+    alone = take(_batches(rank=world - 1, world_size=world).from_step(2), 7)
     before = torch.get_rng_state()
-    working = _batches(rank=world - 1, world=world, workers=2)
+    working = _batches(rank=world - 1, world_size=world, num_workers=2)
     first = working.from_step(2)
     second = working.from_step(4)  # two at once do not disturb each other
     for step, batch in enumerate(alone):
@@ -84,7 +89,7 @@ def test_rows_do_not_depend_on_the_number_of_threads():
 
 
 def test_an_error_in_a_worker_is_one_sentence():
-    batches = _batches(Pictures(SHAPES, damaged=range(7)), workers=1)
+    batches = _batches(Pictures(SHAPES, damaged=range(7)), num_workers=1)
     with pytest.raises(InputError) as caught:
         next(batches.from_step(0))
     number = batches.indices(0)[0]
@@ -142,39 +147,39 @@ def test_descriptions_and_fingerprints():
     described = json.loads(json.dumps(_batches().describe()))
     assert described["augment"] == {"pose": True, "roll": 4, "brightness": 0.2, "contrast": 0.3, "noise": 0.1}
     assert described["source"]["kind"] == "pictures"
-    assert (described["size"], described["batch"], described["pictures"]) == ([12, 8], 6, 7)
-    base = {"size": 12, "batch": 6}
-    changes = ({}, {"size": (12, 16)}, {"batch": 4}, {"seed": 1}, {"resize": 30}, {"crop": "centre"},
+    assert (described["img_size"], described["batch_size"], described["pictures"]) == ([12, 8], 6, 7)
+    base = {"img_size": 12, "batch_size": 6}
+    changes = ({}, {"img_size": (12, 16)}, {"batch_size": 4}, {"seed": 1}, {"resize": 30}, {"crop": "centre"},
                {"small": "error"}, {"augment": Augment(pose=True)}, {"mean": (0, 0, 0)},
                {"std": (1, 1, 1)})  # fmt: skip
     prints = [Batches(Pictures(SHAPES), **{**base, **change}).fingerprint() for change in changes]
     assert len(set(prints)) == len(changes)
-    assert Batches(Pictures(SHAPES), [12, 12], 6, workers=2).fingerprint() == prints[0]
+    assert Batches(Pictures(SHAPES), [12, 12], 6, num_workers=2).fingerprint() == prints[0]
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch": 0}, "batch must be an integer of 1 or more, got 0"),
-        ({"batch": 5, "world": 2}, "batch must be a multiple of world=2, got 5"),
-        ({"rank": 2, "world": 2}, "rank must be below world=2, got 2"),
+        ({"batch_size": 0}, "batch_size must be an integer of 1 or more, got 0"),
+        ({"batch_size": 5, "world_size": 2}, "batch_size must be a multiple of world_size=2, got 5"),
+        ({"rank": 2, "world_size": 2}, "rank must be below world=2, got 2"),
         ({"seed": -1}, "seed must be an integer of 0 or more, got -1"),
-        ({"workers": -1}, "workers must be .*, got -1"),
-        ({"size": (12, 0)}, "size must be .*, got 0"),
-        ({"size": 12.5}, "size must be .*, got 12.5"),
-        ({"size": (12, 12, 3)}, "must be a height and a width"),
+        ({"num_workers": -1}, "num_workers must be .*, got -1"),
+        ({"img_size": (12, 0)}, "img_size must be .*, got 0"),
+        ({"img_size": 12.5}, "img_size must be .*, got 12.5"),
+        ({"img_size": (12, 12, 3)}, "must be a height and a width"),
         ({"crop": "middle"}, "crop must be one of random, centre, got 'middle'"),
         ({"small": "drop"}, "small must be one of enlarge, skip, error, got 'drop'"),
         ({"resize": "fit"}, "resize must be 'cover', 'none' or a number of pixels, got 'fit'"),
         ({"resize": 11}, "resize must be an integer of 12 or more, got 11"),
         ({"mean": (0, 0)}, "must have 3 values each"),
         ({"std": (1, 0, 1)}, "must have 3 values each, std positive"),
-        ({"augment": Augment(roll=5)}, r"size must be a multiple of roll=5, got \(12, 12\)"),
+        ({"augment": Augment(roll=5)}, r"img_size must be a multiple of roll=5, got \(12, 12\)"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit(options, text):
     with pytest.raises(OptionError, match=text):
-        Batches(Pictures(SHAPES), **{"size": 12, "batch": 6, **options})
+        Batches(Pictures(SHAPES), **{"img_size": 12, "batch_size": 6, **options})
 
 
 @pytest.mark.parametrize(
@@ -204,5 +209,5 @@ def test_real_pictures_from_folder_and_tar_are_the_same(tmp_path):
     few = FolderSource(folder.files[:40])
     packed = TarSource(tmp_path / "nuclei.tar")
     one = Batches(few, 96, 8, resize="none", small="skip").load(2)
-    two = next(Batches(packed, 96, 8, resize="none", small="skip", workers=1).from_step(2))
+    two = next(Batches(packed, 96, 8, resize="none", small="skip", num_workers=1).from_step(2))
     assert torch.equal(one, two)

@@ -93,7 +93,7 @@ def test_tiny_pictures_are_enlarged_left_out_or_refused():
 
 
 def test_workers_tell_of_enlarged_pictures_once():
-    batches = Batches(Pictures([(3, 3)] * 3), 6, 2, workers=1)
+    batches = Batches(Pictures([(3, 3)] * 3), 6, 2, num_workers=1)
     with pytest.warns(UserWarning, match="are enlarged") as caught:
         take(batches.from_step(0), 4)
     assert len(caught) == 1

@@ -305,7 +305,7 @@ def finished(tmp_path_factory):
     config = Retrofit(
         teacher=Teacher("vit_tiny_patch16_224", weights="random", options=options),
         student=Student(pos_embed="alibi2d"),
-        stages=[Stage(size=32, steps=1), Stage(size=40, steps=1)],
+        stages=[Stage(img_size=32, steps=1), Stage(img_size=40, steps=1)],
         data=[{"synthetic": 1}],
         out=str(root),
     )

@@ -45,12 +45,12 @@ def task(folder, tmp_path):
         masks=[str(folder / "masks")],
         out=str(tmp_path / "out"),
         model=TINY,
-        size=32,
+        img_size=32,
         steps=40,
-        batch=8,
-        rate=1e-2,
-        log_every=5,
-        checkpoint_every=10,
+        batch_size=8,
+        lr=1e-2,
+        logging_steps=5,
+        save_steps=10,
     )
 
 
@@ -82,7 +82,7 @@ def test_it_learns_and_reports_the_miou_of_all_pixels(task, tmp_path):
 
 @pytest.mark.parametrize("rate", [0.0, 1e-4])
 def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
-    task = replace(task, steps=12, checkpoint_every=4, log_every=3, backbone_rate=rate)
+    task = replace(task, steps=12, save_steps=4, logging_steps=3, backbone_lr=rate)
     whole = linear_segmentation(task)
 
     class Killed(Exception):
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
     with pytest.raises(
         InputError, match=r"interrupted linear segmentation with other settings: rate was 0\.01 and is 0\.003"
     ):
-        linear_segmentation(replace(again, rate=3e-3))
+        linear_segmentation(replace(again, lr=3e-3))
     seen = []
     resumed = linear_segmentation(again, lambda step, loss: seen.append(step))
     assert seen == [*range(5, 13)]
@@ -239,7 +239,7 @@ def test_the_command_reads_yaml_and_options_win(task, folder, tmp_path, capsys):
         "model:\n  name: vit_tiny_patch16_224\n  weights: random\n"
         "  options: {embed_dim: 32, depth: 1, num_heads: 2, patch_size: 8, img_size: 32}\n"
         f"images: [{folder / 'images'}]\nmasks: [{folder / 'masks'}]\nout: {tmp_path / 'a'}\n"
-        "pos_embed: alibi2d\nsize: 32\nsteps: 5\nbatch: 2\n"
+        "pos_embed: alibi2d\nimg_size: 32\nsteps: 5\nbatch_size: 2\n"
     )
     assert main(["--config", str(tmp_path / "task.yaml"), "--steps", "3"]) == 0
     output = capsys.readouterr()

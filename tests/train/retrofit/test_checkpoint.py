@@ -155,17 +155,17 @@ def test_another_config_is_refused_and_its_keys_are_named(tmp_path):
     for changes, text in (
         ({"seed": 4}, "seed was 0 and is 4"),
         (
-            {"student": Student("rpb"), "ema": 0.5},
+            {"student": Student("rpb"), "ema_decay": 0.5},
             "pos_embed was 'alibi2d' and is 'rpb'; ema was 0.0 and is 0.5",
         ),
         ({"target": Target([3])}, r"target.blank was \[3, 11\] and is \[3\]"),
-        ({"stages": [Stage(32, steps=9, batch=4, rate=1e-3)]}, r"stages\[0\].steps was 4 and is 9"),
+        ({"stages": [Stage(32, steps=9, batch_size=4, lr=1e-3)]}, r"stages\[0\].steps was 4 and is 9"),
     ):
         with pytest.raises(InputError, match=text):
             retrofit(config(tmp_path, **changes), source=Pictures())
     with pytest.raises(InputError, match=r"data.fingerprint was '[0-9a-f]+' and is '[0-9a-f]+'"):
         retrofit(config(tmp_path), source=Pictures(seed=1))
-    done = retrofit(config(tmp_path, log_every=1, checkpoint_every=5), source=Pictures())
+    done = retrofit(config(tmp_path, logging_steps=1, save_steps=5), source=Pictures())
     assert done.card["updates"] == 7, "what does not change the result may change"
 
 

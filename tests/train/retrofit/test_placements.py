@@ -129,7 +129,7 @@ def test_pairs_are_drawn_by_seed_and_step_and_always_differ():
 def test_what_is_learnt_is_the_same_in_chunks(tmp_path):
     found = []
     for chunk in (None, 1, 3):
-        run = training(config(tmp_path / str(chunk), chunk=chunk, **PLACED))
+        run = training(config(tmp_path / str(chunk), micro_batch_size=chunk, **PLACED))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)
         found.append([p.grad for p in run.trained if p.grad is not None])
@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
         if number == 3:
             raise Stop
 
-    asked = {"student": Student("learned"), "checkpoint_every": 1, **PLACED}
+    asked = {"student": Student("learned"), "save_steps": 1, **PLACED}
     whole = training(config(tmp_path / "whole", **asked))
     whole.run()
     first = training(config(tmp_path / "parts", **asked))
@@ -162,7 +162,7 @@ def test_a_run_that_goes_on_draws_the_same(tmp_path):
 
 @pytest.mark.slow
 def test_the_bias_of_place_falls_while_it_is_trained_on(tmp_path):
-    asked = {"student": Student("learned"), "stages": [Stage(32, steps=30, batch=4, rate=1e-3)]}
+    asked = {"student": Student("learned"), "stages": [Stage(32, steps=30, batch_size=4, lr=1e-3)]}
     found = []
     for weights in (LossWeights(), LossWeights(place=1.0)):
         augment = Augment(place=6 if weights.place else 0)
@@ -176,7 +176,7 @@ def test_the_bias_of_place_falls_while_it_is_trained_on(tmp_path):
 
 def test_the_card_has_it(tmp_path):
     # features of this student depend on position from the start, beyond rounding
-    asked = config(tmp_path, student=Student("sincos2d"), stages=[Stage(32, steps=1, batch=2)], **PLACED)
+    asked = config(tmp_path, student=Student("sincos2d"), stages=[Stage(32, steps=1, batch_size=2)], **PLACED)
     card = retrofit(asked, source=Pictures()).card
     assert card["config"]["augment"] == asdict(PLACED["augment"])
     assert card["config"]["loss"]["place"] == 0.5

@@ -63,7 +63,9 @@ def test_losses_and_results_are_the_same(folders):
 def test_a_batch_that_cannot_be_shared_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(Processes, "_accelerated", classmethod(lambda cls, device: cls(0, 3)))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(OptionError, match=r"stages\[0\].batch must be a multiple of the 3 processes, got 4"):
+    with pytest.raises(
+        OptionError, match=r"stages\[0\].batch_size must be a multiple of the 3 processes, got 4"
+    ):
         retrofit(config(tmp_path, **TOGETHER), source=Pictures())
 
 

@@ -41,7 +41,7 @@ def test_the_loop_says_how_far_it_is(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("spec", ["rfs(reach=28)+rope_axial", SHIFT])
 def test_a_run_that_goes_on_draws_the_same(tmp_path, spec):
-    asked = {"student": Student(spec), "checkpoint_every": 1}
+    asked = {"student": Student(spec), "save_steps": 1}
     whole = training(config(tmp_path / "whole", **asked))
     whole.run()
     with pytest.raises(Stop):
@@ -65,7 +65,8 @@ def test_the_curriculum_matters(tmp_path):
 def test_chunks_are_drawn_alike(tmp_path):
     found = []
     for chunk in (None, 1):
-        run = training(config(tmp_path / str(chunk), chunk=chunk, student=Student("rfs(reach=9)+rope_axial")))
+        student = Student("rfs(reach=9)+rope_axial")
+        run = training(config(tmp_path / str(chunk), micro_batch_size=chunk, student=student))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)
         found.append([p.grad for p in run.trained if p.grad is not None])

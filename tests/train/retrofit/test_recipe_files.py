@@ -79,7 +79,7 @@ def test_recipes_fit_their_models(path):
     if isinstance(config.target.blank, list):
         assert len(config.target.blank) / channels <= 0.05
     patch = 8 if "tiny" in path.stem else 14 if "dinov2" in path.stem else 16
-    assert all(stage.size % patch == 0 for stage in config.stages)
+    assert all(stage.img_size % patch == 0 for stage in config.stages)
     if "dinov" in path.stem and "cpu" not in path.stem:  # the published settings
         assert [s.rate for s in config.stages] == [1e-4, 1e-5]
         assert [s.batch for s in config.stages] == [256, 32]
@@ -113,7 +113,7 @@ def cost(config):
     teacher = load_teacher(config.teacher, outline=True)
     found = 0.0
     for stage in config.stages:
-        n = (stage.size // teacher.patch) ** 2 + 1
+        n = (stage.img_size // teacher.patch) ** 2 + 1
         weights = sum(m.weight.numel() for m in teacher.model.modules() if isinstance(m, torch.nn.Linear))
         weights += sum(
             p.numel() for k, p in teacher.model.named_parameters() if k.endswith("attn.in_proj_weight")
@@ -137,15 +137,15 @@ def test_the_smoke_recipe_needs_nothing(tmp_path):
 
 def test_the_linear_recipe_is_one():
     config = ["--config", str(CONFIGS / "linear_segmentation.yaml")]
-    task = read_task([*config, "--images", "[a, b]", "--backbone_rate", "1e-5"])
+    task = read_task([*config, "--images", "[a, b]", "--backbone_lr", "1e-5"])
     task.check()
     assert task.images == ["a", "b"]
-    assert task.backbone_rate == 1e-5
+    assert task.backbone_lr == 1e-5
     student = read_task([*config, "--retrofit", "out", "--model", "null"])  # as the guide says
     student.check()
     assert student.model is None
     teacher = load_teacher(task.model, outline=True)
-    assert task.size % teacher.patch == 0
+    assert task.img_size % teacher.patch == 0
     assert not teacher.exact
 
 

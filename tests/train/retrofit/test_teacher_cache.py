@@ -95,8 +95,8 @@ def test_what_was_stopped_goes_on(tmp_path, monkeypatch):
 
 def test_a_retrofit_with_windows_goes_on_bit_for_bit(tmp_path):
     stages = [
-        Stage(32, steps=5, batch=4, rate=1e-3, crops=9),
-        Stage(48, steps=2, batch=2, rate=1e-4, crops=3),
+        Stage(32, steps=5, batch_size=4, lr=1e-3, crops=9),
+        Stage(48, steps=2, batch_size=2, lr=1e-4, crops=3),
     ]
     asked = config(
         tmp_path / "whole", stages=stages, augment=Augment(pose=True), loss=LossWeights(1, 0.1, centred=0.5)

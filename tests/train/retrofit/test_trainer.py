@@ -32,10 +32,10 @@ def by_hand(asked, source):
     teacher, student = run.objective.teacher, run.student
     objective = Objective(teacher, student, asked.loss, asked.target.blank)
     for k, stage in enumerate(asked.stages):
-        optimizer = torch.optim.AdamW(student.parameters(), lr=stage.rate, weight_decay=asked.weight_decay)
+        optimizer = torch.optim.AdamW(student.parameters(), lr=stage.lr, weight_decay=asked.weight_decay)
         half = (0.5, 0.5, 0.5)
         batches = Batches(
-            source, stage.size, stage.batch, seed=asked.seed + k * 1_000_003, mean=half, std=half
+            source, stage.img_size, stage.batch_size, seed=asked.seed + k * 1_000_003, mean=half, std=half
         )
         for own in range(stage.steps):
             parts, _, _ = objective.parts(batches.load(own), sample_pose(asked.seed, step))
@@ -52,10 +52,10 @@ def by_hand(asked, source):
 
 @pytest.mark.parametrize("loss", [LossWeights(), LossWeights(0.7, 0.5, 0.2)])
 def test_training_is_what_it_says(tmp_path, loss):
-    asked = config(tmp_path / "a", loss=loss, clip=0.5, seed=3, log_every=1)
+    asked = config(tmp_path / "a", loss=loss, clip_grad=0.5, seed=3, logging_steps=1)
     run = training(asked, Pictures())
     run.run()
-    expected = by_hand(config(tmp_path / "b", loss=loss, clip=0.5, seed=3), Pictures())
+    expected = by_hand(config(tmp_path / "b", loss=loss, clip_grad=0.5, seed=3), Pictures())
     lines = read_log(run.folder.log)
     assert [line["step"] for line in lines] == list(range(1, 8))
     assert [line["loss"] for line in lines] == pytest.approx([loss for loss, _ in expected], abs=2e-6)
@@ -64,8 +64,8 @@ def test_training_is_what_it_says(tmp_path, loss):
 
 
 def test_the_loss_falls(tmp_path):
-    stages = [Stage(32, steps=40, batch=4, rate=3e-3)]
-    asked = config(tmp_path, stages=stages, student=Student(init="random"), log_every=10)
+    stages = [Stage(32, steps=40, batch_size=4, lr=3e-3)]
+    asked = config(tmp_path, stages=stages, student=Student(init="random"), logging_steps=10)
     run = training(asked)
     run.run()
     losses = [line["loss"] for line in read_log(run.folder.log)]
@@ -76,7 +76,7 @@ def test_the_loss_falls(tmp_path):
 def test_chunks_give_the_gradient_of_the_whole_batch(tmp_path):
     found = []
     for chunk in (None, 1, 3):
-        run = training(config(tmp_path / str(chunk), chunk=chunk, loss=LossWeights(1.0, 1.0, 1.0)))
+        run = training(config(tmp_path / str(chunk), micro_batch_size=chunk, loss=LossWeights(1.0, 1.0, 1.0)))
         run.optimizer = torch.optim.SGD(run.trained, lr=0.0)
         run._update(run.plan[0].batches.load(0), 4, 0.0)
         found.append([p.grad for p in run.trained if p.grad is not None])
@@ -108,7 +108,7 @@ def test_what_is_frozen_stays_bit_for_bit(tmp_path, trainable, spec):
 
 
 def test_the_average_follows_the_weights(tmp_path):
-    asked = config(tmp_path / "a", ema=0.6)
+    asked = config(tmp_path / "a", ema_decay=0.6)
     run, plain = training(asked), training(config(tmp_path / "b"))
     expected = {n: p.detach().double() for n, p in plain.student.named_parameters()}
     seen = []
@@ -130,7 +130,7 @@ def test_the_average_follows_the_weights(tmp_path):
 
 
 def test_a_symmetric_kernel_stays_symmetric(tmp_path):
-    run = training(config(tmp_path, student=Student(symmetric=True), ema=0.9))
+    run = training(config(tmp_path, student=Student(symmetric=True), ema_decay=0.9))
     before = run.student.patch_embed.proj.weight.detach().clone()
     run.run()
     assert patch_kernel(run.student).asymmetry == 0
@@ -150,7 +150,7 @@ def test_checkpointed_gradients_are_the_same(tmp_path):
 
 
 def test_bfloat16_trains_float32_weights_and_comes_near(tmp_path):
-    runs = [training(config(tmp_path / amp, amp=amp, log_every=1)) for amp in ("no", "bf16")]
+    runs = [training(config(tmp_path / amp, amp=amp, logging_steps=1)) for amp in ("no", "bf16")]
     for run in runs:
         run.run()
     plain, half = ([line["loss"] for line in read_log(run.folder.log)] for run in runs)
@@ -167,15 +167,15 @@ def test_half_precision_needs_a_gpu(tmp_path):
 
 
 def test_learning_rates():
-    stage = Stage(32, steps=10, rate=2.0, warmup=4, schedule="cosine")
+    stage = Stage(32, steps=10, lr=2.0, warmup_steps=4, schedule="cosine")
     expected = [0.4, 0.8, 1.2, 1.6, *(1 + math.cos(math.pi * k / 6) for k in range(6))]
     assert [stage.rate_at(k, 10) for k in range(10)] == pytest.approx(expected)
-    assert [Stage(32, steps=3, rate=2.0).rate_at(k, 3) for k in range(3)] == [2.0] * 3
-    assert [Stage(32, epochs=e, batch=4).updates(10) for e in (0.01, 1.0, 2.5)] == [1, 2, 6]
+    assert [Stage(32, steps=3, lr=2.0).rate_at(k, 3) for k in range(3)] == [2.0] * 3
+    assert [Stage(32, epochs=e, batch_size=4).updates(10) for e in (0.01, 1.0, 2.5)] == [1, 2, 6]
 
 
 def test_every_line_of_the_log_tells_its_interval(tmp_path):
-    run = training(config(tmp_path, loss=LossWeights(1.0, 0.5), log_every=3, target=Target([1, 2])))
+    run = training(config(tmp_path, loss=LossWeights(1.0, 0.5), logging_steps=3, target=Target([1, 2])))
     run.run()
     lines = [json.loads(text) for text in run.folder.log.read_text().splitlines()]
     assert [(line["step"], line["stage"], line["size"], line["rate"]) for line in lines] == [

@@ -135,14 +135,14 @@ def test_only_place_tells_the_answer(task):
 
 def recipe(**changes):
     return LoraRecipe(
-        **{"scheme": "v2pe", "steps": 4, "batch": 3, "length": 80, "rank": 2, "rate": 1e-2} | changes
+        **{"scheme": "v2pe", "steps": 4, "batch_size": 3, "length": 80, "rank": 2, "lr": 1e-2} | changes
     )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    return finetune_scheme(make("qwen2_vl"), some(9), recipe(save_every=2), out, device="cpu"), out
+    return finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2), out, device="cpu"), out
 
 
 @pytest.mark.slow
@@ -167,8 +167,8 @@ def test_an_adapter_loads_on_a_stock_model_with_its_scheme(trained):
 @pytest.mark.slow
 def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(trained, tmp_path):
     whole, _ = trained
-    finetune_scheme(make("qwen2_vl"), some(9), recipe(save_every=2, steps=2), tmp_path, device="cpu")
-    on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_every=2), tmp_path, device="cpu")
+    finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2, steps=2), tmp_path, device="cpu")
+    on = finetune_scheme(make("qwen2_vl"), some(9), recipe(save_steps=2), tmp_path, device="cpu")
     wanted = {n: p for n, p in whole.named_parameters() if p.requires_grad}
     for name, p in on.named_parameters():
         if p.requires_grad:
@@ -184,7 +184,7 @@ def test_training_teaches(tmp_path):
     samples = [merged(draw("time", (2,), WORDS, generator)) for _ in range(16)]
     before = vispe.convert(make("qwen2_vl"), "mrope_i")
     layers = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    taught = recipe(scheme="mrope_i", steps=250, batch=16, rank=8, layers=layers, rate=3e-3)
+    taught = recipe(scheme="mrope_i", steps=250, batch=16, rank=8, layers=layers, lr=3e-3)
     tuned = finetune_scheme(make("qwen2_vl"), samples, taught, tmp_path, device="cpu")
     assert accuracy(before, samples) < 0.6
     assert accuracy(tuned, samples) > 0.9
@@ -203,7 +203,7 @@ def test_what_cannot_be_is_said(tmp_path):
         finetune_scheme(make("qwen2_vl"), some(3), recipe(layers=("nope",)), tmp_path, device="cpu")
     with pytest.raises(InputError, match=r"needs scheme\.json and an adapter"):
         load_adapter(make("qwen2_vl"), tmp_path / "none")
-    for options in ({"steps": 0}, {"rate": 0.0}, {"seed": -1}):
+    for options in ({"steps": 0}, {"lr": 0.0}, {"seed": -1}):
         with pytest.raises(OptionError, match=next(iter(options))):
             recipe(**options)
     for asked in (("when", (2,)), ("time", (1,)), ("place", (2,))):
@@ -215,7 +215,7 @@ def test_the_recipe_says_what_the_defaults_are():
     task = read_task(["--config", "vlm_lora_scheme.yaml"])
     plain = LoraTask(model=task.model, data=task.data, out=task.out, item=task.item)
     assert (*task.layers,) == (*plain.layers,)
-    for key in ("scheme", "steps", "batch", "length", "rate", "rank", "save_every", "held_every", "seed"):
+    for key in ("scheme", "steps", "batch_size", "length", "lr", "rank", "save_steps", "val_every", "seed"):
         assert getattr(task, key) == getattr(plain, key), key
 
 

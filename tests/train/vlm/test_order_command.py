@@ -93,7 +93,7 @@ def test_the_recipe_says_what_the_defaults_are():
     task = read_task(["--config", "vlm_order_invariance.yaml"])
     plain = OrderTask(model=task.model, data=task.data, out=task.out, item=task.item)
     assert (*task.layers,) == (*plain.layers,)
-    for key in ("steps", "batch", "rate", "rank", "even", "held_every", "orders", "seed"):
+    for key in ("steps", "batch_size", "lr", "rank", "even", "val_every", "orders", "seed"):
         assert getattr(task, key) == getattr(plain, key), key
 
 
@@ -108,12 +108,12 @@ def test_what_is_no_prompt_is_refused(processor, tmp_path):
     make("llava").save_pretrained(tmp_path / "start")
     processor.save_pretrained(tmp_path / "start")
     where = {"model": str(tmp_path / "start"), "data": str(write(tmp_path, 3)), "out": str(tmp_path / "out")}
-    with pytest.raises(InputError, match="needs at least held_every=5 prompts, got 3"):
+    with pytest.raises(InputError, match="needs at least val_every=5 prompts, got 3"):
         order_invariance(OrderTask(**where, item=ITEM))
     with pytest.raises(InputError, match="data must be a file with one prompt per line"):
         order_invariance(OrderTask(**where | {"data": "none.jsonl"}, item=ITEM))
     with pytest.raises(InputError, match="has no processor that transformers can load"):
         order_invariance(OrderTask(**where | {"model": str(tmp_path / "none")}, item=ITEM))
-    for options in ({"item": "w1"}, {"orders": 1}, {"held_every": 1}):
+    for options in ({"item": "w1"}, {"orders": 1}, {"val_every": 1}):
         with pytest.raises(OptionError, match=next(iter(options))):
             OrderTask(**where, **options)

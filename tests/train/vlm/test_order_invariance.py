@@ -59,7 +59,7 @@ def test_the_order_decides_less_after_training(family):
     asked = prompts(family, 6)
     before, weights = spread(model, asked), {n: v.clone() for n, v in model.state_dict().items()}
     losses = []
-    recipe = OrderRecipe(steps=40, batch=4, rate=1e-2, rank=4)
+    recipe = OrderRecipe(steps=40, batch_size=4, lr=1e-2, rank=4)
     train_order_invariance(model, asked, recipe, lambda step, loss: losses.append(loss))
     assert spread(model, asked) < 0.8 * before
     assert sum(losses[-5:]) < sum(losses[:5])
@@ -79,7 +79,7 @@ def often(monkeypatch):
     monkeypatch.setattr(order_invariance, "_SAVED_EVERY", 2)
 
 
-RECIPE = OrderRecipe(steps=5, batch=3, rate=1e-2, rank=2, even=0.0, seed=4)
+RECIPE = OrderRecipe(steps=5, batch_size=3, lr=1e-2, rank=2, even=0.0, seed=4)
 
 
 def learnt(family="llava", recipe=RECIPE, **options):
@@ -103,7 +103,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(tmp_path, often):
     whole = learnt()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     with pytest.raises(InputError, match=r"state.pt belongs to another recipe or other prompts. Remove it"):
-        learnt(state=file, recipe=replace(RECIPE, rate=1e-3))
+        learnt(state=file, recipe=replace(RECIPE, lr=1e-3))
 
 
 def test_processes_share_a_batch(monkeypatch):
@@ -131,7 +131,7 @@ def test_the_same_seed_learns_the_same_and_leaves_random_numbers_alone():
     found = []
     for _ in range(2):
         model, before = make("llava"), torch.get_rng_state()
-        train_order_invariance(model, prompts("llava", 3), OrderRecipe(steps=2, batch=2, even=0.0))
+        train_order_invariance(model, prompts("llava", 3), OrderRecipe(steps=2, batch_size=2, even=0.0))
         assert torch.equal(torch.get_rng_state(), before)
         found.append(model.state_dict())
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -142,7 +142,7 @@ def test_the_penalty_evens_attention():
     for even in (0.0, 20.0):
         model = make("llava")
         model.set_attn_implementation("eager")
-        train_order_invariance(model, asked, OrderRecipe(steps=15, batch=2, rate=1e-2, rank=2, even=even))
+        train_order_invariance(model, asked, OrderRecipe(steps=15, batch_size=2, lr=1e-2, rank=2, even=even))
         values = []
         with torch.no_grad():
             for prompt, order in itertools.product(asked, ORDERS):
@@ -197,6 +197,6 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(
         UnsupportedHost, match=r"even=0\.1 needs the attention weights .*set_attn_implementation"
     ):
-        train_order_invariance(make("llava"), [prompt], OrderRecipe(steps=1, batch=1))
+        train_order_invariance(make("llava"), [prompt], OrderRecipe(steps=1, batch_size=1))
     with pytest.raises(UnsupportedHost, match="no linear layers called qkv, which LoRA needs"):
         add_lora(make("llava"), 2, ("q_proj", "qkv"))

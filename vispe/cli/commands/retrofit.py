@@ -22,17 +22,17 @@ def retrofit(
     probe: Probe = Probe(),  # noqa: B008
     window: Window = Window(),  # noqa: B008
     augment: Augment = Augment(),  # noqa: B008
-    ema: float = 0.0,
+    ema_decay: float = 0.0,
     amp: Literal["no", "bf16", "fp16"] = "no",
     grad_checkpointing: bool = False,
-    clip: float | None = None,
+    clip_grad: float | None = None,
     weight_decay: float = 0.01,
-    chunk: int | None = None,
+    micro_batch_size: int | None = None,
     seed: int = 0,
     device: str = "auto",
-    workers: int = 0,
-    log_every: int = 50,
-    checkpoint_every: int = 500,
+    num_workers: int = 0,
+    logging_steps: int = 50,
+    save_steps: int = 500,
     tensorboard: bool = True,
     force: bool = False,
     json: bool = False,
@@ -50,8 +50,8 @@ def retrofit(
 
     Args:
         teacher: the pretrained model, which is not changed; name, weights, img_size, options, mean, std
-        stages: consecutive training stages, each with size (pixels), steps or epochs, batch (total over all processes),
-            rate, schedule (constant or cosine) and warmup.
+        stages: consecutive training stages, each with img_size (pixels), steps or epochs, batch_size (over all
+            processes), lr, schedule (constant or cosine) and warmup_steps.
         data: image sources, such as [{folder: images}, {synthetic: 1000}]; also tar and hub (Hugging Face datasets);
             weight sets the proportions of the sources.
         out: folder for the student, its model card, the log and the checkpoint.
@@ -63,17 +63,18 @@ def retrofit(
         window: resizing and cropping of the images to the size of a stage; resize, crop, small
         augment: random augmentation; pose, roll, brightness, contrast, noise; for loss.place: place (canvas
             in patches), curriculum, place_teacher
-        ema: decay of the exponential moving average of the weights, such as 0.999; 0 disables it.
+        ema_decay: decay of the exponential moving average of the weights, such as 0.999; 0 disables it.
         amp: automatic mixed precision; fp16 needs a GPU.
         grad_checkpointing: recompute activations in the backward pass to save memory.
-        clip: maximum gradient norm; default no clipping.
+        clip_grad: maximum gradient norm; default no clipping.
         weight_decay: weight decay of AdamW.
-        chunk: images per forward pass and process (gradient accumulation); the result is that of the complete batch.
+        micro_batch_size: images per forward pass and process (gradient accumulation); the result is that of
+            the complete batch.
         seed: seed of all random numbers.
         device: auto, cpu, cuda, cuda:1 ...
-        workers: data-loading processes per training process.
-        log_every: training steps between two lines of the log.
-        checkpoint_every: training steps between two checkpoints.
+        num_workers: data-loading processes per training process.
+        logging_steps: training steps between two lines of the log.
+        save_steps: training steps between two checkpoints.
         tensorboard: write TensorBoard events if tensorboard is installed.
         force: overwrite a finished run, or restart an interrupted one.
         json: print the model card as JSON instead of the verdict.

@@ -1,7 +1,7 @@
 """Training data: image sources, and reproducible batches that depend on the seed and the step only.
 
 >>> source = from_config([{"synthetic": 100, "side": 64}])
->>> first = next(Batches(source, size=64, batch=2, seed=0).from_step(0))
+>>> first = next(Batches(source, img_size=64, batch_size=2, seed=0).from_step(0))
 
 `from_config` builds the sources of a recipe; `Batches` returns batches of any `Source` by step; `segments` extracts
 windows of large images as one sequence.

@@ -65,7 +65,7 @@ def evaluate_checkpoint(
     check_writable(files, force, protect=[*image_files, *mask_files])
     student, teacher, card = load_student(checkpoint)
     config = card["config"]
-    side = size or (teacher.size if teacher.exact else max(stage["size"] for stage in config["stages"]))
+    side = size or (teacher.size if teacher.exact else max(stage["img_size"] for stage in config["stages"]))
     check_size(side, teacher, "the teacher")
     torch_device = choose_device(device)
     for model in (student.model, teacher.model):

@@ -58,17 +58,17 @@ def linear_segmentation(task: LinearTask, progress: Progress = lambda step, loss
     folder = RunFolder(Path(task.out), "linear.safetensors", "metrics.json", "linear segmentation")
     folder.check(task.identity(), task.force)
     backbone = _backbone(task)
-    check_size(task.size, backbone, "the model")
+    check_size(task.img_size, backbone, "the model")
     train_part, val_part = _data(task, backbone)
     device = choose_device(task.device)
     folder.begin(task.identity(), task.force)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
-        options = {"norm": task.norm, "dropout": task.dropout, "tune": task.backbone_rate > 0}
+        options = {"norm": task.norm, "dropout": task.dropout, "tune": task.backbone_lr > 0}
         model = LinearSegmenter(backbone, train_part.pairs.n_classes, **options)
     model.to(device).train()
     train(task, model, train_part, device, folder, progress)
-    metrics = score(model, val_part, backbone.patch, task.size)
+    metrics = score(model, val_part, backbone.patch, task.img_size)
     metrics |= {
         "n_classes": train_part.pairs.n_classes,
         "learnt_from": train_part.names,
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             task = read_task(rest)
 
             def show(step: int, loss: float) -> None:
-                if step % task.log_every == 0 or step == task.steps:
+                if step % task.logging_steps == 0 or step == task.steps:
                     sys.stderr.write(f"\rstep {step} of {task.steps}, loss {loss:.4f}")
                     sys.stderr.flush()
 

@@ -10,7 +10,7 @@ from vispe.errors import OptionError
 from vispe.train.retrofit.config import Teacher, flat
 from vispe.train.retrofit.recipe_files import resolve_recipes
 
-FREE = ("out", "force", "device", "checkpoint_every", "log_every")
+FREE = ("out", "force", "device", "save_steps", "logging_steps")
 """Keys that may change when an interrupted run resumes."""
 
 
@@ -34,19 +34,19 @@ class LinearTask:
         val_every: without `val_images`, every n-th image is held out for validation.
         zero: whether the value 0 in a mask is the first class, or ignored.
         n_classes: number of classes, if the masks do not contain all of them.
-        size: side of the windows in pixels, a multiple of the patch size.
+        img_size: side of the windows in pixels, a multiple of the patch size.
         steps: number of training steps.
-        batch: windows per step.
-        rate: learning rate of the linear head, with a cosine schedule to 0.
-        backbone_rate: learning rate of the backbone; 0 freezes it.
+        batch_size: windows per step.
+        lr: learning rate of the linear head, with a cosine schedule to 0.
+        backbone_lr: learning rate of the backbone; 0 freezes it.
         weight_decay: weight decay of AdamW.
         norm: batch norm before the linear head.
         dropout: dropout probability of the features.
         poses: transform windows to random poses (rotations by 90 degrees and reflections).
         seed: seed of all random numbers.
         device: auto, cpu, cuda, ...
-        log_every: training steps between two lines of log.jsonl.
-        checkpoint_every: training steps between two checkpoints.
+        logging_steps: training steps between two lines of log.jsonl.
+        save_steps: training steps between two checkpoints.
         force: overwrite a finished run, or restart an interrupted one.
     """
 
@@ -61,19 +61,19 @@ class LinearTask:
     val_every: int = 5
     zero: Literal["class", "ignore"] = "class"
     n_classes: int | None = None
-    size: int = 224
+    img_size: int = 224
     steps: int = 2000
-    batch: int = 16
-    rate: float = 1e-3
-    backbone_rate: float = 0.0
+    batch_size: int = 16
+    lr: float = 1e-3
+    backbone_lr: float = 0.0
     weight_decay: float = 0.01
     norm: bool = True
     dropout: float = 0.1
     poses: bool = True
     seed: int = 0
     device: str = "auto"
-    log_every: int = 20
-    checkpoint_every: int = 200
+    logging_steps: int = 20
+    save_steps: int = 200
     force: bool = False
 
     def identity(self) -> dict[str, Any]:
@@ -97,12 +97,12 @@ class LinearTask:
             yield f"linear: `pos_embed` has no effect with `retrofit`, got {self.pos_embed}. Omit it."
         if (self.val_images is None) != (self.val_masks is None):
             yield "linear: `val_images` and `val_masks` must be set together, got one of them."
-        for key in ("size", "steps", "batch", "log_every", "checkpoint_every"):
+        for key in ("img_size", "steps", "batch_size", "logging_steps", "save_steps"):
             if getattr(self, key) < 1:
                 yield f"{key} must be at least 1, got {getattr(self, key)}."
-        if self.rate <= 0 or self.backbone_rate < 0 or self.weight_decay < 0 or not 0 <= self.dropout < 1:
-            values = f"{self.rate}, {self.backbone_rate}, {self.weight_decay} and {self.dropout}"
-            rule = "rate must be above 0, backbone_rate and weight_decay 0 or more, and dropout from 0 to below 1"
+        if self.lr <= 0 or self.backbone_lr < 0 or self.weight_decay < 0 or not 0 <= self.dropout < 1:
+            values = f"{self.lr}, {self.backbone_lr}, {self.weight_decay} and {self.dropout}"
+            rule = "lr must be above 0, backbone_lr and weight_decay 0 or more, and dropout from 0 to below 1"
             yield f"{rule}, got {values}."
 
 

@@ -46,7 +46,7 @@ def train(
             group["lr"] = group["rate"] * factors[step]
         set_progress(model, step / task.steps, seed=Processes().seed(task.seed, step, POSITIONS))
         images, masks = batch_at(
-            part, step, batch=task.batch, size=task.size, poses=task.poses, seed=task.seed
+            part, step, batch=task.batch_size, size=task.img_size, poses=task.poses, seed=task.seed
         )
         with torch.random.fork_rng():
             # dropout depends on the seed and the step only, so a resumed run is identical
@@ -59,9 +59,9 @@ def train(
             loss.backward()
         optimizer.step()
         done, value = step + 1, float(loss.detach())
-        if done % task.log_every == 0 or done == task.steps:
-            log.write({"step": done, "loss": value, "rate": task.rate * factors[step]})
-        if done % task.checkpoint_every == 0 or done == task.steps:
+        if done % task.logging_steps == 0 or done == task.steps:
+            log.write({"step": done, "loss": value, "rate": task.lr * factors[step]})
+        if done % task.save_steps == 0 or done == task.steps:
             folder.save(done, {"model": model.trained_state_dict()}, {"optimizer": optimizer.state_dict()})
         progress(done, value)
     set_progress(model, 1.0)
@@ -70,7 +70,7 @@ def train(
 def _optimizer(task: LinearTask, model: LinearSegmenter) -> torch.optim.Optimizer:
     """Return AdamW with separate learning rates for the linear head and a fine-tuned backbone."""
     head = [p for name, p in model.named_parameters() if not name.startswith("backbone.")]
-    groups = [{"params": head, "rate": task.rate}]
+    groups = [{"params": head, "rate": task.lr}]
     if model.tune:
-        groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_rate})
-    return torch.optim.AdamW(groups, lr=task.rate, weight_decay=task.weight_decay)
+        groups.append({"params": list(model.backbone.parameters()), "rate": task.backbone_lr})
+    return torch.optim.AdamW(groups, lr=task.lr, weight_decay=task.weight_decay)

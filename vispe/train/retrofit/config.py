@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from vispe.train.data.augmentation import Augment
 
-FREE = ("out", "force", "workers", "log_every", "checkpoint_every", "tensorboard", "device", "chunk")
+FREE = (
+    "out",
+    "force",
+    "num_workers",
+    "logging_steps",
+    "save_steps",
+    "tensorboard",
+    "device",
+    "micro_batch_size",
+)
 """Top-level keys that may change when an interrupted run resumes: they do not affect the trained weights."""
 
 
@@ -74,45 +83,45 @@ class Target:
 class Stage:
     """Training stage with one image size and its own optimizer state.
 
-    >>> Stage(224, epochs=2, batch=100).updates(500)
+    >>> Stage(224, epochs=2, batch_size=100).updates(500)
     10
 
     Attributes:
-        size: side of the images in pixels, a multiple of the patch size.
+        img_size: side of the images in pixels, a multiple of the patch size.
         steps: number of training steps; exclusive with `epochs`.
         epochs: number of passes over the data.
-        batch: images per step, over all processes.
-        rate: peak learning rate.
+        batch_size: images per step, over all processes.
+        lr: peak learning rate.
         schedule: constant, or cosine to 0.
-        warmup: steps of linear warmup from 0.
+        warmup_steps: steps of linear warm-up from 0.
         crops: number of fixed windows, sampled and augmented once, whose teacher features are computed once and stored
             in `target.folder`. By default windows and features are computed in every step.
     """
 
-    size: int
+    img_size: int
     steps: int | None = None
     epochs: float | None = None
-    batch: int = 256
-    rate: float = 1e-4
+    batch_size: int = 256
+    lr: float = 1e-4
     schedule: Literal["constant", "cosine"] = "constant"
-    warmup: int = 0
+    warmup_steps: int = 0
     crops: int | None = None
 
     def updates(self, count: int) -> int:
         """Return the number of training steps for `count` images, at least 1."""
         if self.steps is not None:
             return self.steps
-        return max(1, round((self.epochs or 0.0) * count / self.batch))
+        return max(1, round((self.epochs or 0.0) * count / self.batch_size))
 
     def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step `step` (from 0) of `steps`."""
-        if step < self.warmup:
-            return self.rate * (step + 1) / (self.warmup + 1)
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / (self.warmup_steps + 1)
         if self.schedule == "constant":
-            return self.rate
-        # half a cosine over the steps after the warmup
-        done = (step - self.warmup) / max(1, steps - self.warmup)
-        return self.rate * (0.5 + 0.5 * math.cos(math.pi * done))
+            return self.lr
+        # half a cosine over the steps after the warm-up
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        return self.lr * (0.5 + 0.5 * math.cos(math.pi * done))
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,7 @@ class Probe:
     Attributes:
         noise: number of images of uniform noise.
         textures: number of synthetic textures.
-        size: side of the images in pixels; default that of the first stage.
+        img_size: side of the images in pixels; default that of the first stage.
         step: one patch in step² is used for fitting; default 6 if the grid is large enough.
         masks: random selections of these patches per image.
         seed: seed of all random numbers; channels are selected on other images.
@@ -152,7 +161,7 @@ class Probe:
 
     noise: int = 4
     textures: int = 6
-    size: int | None = None
+    img_size: int | None = None
     step: int | None = None
     masks: int = 6
     seed: int = 90_000
@@ -192,17 +201,17 @@ class Retrofit:
     probe: Probe = field(default_factory=Probe)
     window: Window = field(default_factory=Window)
     augment: Augment = field(default_factory=Augment)
-    ema: float = 0.0
+    ema_decay: float = 0.0
     amp: Literal["no", "bf16", "fp16"] = "no"
     grad_checkpointing: bool = False
-    clip: float | None = None
+    clip_grad: float | None = None
     weight_decay: float = 0.01
-    chunk: int | None = None
+    micro_batch_size: int | None = None
     seed: int = 0
     device: str = "auto"
-    workers: int = 0
-    log_every: int = 50
-    checkpoint_every: int = 500
+    num_workers: int = 0
+    logging_steps: int = 50
+    save_steps: int = 500
     tensorboard: bool = True
     force: bool = False
 

@@ -92,9 +92,9 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
     processes = Processes.training(config.device, config.amp)
     status = status if status is not None and processes.main else lambda words: None
     for k, stage in enumerate(config.stages):
-        if stage.batch % processes.count:
+        if stage.batch_size % processes.count:
             raise OptionError(
-                f"stages[{k}].batch must be a multiple of the {processes.count} processes, got {stage.batch}."
+                f"stages[{k}].batch_size must be a multiple of the {processes.count} processes, got {stage.batch_size}."
             )
     folder = RunFolder(Path(config.out))
     folder.check(config.identity(), config.force, partly=True)
@@ -114,7 +114,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
 
     student = make_student(teacher, config.student, seed=config.seed).to(processes.place)
     teacher.model.to(processes.place)
-    state, size = _state(folder, processes), config.stages[0].size
+    state, size = _state(folder, processes), config.stages[0].img_size
     before = feature_maps(teacher.model, processes.place)
     if state is not None:
         blank = state[2]["channels"]
@@ -167,23 +167,23 @@ def make_plan(
     """Return the stages with their batches and numbers of training steps.
 
     Raises:
-        OptionError: the warmup is not shorter than its stage.
+        OptionError: the warm-up is not shorter than its stage.
     """
     plan, first = [], 0
-    options = {"rank": processes.rank, "world": processes.count, "workers": config.workers}
+    options = {"rank": processes.rank, "world_size": processes.count, "num_workers": config.num_workers}
     options |= {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
     for k, stage in enumerate(config.stages):
         batches: Batches | CropBatches = Batches(
-            source, stage.size, stage.batch, seed=config.seed + k * _SEED_STEP, **options
+            source, stage.img_size, stage.batch_size, seed=config.seed + k * _SEED_STEP, **options
         )
         if stage.crops:
             folder = Path(config.target.folder or Path(config.out) / "crops")
-            batches = CropBatches(Crops(folder / f"{stage.size}-{stage.crops}", stage.crops), batches)
+            batches = CropBatches(Crops(folder / f"{stage.img_size}-{stage.crops}", stage.crops), batches)
         steps = stage.updates(len(batches))
-        if stage.warmup >= steps:
+        if stage.warmup_steps >= steps:
             raise OptionError(
-                f"stages[{k}].warmup must be below the {steps} steps of its epochs over {len(batches)} images, got "
-                f"{stage.warmup}."
+                f"stages[{k}].warmup_steps must be below the {steps} steps of its epochs over {len(batches)} images, "
+                f"got {stage.warmup_steps}."
             )
         plan.append(StagePlan(replace(stage, steps=steps, epochs=None), first, steps, batches))
         first += steps
@@ -203,9 +203,9 @@ def _make_crops(
         if not isinstance(part.batches, CropBatches):
             continue
         # batches no larger than in training, so that they fit into memory
-        seed, size = config.seed + k * _SEED_STEP, config.chunk or min(part.stage.batch, 16)
+        seed, size = config.seed + k * _SEED_STEP, config.micro_batch_size or min(part.stage.batch_size, 16)
         options = {"augment": config.augment, **asdict(config.window), **_settings(teacher)}
-        windows = Batches(source, part.stage.size, size, seed=seed, **options)
+        windows = Batches(source, part.stage.img_size, size, seed=seed, **options)
         identity = {"teacher": asdict(config.teacher), "windows": windows.fingerprint(), "amp": config.amp}
         crops, start = part.batches.crops, time.perf_counter()
 
@@ -240,7 +240,7 @@ def _position_channels(
 ) -> list[int]:
     """Return the position-dependent channels, as selected by the main process."""
     # other images than those of the final measurement
-    kinds = probe_images(teacher, config.probe, config.stages[0].size, config.probe.seed + 1)
+    kinds = probe_images(teacher, config.probe, config.stages[0].img_size, config.probe.seed + 1)
     blank = position_channels(maps, kinds, config.probe, n_ablated_channels(config, teacher.channels))
     # broadcast from the main process: the sum with zeros from the other processes
     numbers = torch.tensor(blank, device=processes.place) * processes.main

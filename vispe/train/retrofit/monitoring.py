@@ -42,7 +42,7 @@ def probe_images(teacher: VisionModel, probe: Probe, size: int, seed: int) -> di
         size: default size in pixels, that of the first stage.
         seed: seed of the images.
     """
-    side = probe.size or size
+    side = probe.img_size or size
     settings = Settings(teacher.patch, side, teacher.mean, teacher.std)
     kinds = {"noise": Noise(probe.noise, side, settings, seed)}
     kinds |= {"textures": Textures(probe.textures, side, settings, seed)}

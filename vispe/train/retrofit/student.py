@@ -87,9 +87,9 @@ def check_models(config: Retrofit) -> int:
 def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
     """Yield a message for each setting that does not match the teacher."""
     name, patch = config.teacher.name, teacher.patch
-    sizes = {f"stages[{k}].size": stage.size for k, stage in enumerate(config.stages)}
-    if config.probe.size is not None:
-        sizes["probe.size"] = config.probe.size
+    sizes = {f"stages[{k}].img_size": stage.img_size for k, stage in enumerate(config.stages)}
+    if config.probe.img_size is not None:
+        sizes["probe.img_size"] = config.probe.img_size
     for key, size in sizes.items():
         if size % patch:
             nearest = f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}"
@@ -97,14 +97,14 @@ def _problems(config: Retrofit, teacher: VisionModel) -> Iterator[str]:
         if teacher.exact and size != teacher.size:
             yield f"{key} must be {teacher.size} px for {name}, got {size}. Set teacher.img_size to {size}."
     for k, stage in enumerate(config.stages):
-        grid, canvas = stage.size // patch, config.augment.place
+        grid, canvas = stage.img_size // patch, config.augment.place
         if canvas and (canvas == grid or 2 * canvas <= grid):
             reason = (
                 "images cannot be moved" if canvas == grid else "two such windows may have no patch in common"
             )
             yield (
-                f"augment.place={canvas} with stages[{k}].size={stage.size} ({grid} patches per side): {reason}. Use a "
-                f"larger canvas, such as {grid + grid // 2}."
+                f"augment.place={canvas} with stages[{k}].img_size={stage.img_size} ({grid} patches per side): "
+                f"{reason}. Use a larger canvas, such as {grid + grid // 2}."
             )
     blank, channels = config.target.blank, teacher.channels
     if isinstance(blank, list) and (invalid := [c for c in blank if not 0 <= c < channels]):

@@ -74,7 +74,7 @@ class Crops:
         state_file = self.folder / f"ready-{processes.rank}.json"
         expected = json.loads(json.dumps({**identity, "count": self.count, "processes": processes.count}))
         ready = self._ready(state_file, expected)
-        sides = batches.size
+        sides = batches.img_size
         if processes.main and not ready:
             for path in (self._images, self._features):
                 if os.path.lexists(path) and (path.is_symlink() or not state_file.exists()):
@@ -87,9 +87,9 @@ class Crops:
             open_memmap(self._features, "w+", np.int16, (self.count, channels, *(n // patch for n in sides)))
         processes.wait()
         images, features = self.arrays("r+")
-        steps = range(processes.rank, -(-self.count // batches.batch), processes.count)
+        steps = range(processes.rank, -(-self.count // batches.batch_size), processes.count)
         for step in steps[ready:]:
-            rows = slice(step * batches.batch, min((step + 1) * batches.batch, self.count))
+            rows = slice(step * batches.batch_size, min((step + 1) * batches.batch_size, self.count))
             mean, std = _colours(batches)
             pixels = batches.load(step).mul_(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
             # the teacher gets the quantised windows, the input of the student
@@ -172,7 +172,8 @@ class CropBatches:
         order, (mean, std) = Order([(0, count, count)], batches.seed), _colours(batches)
         for global_step in itertools.count(step):
             numbers = order(
-                global_step * batches.batch + np.arange(batches.rank, batches.batch, batches.world)
+                global_step * batches.batch_size
+                + np.arange(batches.rank, batches.batch_size, batches.world_size)
             )
             maps = torch.from_numpy(features[numbers]).view(torch.bfloat16)
             yield _normalised(torch.from_numpy(images[numbers]), mean, std), maps

@@ -87,7 +87,7 @@ class Training:
         self.plan, self.step, self.student, self._device = plan, 0, objective.student, processes.place
         named = [(name, p) for name, p in self.student.named_parameters() if p.requires_grad]
         self.trained: list[nn.Parameter] = [p for _, p in named]
-        self.average = {name: p.detach().clone() for name, p in named} if config.ema else {}
+        self.average = {name: p.detach().clone() for name, p in named} if config.ema_decay else {}
         self.scaler = torch.amp.GradScaler(processes.place.type, enabled=config.amp == "fp16")
         self.optimizer: torch.optim.Optimizer | None = None
         self.sums: dict[str, Tensor] = {}
@@ -124,7 +124,7 @@ class Training:
             for part in self.plan:
                 if self.step >= part.end:
                     continue
-                rates = {"lr": part.stage.rate, "weight_decay": self.config.weight_decay}
+                rates = {"lr": part.stage.lr, "weight_decay": self.config.weight_decay}
                 self.optimizer = torch.optim.AdamW(self.trained, **rates)
                 if self.step > part.first:
                     self.optimizer.load_state_dict(self._moment["optimizer"])
@@ -153,16 +153,16 @@ class Training:
         remaining = range(self.step, part.end)
         for _, batch in zip(remaining, part.batches.from_step(self.step - part.first), strict=False):
             rate = part.stage.rate_at(self.step - part.first, part.steps)
-            example = self._update(batch, part.stage.batch, rate)
+            example = self._update(batch, part.stage.batch_size, rate)
             self.step += 1
             line, last = None, self.step == part.end
-            if self.step % config.log_every == 0 or last:
+            if self.step % config.logging_steps == 0 or last:
                 line, time_now = self._line(part, rate, example), time.perf_counter()
-                line["images_per_s"] = (self.step - first_step) * part.stage.batch / (time_now - start)
+                line["images_per_s"] = (self.step - first_step) * part.stage.batch_size / (time_now - start)
                 start, first_step = time_now, self.step
                 if log is not None:
                     log.write({k: round(v, 8) if isinstance(v, float) else v for k, v in line.items()})
-            if self.step % config.checkpoint_every == 0 or last:
+            if self.step % config.save_steps == 0 or last:
                 self._check_finite()
                 if self.processes.main:
                     self._save()
@@ -181,7 +181,7 @@ class Training:
         pose, pair = sample_pose(config.seed, self.step), self._pair(data)
         example = None
         images, target_maps = data if isinstance(data, tuple) else (data, None)
-        size = config.chunk or len(images)
+        size = config.micro_batch_size or len(images)
         target_chunks = [None] * len(images) if target_maps is None else target_maps.split(size)
         for chunk, maps_of in zip(images.split(size), target_chunks, strict=False):
             chunk = chunk.to(self._device, non_blocking=True)
@@ -198,7 +198,7 @@ class Training:
         # sum the gradients of all processes, and unscale them before clipping
         self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
         self.scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(self.trained, config.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.trained, config.clip_grad or math.inf)
         # weighted by the number of images, by which all sums are divided
         self._add("grad_norm", norm.detach().double() * len(images))
         self.scaler.step(optimizer)
@@ -207,7 +207,7 @@ class Training:
             symmetrize(self.student)
         if self.average:
             # faster decay in the first steps, so that the initial weights are forgotten
-            weight = 1 - min(config.ema, (1 + self.step) / (10 + self.step))
+            weight = 1 - min(config.ema_decay, (1 + self.step) / (10 + self.step))
             weights = [p.detach() for p in self.trained]
             torch._foreach_lerp_(list(self.average.values()), weights, weight)
         return example
@@ -247,7 +247,7 @@ class Training:
         return {
             "step": self.step,
             "stage": self.plan.index(part),
-            "size": part.stage.size,
+            "size": part.stage.img_size,
             "loss": loss,
             **means,
             "cosine": 1 - means["distill"],
@@ -261,8 +261,8 @@ class Training:
         for name, value in self.sums.items():
             if name != "grad_norm" and not torch.isfinite(value):
                 raise InputError(
-                    f"loss ({name}) became non-finite at step {self.step}. Lower the learning rate, set `clip`, or use "
-                    f"amp=no. The last checkpoint in {self.folder.path} is intact."
+                    f"loss ({name}) became non-finite at step {self.step}. Lower the learning rate, set `clip_grad`, "
+                    f"or use amp=no. The last checkpoint in {self.folder.path} is intact."
                 )
 
     def _save(self) -> None:

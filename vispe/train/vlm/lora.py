@@ -35,12 +35,12 @@ class LoraRecipe:
     Attributes:
         scheme: position scheme, with options.
         steps: number of training steps.
-        batch: samples per step and process.
+        batch_size: samples per step and process.
         length: tokens per row, into which several samples are packed.
-        rate: learning rate.
+        lr: learning rate.
         rank: rank of the low-rank updates.
         layers: linear layers of the language model with updates, by the last component of their names.
-        save_every: training steps between two checkpoints.
+        save_steps: training steps between two checkpoints.
         seed: seed of all random numbers.
 
     Raises:
@@ -50,22 +50,22 @@ class LoraRecipe:
 
     scheme: str = "mrope_i"
     steps: int = 1000
-    batch: int = 8
+    batch_size: int = 8
     length: int = 4096
-    rate: float = 1e-4
+    lr: float = 1e-4
     rank: int = 16
     layers: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    save_every: int = 100
+    save_steps: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
         create_scheme(self.scheme)
-        for name in ("steps", "batch", "length", "rank", "save_every"):
+        for name in ("steps", "batch_size", "length", "rank", "save_steps"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.rate > 0 or self.seed < 0:
+        if not self.lr > 0 or self.seed < 0:
             raise OptionError(
-                f"rate must be above 0 and seed 0 or more, got rate={self.rate} and seed={self.seed}."
+                f"lr must be above 0 and seed 0 or more, got lr={self.lr} and seed={self.seed}."
             )
 
 
@@ -113,8 +113,8 @@ def finetune_scheme(
     torch.manual_seed(recipe.seed)
     tuned = get_peft_model(model, LoraConfig(r=recipe.rank, lora_alpha=recipe.rank, target_modules=names))
     arguments = TrainingArguments(
-        output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=recipe.batch,
-        learning_rate=recipe.rate, lr_scheduler_type="constant", save_steps=recipe.save_every, save_total_limit=2,
+        output_dir=str(out), max_steps=recipe.steps, per_device_train_batch_size=recipe.batch_size,
+        learning_rate=recipe.lr, lr_scheduler_type="constant", save_steps=recipe.save_steps, save_total_limit=2,
         logging_steps=10, seed=recipe.seed, report_to=[], remove_unused_columns=False, label_names=["labels"],
         use_cpu=device == "cpu", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
@@ -204,7 +204,7 @@ def _names(model: nn.Module, layers: Sequence[str]) -> list[str]:
 def _identity(recipe: LoraRecipe) -> dict[str, Any]:
     """Return the settings that must not change when a run resumes."""
     values = asdict(recipe) | {"layers": list(recipe.layers)}
-    return {name: value for name, value in values.items() if name not in ("steps", "save_every")}
+    return {name: value for name, value in values.items() if name not in ("steps", "save_steps")}
 
 
 def _resumed(out: Path, recipe: LoraRecipe) -> str | None:

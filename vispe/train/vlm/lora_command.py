@@ -32,7 +32,7 @@ class LoraTask(LoraRecipe):
         data: file of prompts, one line of JSON each.
         out: output folder of adapter, scheme and model card.
         item: text of an image item, with {image} as placeholder.
-        held_every: every n-th prompt is held out for evaluation.
+        val_every: every n-th prompt is held out for evaluation.
         device: auto or cpu.
 
     Raises:
@@ -44,14 +44,14 @@ class LoraTask(LoraRecipe):
     data: str
     out: str
     item: str = "{image}\n"
-    held_every: int = 5
+    val_every: int = 5
     device: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.held_every < 2 or self.item.count("{image}") != 1:
+        if self.val_every < 2 or self.item.count("{image}") != 1:
             raise OptionError(
-                f"held_every must be at least 2 and item must contain {{image}} once, got {self.held_every} and "
+                f"val_every must be at least 2 and item must contain {{image}} once, got {self.val_every} and "
                 f"{self.item!r}."
             )
 
@@ -79,20 +79,20 @@ def fine_tune(task: LoraTask) -> dict[str, Any]:
         )
     processor = AutoProcessor.from_pretrained(task.model, trust_remote_code=False)
     prompts = [p.arranged(range(len(p.items))) for p in read_prompts(processor, Path(task.data), task.item)]
-    held_out = prompts[task.held_every - 1 :: task.held_every]
-    training = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
+    held_out = prompts[task.val_every - 1 :: task.val_every]
+    training = [p for k, p in enumerate(prompts) if (k + 1) % task.val_every]
     if not held_out:
         raise InputError(
-            f"{task.data} needs at least held_every={task.held_every} prompts, got {len(prompts)}. Add prompts."
+            f"{task.data} needs at least val_every={task.val_every} prompts, got {len(prompts)}. Add prompts."
         )
     model = AutoModelForImageTextToText.from_pretrained(
         task.model, dtype=torch.float32, trust_remote_code=False
     )
     recipe = LoraRecipe(**{f.name: getattr(task, f.name) for f in fields(LoraRecipe)})
     tuned: Any = finetune_scheme(model, training, recipe, Path(task.out), device=task.device)
-    after = accuracy(tuned, held_out, length=task.length, batch=task.batch)
+    after = accuracy(tuned, held_out, length=task.length, batch=task.batch_size)
     with tuned.disable_adapter():
-        before = accuracy(tuned, held_out, length=task.length, batch=task.batch)
+        before = accuracy(tuned, held_out, length=task.length, batch=task.batch_size)
     results = {"before": before, "after": after, "held_out": len(held_out), "learnt_from": len(training)}
     results["task"] = asdict(task)
     processor.save_pretrained(task.out)

@@ -40,7 +40,7 @@ class OrderTask(OrderRecipe):
         data: file of prompts, one line of JSON each.
         out: output folder of the trained model and its model card.
         item: text of an image item, with {image} as placeholder.
-        held_every: every n-th prompt is held out for evaluation.
+        val_every: every n-th prompt is held out for evaluation.
         orders: number of random orders per held-out prompt, before and after.
         device: auto, cpu, cuda, ...
         force: overwrite a finished run.
@@ -53,16 +53,16 @@ class OrderTask(OrderRecipe):
     data: str
     out: str
     item: str = "{image}\n"
-    held_every: int = 5
+    val_every: int = 5
     orders: int = 6
     device: str = "auto"
     force: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.held_every < 2 or self.orders < 2:
+        if self.val_every < 2 or self.orders < 2:
             raise OptionError(
-                f"held_every and orders must be at least 2, got {self.held_every} and {self.orders}."
+                f"val_every and orders must be at least 2, got {self.val_every} and {self.orders}."
             )
         if self.item.count("{image}") != 1:
             raise OptionError(f"item must contain {{image}} once, got {self.item!r}.")
@@ -103,11 +103,11 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
             f"model={task.model} has no processor that transformers can load: {reason}"
         ) from error
     prompts = read_prompts(processor, Path(task.data), task.item)
-    held_out = prompts[task.held_every - 1 :: task.held_every]
-    training = [p for k, p in enumerate(prompts) if (k + 1) % task.held_every]
+    held_out = prompts[task.val_every - 1 :: task.val_every]
+    training = [p for k, p in enumerate(prompts) if (k + 1) % task.val_every]
     if not held_out:
         raise InputError(
-            f"{task.data} needs at least held_every={task.held_every} prompts, got {len(prompts)}. Add prompts."
+            f"{task.data} needs at least val_every={task.val_every} prompts, got {len(prompts)}. Add prompts."
         )
     # small weight updates would be lost in half precision
     options = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})

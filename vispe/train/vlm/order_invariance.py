@@ -38,8 +38,8 @@ class OrderRecipe:
 
     Attributes:
         steps: number of training steps.
-        batch: prompts per step, each in its own random order.
-        rate: learning rate.
+        batch_size: prompts per step, each in its own random order.
+        lr: learning rate.
         rank: rank of the low-rank updates.
         layers: linear layers of the language model with updates, by the last component of their names.
         even: weight of the penalty on unequal attention; 0 disables it.
@@ -50,19 +50,19 @@ class OrderRecipe:
     """
 
     steps: int = 300
-    batch: int = 8
-    rate: float = 1e-4
+    batch_size: int = 8
+    lr: float = 1e-4
     rank: int = 8
     layers: Sequence[str] = ("q_proj", "k_proj")
     even: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in {"steps": 1, "batch": 1, "rank": 1, "even": 0, "seed": 0}.items():
+        for name, least in {"steps": 1, "batch_size": 1, "rank": 1, "even": 0, "seed": 0}.items():
             if not getattr(self, name) >= least:
                 raise OptionError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        if not self.rate > 0:
-            raise OptionError(f"rate must be above 0, got {self.rate}.")
+        if not self.lr > 0:
+            raise OptionError(f"lr must be above 0, got {self.lr}.")
 
 
 def train_order_invariance(
@@ -110,7 +110,7 @@ def train_order_invariance(
         model.requires_grad_(False)
         add_lora(language, recipe.rank, recipe.layers)
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=recipe.rate, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(trained, lr=recipe.lr, weight_decay=0.0)
         model.train()
         identity = {"recipe": asdict(recipe), "prompts": _digest(prompts)}
         for step in range(_resumed(state, identity, trained, optimizer), recipe.steps):
@@ -118,8 +118,8 @@ def train_order_invariance(
             for p in trained:
                 p.grad = torch.zeros_like(p)
             total = 0.0
-            numbers = prompt_order(step * recipe.batch + np.arange(recipe.batch)).tolist()
-            for row in processes.share(recipe.batch):
+            numbers = prompt_order(step * recipe.batch_size + np.arange(recipe.batch_size)).tolist()
+            for row in processes.share(recipe.batch_size):
                 prompt = prompts[numbers[row]]
                 # depends on step and row only, regardless of the process
                 torch.manual_seed(Processes(row).seed(recipe.seed, step))
@@ -128,7 +128,7 @@ def train_order_invariance(
                 )
                 order = np.random.default_rng([recipe.seed, 17, step, row]).permutation(len(prompt.items))
                 # divided by the global batch, so that the sum over rows and processes is the mean
-                loss = _loss(model, prompt.arranged(order, device), recipe.even) / recipe.batch
+                loss = _loss(model, prompt.arranged(order, device), recipe.even) / recipe.batch_size
                 loss.backward()
                 total += float(loss.detach())
             processes.sum_([p.grad for p in trained if p.grad is not None])
