@@ -1,0 +1,81 @@
+"""Learned basis of each head, in which a rotation acts on queries and keys (HARoPE, arXiv 2510.10489)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.transform.head_linear import HeadLinear
+from vispe.encodings.parts.eval_cache import Kept
+from vispe.encodings.parts.skew_symmetric import matrix_exponential, skew_matrix
+from vispe.grid import Positions
+
+BasisKey = Literal["inverse_transpose", "same"]
+FLOOR = 1e-4  # smallest entry of S, since keys are divided by it
+
+
+class HeadBasis(nn.Module):
+    """Invertible matrices M = U S V^T of queries and their counterparts of keys, one pair per head.
+
+    U = exp(A) and V = exp(B) with A, B skew-symmetric, S = diag(softplus(sigma)), at least `FLOOR`. The initial values
+    A = B = 0, softplus(sigma) = 1 give the identity.
+
+    Args:
+        heads: number of heads, h.
+        width: channels of a head, d_h.
+        key: matrix of the keys: 'inverse_transpose' M^-T = U S^-1 V^T, or 'same' M.
+
+    Attributes:
+        u: entries of A above the diagonal, row by row, (h, d_h (d_h - 1) / 2).
+        v: those of B.
+        sigma: (h, d_h).
+    """
+
+    def __init__(self, heads: int, width: int, key: BasisKey) -> None:
+        super().__init__()
+        self.key = key
+        self.u = nn.Parameter(torch.empty(heads, width * (width - 1) // 2))
+        self.v = nn.Parameter(torch.empty_like(self.u))
+        self.sigma = nn.Parameter(torch.empty(heads, width))
+        self._kept = Kept()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set all matrices to the identity."""
+        nn.init.zeros_(self.u)
+        nn.init.zeros_(self.v)
+        nn.init.constant_(self.sigma, math.log(math.e - 1))
+
+    def scales(self) -> Tensor:
+        """Return the diagonal of S (h, d_h), float32 or better."""
+        return F.softplus(at_least_float32(self.sigma)).clamp(min=FLOOR)
+
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """Return the matrices of queries and keys (h, d_h, d_h), float32 or better."""
+        width = self.sigma.shape[-1]
+        u, v = (matrix_exponential(skew_matrix(at_least_float32(x), width)) for x in (self.u, self.v))
+        scales = self.scales()[:, None]
+        of_queries = exact_product(u * scales, v.mT)
+        return of_queries, of_queries if self.key == "same" else exact_product(u / scales, v.mT)
+
+    def transform(self, pos: Positions) -> HeadLinear:
+        """Return the map of queries and keys, of all tokens; `pos` is the key of its cache."""
+        return HeadLinear(*self._kept(self, pos, self.matrices))
+
+    def extra_repr(self) -> str:
+        """Return the options for `repr`."""
+        return f"{self.sigma.shape[0]}, {self.sigma.shape[1]}, key={self.key!r}"
+
+
+def fold_rows(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Return the weight (h d_h, c) or bias (h d_h,) of a projection whose output is multiplied by `matrices`.
+
+    The product is computed in float64 and returned in the dtype of `rows`.
+    """
+    by_head = rows.double().reshape(matrices.shape[0], matrices.shape[1], -1)
+    return (matrices.double() @ by_head).reshape(rows.shape).to(rows.dtype)
