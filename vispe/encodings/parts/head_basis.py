@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.attention.precision import at_least_float32, exact_product
+from vispe.attention.precision import exact_product
 from vispe.attention.transform.head_linear import HeadLinear
 from vispe.encodings.parts.eval_cache import Kept
 from vispe.encodings.parts.skew_symmetric import matrix_exponential, skew_matrix
@@ -53,13 +53,16 @@ class HeadBasis(nn.Module):
 
     def scales(self) -> Tensor:
         """Return the diagonal of S (h, d_h), float32 or better."""
-        return F.softplus(at_least_float32(self.sigma)).clamp(min=FLOOR)
+        return self._scales(torch.promote_types(self.sigma.dtype, torch.float32))
 
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """Return the matrices of queries and keys (h, d_h, d_h), float32 or better."""
-        width = self.sigma.shape[-1]
-        u, v = (matrix_exponential(skew_matrix(at_least_float32(x), width)) for x in (self.u, self.v))
-        scales = self.scales()[:, None]
+    def _scales(self, dtype: torch.dtype) -> Tensor:
+        return F.softplus(self.sigma.to(dtype)).clamp(min=FLOOR)
+
+    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return the matrices of queries and keys (h, d_h, d_h), in `dtype` or better."""
+        width, dtype = self.sigma.shape[-1], torch.promote_types(self.sigma.dtype, dtype)
+        u, v = (matrix_exponential(skew_matrix(x.to(dtype), width)) for x in (self.u, self.v))
+        scales = self._scales(dtype)[:, None]
         of_queries = exact_product(u * scales, v.mT)
         return of_queries, of_queries if self.key == "same" else exact_product(u / scales, v.mT)
 
