@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vispe.encodings.attention_layer import Attention
-from vispe.encodings.base import Encoding
+from vispe.encodings.base import Biased, Encoding, Rotary
 from vispe.encodings.parts.head_basis import fold_rows
 from vispe.encodings.parts.rope import RopeBase
-from vispe.encodings.registry import create_encoding
+from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
-from vispe.hosts.common.convert import converted_models, state_of
+from vispe.hosts.common.convert import converted_models
 from vispe.hosts.convert import convert
 from vispe.hosts.unwrap import unwrap
 
@@ -35,9 +35,19 @@ SUPPORTED = {
     "VideoMaeAttention",
     "JepaAttention",
     "PackedAttention",
+    "SamAttention",
+    "SwinAttention",
+    "ShiftedAttention",
+    "GlobalAttention",
+    "VolumeWindowAttention",
+    "HubSamAttention",
+    "HubSam3Attention",
+    "VitDetAttention",
+    "HubSwinAttention",
 }
+DECOMPOSED = ("use_rel_pos", "use_relative_position_embeddings")  # biases that read queries, where in use
 NORMS = ("q_norm", "k_norm", "ln_q", "ln_k")
-BASIS = ("basis", "basis_key")
+GATED = {"cable", "distance_bank", "fox", "pape"}  # they read the input of attention, not queries and keys
 
 
 class _Rows(NamedTuple):
@@ -68,24 +78,23 @@ def fold(model: M) -> M:
 
     Raises:
         OptionError: no encoding has a learned basis.
-        UnsupportedCombination: queries and keys are normalised or rotated between the projection and the basis, or key
-            heads are shared by query heads.
+        UnsupportedCombination: queries and keys are normalised between the projection and the basis, another encoding
+            reads them, or key heads are shared by query heads.
         UnsupportedHost: the projections of a layer are not plain linear layers.
     """
     wrapper, model = model, unwrap(model, "fold")
     layers = list(_layers(model))
     if not layers:
         raise OptionError(
-            f"vispe.fold: no encoding of the {type(model).__name__} has a learned basis. Fold models with "
-            "basis='head', such as 'rope_axial(basis=head)'."
+            f"vispe.fold: no encoding has a learned basis, got a {type(model).__name__}. Convert the model to one with "
+            "basis='head', such as 'rope_axial(basis=head)', and train it."
         )
-    for path, converted in converted_models(model):
-        if (state := state_of(converted)) and state.keep_rope:
-            raise UnsupportedCombination(
-                f"vispe.fold: {path or type(model).__name__} has a rotary embedding of its own in use, which rotates "
-                "queries and keys before the basis. Convert it without keep_rope."
-            )
-    plan = [rows for path, layer, part in layers for rows in _rows(path, layer, part)]
+    shared = [e for _, converted in _converted(model) for e in converted._vispe_shared()]
+    plan = [
+        rows
+        for path, layer, part in layers
+        for rows in _rows(path, layer, part, [*layer.pos_enc.parts(), *shared])
+    ]
     if len({(id(p.tensor), p.rows.start) for p in plan}) < len(plan):
         raise UnsupportedHost(
             "vispe.fold: attention layers share their projections, but have separate bases."
@@ -93,12 +102,17 @@ def fold(model: M) -> M:
     with torch.no_grad():
         for tensor, rows, matrices in plan:
             tensor[rows] = fold_rows(tensor[rows], matrices)
-    for _, converted in converted_models(model):
+    for _, converted in _converted(model):
         _convert_without_basis(converted)
     for _, layer, _ in layers:
         if isinstance(layer, Attention):
             layer.pos_enc = _without_basis(layer.pos_enc)
     return wrapper
+
+
+def _converted(model: nn.Module) -> list[tuple[str, Any]]:
+    """Return path and module of every converted model in a module."""
+    return [*converted_models(model)]
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any, RopeBase]]:
@@ -110,13 +124,27 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any, RopeBase]]:
                 yield path, module, part
 
 
-def _rows(path: str, layer: Any, encoding: RopeBase) -> list[_Rows]:
-    """Return the rows of the projections of a layer."""
+def _reads_queries(encoding: Encoding) -> bool:
+    inside = isinstance(encoding, Biased | Rotary)
+    return inside and "content" in encoding.knows and encoding.name not in GATED
+
+
+def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) -> list[_Rows]:
+    """Return the rows of the projections of a layer whose attention has the encodings `parts`."""
     names = {c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("vispe.")}
     if not names & SUPPORTED:
         raise UnsupportedHost(
             f"vispe.fold: {path} has no separate projections of queries and keys, got {type(layer).__name__}. Use the "
             "model without folding."
+        )
+    readers = [e.name for e in parts if _reads_queries(e)]
+    site = getattr(layer, "vispe_site", None)
+    if site is not None and site.keep and any(getattr(layer, name, False) for name in DECOMPOSED):
+        readers.append("the relative bias of the model")
+    if readers:
+        raise UnsupportedCombination(
+            f"vispe.fold: {path} has {', '.join(readers)}, which would read other queries and keys. Use the model "
+            "without folding."
         )
     normalised = [n for n in NORMS if not isinstance(getattr(layer, n, None), nn.Identity | None)]
     if normalised or getattr(layer, "logit_scale", None) is not None:
@@ -171,19 +199,26 @@ def _tensors(path: str, layer: Any, index: int) -> Iterator[tuple[Tensor, bool]]
 def _without_basis(encoding: Any) -> Encoding:
     """Return an equal encoding without a basis, with the same weights."""
     first = next(encoding.parameters())
-    terms = [{k: v for k, v in part.config.items() if k not in BASIS} for part in encoding.parts()]
+    terms = [_plain(part.config) for part in encoding.parts()]
     folded = create_encoding(terms if len(terms) > 1 else terms[0]).to(first.device, first.dtype)
     for old, new in zip(encoding.parts(), folded.parts(), strict=True):
         _copy(old, new)
     return folded
 
 
+def _plain(term: dict[str, Any]) -> dict[str, Any]:
+    """Return the term of an encoding without its basis."""
+    if not issubclass(encoding_class(term["name"]), RopeBase):
+        return term
+    return {key: value for key, value in term.items() if key not in ("basis", "basis_key")}
+
+
 def _convert_without_basis(model: Any) -> None:
     """Convert a converted model again, to its encodings without a basis, with the same weights."""
     state, before = model.vispe, _parts(model)
-    if not any(term.get("basis") == "head" for term in state.spec):
+    terms = [_plain(term) for term in state.spec]
+    if terms == state.spec:
         return
-    terms = [{k: v for k, v in term.items() if k not in BASIS} for term in state.spec]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they were issued by the first conversion
         convert(model, terms, keep_abs=state.keep_abs)

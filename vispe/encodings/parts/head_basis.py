@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -66,6 +67,16 @@ class HeadBasis(nn.Module):
         of_queries = exact_product(u * scales, v.mT)
         return of_queries, of_queries if self.key == "same" else exact_product(u / scales, v.mT)
 
+    def condition_numbers(self) -> Tensor:
+        """Return the ratio of the largest to the smallest entry of S for each head (h,); 1 for rotations."""
+        scales = self.scales().detach()
+        return scales.amax(-1) / scales.amin(-1)
+
+    def angles(self) -> Tensor:
+        """Return the largest angle by which U rotates a plane of channels of each head (h,), in degrees."""
+        u = skew_matrix(self.u.detach().to(self.scales().dtype), self.sigma.shape[-1])
+        return torch.linalg.eigvals(matrix_exponential(u)).angle().abs().amax(-1).rad2deg()
+
     def transform(self, pos: Positions) -> HeadLinear:
         """Return the map of queries and keys, of all tokens; `pos` is the key of its cache."""
         return HeadLinear(*self._kept(self, pos, self.matrices))
@@ -73,6 +84,18 @@ class HeadBasis(nn.Module):
     def extra_repr(self) -> str:
         """Return the options for `repr`."""
         return f"{self.sigma.shape[0]}, {self.sigma.shape[1]}, key={self.key!r}"
+
+
+def describe_bases(bases: Sequence[HeadBasis]) -> list[str]:
+    """Return one line with the range of the rotations U, and one per layer with the condition number of each head."""
+    if not bases or bases[0].u.is_meta:
+        return []
+    angles = torch.stack([basis.angles() for basis in bases])
+    lines = [f"learned bases: U rotates by up to {angles.min():.1f} to {angles.max():.1f} degrees per head"]
+    for layer, basis in enumerate(bases):
+        numbers = " ".join(f"{number:.2f}" for number in basis.condition_numbers().tolist())
+        lines.append(f"  layer {layer}: condition number of M per head {numbers}")
+    return lines
 
 
 def fold_rows(rows: Tensor, matrices: Tensor) -> Tensor:
