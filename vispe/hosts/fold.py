@@ -131,8 +131,8 @@ def _reads_queries(encoding: Encoding) -> bool:
 
 def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) -> list[_Rows]:
     """Return the rows of the projections of a layer whose attention has the encodings `parts`."""
-    names = {c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("vispe.")}
-    if not names & SUPPORTED:
+    classes = {c.__name__ for c in type(layer).__mro__ if c.__module__.startswith("vispe.")}
+    if not classes & SUPPORTED:
         raise UnsupportedHost(
             f"vispe.fold: {path} has no separate projections of queries and keys, got {type(layer).__name__}. Use the "
             "model without folding."
@@ -179,8 +179,8 @@ def _tensors(path: str, layer: Any, index: int) -> Iterator[tuple[Tensor, bool]]
     elif getattr(layer, "qkv", None) is not None:
         linears = [(layer.qkv, True)]
     else:
-        names = ("q_proj", "k_proj") if hasattr(layer, "q_proj") else ("query", "key")
-        linears = [(getattr(layer, names[index], None), False)]
+        pair = ("q_proj", "k_proj") if hasattr(layer, "q_proj") else ("query", "key")
+        linears = [(getattr(layer, pair[index], None), False)]
     for linear, fused in linears:
         if type(linear) is not nn.Linear:
             raise UnsupportedHost(
