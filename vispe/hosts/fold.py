@@ -89,7 +89,7 @@ def fold(model: M) -> M:
             f"vispe.fold: no encoding has a learned basis, got a {type(model).__name__}. Convert the model to one with "
             "basis='head', such as 'rope_axial(basis=head)', and train it."
         )
-    shared = [e for _, converted in _converted(model) for e in converted._vispe_shared()]
+    shared = [e for _, converted in converted_models(model) for e in converted._vispe_shared()]
     plan = [
         rows
         for path, layer, part in layers
@@ -102,17 +102,12 @@ def fold(model: M) -> M:
     with torch.no_grad():
         for tensor, rows, matrices in plan:
             tensor[rows] = fold_rows(tensor[rows], matrices)
-    for _, converted in _converted(model):
+    for _, converted in converted_models(model):
         _convert_without_basis(converted)
     for _, layer, _ in layers:
         if isinstance(layer, Attention):
             layer.pos_enc = _without_basis(layer.pos_enc)
     return wrapper
-
-
-def _converted(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return path and module of every converted model in a module."""
-    return [*converted_models(model)]
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any, RopeBase]]:
@@ -154,7 +149,7 @@ def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) 
         )
     with torch.no_grad():
         of_queries, of_keys = encoding.head_basis.matrices(torch.float64)
-    found: list[_Rows] = []
+    plan: list[_Rows] = []
     inner = of_queries.shape[0] * of_queries.shape[1]
     for index, matrices in enumerate((of_queries, of_keys)):
         for tensor, fused in _tensors(path, layer, index):
@@ -165,8 +160,8 @@ def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) 
                     "model without folding."
                 )
             start = index * inner if fused else 0
-            found.append(_Rows(tensor, slice(start, start + inner), matrices))
-    return found
+            plan.append(_Rows(tensor, slice(start, start + inner), matrices))
+    return plan
 
 
 def _tensors(path: str, layer: Any, index: int) -> Iterator[tuple[Tensor, bool]]:
@@ -229,12 +224,12 @@ def _convert_without_basis(model: Any) -> None:
 
 def _parts(model: Any) -> dict[tuple[str, str, int], Encoding]:
     """Return all encodings of a converted model, by path, name and number."""
-    found: dict[tuple[str, str, int], Encoding] = {}
+    encodings: dict[tuple[str, str, int], Encoding] = {}
     for path, encoding in model._vispe_paths():
         for part in encoding.parts():
-            number = sum(key[:2] == (path, part.name) for key in found)
-            found[path, part.name, number] = part
-    return found
+            number = sum(key[:2] == (path, part.name) for key in encodings)
+            encodings[path, part.name, number] = part
+    return encodings
 
 
 def _copy(old: Encoding, new: Encoding) -> None:
