@@ -10,6 +10,7 @@ from torch import nn
 import vispe
 from tests.hosts.helpers import shake
 from tests.hosts.test_unused_parameters import HOSTS
+from tests.hosts.windows import common as windows
 from vispe import create_encoding, list_encodings
 from vispe.encodings.base import Biased, Rotary
 from vispe.encodings.registry import encoding_class
@@ -47,6 +48,22 @@ def moved(model):
 def output(model, x=X):
     out = model(x)
     return getattr(out, "last_hidden_state", out)
+
+
+def tensors(out):
+    out = [out] if isinstance(out, torch.Tensor) else out if isinstance(out, tuple) else list(out.values())
+    return [value for value in out if isinstance(value, torch.Tensor)]
+
+
+@pytest.mark.parametrize("host", ["timm_sam", "hub_swin", "hub_vitdet", "hub_sam3"])
+def test_outputs_of_windowed_models_are_unchanged(host):
+    make, side = windows.MODELS[host][:2]
+    model = moved(vispe.convert(make(), SPEC))
+    x = torch.randn(1, 3, side, side).double()
+    with torch.no_grad():
+        before = tensors(model(x))
+        for found, expected in zip(tensors(vispe.fold(model)(x)), before, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", [SPEC, "rope_axial(basis=head,basis_key=same)+alibi2d(slopes=learned)"])
