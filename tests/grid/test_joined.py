@@ -148,3 +148,20 @@ def test_errors():
         pos.cells()
     with pytest.raises(ShapeError, match="jitter draws positions for the cells of one grid"):
         vispe.create_encoding("jitter").train().prepare(pos)
+
+
+def test_alibi2d_on_slide_coordinates_equals_a_grid_with_gaps():
+    """Tiles of tissue at pixel coordinates far from the corner of the slide, in any order."""
+    spec = "alibi2d(slopes=alibi,normalize=none,wrap=false)"
+    torch.manual_seed(0)
+    attention = vispe.Attention(64, 4, spec).eval()
+    cells = torch.randperm(900, generator=torch.Generator().manual_seed(1))[:420]
+    rows_columns = torch.stack([cells // 30, cells % 30], -1)
+    x = torch.randn(1, 420, 64)
+    expected = attention(x, Grid((30, 30)).positions().gather(cells[None]))
+    for offset in (0, 1_000_000):
+        pixels = rows_columns * 512 + offset
+        free = Positions(((pixels - pixels.amin(0)) / 512).float()[None])
+        torch.testing.assert_close(attention(x, free), expected, rtol=1e-5, atol=1e-5)
+    tissue = Positions((rows_columns.float() + 2000)[None])
+    torch.testing.assert_close(attention(x, tissue), expected, rtol=1e-5, atol=1e-5)

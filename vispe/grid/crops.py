@@ -34,7 +34,7 @@ def crop_positions(
         levels: magnification divisor of each crop: a pixel of level 4 covers 4 x 4 pixels of level 1.
         boxes: (b or 1, crops, 2, axes), float32 or float64: centres of the first and last pixel of each crop. By
             default, all crops are centred at 0.
-        edges: 'centres' places patches at their true centres; 'box' puts the first and last patch of each axis on the
+        edges: 'centres' uses the true centres of patches; 'box' puts the first and last patch of each axis on the
             first and last pixel of the box, as the released code does (a single patch on the first pixel). The distance
             of patches is then level * (size - 1) / (patches - 1), not level * patch_size. Pixels beyond the last whole
             patch are then ignored, as there.

@@ -120,9 +120,9 @@ class RopeMuvit(Rotary):
         self._need_axes(pos)
 
         def make() -> tuple[Tensor, Tensor]:
-            placed = pos if self.spacing is None else pos.spaced(self.spacing)
+            spaced = pos if self.spacing is None else pos.spaced(self.spacing)
             freqs = [at_least_float32(f)[None] for f in self.frequencies()]
-            angle = axial_angles(placed.coords, freqs, range(self.axes), sum(self.axis_dims) // 2)
+            angle = axial_angles(spaced.coords, freqs, range(self.axes), sum(self.axis_dims) // 2)
             angle = angle * pos.spatial[:, None, :, None]
             return angle.cos(), angle.sin()
 
