@@ -160,6 +160,11 @@ class RopeBase(Rotary):
                 f"reference={list(self.reference)} has no effect with schedule={self.schedule!r}, "
                 f"logit_scale={self.logit_scale!r}. Omit it."
             )
+        if self.schedule == "align_corners" and self._own_schedule != "none":
+            raise OptionError(
+                f"schedule='align_corners' needs patch indices, but {self.name} reads fractions of the field. "
+                "Use schedule='rescale'."
+            )
 
     @property
     def _own_schedule(self) -> Schedule:
@@ -219,17 +224,21 @@ class RopeBase(Rotary):
             factor = at_least_float32(self.sharpness)[:, None, None] * factor  # (b or 1, h, 1, 1)
         return Chain(rotation, Affine(q_mul=factor))
 
-    def _rotation(self, pos: Positions, layer: int) -> PairRotation:
+    def _rotation(self, pos: Positions, layer: int) -> Transform:
         """Return the rotation; computed once for all blocks unless it depends on draws or parameters."""
 
         def make() -> tuple[Tensor, Tensor]:
             return self._tables(pos, layer)
 
         if "rope" in pos.attrs:
-            return PairRotation(*make(), self.layout)
+            return self._rotate_by(*make())
         if self.learned:
-            return PairRotation(*self._kept(self, pos, make), self.layout)
-        return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
+            return self._rotate_by(*self._kept(self, pos, make))
+        return pos.remember(self._key, lambda: self._rotate_by(*make()))
+
+    def _rotate_by(self, cos: Tensor, sin: Tensor) -> Transform:
+        """Return the transform of tables from `_tables`."""
+        return PairRotation(cos, sin, self.layout)
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         angle = self.angles(pos, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)

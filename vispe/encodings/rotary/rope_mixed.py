@@ -42,7 +42,8 @@ class RopeMixed(RopeBase):
         rotated: fraction of the head channels that are rotated; the others carry content only.
         spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
-            maps them onto the training grid, 'pi' does so for larger grids only, 'yarn' stretches only pairs of less
+            maps them onto the training grid, 'align_corners' maps the first and last patch onto those of the training
+            grid, 'pi' rescales larger grids only, 'yarn' stretches only pairs of less
             than one turn in the training grid. ('ntk' is for frequencies in order.)
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
