@@ -67,6 +67,9 @@ class Sections(Transform):
             raise ShapeError(
                 f"Sections covers {covered} channels, but head_dim is {x.shape[-1]}. Use fewer or smaller sections."
             )
-        sizes = [size for size, _ in self.sections] + [rest] * bool(rest)
-        transforms = [transform for _, transform in self.sections] + [Transform()] * bool(rest)
-        return list(zip(transforms, x.split(sizes, -1), strict=True))
+        parts: list[tuple[Transform, Tensor]] = []
+        start = 0
+        for size, transform in (*self.sections, (rest, Transform())):
+            parts.append((transform, x[..., start : start + size]))
+            start += size
+        return parts
