@@ -40,16 +40,18 @@ class PRoPE(Rotary):
     with P = K E, so that logits depend on P_i P_j^-1                                arXiv 2507.10496
 
     The first half of the d channels of a head is multiplied by P in groups of 4, a quarter is rotated by the column x
-    of the patch and a quarter by its row y, each in pairs (i, i + d / 8). Cameras are read from `Positions.attrs`:
+    of the patch and a quarter by its row y, each in pairs (i, i + d / 8).
 
-    - ``'extrinsic'``: E, camera from world, (b or 1, views, 4, 4), tokens in view-major order; or `PerToken` with
-      (b or 1, n, 4, 4). Without it all tokens belong to one view, whose P cancels.
-    - ``'intrinsic'``: K in pixels, (b or 1, views, 3, 3) or `PerToken`. Without it P = E, as in `gta`.
-    - ``'image_size'``: (height, width) of every view in pixels, required with intrinsics; (1, 1) if they are already
-      divided by it. Crops and flips of the images change K.
+    Poses are read from ``Positions.attrs['extrinsic']``: E, camera from world, (b or 1, views, 4, 4) with tokens in
+    view-major order, or `PerToken` with (b or 1, n, 4, 4). Without poses all tokens belong to one view and P cancels.
+    Divide translations by their mean length first: P is not a rotation, so the unit of length scales the logits.
+
+    ``Positions.attrs['intrinsic']`` has the intrinsics K in pixels, (b or 1, views, 3, 3) or `PerToken`, and
+    ``Positions.attrs['image_size']`` the (height, width) of every view in pixels; (1, 1) if K is already divided by it.
+    Crops and flips of the images change K. Without intrinsics P = E, as in `gta`.
 
     Several views have the positions of ``Grid((views, rows, columns))``, or free coordinates (row, column) within each
-    view. Divide translations by their mean length first: P is not a rotation, so the unit of length scales the logits.
+    view.
 
     Args:
         dim: width of the tokens; its channels per head are d, a multiple of 8 in the paper. Other widths of 4 or more
