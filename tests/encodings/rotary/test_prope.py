@@ -314,3 +314,17 @@ def test_cameras_must_be_set_before_tokens_are_dropped():
     )
     with pytest.raises(ShapeError, match="before tokens are dropped"):
         encoding.transform(pos, 0)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_cameras_compile_as_one_graph(prepared):
+    encoding = create_encoding("prope", dim=8, num_heads=1)
+    attrs = {"extrinsic": extrinsics(2).float(), "intrinsic": intrinsics(2).float(), "image_size": (20, 30)}
+    pos = Grid((2, 1, 3)).positions().replace(attrs=attrs)
+    pos = encoding.prepare(pos) if prepared else pos
+    q = torch.randn(1, 1, 6, 8)
+
+    def run(q):
+        return vispe.attention(q, q, q, transform=encoding.transform(pos, 0))
+
+    torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(q), run(q))

@@ -113,19 +113,20 @@ class PRoPE(Rotary):
 
     def _assigned(self, pos: Positions) -> dict[str, Any]:
         """Return the attributes with one matrix per token instead of one per view."""
-        attrs, views = dict(pos.attrs), set[int]()
+        attrs: dict[str, Any] = dict(pos.attrs)
+        views: list[int] = []
         for name, facts in CAMERAS.items():
             matrices = attrs.get(name)
             if isinstance(matrices, Tensor):
                 attrs[name] = per_token(pos, matrices, *facts)
                 _check_invertible(name, matrices)
-                views.add(matrices.shape[1])
-        if len(views) > 1:
+                views.append(matrices.shape[1])
+        count = views[0] if views else 1
+        if views and views[-1] != count:
             raise ShapeError(
                 f"prope needs one pose and one intrinsic matrix per view, got {EXTRINSIC} and {INTRINSIC} of "
-                f"{' and '.join(map(str, sorted(views)))} views."
+                f"{count} and {views[-1]} views."
             )
-        count = max(views, default=1)
         rows_per_view = pos.grid is None or pos.grid.shape[0] == count if pos.axes == 3 else pos.grid is None
         if count > 1 and not rows_per_view:
             raise ShapeError(
@@ -140,7 +141,8 @@ class PRoPE(Rotary):
         Raises:
             ShapeError: intrinsics come without poses or without the size of the images, or shapes do not fit.
         """
-        extrinsic, intrinsic = (self._assigned(pos).get(name) for name in CAMERAS)
+        attrs = self._assigned(pos)
+        extrinsic, intrinsic = attrs.get(EXTRINSIC), attrs.get(INTRINSIC)
         if extrinsic is None:
             if intrinsic is not None:
                 raise ShapeError(
