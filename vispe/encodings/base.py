@@ -326,6 +326,14 @@ class Biased(Encoding):
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
         return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
 
+    def query_factor(self, pos: Positions, layer: int) -> Tensor | None:
+        """Return the factor of the queries (b or 1, h or 1, n or 1, 1) in block `layer`, or None.
+
+        It scales the product of queries and keys, not the bias.
+        """
+        del pos, layer
+        return None
+
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
         """Return the term added to the attention output in block `layer`, or None."""
         del pos, layer
