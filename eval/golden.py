@@ -1,4 +1,4 @@
-"""Write eval/results/golden.json: every golden case, its status, and the encodings that it was run through.
+"""Write eval/results/golden.json: every golden case, its status, its origin, and the encodings that it was run through.
 
 python eval/golden.py
 """
@@ -13,7 +13,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.golden.runner import run_case  # noqa: E402  (tests are not installed)
+from tests.golden.case import Case  # noqa: E402  (tests are not installed)
+from tests.golden.runner import run_case  # noqa: E402
 from vispe.encodings.base import Encoding  # noqa: E402
 from vispe.encodings.registry import list_encodings  # noqa: E402
 
@@ -32,11 +33,23 @@ def main() -> None:
     cases = {}
     for path in sorted((ROOT / "tests" / "golden" / "vectors").glob("*.npz")):
         built.clear()
-        status = run_case(path).status
+        status, of_authors = run_case(path).status, by_authors(Case(path).meta["source"])
         family = path.stem.partition("__")[0]
-        cases[path.stem] = {"status": status, "encodings": sorted((built | {family}) & names)}
+        cases[path.stem] = {
+            "status": status,
+            "authors": of_authors,
+            "encodings": sorted((built | {family}) & names),
+        }
     OUT.write_text(json.dumps(cases, indent=1) + "\n")
     print(f"{len(cases)} cases, {sum(c['status'] != 'PASS' for c in cases.values())} not passed")
+
+
+def by_authors(source: dict[str, Any]) -> bool:
+    """Whether values were computed with released code, not by our evaluation of a formula."""
+    formula = any(
+        word.startswith(("own ", "formula")) or "own evaluation" in word for word in source["symbols"]
+    )
+    return source["commit"] not in (None, "none") and not formula
 
 
 if __name__ == "__main__":

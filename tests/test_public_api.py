@@ -26,6 +26,7 @@ PUBLIC = [
     "describe",
     "encoding_info",
     "explain",
+    "fold",
     "from_pretrained",
     "list_encodings",
     "plot_bias",

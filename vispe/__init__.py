@@ -23,6 +23,7 @@ from vispe.version import __version__ as __version__
 if TYPE_CHECKING:
     from vispe.hosts.common.block_loops import positions_for
     from vispe.hosts.convert import convert, describe, restore
+    from vispe.hosts.fold import fold
     from vispe.hosts.transformers.saving.loading import from_pretrained
     from vispe.symmetry.symmetrization import symmetrize
 
@@ -44,6 +45,7 @@ __all__ = [
     "describe",
     "encoding_info",
     "explain",
+    "fold",
     "from_pretrained",
     "list_encodings",
     "plot_bias",
@@ -60,6 +62,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "convert": "vispe.hosts.convert",
         "describe": "vispe.hosts.convert",
+        "fold": "vispe.hosts.fold",
         "from_pretrained": "vispe.hosts.transformers.saving.loading",
         "positions_for": "vispe.hosts.common.block_loops",
         "restore": "vispe.hosts.convert",

@@ -155,7 +155,10 @@ def on_grid(schedule, scale, length=16.0, dim=32, base=100.0, cell=1.0):
 
 
 @quick
-@given(scale=st.floats(0.2, 8), schedule=st.sampled_from(["none", "rescale", "pi", "ntk", "yarn"]))
+@given(
+    scale=st.floats(0.2, 8),
+    schedule=st.sampled_from(["none", "rescale", "align_corners", "pi", "ntk", "yarn"]),
+)
 def test_grid_schedules(scale, schedule):
     freqs, made = on_grid(schedule, scale)
     more = max(scale, 1.0)
@@ -166,14 +169,26 @@ def test_grid_schedules(scale, schedule):
         rule = {
             "none": w,
             "rescale": w / scale,
+            "align_corners": w * 15 / (16 * scale - 1),
             "pi": w / more,
             "ntk": w / more ** (i / 15),
             "yarn": w * (1 - blend) + w / more * blend,
         }
         wanted.append(rule[schedule])
     torch.testing.assert_close(made, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=0)
-    if schedule not in ("none", "rescale") and scale <= 1:
+    if schedule not in ("none", "rescale", "align_corners") and scale <= 1:
         assert torch.equal(made, freqs)
+
+
+@pytest.mark.parametrize("trained", [1, 7, 49])
+def test_align_corners_maps_the_last_patch_to_the_last_and_a_single_one_to_0(trained):
+    for now in (1, 2, 49):
+        scale = torch.tensor(now / trained, dtype=torch.float64)
+        made = fr.grid_frequencies(
+            torch.ones(2), "align_corners", scale, torch.tensor(trained * 0.5), cell=torch.tensor(0.5)
+        )
+        torch.testing.assert_close(made * (now - 1), torch.full((2,), float(trained - 1) * (now > 1)))
+        assert now > 1 or (made == 0).all()
 
 
 def test_ntk_of_a_grid_is_the_ntk_base():
@@ -237,7 +252,7 @@ def test_grid_schedules_broadcast_and_keep_gradients():
         (
             lambda: on_grid("linear", 2.0),
             OptionError,
-            "schedule must be one of none, rescale, pi, ntk, yarn, got",
+            "schedule must be one of none, rescale, align_corners, pi, ntk, yarn, got",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.chain import Calibrate, Chain
+from vispe.attention.transform.channel_tables import ChannelTables
 from vispe.attention.transform.expand import Expand
 from vispe.attention.transform.pairs import PairRotation
 
@@ -29,6 +30,7 @@ __all__ = [
     "BlockTransform",
     "Calibrate",
     "Chain",
+    "ChannelTables",
     "ContextBias",
     "DenseBias",
     "DistanceBias",

@@ -145,11 +145,14 @@ class Encoding(nn.Module):
 
     def _need_start(self, pos: Positions, what: str = "looks up cells of the grid") -> None:
         """Raise `ShapeError` for a grid with another origin, which this encoding would ignore."""
-        if pos.grid is not None and pos.grid.origin != "start":
-            raise ShapeError(
-                f"{self.name} {what}, which origin={pos.grid.origin!r} does not change, got {pos}. Use origin='start' "
-                "or an encoding of raw coordinates, such as sincos2d or rope_axial."
-            )
+        if pos.grid is None or (pos.grid.origin == "start" and pos.grid.offset is None):
+            return
+        option = "origin" if pos.grid.origin != "start" else "offset"
+        fix = "Use origin='start'" if option == "origin" else "Omit offset"
+        raise ShapeError(
+            f"{self.name} {what}, which {option}={getattr(pos.grid, option)!r} does not change, got {pos}. {fix} "
+            "or use an encoding of raw coordinates, such as sincos2d or rope_axial."
+        )
 
     @property
     def per_layer(self) -> bool:
@@ -324,6 +327,14 @@ class Biased(Encoding):
             return None
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
         return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
+
+    def query_factor(self, pos: Positions, layer: int) -> Tensor | None:
+        """Return the factor of the queries (b or 1, h or 1, n or 1, 1) in block `layer`, or None.
+
+        It scales the product of queries and keys, not the bias.
+        """
+        del pos, layer
+        return None
 
     def value_term(self, pos: Positions, layer: int) -> ValueTerm | None:
         """Return the term added to the attention output in block `layer`, or None."""

@@ -12,6 +12,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.transform.abstract_transform import Transform
+from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.chain import Chain
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.parts.preparation import prepare
@@ -146,14 +147,18 @@ def bias_of(
 def transform_of(
     encodings: Sequence[Encoding], pos: Positions, layer: int, x: Tensor | None = None
 ) -> Transform | None:
-    """Return the transform of queries and keys in block `layer`, calibrations before the rotation, or None.
+    """Return the transform of queries and keys in block `layer`, or None.
+
+    Factors of queries come first, then calibrations, then the rotation.
 
     Raises:
         UnsupportedCombination: an encoding uses several softmaxes and therefore has several transforms.
     """
     _refuse_branches(encodings)
     rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.scales_channels)
-    transforms = [e.transform(pos, layer, x) for e in rotary]
+    factors = [e.query_factor(pos, layer) for e in encodings if isinstance(e, Biased)]
+    transforms: list[Transform] = [Affine(q_mul=factor) for factor in factors if factor is not None]
+    transforms += [e.transform(pos, layer, x) for e in rotary]
     return Chain(*transforms) if len(transforms) > 1 else transforms[0] if transforms else None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -29,10 +30,13 @@ class Grid:
             the newest frame of a video is always 0; 'centre', the middle of the grid, so that rotations by 90 degrees
             and flips only permute coordinates and change signs. Encodings of coordinates use it; encodings that look up
             cells, or fractions of the extent, do not support it and raise.
+        offset: physical coordinates of `origin`, added to all coordinates, for grids in one coordinate system
+            (`Positions.joined`); 0 by default. Encodings that do not support other origins do not support it.
 
     Raises:
         ShapeError: an axis is empty, there are more than 3 axes, or the lengths of the arguments differ.
-        OptionError: `spacing` is not one positive number per axis, or `origin` is unknown.
+        OptionError: `spacing` is not one positive number per axis, `offset` is not one number per axis, or `origin` is
+            unknown.
 
     Example:
         >>> Grid((4,), origin="centre").positions().coords.flatten().tolist()
@@ -44,6 +48,7 @@ class Grid:
     spacing: tuple[float, ...] | None = None
     reference: tuple[int, ...] | None = None
     origin: Origin = "start"
+    offset: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         shape = _as_shape(self.shape, "shape")
@@ -59,6 +64,8 @@ class Grid:
                     f"Grid needs a reference with one number per axis of shape={shape}, got reference={reference}."
                 )
             object.__setattr__(self, "reference", reference)
+        if self.offset is not None:
+            object.__setattr__(self, "offset", _as_offset(self.offset, len(shape)))
         if self.origin not in get_args(Origin):
             raise OptionError(f"origin must be one of {', '.join(get_args(Origin))}, got {self.origin!r}.")
 
@@ -92,6 +99,8 @@ class Grid:
         cell = torch.tensor(spacing, dtype=torch.float32, device=device)
         # the first and last token are opposite corners
         extent = (coords[-1] - coords[0]).abs() + cell
+        if self.offset is not None:
+            coords = coords + coords.new_tensor(self.offset)
         spatial = coords.new_ones(coords.shape[0], dtype=torch.bool)
         # prefix tokens come first, at coordinate 0 and without a position
         if self.prefix:
@@ -99,7 +108,7 @@ class Grid:
             spatial = torch.cat([spatial.new_zeros(self.prefix), spatial])
         pos = Positions(coords[None], spatial[None], extent[None], cell=cell[None], grid=self)
         # other origins have coordinates that differ from cells
-        pos.in_place = self.origin == "start"
+        pos.in_place = self.origin == "start" and self.offset is None
         return pos
 
     def _line(self, cells: Tensor, n: int) -> Tensor:
@@ -209,7 +218,33 @@ class Positions:
 
     def __repr__(self) -> str:
         suffix = "" if self.index is None else ", tokens dropped"
+        if "spacing" in self.attrs:
+            return f"Positions(coords={tuple(self.coords.shape)}, joined from several grids{suffix})"
         return f"Positions(coords={tuple(self.coords.shape)}, grid={self.grid}{suffix})"
+
+    @staticmethod
+    def joined(parts: Sequence[Positions | Grid]) -> Positions:
+        """Return the positions of the tokens of several grids in one sequence, in one coordinate system.
+
+        Coordinates are those of the parts, so `spacing` and `offset` of each grid must have one unit. For grids of one
+        field at several magnifications, use ``Grid(..., origin='centre', offset=centre)``: with origin='start', grids
+        share the centre of their first patch, not their corner. ``attrs['level']`` is the number of the part of each
+        token, ``attrs['spacing']`` its distance between neighbours; `cell` is the smallest one, `extent` the range of
+        all cells. Encodings that need a grid raise; all that read coordinates accept it.
+
+        Args:
+            parts: positions or grids with equal numbers of axes, each with batch size b or 1. A `Grid` without
+                `offset` is centred at 0, whatever its origin.
+
+        Raises:
+            ShapeError: there are no parts, or their axes, batch sizes or devices differ, or they have attributes.
+
+        Example:
+            >>> fine, coarse = Grid((2,), spacing=(1,)), Grid((2,), spacing=(4,))
+            >>> Positions.joined([fine, coarse]).coords.flatten().tolist()
+            [-0.5, 0.5, -2.0, 2.0]
+        """
+        return _joined([_as_part(part) for part in parts])
 
     @property
     def axes(self) -> int:
@@ -246,9 +281,8 @@ class Positions:
             ShapeError: the positions are not from a grid.
         """
         if self.grid is None:
-            raise ShapeError(
-                "A bias table needs positions of a Grid, got free coordinates. Use grid.positions()."
-            )
+            what = "positions of several grids" if "spacing" in self.attrs else "free coordinates"
+            raise ShapeError(f"A bias table needs positions of a Grid, got {what}. Use grid.positions().")
         shape = self.grid.shape
 
         def make() -> Tensor:
@@ -303,8 +337,14 @@ class Positions:
 
         Raises:
             OptionError: `spacing` is not one positive number per axis.
+            ShapeError: the positions are joined from several grids.
         """
         spacing = as_spacing(spacing, self.axes)
+        if "spacing" in self.attrs:
+            raise ShapeError(
+                f"Positions joined from several grids have several spacings, got spacing={spacing}. Set the spacing "
+                "of each Grid instead."
+            )
 
         def make() -> Positions:
             step = self.cell.new_tensor(spacing)[None]
@@ -363,12 +403,64 @@ class PerToken:
         return PerToken(values, self.axes)
 
 
+def spacing_of(pos: Positions) -> Tensor:
+    """Return the distance between neighbouring cells at every token, (b or 1, n or 1, a)."""
+    spacing = pos.attrs.get("spacing")
+    return pos.cell[:, None] if spacing is None else spacing.values
+
+
+def _as_part(part: Positions | Grid) -> Positions:
+    if isinstance(part, Positions):
+        return part
+    return (replace(part, origin="centre") if part.offset is None else part).positions()
+
+
+def _joined(parts: list[Positions]) -> Positions:
+    if not parts:
+        raise ShapeError("Positions.joined needs at least one grid, got none.")
+    batch = max(len(p.coords) for p in parts)
+    first = parts[0]
+    for part in parts:
+        if (
+            part.axes != first.axes
+            or len(part.coords) not in (1, batch)
+            or part.attrs.keys() - {"spacing", "level", "corner"}
+        ):
+            raise ShapeError(
+                f"Positions.joined needs parts of equal axes, of batch size 1 or {batch} and without attributes, got "
+                f"{first} and {part} with attributes {sorted(part.attrs)}. Join grids before `prepare`."
+            )
+        if part.coords.device != first.coords.device:
+            raise ShapeError(
+                f"Positions.joined needs parts on one device, got {first.coords.device} and {part.coords.device}."
+            )
+    b = max(batch, *(len(t) for p in parts for t in (p.spatial, p.cell)))
+    coords = torch.cat([p.coords.expand(b, -1, -1) for p in parts], 1)
+    spatial = torch.cat([p.spatial.expand(b, -1) for p in parts], 1)
+    spacing = torch.cat([spacing_of(p).expand(b, p.tokens, -1) for p in parts], 1)
+    level = torch.cat([torch.full((p.tokens,), i, device=coords.device) for i, p in enumerate(parts)])
+    cell = torch.stack([p.cell.expand(b, -1) for p in parts]).amin(0)
+    no_position = ~spatial[..., None]
+    low = (coords - spacing / 2).masked_fill(no_position, float("inf")).amin(1)
+    high = (coords + spacing / 2).masked_fill(no_position, float("-inf")).amax(1)
+    attrs = {"spacing": PerToken(spacing, (1,)), "level": PerToken(level[None], (1,)), "corner": low}
+    return Positions(coords, spatial, high - low, cell=cell, attrs=attrs)
+
+
 def _extent(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
     """Return the range of the coordinates plus one cell along each axis, (b or 1, a), of tokens with a position."""
     no_position = ~spatial[..., None]
     low = coords.masked_fill(no_position, float("inf")).amin(1)
     high = coords.masked_fill(no_position, float("-inf")).amax(1)
     return (high - low).clamp(min=0) + cell
+
+
+def _as_offset(offset: Iterable[Any], axes: int) -> tuple[float, ...]:
+    values = tuple(offset)
+    numbers = [float(v) for v in values if not isinstance(v, bool) and isinstance(v, Real)]
+    if len(values) != axes or len(numbers) != axes or not all(map(math.isfinite, numbers)):
+        raise OptionError(f"offset must be one finite number for each of {axes} axes, got offset={offset!r}.")
+    return tuple(numbers)
 
 
 def _as_shape(shape: Iterable[Any], name: str) -> tuple[int, ...]:

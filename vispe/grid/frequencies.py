@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
 
-Schedule = Literal["none", "rescale", "pi", "ntk", "yarn"]
+Schedule = Literal["none", "rescale", "align_corners", "pi", "ntk", "yarn"]
 # rotations within the training length; YaRN's 32 and 1 do not occur on grids of 14 to 37 patches
 BETAS = (1.0, 0.25)
 
@@ -315,10 +315,11 @@ def grid_frequencies(
     Args:
         freqs: (..., pairs), radians per unit of the coordinates, in descending order for 'ntk'.
         schedule: 'none' returns them unchanged; 'rescale' divides by the scale, so that every grid has the angle range
-            of the training grid; 'pi' does so only for larger grids; 'ntk' divides pair i by
-            ``scale ** (i / (pairs - 1))``; 'yarn' keeps pairs with at least 1 rotation within `length` and wavelengths
-            below 4 patches, interpolates pairs with at most a quarter rotation, and blends between these linearly in
-            the logarithm of the rotations. 'ntk' and 'yarn' do not change smaller grids.
+            of the training grid; 'align_corners' multiplies by (trained - 1) / (patches - 1), so that the first and
+            last patches of all grids coincide, and by 0 for a single patch; 'pi' rescales only larger grids; 'ntk'
+            divides pair i by ``scale ** (i / (pairs - 1))``; 'yarn' keeps pairs with at least 1 rotation within
+            `length` and wavelengths below 4 patches, interpolates pairs with at most a quarter rotation, and blends
+            between these linearly in the logarithm of the rotations. 'ntk' and 'yarn' do not change smaller grids.
         scale: patches over training patches, broadcasting to the frequencies without their last axis.
         length: length of the training grid, in units of the coordinates, likewise.
         cell: distance between neighbouring patches, likewise.
@@ -335,6 +336,13 @@ def grid_frequencies(
     scale = scale[..., None].to(freqs)
     if schedule == "rescale":
         return freqs / scale
+    if schedule == "align_corners":
+        step = cell[..., None].to(freqs) if isinstance(cell, Tensor) else cell
+        trained = length[..., None].to(freqs) / step
+        span = scale * trained - 1
+        # a side of one patch has no span; its only coordinate is mapped to 0
+        factor = torch.where(span > 1e-6, (trained - 1) / span.clamp(min=1e-6), torch.zeros_like(span))
+        return freqs * factor
     # all other schedules leave smaller grids unchanged
     scale = scale.clamp(min=1)
     pairs = freqs.shape[-1]

@@ -700,7 +700,11 @@ ERRORS = [
         {},
         r"rope_axial: spacing needs a list of 1 to 3 numbers above 0, got spacing=\[1, -1\]",
     ),
-    ("rope_axial(schedule=linear)", {}, "schedule must be one of none, rescale, pi, ntk, yarn, got 'linear'"),
+    (
+        "rope_axial(schedule=linear)",
+        {},
+        "schedule must be one of none, rescale, align_corners, pi, ntk, yarn, got 'linear'",
+    ),
     ("rope_axial(reference=[4,4])", {}, r"reference=\[4, 4\] has no effect with schedule='none'"),
     ("rope_dinov3(reference=[4,4])", {}, r"reference=\[4, 4\] has no effect with schedule='rescale'"),
     (

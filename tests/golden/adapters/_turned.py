@@ -1,9 +1,12 @@
 """What cases of rotations alone have in common: turned queries and keys, their scores, and the gradients of both."""
 
 
-def turned(case, transform):
-    """Return the outputs of a case that a transform makes of its queries and keys; the scores are not scaled."""
-    q, k = (case.input(name).requires_grad_() for name in "qk")
+def turned(case, transform, dtype=None):
+    """Return the outputs of a case that a transform makes of its queries and keys; the scores are not scaled.
+
+    They are computed in `dtype`, by default that of the inputs.
+    """
+    q, k = (case.input(name).to(dtype).requires_grad_() for name in "qk")
     found = {"q_rot": transform.query(q), "k_rot": transform.key(k)}
     found["scores"] = found["q_rot"] @ found["k_rot"].transpose(-1, -2)
     if case.backward(cotangent=found["scores"]):

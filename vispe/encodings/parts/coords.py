@@ -82,8 +82,11 @@ class FieldEncoder(CoordinateEncoder):
 def cell_centres(pos: Positions) -> Tensor:
     """Return the positions of tokens relative to the border of the field; on a grid, the centres of their cells.
 
-    Tokens moved by a sampler still have a cell; tokens without a grid are at their coordinates.
+    Tokens moved by a sampler still have a cell; tokens without a grid are at their coordinates. Positions joined from
+    several grids are relative to the corner of their common field.
     """
+    if "corner" in pos.attrs:
+        return (pos.coords - pos.attrs["corner"][:, None]) * pos.spatial[..., None]
     placed = pos.grid is not None or "sampled" in pos.attrs
     return pos.coords + pos.cell[:, None] / 2 if placed else pos.coords
 

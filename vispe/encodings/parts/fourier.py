@@ -113,7 +113,8 @@ class FourierEncoding(ProgressiveBands, CoordinateEncoder):
         self._need_start(pos, FRACTIONS)
         if self.normalize == "corners":  # -1 for a single cell
             last = (pos.extent - pos.cell)[:, None]
-            return pos.coords / last.clamp(min=1e-30) * 2 - 1
+            coords = cell_centres(pos) - pos.cell[:, None] / 2 if "corner" in pos.attrs else pos.coords
+            return coords / last.clamp(min=1e-30) * 2 - 1
         centres = cell_centres(pos)
         if self.normalize == "field":
             return centres / pos.extent[:, None]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
 from vispe.attention.transform.blocks import BlockTransform
-
-_inv = cast("Callable[[Tensor], Tensor]", torch.linalg.inv)  # pyright: ignore[reportUnknownMemberType]
+from vispe.encodings.parts.cameras import inverse
 
 
 class Group(NamedTuple):
@@ -47,12 +45,10 @@ def poses(extrinsic: Tensor, scale: Tensor) -> Matrices:
     """
     dtype = torch.promote_types(extrinsic.dtype, scale.dtype)
     pose = extrinsic.to(dtype)
-    # inverted in float64 for accuracy with large translations
-    inverse = _inv(pose.double() if pose.device.type != "mps" else pose).to(dtype)
     ones = torch.ones(4, 4, dtype=dtype, device=pose.device)
     column = F.pad(ones[:3, :1], (3, 0, 0, 1))  # 1 at the translation entries
     factor = ones + (scale.to(dtype) - 1) * column
-    forward, backward = pose * factor, inverse * factor
+    forward, backward = pose * factor, inverse(pose) * factor
     return Matrices(forward.mT[:, :, None], backward[:, :, None], forward[:, :, None])
 
 

@@ -16,11 +16,13 @@ from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
+from vispe.encodings.parts.head_basis import BasisKey, HeadBasis
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import Schedule
 from vispe.options import Interval, NonNegativeFloat, PositiveFloat, PositiveInt, Shape, Spacing
 
+Basis = Literal["none", "head"]
 LogitScale = Literal["none", "yarn", "entropy", "log_length", "ssmax"] | PositiveFloat
 AUGMENTATIONS = ("shift_coords", "jitter_coords", "rescale_coords")
 
@@ -94,6 +96,8 @@ class RopeBase(Rotary):
     schedule: Schedule = "none"
     reference: Shape | None = None
     logit_scale: LogitScale = "none"
+    basis: Basis = "none"
+    basis_key: BasisKey = "inverse_transpose"
     shift_coords: NonNegativeFloat | None = None
     jitter_coords: Annotated[float, Interval(least=1)] | None = None
     rescale_coords: Annotated[float, Interval(least=1)] | None = None
@@ -112,16 +116,24 @@ class RopeBase(Rotary):
         self._key = repr(self.config)  # cache key: all that the tables depend on besides the positions
         if self.logit_scale == "ssmax":
             self.sharpness = nn.Parameter(torch.ones(self.num_heads))
+        if self.basis == "head":
+            self.head_basis = HeadBasis(self.num_heads, self.width, self.basis_key)
+        elif self.basis_key != "inverse_transpose":
+            raise OptionError(
+                f"basis_key={self.basis_key!r} has no effect with basis='none'. Use basis=head."
+            )
 
     @property
     def per_layer(self) -> bool:
-        """Whether the logit scale is learned, one per head and layer."""
-        return self.logit_scale == "ssmax"
+        """Whether the logit scale or the basis is learned, per head and layer."""
+        return self.logit_scale == "ssmax" or self.basis == "head"
 
     def reset_parameters(self) -> None:
-        """Set the learned logit scales to 1."""
+        """Set the learned logit scales to 1 and the bases of the heads to the identity."""
         if self.logit_scale == "ssmax":
             nn.init.ones_(self.sharpness)
+        if self.basis == "head":
+            self.head_basis.reset_parameters()
 
     @property
     def _whole(self) -> int:
@@ -147,6 +159,11 @@ class RopeBase(Rotary):
             raise OptionError(
                 f"reference={list(self.reference)} has no effect with schedule={self.schedule!r}, "
                 f"logit_scale={self.logit_scale!r}. Omit it."
+            )
+        if self.schedule == "align_corners" and self._own_schedule != "none":
+            raise OptionError(
+                f"schedule='align_corners' needs patch indices, but {self.name} reads fractions of the field. "
+                "Use schedule='rescale'."
             )
 
     @property
@@ -189,14 +206,17 @@ class RopeBase(Rotary):
         return draw
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
-        """Return the rotation of block `layer` (identity for tokens without a position) and the logit scale."""
+        """Return the basis, the rotation of block `layer` (identity for tokens without a position), the logit scale."""
         self._need_axes(pos)
         if self.spacing is not None and len(self.spacing) != pos.axes:
             raise ShapeError(
                 f"{self.name} needs spacing for {pos.axes} axes, got spacing={self.spacing}. Pass one value per axis."
             )
 
-        rotation = self._rotation(pos, layer)
+        rotation: Transform = self._rotation(pos, layer)
+        if self.basis == "head":
+            # before the rotation: after it, scores would depend on absolute positions
+            rotation = Chain(self.head_basis.transform(pos), rotation)
         if self.logit_scale == "none":
             return rotation
         factor = pos.remember((self._key, "logits"), lambda: self._logit_factor(pos)[:, None, None, None])
@@ -204,17 +224,21 @@ class RopeBase(Rotary):
             factor = at_least_float32(self.sharpness)[:, None, None] * factor  # (b or 1, h, 1, 1)
         return Chain(rotation, Affine(q_mul=factor))
 
-    def _rotation(self, pos: Positions, layer: int) -> PairRotation:
+    def _rotation(self, pos: Positions, layer: int) -> Transform:
         """Return the rotation; computed once for all blocks unless it depends on draws or parameters."""
 
         def make() -> tuple[Tensor, Tensor]:
             return self._tables(pos, layer)
 
         if "rope" in pos.attrs:
-            return PairRotation(*make(), self.layout)
+            return self._rotate_by(*make())
         if self.learned:
-            return PairRotation(*self._eval_cache(self, pos, make), self.layout)
-        return pos.remember(self._key, lambda: PairRotation(*make(), self.layout))
+            return self._rotate_by(*self._eval_cache(self, pos, make))
+        return pos.remember(self._key, lambda: self._rotate_by(*make()))
+
+    def _rotate_by(self, cos: Tensor, sin: Tensor) -> Transform:
+        """Return the transform of tables from `_tables`."""
+        return PairRotation(cos, sin, self.layout)
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         angle = self.angles(pos, layer) * pos.spatial[:, None, :, None]  # (b or 1, h or 1, n, pairs)

@@ -45,6 +45,11 @@ class Sampler(Encoding):
     def check_origin(self, pos: Positions) -> None:
         """Raise `ShapeError` unless coordinates are counted from the start, as the drawn positions are."""
         self._need_start(pos, "draws positions counted from the start")
+        if "spacing" in pos.attrs:
+            raise ShapeError(
+                f"{self.name} draws positions for the cells of one grid, got {pos}. Use it with the "
+                "positions of a single grid."
+            )
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return drawn positions of the cells 0, 1, ... of one axis, (cells,) float64."""

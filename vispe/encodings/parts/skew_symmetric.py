@@ -74,6 +74,11 @@ def exponential(generators: Tensor, places: Tensor) -> Tensor:
     """Return exp(sum_i x_i A_i) (b, h, n, blocks, s, s) for A (h, axes, blocks, s, s) and x (b, n, axes)."""
     total = exact_product(places[:, None], generators.flatten(2))
     total = total.reshape(*total.shape[:3], *generators.shape[2:])
+    return matrix_exponential(total)
+
+
+def matrix_exponential(total: Tensor) -> Tensor:
+    """Return the exponentials of skew-symmetric matrices (..., s, s), outside of autocast."""
     with no_autocast(total.device):
         return exp_by_products(total) if torch.onnx.is_in_onnx_export() else torch.matrix_exp(total)
 

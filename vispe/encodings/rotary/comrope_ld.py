@@ -52,7 +52,7 @@ class ComRoPELD(ComRoPE):
     Invariant to: translation, in coordinates; class tokens are absolute unless they have a position.
     Raises: ShapeError if `pos` has other axes; OptionError for incompatible options.
     Differs from the reference: only what is above the diagonal of P - P^T is a parameter (P counts each number
-        twice; checkpoints are converted); class tokens have no place unless `cls_position` says so (there 0.5);
+        twice; checkpoints are converted); class tokens have no position unless `cls_position` is set (reference: 0.5);
         angles are in float32 for every model dtype; grids need not be square.
 
     Example:

@@ -11,6 +11,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
+from vispe.encodings.parts.cameras import EXTRINSIC, per_token
 from vispe.encodings.parts.gta_representations import (
     Group,
     Matrices,
@@ -36,7 +37,7 @@ from vispe.options import (
 )
 
 Normalize = Literal["axis", "train", "none"]
-POSE = "extrinsic"
+POSES = ("gta", "poses", 4)
 
 
 @register
@@ -185,19 +186,19 @@ class GTA(Rotary):
         self, pos: Positions, generator: torch.Generator | None = None, draws: dict[str, Tensor] | None = None
     ) -> Positions:
         """Assign to every token the pose of its view, so that both are dropped together."""
-        if not (self.se3 or self.so3) or not isinstance(pos.attrs.get(POSE), Tensor):
+        if not (self.se3 or self.so3) or not isinstance(pos.attrs.get(EXTRINSIC), Tensor):
             return pos
-        return pos.replace(attrs={**pos.attrs, POSE: _per_token(pos, pos.attrs[POSE])})
+        return pos.replace(attrs={**pos.attrs, EXTRINSIC: per_token(pos, pos.attrs[EXTRINSIC], *POSES)})
 
     def _poses(self, pos: Positions) -> Tensor:
         """Return the pose of every token (b or 1, n, 4, 4), the identity for tokens without a position."""
-        supplied = pos.attrs.get(POSE)
+        supplied = pos.attrs.get(EXTRINSIC)
         if supplied is None:
             raise ShapeError(
                 f"gta with se3 or so3 channels needs camera poses, got none. Put (b, views, 4, 4) matrices into "
-                f"Positions.attrs[{POSE!r}]."
+                f"Positions.attrs[{EXTRINSIC!r}]."
             )
-        poses_per_token = supplied if isinstance(supplied, PerToken) else _per_token(pos, supplied)
+        poses_per_token = supplied if isinstance(supplied, PerToken) else per_token(pos, supplied, *POSES)
         eye = torch.eye(4, dtype=poses_per_token.values.dtype, device=poses_per_token.values.device)
         return torch.where(pos.spatial[..., None, None], poses_per_token.values, eye)
 
@@ -250,18 +251,3 @@ class GTA(Rotary):
             matrices = rotations(at_least_float32(self._poses(pos)), pos.spatial, self.so3_degree)
         copies = group.size // group.block
         return Matrices(*(m.expand(-1, -1, copies, -1, -1) for m in matrices))
-
-
-def _per_token(pos: Positions, views: Tensor) -> PerToken:
-    """Return poses (b or 1, views, 4, 4) repeated for the tokens of each view, prefix tokens with the identity."""
-    prefix = pos.grid.prefix if pos.grid else 0
-    patches = pos.tokens - prefix
-    is_valid = views.ndim == 4 and tuple(views.shape[2:]) == (4, 4) and views.is_floating_point()
-    if not is_valid or patches % views.shape[1] or pos.index is not None:
-        raise ShapeError(
-            f"gta needs poses (b, views, 4, 4) with equally many of the {patches} tokens per view, set before tokens "
-            f"are dropped (prepare), got {tuple(views.shape)} {views.dtype} for {pos}."
-        )
-    each = views.repeat_interleave(patches // views.shape[1], 1)
-    eye = torch.eye(4, dtype=views.dtype, device=views.device).expand(len(views), prefix, 4, 4)
-    return PerToken(torch.cat([eye, each], 1), (1,))

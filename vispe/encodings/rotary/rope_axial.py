@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.abstract_transform import Layout
+from vispe.attention.transform.abstract_transform import Layout, Transform
+from vispe.attention.transform.channel_tables import ChannelTables
 from vispe.encodings.parts.coords import exact_device
 from vispe.encodings.parts.rope import (
     BaseTooSmall,
@@ -17,6 +18,7 @@ from vispe.encodings.parts.rope import (
     pair_counts,
 )
 from vispe.encodings.registry import register
+from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import (
     cosine_similarity_bound,
@@ -28,6 +30,8 @@ from vispe.grid.frequencies import (
 from vispe.options import FiniteFloat, Interval, PositiveFloat, Probability, Shape, UnitInterval
 
 Indexing = Literal["xy", "ij"]
+Duplicate = Literal["interleave", "repeat"]
+ScheduleAxes = Literal["all", "space"]
 FEW = 4  # pairs of an axis: with fewer, cosines do not average out for any base
 
 
@@ -44,6 +48,9 @@ class RopeAxial(RopeBase):
     content independent of distance; on one axis it is p-RoPE itself. ``rope_axial.flux`` has the rotation of Flux
     and Meissonic (arXiv 2410.08261), with (16, 56, 56) of 128 channels for (time, y, x): those of time are not rotated
     in an image. Text before it is at the corner, at patch (0, 0): this is the identity, as here.
+    ``rope_axial.vjepa2`` has the tables of V-JEPA 2 on (frame, row, column), ``rope_axial.vjepa21`` those of V-JEPA
+    2.1, whose rows and columns are interpolated to those of ``reference`` (16 x 16, or 18 x 18 for patches of 14
+    pixels; the number of frames in it has no effect); without interpolation, add ``schedule=none``.
 
     Args:
         dim: width of the tokens, d.
@@ -56,6 +63,10 @@ class RopeAxial(RopeBase):
         indexing: 'xy' gives the first channels to the last axis (x, then y), 'ij' to the first axis.
         layout: which channels are a pair: 'interleaved' 2c and 2c + 1, 'half' c and c + pairs. A checkpoint
             works only with its own.
+        duplicate: how the angles of an axis with J pairs cover its 2 J channels: 'interleave' uses angle j for channels
+            2j and 2j + 1, 'repeat' uses angle c mod J for channel c, although channels 2j and 2j + 1 are mixed.
+            Released V-JEPA 2 weights need 'repeat'. It is not a rotation: norms and scores depend on
+            absolute positions.
         offset: added to the patch indices. It affects scores between class tokens and patches.
         rotated: fraction of the head channels that are rotated; the others carry content only.
         split: pairs of channels per axis, first axis first; equal parts by default; with three axes, remaining pairs
@@ -65,13 +76,20 @@ class RopeAxial(RopeBase):
         still: fraction of the pairs, the first ones, that belong to no axis and are not rotated.
         spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         schedule: behaviour at other resolutions, per axis: 'none' extrapolates patch indices, 'rescale'
-            maps them onto the training grid, 'pi' does so for larger grids only, 'ntk' stretches slow pairs more than
-            fast ones, 'yarn' stretches only pairs with less than one period in the training grid.
+            maps them onto the training grid, 'align_corners' maps the first and last patch onto those of the training
+            grid, 'pi' rescales larger grids only, 'ntk' stretches slow pairs more than fast ones, 'yarn' stretches only
+            pairs with less than one period in the training grid.
+        schedule_axes: axes of `schedule`: 'all', or 'space', which excludes the frames of three axes. With 'space', any
+            head_dim is accepted, and channels that are not part of a pair of each axis are not rotated.
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
             so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
+        basis: 'head' multiplies queries by a learned matrix M = U S V^T per head and keys by M^-T, before the rotation,
+            those of prefix tokens as well (HARoPE, arXiv 2510.10489). It is initially the identity, with h d_h^2
+            parameters and 2 n h d_h^2 products per layer, none after `vispe.fold`.
+        basis_key: matrix of the keys: 'inverse_transpose' leaves scores at offset 0 unchanged, 'same' uses M again.
         shift_coords: in training, adds uniform [-s, s] patches per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
@@ -81,7 +99,8 @@ class RopeAxial(RopeBase):
     New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h) per forward, 3 flops
         per channel of q and k.
     Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved
-        (logit_scale=none); a rotation of the grid by 90 degrees exchanges the channel groups of the axes.
+        (logit_scale=none, basis=none). Neither holds for duplicate=repeat. A rotation of the grid by 90 degrees
+        exchanges the channel groups of the axes.
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
         OptionError for incompatible options.
     Differs from the reference: tables are computed from the coordinates of each grid; rope-vit reuses them whenever
@@ -114,6 +133,10 @@ class RopeAxial(RopeBase):
         "jitter_coords=1.3,per_block=true",
         "still=0.25,split=[1,1,1]",
         "logit_scale=ssmax",
+        "basis=head",
+        "schedule=align_corners,reference=[2,5,7]",
+        "duplicate=repeat,still=0.25",
+        "duplicate=repeat,schedule=rescale,schedule_axes=space,reference=[2,5,7]",
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
@@ -121,24 +144,46 @@ class RopeAxial(RopeBase):
         "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
         "p_rope": {"temperature": 10000.0, "layout": "half", "turning": 0.75},
         "flux": {"temperature": 10000.0, "indexing": "ij", "still": 0.125},
+        "vjepa2": {
+            "temperature": 10000.0,
+            "indexing": "ij",
+            "duplicate": "repeat",
+            "schedule_axes": "space",
+        },
+        "vjepa21": {
+            "temperature": 10000.0,
+            "indexing": "ij",
+            "schedule": "align_corners",
+            "schedule_axes": "space",
+        },
     }
+    preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"vjepa2": ()}
 
     temperature: PositiveFloat = 100.0
     indexing: Indexing = "xy"
     layout: Layout = "interleaved"
+    duplicate: Duplicate = "interleave"
     offset: FiniteFloat = 0.0
     rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
     turning: UnitInterval = 1.0
     still: Probability = 0.0
+    schedule_axes: ScheduleAxes = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.duplicate == "repeat" and self.layout != "interleaved":
+            raise OptionError(
+                "duplicate='repeat' mixes channels 2j and 2j + 1, so it needs layout='interleaved', got "
+                f"layout={self.layout!r}. Use duplicate='interleave' for layout='half'."
+            )
         self._still = round(self.still * self.pairs)
         check_split(self.name, self.split, self.pairs - self._still)
 
     @property
     def _whole(self) -> int:
+        if self.schedule_axes == "space":
+            return 1  # video models leave the remaining channels unrotated
         return 4 if self.split is None else 2  # equal numbers of pairs for two axes, unless split is set
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
@@ -151,8 +196,11 @@ class RopeAxial(RopeBase):
             return frequencies
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
         cell = pos.cell.to(exact, torch.float64)
+        skipped = self.schedule_axes == "space" and pos.axes == 3
         return [
-            grid_frequencies(
+            freqs
+            if skipped and i == 0
+            else grid_frequencies(
                 freqs,
                 self.schedule,
                 now[:, i] / trained[i],
@@ -189,3 +237,18 @@ class RopeAxial(RopeBase):
         axes = range(pos.axes)
         order = axes if self.indexing == "ij" else [*reversed(axes)]
         return axial_angles(coords, self.frequencies(pos), order, self.pairs, self._still)
+
+    def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
+        if self.duplicate == "interleave":
+            return super()._tables(pos, layer)
+        angle = self.angles(pos, layer) * pos.spatial[:, None, :, None]
+        counts = pair_counts(self.name, self.split, self.pairs - self._still, pos.axes)
+        counts = counts if self.indexing == "ij" else counts[::-1]
+        rest = self.pairs - self._still - sum(counts)
+        parts = angle.split([self._still, *counts, rest], -1)
+        # per axis all angles, then all angles again: (..., 2 pairs)
+        channels = torch.cat([torch.cat([part, part], -1) for part in parts], -1)
+        return channels.cos(), channels.sin()
+
+    def _rotate_by(self, cos: Tensor, sin: Tensor) -> Transform:
+        return super()._rotate_by(cos, sin) if self.duplicate == "interleave" else ChannelTables(cos, sin)

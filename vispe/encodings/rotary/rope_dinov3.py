@@ -58,6 +58,10 @@ class RopeDinov3(RopeBase):
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
             so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
+        basis: 'head' multiplies queries by a learned matrix M = U S V^T per head and keys by M^-T, before the rotation,
+            those of prefix tokens as well (HARoPE, arXiv 2510.10489). It is initially the identity, with h d_h^2
+            parameters and 2 n h d_h^2 products per layer, none after `vispe.fold`.
+        basis_key: matrix of the keys: 'inverse_transpose' leaves scores at offset 0 unchanged, 'same' uses M again.
         shift_coords: in training, adds uniform [-s, s] half images per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
@@ -67,7 +71,7 @@ class RopeDinov3(RopeBase):
     New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h) per forward, 3 flops
         per channel of q and k.
     Invariant to: translation in scores between patches of one grid (not of prefix tokens with patches); scaling
-        of image and spacing together; norms are preserved (logit_scale=none).
+        of image and spacing together; norms are preserved (logit_scale=none, basis=none).
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
         OptionError for incompatible options.
     Differs from the reference: one draw per forward unless `per_block`; periods are float64 and tables float32,
@@ -99,6 +103,7 @@ class RopeDinov3(RopeBase):
         "schedule=yarn,reference=[2,2,2]",
         "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
         "jitter_coords=1.3,per_block=true",
+        "basis=head,basis_key=same",
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"released": {"rescale_coords": 2.0}}
 

@@ -66,6 +66,10 @@ class RopeField(RopeBase):
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
             so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
+        basis: 'head' multiplies queries by a learned matrix M = U S V^T per head and keys by M^-T, before the rotation,
+            those of prefix tokens as well (HARoPE, arXiv 2510.10489). It is initially the identity, with h d_h^2
+            parameters and 2 n h d_h^2 products per layer, none after `vispe.fold`.
+        basis_key: matrix of the keys: 'inverse_transpose' leaves scores at offset 0 unchanged, 'same' uses M again.
         shift_coords: in training, adds uniform [-s, s] per axis, patches with normalize_coords='none', else units.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
@@ -76,8 +80,8 @@ class RopeField(RopeBase):
     New resolution: see `schedule`.   Cost: no parameters (h with logit_scale=ssmax), O(n d_h a) per forward, 3 flops
         per channel of q and k.
     Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved
-        (logit_scale=none); with 'spiral', an even number of groups of equal size and one unit for both axes, a quarter
-        turn exchanges the groups.
+        (logit_scale=none, basis=none); with 'spiral', an even number of groups of equal size and one unit for both
+        axes, a quarter turn exchanges the groups.
     Raises: ShapeError if the training grid is needed and unknown, or options are for other axes than `pos` has;
         OptionError for incompatible options.
     Differs from the reference: the sources have two axes; directions on three are ours (the additive recurrence of the
@@ -103,6 +107,7 @@ class RopeField(RopeBase):
         "frequencies=[[1,0],[0,1],[0.3,-0.4],[0,0]],normalize_coords=none,schedule=yarn,reference=[2,5]",
         "normalize_coords=min,schedule=pi,reference=[2,5,7],shift_coords=0.5",
         "layout=half,rotated=0.5,logit_scale=ssmax",
+        "basis=head,layout=half",
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "golden_gate": {"directions": "golden", "min_freq": 0.2, "max_freq": 20.0},

@@ -42,13 +42,18 @@ class RopeMixed(RopeBase):
         rotated: fraction of the head channels that are rotated; the others carry content only.
         spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         schedule: what happens at another resolution, per axis: 'none' goes on with the patch numbers, 'rescale'
-            maps them onto the training grid, 'pi' does so for larger grids only, 'yarn' stretches only pairs of less
+            maps them onto the training grid, 'align_corners' maps the first and last patch onto those of the training
+            grid, 'pi' rescales larger grids only, 'yarn' stretches only pairs of less
             than one turn in the training grid. ('ntk' is for frequencies in order.)
         reference: training grid for `schedule` and `logit_scale`; the grid that the host was built with by default.
         logit_scale: factor of all logits, those of prefix tokens too: 'none', a number, or by the resolution 'yarn'
             ((0.1 ln s + 1)^2 with s the mean stretch), 'entropy' (ln n / ln n_reference, n patches), 'log_length'
             (that, never below 1) or 'ssmax' (s_h ln n / ln n_reference, with s_h learned per head and layer from 1 on,
             so that it is initially neutral; arXiv 2501.19399 has s_h ln n).
+        basis: 'head' multiplies queries by a learned matrix M = U S V^T per head and keys by M^-T, before the rotation,
+            those of prefix tokens as well (HARoPE, arXiv 2510.10489). It is initially the identity, with h d_h^2
+            parameters and 2 n h d_h^2 products per layer, none after `vispe.fold`.
+        basis_key: matrix of the keys: 'inverse_transpose' leaves scores at offset 0 unchanged, 'same' uses M again.
         shift_coords: in training, adds uniform [-s, s] patches per axis.
         jitter_coords: in training, then multiplies each axis by exp of uniform [-ln J, ln J].
         rescale_coords: in training, then multiplies all axes by one such factor.
@@ -57,7 +62,7 @@ class RopeMixed(RopeBase):
     Shapes: pos.coords (1 or b, n, axes) -> tables (1 or b, h, n, pairs) float32; prefix tokens are not rotated.
     New resolution: see `schedule`.   Cost: axes * d / 2 parameters per block, O(n d) per block.
     Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved
-        (logit_scale=none).
+        (logit_scale=none, basis=none).
     Raises: ShapeError if `pos` has other axes, or the training grid is needed and unknown; OptionError for
         options that do not fit together.
     Differs from the reference: one parameter per block (`freqs` of the released models, one for all blocks, is
@@ -89,6 +94,7 @@ class RopeMixed(RopeBase):
         "axes=1",
         "axes=3",
         "logit_scale=ssmax",
+        "layout=half,basis=head",
     )
     learned = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"ropevit": {"temperature": 10.0}}

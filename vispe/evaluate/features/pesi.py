@@ -102,7 +102,7 @@ def cosine_similarity(table: Tensor | np.ndarray) -> np.ndarray:
     return np.round(cosine.numpy(), DECIMALS)
 
 
-def _ranks(x: np.ndarray) -> np.ndarray:
+def mean_ranks(x: np.ndarray) -> np.ndarray:
     """Return ranks from 0; ties get their mean rank."""
     _, inverse, count = np.unique(x, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
@@ -113,7 +113,7 @@ def _spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Return the rank correlation; 0 where it is undefined."""
     if len(x) < 2:
         return 0.0
-    a, b = _ranks(x), _ranks(y)
+    a, b = mean_ranks(x), mean_ranks(y)
     a, b = a - a.mean(), b - b.mean()
     scale = math.sqrt(float((a @ a) * (b @ b)))
     return float(a @ b) / scale if scale > 0 else 0.0

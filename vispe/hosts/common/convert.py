@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
+from vispe.encodings.parts.head_basis import HeadBasis, describe_bases
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.common.checks import (
@@ -318,6 +319,7 @@ def describe_model(model: Any, family: Family) -> str:
         *base_too_small(parts, shape, state.reference),
         *ineffective_samplers(parts),
         *aliased_rotations(parts, shape),
+        *describe_bases([m for e in of_layers for m in e.modules() if isinstance(m, HeadBasis)]),
     ]
     lines += [f"  {note}" for note in notes]
     if layers:

@@ -246,6 +246,41 @@ def test_the_predictor_of_v_jepa_stays_as_it_is():
     close(out.predictor_output.last_hidden_state, expected.last_hidden_state, 1e-12)
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("width", [24, 36, 60])
+def test_the_preset_of_v_jepa_equals_the_stock_model(width, heads):
+    """Widths of heads that are and are not multiples of 4 and 6, with channels that are not rotated."""
+    config = copy.deepcopy(build("VJEPA2Model").config)
+    config.hidden_size, config.num_attention_heads = width, heads
+    torch.manual_seed(3)
+    stock = shake(transformers.VJEPA2Model(config)).double().eval()
+    ours = vispe.convert(copy.deepcopy(stock), "rope_axial.vjepa2")
+    for frames in (4, 10):  # transformers counts rows of the built size, so the size of frames is that
+        sample = inputs("VJEPA2Model", frames)
+        pixels = sample["pixel_values_videos"].requires_grad_()
+        sides = []
+        for model in (ours, stock):
+            out = model(**sample).last_hidden_state
+            sides.append((out, torch.autograd.grad((out * cotangent(out)).sum(), pixels)[0]))
+        for mine, theirs in zip(*sides, strict=True):
+            close(mine, theirs, 1e-5)
+
+
+def test_describe_names_the_encoding_that_equals_the_rotation_of_v_jepa():
+    model = build("VJEPA2Model")
+    assert "equals 'rope_axial.vjepa2'." in vispe.describe(model)
+    model.config.use_rope_interleave = True
+    assert "equals 'rope_axial.vjepa21(schedule=none)'." in vispe.describe(model)
+    model.config.interpolate_rope = True
+    assert "equals 'rope_axial.vjepa21(reference=[1,16,16])'." in vispe.describe(model)
+    vispe.create_encoding("rope_axial.vjepa21(reference=[1,16,16])", dim=24, num_heads=2)
+    model.config.patch_size = 14
+    assert "reference=[1,18,18]" in vispe.describe(model)
+    model.config.use_rope_interleave = False
+    assert "'rope_axial.vjepa2(schedule=align_corners,reference=[1,18,18])'" in vispe.describe(model)
+    assert "'alibi3d') adds one." in vispe.describe(build("VideoMAEModel"))
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_eager_attention_shows_the_weights_that_made_the_output(name):
     model, sample = vispe.convert(build(name, "eager"), spec_of(name, False)), inputs(name)

@@ -35,6 +35,7 @@ from vispe.hosts.transformers.vision.families import (
     heads_of,
     prefix_of,
     reference_of,
+    rope_spec,
     stock_type,
     width_of,
 )
@@ -238,9 +239,11 @@ def describe_vision(model: nn.Module) -> str:
     tower = vision_tower_of(model)
     converted = [part for _, part in convert.converted_models(tower)]
     if not converted:
-        return (
-            f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, 'alibi2d') adds one."
-        )
+        family = family_of(tower)
+        example = "alibi3d" if family is not None and family.kind in VIDEO_KINDS else "alibi2d"
+        text = f"{type(tower).__name__} without an encoding of vispe; vispe.convert(tower, {example!r}) adds one."
+        own = None if family is None else rope_spec(tower)
+        return text if own is None else f"{text} Its own rotary embedding equals {own!r}."
     if windowed := families.family_of(tower):
         return convert.describe_model(tower, windowed)
     return describe_timm(converted[0]) if family_of(tower) is None else convert.describe_model(tower, TOWER)

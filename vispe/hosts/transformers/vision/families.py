@@ -167,6 +167,20 @@ def reference_of(tower: Any) -> tuple[int, ...] | None:
     return (frames // config.tubelet_size, *side)
 
 
+def rope_spec(tower: Any) -> str | None:
+    """Return the encoding that equals the tower's own rotary embedding; None if no equal one is recorded."""
+    family, config = family_of(tower), tower.config
+    if family.kind != "jepa":
+        return None
+    # V-JEPA 2 has neither entry; V-JEPA 2.1 interpolates to the patches of 256 pixels (252 for patches of 14)
+    name = "rope_axial.vjepa21" if getattr(config, "use_rope_interleave", False) else "rope_axial.vjepa2"
+    if getattr(config, "interpolate_rope", False):
+        side = 252 // 14 if pair(config.patch_size)[0] == 14 else 256 // 16
+        schedule = "" if name.endswith("21") else "schedule=align_corners,"
+        return f"{name}({schedule}reference=[1,{side},{side}])"
+    return f"{name}(schedule=none)" if name.endswith("21") else name
+
+
 def pair(size: Any) -> tuple[int, int]:
     """Return height and width of a size, one integer where they are equal."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
