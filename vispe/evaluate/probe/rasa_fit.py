@@ -1,0 +1,334 @@
+"""Fit of RASA on features, and the linear map that results.
+
+The loss of every round is minimised over all tokens at once by L-BFGS, from zero and in whitened coordinates: the fit
+is deterministic. Starting from zero, the weights of a round have no component along the planes of earlier rounds, so
+that both orders of `vispe.evaluate.probe.rasa` agree; they differ for weights from stochastic training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.evaluate.probe.fit import Features
+from vispe.evaluate.probe.rasa import (
+    Activation,
+    Order,
+    authors_projector,
+    check_activation,
+    gram_schmidt,
+    grid_coords,
+    joint_projector,
+    rasa_loss,
+    round_directions,
+)
+
+_NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
+_ITERATIONS = 100  # of L-BFGS in each round; whitened problems need 10 to 40
+
+
+class RasaProjection:
+    """Linear map that removes the directions of all rounds from features.
+
+    Args:
+        weights: (rounds, outputs, C), of standardised features where `mean` and `std` are set.
+        order: `joint`, one orthogonal projection; or `authors`, the product of the projections of the rounds.
+        mean: (C,), subtracted before the projection and added afterwards.
+        std: (C,), by which features are divided before the projection and multiplied afterwards.
+
+    Attributes:
+        weights: (rounds, outputs, C) float64.
+        directions: orthonormal directions of every round, (rounds, outputs, C) float64.
+        matrix: A of x_out = x Aᵀ + bias, (C, C) float64.
+        bias: (C,) float64; zeros without `mean`.
+
+    Raises:
+        OptionError: unknown order.
+        ShapeError: wrong number of axes.
+        InputError: linearly dependent weight vectors within a round.
+
+    >>> RasaProjection(torch.eye(3)[None, :2]).apply(torch.ones(1, 3))
+    tensor([[0., 0., 1.]])
+    """
+
+    def __init__(
+        self, weights: Tensor, order: Order = "joint", mean: Tensor | None = None, std: Tensor | None = None
+    ) -> None:
+        if order not in ("joint", "authors"):
+            raise OptionError(
+                f"RasaProjection: order must be 'joint' or 'authors', got {order!r}. Use 'joint'."
+            )
+        self.weights, self.order, self.mean, self.std = weights.detach().double(), order, mean, std
+        self.directions = round_directions(self.weights)
+        make = joint_projector if order == "joint" else authors_projector
+        self.matrix = make(self.directions)
+        if std is not None:
+            self.matrix = std[:, None] * self.matrix / std
+        self.bias = torch.zeros_like(self.matrix[0])
+        if mean is not None:
+            self.bias = mean - self.matrix @ mean
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.weights)
+
+    def first(self, rounds: int) -> RasaProjection:
+        """Return the projection of the first rounds only; rounds are fitted one after the other.
+
+        Raises:
+            OptionError: there are fewer rounds.
+        """
+        if not 0 <= rounds <= self.rounds:
+            raise OptionError(
+                f"RasaProjection.first: rounds must be in 0 to {self.rounds}, got {rounds}. Fit more rounds."
+            )
+        return RasaProjection(self.weights[:rounds], self.order, self.mean, self.std)
+
+    def apply(self, features: Features) -> Features:
+        """Return features without the directions, with the type, dtype, shape and device of `features`.
+
+        Args:
+            features: floating point, (b, C, h, w), or channels last with another number of axes: (tokens, C), (h, w, C)
+                or (b, tokens, C). Computed in float64.
+
+        Raises:
+            ShapeError: another number of channels.
+            InputError: integers.
+        """
+        x, axis = _tensor(features), _channel_axis(features)
+        if x.shape[axis] != len(self.matrix):
+            raise ShapeError(
+                f"RasaProjection: features must have {len(self.matrix)} channels along axis {axis}, got "
+                f"{tuple(x.shape)}. Use features of the model that was fitted."
+            )
+        if self.rounds == 0:
+            result = x.clone()
+        else:
+            matrix, bias = self.matrix.to(x.device), self.bias.to(x.device)
+            result = (x.double().movedim(axis, -1) @ matrix.mT + bias).movedim(-1, axis).to(x.dtype)
+        return result.numpy() if isinstance(features, np.ndarray) else result
+
+    def as_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
+        """Return the map as one layer (C, C) for channels-last features, with a bias only if features are standardised.
+
+        Args:
+            dtype: of the weights; the default dtype of torch by default.
+        """
+        c = len(self.matrix)
+        layer = nn.utils.skip_init(nn.Linear, c, c, bias=self.mean is not None, dtype=dtype)
+        with torch.no_grad():
+            layer.weight.copy_(self.matrix)
+            if layer.bias is not None:
+                layer.bias.copy_(self.bias)
+        return layer
+
+
+class Rasa:
+    """Iterative removal of linear position from features, with `fit` and `transform` as in scikit-learn.
+
+    Args:
+        rounds: number of rounds; each removes one direction per coordinate.
+        order: how rounds are combined, see `RasaProjection`.
+        activation: of the regression: `sigmoid`, `tanh` or `none`.
+        standardize: subtract the mean and divide by the standard deviation of every channel before the fit and the
+            projection, and undo both afterwards. Without it, a constant offset of the features takes part in the fit.
+
+    Attributes:
+        projection_: the fitted `RasaProjection`.
+        losses_: loss before removal in every round, (rounds,).
+
+    Raises:
+        OptionError: an unknown order or activation, or a negative number of rounds.
+
+    >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
+    >>> Rasa(rounds=1).fit(maps).transform(maps).shape
+    torch.Size([8, 4, 6, 7])
+    """
+
+    def __init__(
+        self,
+        rounds: int = 9,
+        order: Order = "joint",
+        activation: Activation = "sigmoid",
+        standardize: bool = False,
+    ) -> None:
+        check_activation(activation)
+        if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 0:
+            raise OptionError(f"Rasa: rounds must be an integer of at least 0, got {rounds!r}. Use 9.")
+        if order not in ("joint", "authors"):
+            raise OptionError(f"Rasa: order must be 'joint' or 'authors', got {order!r}. Use 'joint'.")
+        self.rounds, self.order = int(rounds), order
+        self.activation, self.standardize = activation, standardize
+
+    def fit(self, features: Features | Sequence[Features], coords: Features | None = None) -> Rasa:
+        """Fit the directions of every round; use other images than those that are scored.
+
+        Args:
+            features: maps (b, C, h, w) or (h, w, C), or a list of maps (h, w, C) of any sizes; or tokens (tokens, C),
+                which need `coords`. More tokens than channels are required; ten times as many are advisable.
+            coords: targets (tokens, outputs) of the tokens; of one map, in row-major order, where features are maps. By
+                default `grid_coords`, row and column from 0 to 1. Pass them for 3D grids.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ShapeError: shapes do not match, or tokens without coordinates.
+            InputError: values that are not finite, not more tokens than channels, or a round without variation left.
+            OptionError: more directions than channels.
+        """
+        x, t = _flat(features, coords)
+        if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
+            raise InputError(
+                "Rasa: features and coords must be finite, got NaN or infinity. Check model and images."
+            )
+        (n, c), outputs = x.shape, t.shape[1]
+        if self.rounds * outputs >= c:
+            raise OptionError(
+                f"Rasa: rounds must be below {c / outputs:g} for {c} channels and {outputs} coordinates, got "
+                f"{self.rounds}. Use fewer rounds."
+            )
+        if n <= c:
+            raise InputError(
+                f"Rasa: features must have more tokens than channels, got {n} tokens of {c} channels. Use more images."
+            )
+        mean = std = None
+        if self.standardize:
+            mean, std = x.mean(0), x.std(0, correction=0)
+            # do not divide constant channels by the rounding error of their mean
+            std = torch.where(x.amax(0) == x.amin(0), 1.0, std)
+            x = (x - mean) / std
+        weights, losses = _fit_rounds(x, t, self.rounds, self.activation)
+        self.projection_ = RasaProjection(weights, self.order, mean, std)
+        self.losses_ = losses
+        return self
+
+    def transform(self, features: Features) -> Features:
+        """Return features without the fitted directions, see `RasaProjection.apply`.
+
+        Raises:
+            OptionError: `fit` was not called.
+        """
+        if not hasattr(self, "projection_"):
+            raise OptionError("Rasa: transform needs fitted directions, got none. Call fit first.")
+        return self.projection_.apply(features)
+
+    def fit_transform(self, features: Features, coords: Features | None = None) -> Features:
+        """Return `fit(features, coords).transform(features)`."""
+        return self.fit(features, coords).transform(features)
+
+
+def fit_rasa(
+    features: Features | Sequence[Features],
+    rounds: int = 9,
+    order: Order = "joint",
+    activation: Activation = "sigmoid",
+    coords: Features | None = None,
+) -> RasaProjection:
+    """Return the fitted projection of features that are not standardised; arguments as in `Rasa`."""
+    return Rasa(rounds, order, activation).fit(features, coords).projection_
+
+
+def _fit_rounds(x: Tensor, t: Tensor, rounds: int, activation: Activation) -> tuple[Tensor, list[float]]:
+    """Return the weights (rounds, outputs, C) of standardised features (n, C), and the loss of every round."""
+    moment = x.mT @ x / len(x)
+    largest = float(torch.linalg.eigvalsh(moment)[-1])
+    eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    fitted, losses, removed = [], [], eye[:0]
+    for number in range(1, rounds + 1):
+        # whitening of the remaining features; its range excludes the planes of earlier rounds
+        projector = eye - removed.mT @ removed
+        values, vectors = torch.linalg.eigh(projector @ moment @ projector)
+        nonzero = values > _NULL * largest
+        if int(nonzero.sum()) < t.shape[1]:
+            raise InputError(
+                f"Rasa: round {number} needs features that vary in {t.shape[1]} directions, got "
+                f"{int(nonzero.sum())}. Use fewer rounds."
+            )
+        whitening = vectors[:, nonzero] / values[nonzero].sqrt()
+        weights, loss = _minimise(x, t, whitening, activation)
+        directions = gram_schmidt(weights, number)
+        # a second orthogonalisation against earlier rounds removes rounding errors
+        directions = directions - (directions @ removed.mT) @ removed
+        removed = torch.cat([removed, torch.linalg.qr(directions.mT)[0].mT])
+        fitted.append(weights)
+        losses.append(loss)
+    empty = x.new_zeros(0, t.shape[1], x.shape[1])
+    return (torch.stack(fitted) if rounds else empty), losses
+
+
+def _minimise(x: Tensor, t: Tensor, whitening: Tensor, activation: Activation) -> tuple[Tensor, float]:
+    """Return the weights (outputs, C) of the smallest loss within the range of a whitening (C, r), and the loss."""
+    z = x @ whitening
+    # whitened features have an identity second moment: least squares is a product
+    weights = t.mT @ z / len(z)
+    if activation != "none":
+        weights = torch.zeros_like(weights).requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [weights], max_iter=_ITERATIONS, tolerance_grad=1e-10, tolerance_change=1e-12,
+            line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            value = rasa_loss(z, weights, t, activation)
+            value.backward()
+            return value
+
+        with torch.enable_grad():
+            optimizer.step(closure)
+        weights = weights.detach()
+    return weights @ whitening.mT, float(rasa_loss(z, weights, t, activation))
+
+
+def _tensor(features: Features) -> Tensor:
+    x = torch.as_tensor(features).detach()
+    if not x.is_floating_point():
+        raise InputError(f"Rasa: features must be floating point, got {x.dtype}. Convert them first.")
+    return x
+
+
+def _channel_axis(features: Features) -> int:
+    return 1 if features.ndim == 4 else -1
+
+
+def _flat(features: Features | Sequence[Features], coords: Features | None) -> tuple[Tensor, Tensor]:
+    """Return tokens (n, C) and targets (n, outputs), float64."""
+    t = None if coords is None else torch.as_tensor(coords).double()
+    if isinstance(features, list | tuple):
+        if coords is not None or not features or any(one.ndim != 3 for one in features):
+            shapes = [tuple(one.shape) for one in features]
+            raise ShapeError(
+                f"Rasa: a list must have maps (h, w, C) and no coords, got shapes {shapes}. Pass tokens (tokens, C) "
+                "and coords otherwise."
+            )
+        pairs = [_flat(one, None) for one in features]
+        if len({x.shape[1] for x, _ in pairs}) > 1:
+            raise ShapeError(
+                f"Rasa: all maps must have the same channels, got {[x.shape[1] for x, _ in pairs]}. Use one model."
+            )
+        return torch.cat([x for x, _ in pairs]), torch.cat([t for _, t in pairs])
+    x = _tensor(features).double()
+    if x.ndim not in (2, 3, 4) or 0 in x.shape or (x.ndim == 2 and t is None):
+        raise ShapeError(
+            f"Rasa: features must be maps (b, C, h, w) or (h, w, C), or tokens (n, C) with coords, got "
+            f"{tuple(x.shape)}. Reshape them."
+        )
+    if x.ndim == 2:
+        count = 1
+    else:
+        shape = x.shape[2:] if x.ndim == 4 else x.shape[:2]
+        count = len(x) if x.ndim == 4 else 1
+        t = grid_coords(shape, x.device) if t is None else t
+        x = x.movedim(1, -1).flatten(0, 2) if x.ndim == 4 else x.flatten(0, 1)
+    if t.ndim != 2 or len(t) * count != len(x) or t.shape[1] == 0:
+        raise ShapeError(
+            f"Rasa: coords must be ({len(x) // count}, outputs) for {len(x)} tokens, got {tuple(t.shape)}. Pass one "
+            "row per token of a map."
+        )
+    return x, t.to(x.device).repeat(count, 1)
