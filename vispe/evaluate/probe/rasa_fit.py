@@ -1,7 +1,7 @@
 """Fit of RASA on features, and the linear map that results.
 
-The loss of every round is minimised over all tokens at once by L-BFGS, from zero and in whitened coordinates: the fit
-is deterministic. Starting from zero, the weights of a round have no component along the planes of earlier rounds, so
+The loss of every round is minimised over all tokens at once by L-BFGS, from zero and preconditioned: the fit is
+deterministic. Starting from zero, the weights of a round have no component along the planes of earlier rounds, so
 that both orders of `vispe.evaluate.probe.rasa` agree; they differ for weights from stochastic training.
 """
 
@@ -28,7 +28,7 @@ from vispe.evaluate.probe.rasa import (
 )
 
 _NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
-_ITERATIONS = 100  # of L-BFGS in each round; whitened problems need 10 to 40
+_ITERATIONS = 100  # of L-BFGS in each round; 10 to 40 are usually enough
 
 
 class RasaProjection:
@@ -137,13 +137,15 @@ class Rasa:
         activation: of the regression: `sigmoid`, `tanh` or `none`.
         standardize: subtract the mean and divide by the standard deviation of every channel before the fit and the
             projection, and undo both afterwards. Without it, a constant offset of the features takes part in the fit.
+        alpha: ridge penalty; alpha |W|² / outputs is added to the loss of every round (ours). Without a penalty the fit
+            prefers directions of small variance, which a regularised probe hardly uses, so that many rounds are needed.
 
     Attributes:
         projection_: the fitted `RasaProjection`.
-        losses_: loss before removal in every round, (rounds,).
+        losses_: loss of the fit of every round, without penalty, (rounds,).
 
     Raises:
-        OptionError: an unknown order or activation, or a negative number of rounds.
+        OptionError: an unknown order or activation, or a negative number of rounds or penalty.
 
     >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
     >>> Rasa(rounds=1).fit(maps).transform(maps).shape
@@ -156,6 +158,7 @@ class Rasa:
         order: Order = "joint",
         activation: Activation = "sigmoid",
         standardize: bool = False,
+        alpha: float = 0.0,
     ) -> None:
         check_activation(activation)
         if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 0:
@@ -163,14 +166,19 @@ class Rasa:
         if order not in ("joint", "authors"):
             raise OptionError(f"Rasa: order must be 'joint' or 'authors', got {order!r}. Use 'joint'.")
         self.rounds, self.order = int(rounds), order
-        self.activation, self.standardize = activation, standardize
+        if not 0 <= alpha < float("inf"):
+            raise OptionError(
+                f"Rasa: alpha must be at least 0 and finite, got {alpha!r}. Use 0 for no penalty."
+            )
+        self.activation, self.standardize, self.alpha = activation, standardize, float(alpha)
 
     def fit(self, features: Features | Sequence[Features], coords: Features | None = None) -> Rasa:
         """Fit the directions of every round; use other images than those that are scored.
 
         Args:
             features: maps (b, C, h, w) or (h, w, C), or a list of maps (h, w, C) of any sizes; or tokens (tokens, C),
-                which need `coords`. More tokens than channels are required; ten times as many are advisable.
+                which need `coords`. Without a penalty more tokens than channels are required; ten times as many are
+                advisable.
             coords: targets (tokens, outputs) of the tokens; of one map, in row-major order, where features are maps. By
                 default `grid_coords`, row and column from 0 to 1. Pass them for 3D grids.
 
@@ -179,7 +187,7 @@ class Rasa:
 
         Raises:
             ShapeError: shapes do not match, or tokens without coordinates.
-            InputError: values that are not finite, not more tokens than channels, or a round without variation left.
+            InputError: values that are not finite, too few tokens, or a round without variation left.
             OptionError: more directions than channels.
         """
         x, t = _flat(features, coords)
@@ -193,9 +201,10 @@ class Rasa:
                 f"Rasa: rounds must be below {c / outputs:g} for {c} channels and {outputs} coordinates, got "
                 f"{self.rounds}. Use fewer rounds."
             )
-        if n <= c:
+        if n <= c and not self.alpha:
             raise InputError(
-                f"Rasa: features must have more tokens than channels, got {n} tokens of {c} channels. Use more images."
+                f"Rasa: features must have more tokens than channels without a penalty, got {n} tokens of {c}. "
+                "Use more images or alpha > 0."
             )
         mean = std = None
         if self.standardize:
@@ -203,7 +212,7 @@ class Rasa:
             # do not divide constant channels by the rounding error of their mean
             std = torch.where(x.amax(0) == x.amin(0), 1.0, std)
             x = (x - mean) / std
-        weights, losses = _fit_rounds(x, t, self.rounds, self.activation)
+        weights, losses = _fit_rounds(x, t, self.rounds, self.activation, self.alpha)
         self.projection_ = RasaProjection(weights, self.order, mean, std)
         self.losses_ = losses
         return self
@@ -234,14 +243,18 @@ def fit_rasa(
     return Rasa(rounds, order, activation).fit(features, coords).projection_
 
 
-def _fit_rounds(x: Tensor, t: Tensor, rounds: int, activation: Activation) -> tuple[Tensor, list[float]]:
-    """Return the weights (rounds, outputs, C) of standardised features (n, C), and the loss of every round."""
+def _fit_rounds(
+    x: Tensor, t: Tensor, rounds: int, activation: Activation, alpha: float
+) -> tuple[Tensor, list[float]]:
+    """Return the weights (rounds, outputs, C) for features (n, C), and the loss of every round without penalty."""
     moment = x.mT @ x / len(x)
     largest = float(torch.linalg.eigvalsh(moment)[-1])
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    # squared slope of the activation at 0, to which the curvature of the loss is proportional
+    slope = 1 / 16 if activation == "sigmoid" else 1.0
     fitted, losses, removed = [], [], eye[:0]
     for number in range(1, rounds + 1):
-        # whitening of the remaining features; its range excludes the planes of earlier rounds
+        # principal axes of the remaining features; they exclude the planes of earlier rounds
         projector = eye - removed.mT @ removed
         values, vectors = torch.linalg.eigh(projector @ moment @ projector)
         nonzero = values > _NULL * largest
@@ -250,44 +263,49 @@ def _fit_rounds(x: Tensor, t: Tensor, rounds: int, activation: Activation) -> tu
                 f"Rasa: round {number} needs features that vary in {t.shape[1]} directions, got "
                 f"{int(nonzero.sum())}. Use fewer rounds."
             )
-        whitening = vectors[:, nonzero] / values[nonzero].sqrt()
-        weights, loss = _minimise(x, t, whitening, activation)
-        directions = gram_schmidt(weights, number)
+        # coordinates in which the penalised loss has nearly the same curvature in all directions
+        axes = vectors[:, nonzero] / (slope * values[nonzero] + alpha).sqrt()
+        weights = _minimise(x, t, axes, activation, alpha)
+        fitted.append(weights)
+        losses.append(float(rasa_loss(x, weights, t, activation)))
         # a second orthogonalisation against earlier rounds removes rounding errors
+        directions = gram_schmidt(weights, number)
         directions = directions - (directions @ removed.mT) @ removed
         removed = torch.cat([removed, torch.linalg.qr(directions.mT)[0].mT])
-        fitted.append(weights)
-        losses.append(loss)
     empty = x.new_zeros(0, t.shape[1], x.shape[1])
     return (torch.stack(fitted) if rounds else empty), losses
 
 
-def _minimise(x: Tensor, t: Tensor, whitening: Tensor, activation: Activation) -> tuple[Tensor, float]:
-    """Return the weights (outputs, C) of the smallest loss within the range of a whitening (C, r), and the loss."""
-    z = x @ whitening
-    # whitened features have an identity second moment: least squares is a product
-    weights = t.mT @ z / len(z)
-    if activation != "none":
-        weights = torch.zeros_like(weights).requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [weights], max_iter=_ITERATIONS, tolerance_grad=1e-10, tolerance_change=1e-12,
-            line_search_fn="strong_wolfe",
-        )  # fmt: skip
+def _minimise(x: Tensor, t: Tensor, axes: Tensor, activation: Activation, alpha: float) -> Tensor:
+    """Return the weights (outputs, C) of the smallest penalised loss, as combinations of axes (C, r)."""
+    z = x @ axes
+    if activation == "none":
+        # the second moment plus penalty is the identity in these coordinates
+        return t.mT @ z / len(z) @ axes.mT
+    weights = torch.zeros(t.shape[1], z.shape[1], dtype=z.dtype, device=z.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weights],
+        max_iter=_ITERATIONS,
+        tolerance_grad=1e-10,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
 
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            value = rasa_loss(z, weights, t, activation)
-            value.backward()
-            return value
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = rasa_loss(z, weights, t, activation)
+        if alpha:
+            loss = loss + alpha * (weights @ axes.mT).square().sum() / len(weights)
+        loss.backward()
+        return loss
 
-        with torch.enable_grad():
-            optimizer.step(closure)
-        weights = weights.detach()
-    return weights @ whitening.mT, float(rasa_loss(z, weights, t, activation))
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return weights.detach() @ axes.mT
 
 
 def _tensor(features: Features) -> Tensor:
-    x = torch.as_tensor(features).detach()
+    x = torch.as_tensor(features)
     if not x.is_floating_point():
         raise InputError(f"Rasa: features must be floating point, got {x.dtype}. Convert them first.")
     return x
@@ -313,7 +331,7 @@ def _flat(features: Features | Sequence[Features], coords: Features | None) -> t
                 f"Rasa: all maps must have the same channels, got {[x.shape[1] for x, _ in pairs]}. Use one model."
             )
         return torch.cat([x for x, _ in pairs]), torch.cat([t for _, t in pairs])
-    x = _tensor(features).double()
+    x = _tensor(features).detach().double()
     if x.ndim not in (2, 3, 4) or 0 in x.shape or (x.ndim == 2 and t is None):
         raise ShapeError(
             f"Rasa: features must be maps (b, C, h, w) or (h, w, C), or tokens (n, C) with coords, got "
