@@ -17,6 +17,10 @@ NAMES = {
     "d4_average": "average, 8 poses",
     "shift_average": "average, {n} shifts",
     "d4_shift_average": "average, 8 poses x {n} shifts",
+    "rasa_published": "RASA, published form",
+    "rasa": "RASA",
+    "rasa_mixed": "RASA, fitted on mixed images",
+    "d4_rasa": "average, 8 poses, then RASA",
 }
 """Debiasing methods by key, in the order of the table; averages are over n shifts by whole patches."""
 

@@ -9,6 +9,7 @@ Memory: the maps of one image, five of them while averaging; one channel curve p
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
+from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, ROUNDS, RasaRows, fitted, pose_average
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 
 
@@ -46,6 +48,8 @@ def probe_baselines(
     black: Tensor | Features | None = None,
     directions: int = 16,
     shifts: int = 4,
+    rounds: int = ROUNDS,
+    mixed: Iterable[Tensor] | Iterable[Features] | None = None,
     patch: int | None = None,
     targets: Sequence[str] = POSITIONS,
     step: int = 6,
@@ -54,9 +58,10 @@ def probe_baselines(
     alpha: float = 1.0,
     generator: np.random.Generator | int = 0,
 ) -> BaselineTable:
-    """Probe the position before and after channel blanking, SVD debiasing and transform averages.
+    """Probe the position before and after channel blanking, SVD debiasing, transform averages and RASA.
 
-    With a model, each image needs 1 forward pass, 1 for channel selection, and 8 per shift; a black image needs 1
+    With a model, each image needs 1 forward pass and 8 per shift; each image that channels are selected and RASA is
+    fitted on (at most 32 or, with `choose_on`, 16 for RASA) 1, and 8 for RASA after averages; a black image needs 1
     whenever the size changes.
 
     Args:
@@ -66,11 +71,13 @@ def probe_baselines(
         blank: indices of channels to set to 0; or their number: channels are then selected by the best R² of any target
             except the first, if there are several. They are never selected on the evaluated image: channels for even
             images come from odd ones and vice versa, or all from `choose_on`.
-        choose_on: images (or features) to select channels on.
+        choose_on: images (or features) to select channels and to fit RASA on; the other half of the images by default.
         black: a black image, normalised, (c, 1, 1) or (c, H, W), for the SVD; known for models of timm and open_clip.
             With features: the features (h, w, C) of a black image.
         directions: number of directions removed by the SVD, clipped to the available ones.
         shifts: number along each side of the grid, for averages over shifts; 1 for none.
+        rounds: of RASA, each removes two directions; clipped to the rank of the features.
+        mixed: images (or features) of several kinds, to fit RASA on in an additional row.
         patch: patch size in pixels; known for models.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.
         step: a fraction 1 / step² of the patches is used for training.
@@ -97,7 +104,14 @@ def probe_baselines(
             "tensor, choose_on, or the channels as blank."
         )
     side = getattr(f, "patch", None) if patch is None else patch
-    folds, chosen_on = _channels(f, scored, blank, choose_on, trials, rng)
+    # images for channels and RASA cannot be read if there is only one pass, which is needed for the scores
+    others = choose_on if choose_on is not None else () if iter(scored) is scored else scored
+    fits = _Fits(f, side, halves=choose_on is None)
+    folds, chosen_on = _channels(fits.each(others), blank, choose_on is None, trials, rng)
+    several = (
+        None if mixed is None else fitted([m for _, m in islice(_each_map(f, mixed), MAX_IMAGES)], rounds)
+    )
+    rasa = [RasaRows(*fold, several, rounds) for fold in fits.folds()]
     if black is None and f is not None:
         black = black_image(model_or_features)
     scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
@@ -117,6 +131,7 @@ def probe_baselines(
             maps |= transform_averages(f, image, side, shifts)
             count = len(shift_lattice(tuple(original.shape[1:]), shifts))
             passes = forward_passes(tuple(original.shape[1:]), shifts)
+        maps |= dict(rasa[number % len(rasa)].apply(maps))
         for key, value in maps.items():
             row = scores.setdefault(key, [])
             if isinstance(value, str):
@@ -134,6 +149,7 @@ def probe_baselines(
         name, cost = NAMES[key].format(n=count), passes.get(key, 1 if f is not None else 0)
         rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, details.get(key, "")))
     settings = trials.to_dict() | {"directions": directions, "shifts": shifts, "chosen": chosen}
+    settings |= {"rounds": rounds, "rasa_alpha": ALPHA}
     return BaselineTable(trials.targets, tuple(rows), len(scores["none"]), chosen_on, settings)
 
 
@@ -146,26 +162,57 @@ def _each_map(f: FeatureFunction | None, source: Iterable[Any]) -> Iterator[tupl
             yield item, features_of(f, item[None])[0].cpu()
 
 
+class _Fits:
+    """Maps of the images that channels are selected and RASA is fitted on, from one pass over the images.
+
+    Args:
+        f: feature function, None for features.
+        patch: patch size in pixels, None for no averages over poses.
+        halves: whether to separate images 0, 2, ... from 1, 3, ...
+    """
+
+    def __init__(self, f: FeatureFunction | None, patch: int | None, halves: bool) -> None:
+        self.f, self.patch, self.halves = f, patch, halves
+        self.maps: list[list[Tensor]] = [[], []]
+        self.averages: list[list[Tensor | str]] = [[], []]
+
+    def each(self, source: Iterable[Any]) -> Iterator[Tensor]:
+        """Yield the maps (C, h, w), and store the first ones with their averages over poses."""
+        for number, (image, original) in enumerate(_each_map(self.f, source)):
+            half = number % 2 if self.halves else 0
+            if len(self.maps[half]) < MAX_IMAGES:
+                self.maps[half].append(original)
+                if self.f is not None and self.patch is not None:
+                    self.averages[half].append(pose_average(self.f, image, self.patch))
+            yield original
+
+    def folds(self) -> list[tuple[list[Tensor], list[Tensor | str] | None]]:
+        """Return maps and averages to fit on for scored images 0, 2, ... and 1, 3, ... (or for all)."""
+        averages = self.averages if self.f is not None and self.patch is not None else [None, None]
+        folds = list(zip(self.maps, averages, strict=True))
+        return folds[::-1] if self.halves else folds[:1]
+
+
 def _channels(
-    f: FeatureFunction | None,
-    scored: Iterable[Any],
+    others: Iterable[Tensor],
     blank: int | Sequence[int],
-    choose_on: Iterable[Any] | None,
+    halves: bool,
     trials: Trials,
     rng: np.random.Generator,
 ) -> tuple[list[list[int]], str]:
     """Return the channels to blank in images 0, 2, ... and 1, 3, ... (or in all), and how they were selected."""
-    if not isinstance(blank, int):
-        return [[int(c) for c in blank]], "given"
-    if blank < 0:
+    if isinstance(blank, int) and blank < 0:
         raise OptionError(
             f"probe_baselines: blank must be a list or at least 0, got {blank}. Use 0 for none."
         )
     curves = []
-    for _, original in _each_map(f, scored if choose_on is None else choose_on):
-        curve = trials.channels(original.permute(1, 2, 0), trials.draw(tuple(original.shape[1:]), rng))
-        curves.append(curve[1:] if len(curve) > 1 else curve)
-    if choose_on is None and len(curves) < 2:
+    for original in others:
+        if isinstance(blank, int):
+            curve = trials.channels(original.permute(1, 2, 0), trials.draw(tuple(original.shape[1:]), rng))
+            curves.append(curve[1:] if len(curve) > 1 else curve)
+    if not isinstance(blank, int):
+        return [[int(c) for c in blank]], "given"
+    if halves and len(curves) < 2:
         raise OptionError(
             f"probe_baselines: selecting channels needs at least 2 images, got {len(curves)}. Pass more images, "
             "choose_on, or the channels as blank."
@@ -179,7 +226,7 @@ def _channels(
         r2 = np.nan_to_num(np.mean(selected, axis=0), nan=-np.inf).max(0)
         return [int(c) for c in np.argsort(-r2, kind="stable")[:blank]]
 
-    if choose_on is not None:
+    if not halves:
         return [best(curves)], f"chosen on {len(curves)} other image{'s' * (len(curves) > 1)}"
     return [best(curves[1::2]), best(curves[::2])], "chosen on the other half of the images"
 

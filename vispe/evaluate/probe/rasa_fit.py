@@ -27,7 +27,12 @@ from vispe.evaluate.probe.rasa import (
     round_directions,
 )
 
-_NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
+_AT_ZERO = {
+    "sigmoid": (0.5, 0.25),
+    "tanh": (0.0, 1.0),
+    "none": (0.0, 1.0),
+}  # value and slope of the activation
+NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
 _ITERATIONS = 100  # of L-BFGS in each round; 10 to 40 are usually enough
 
 
@@ -250,21 +255,20 @@ def _fit_rounds(
     moment = x.mT @ x / len(x)
     largest = float(torch.linalg.eigvalsh(moment)[-1])
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    # squared slope of the activation at 0, to which the curvature of the loss is proportional
-    slope = 1 / 16 if activation == "sigmoid" else 1.0
+    slope = _AT_ZERO[activation][1]
     fitted, losses, removed = [], [], eye[:0]
     for number in range(1, rounds + 1):
         # principal axes of the remaining features; they exclude the planes of earlier rounds
         projector = eye - removed.mT @ removed
         values, vectors = torch.linalg.eigh(projector @ moment @ projector)
-        nonzero = values > _NULL * largest
+        nonzero = values > NULL * largest
         if int(nonzero.sum()) < t.shape[1]:
             raise InputError(
                 f"Rasa: round {number} needs features that vary in {t.shape[1]} directions, got "
                 f"{int(nonzero.sum())}. Use fewer rounds."
             )
         # coordinates in which the penalised loss has nearly the same curvature in all directions
-        axes = vectors[:, nonzero] / (slope * values[nonzero] + alpha).sqrt()
+        axes = vectors[:, nonzero] / (slope**2 * values[nonzero] + alpha).sqrt()
         weights = _minimise(x, t, axes, activation, alpha)
         fitted.append(weights)
         losses.append(float(rasa_loss(x, weights, t, activation)))
@@ -279,10 +283,12 @@ def _fit_rounds(
 def _minimise(x: Tensor, t: Tensor, axes: Tensor, activation: Activation, alpha: float) -> Tensor:
     """Return the weights (outputs, C) of the smallest penalised loss, as combinations of axes (C, r)."""
     z = x @ axes
+    # one Newton step from zero, the solution without activation; defined however little position is left
+    value, slope = _AT_ZERO[activation]
+    start = slope * (t - value).mT @ z / len(z)
     if activation == "none":
-        # the second moment plus penalty is the identity in these coordinates
-        return t.mT @ z / len(z) @ axes.mT
-    weights = torch.zeros(t.shape[1], z.shape[1], dtype=z.dtype, device=z.device, requires_grad=True)
+        return start @ axes.mT
+    weights = start.requires_grad_()
     optimizer = torch.optim.LBFGS(
         [weights],
         max_iter=_ITERATIONS,
