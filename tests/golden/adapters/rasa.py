@@ -2,7 +2,8 @@
 
 import torch
 
-from vispe.evaluate.probe.rasa import (
+from vispe.evaluate.probe.rasa.projection import RasaProjection
+from vispe.evaluate.probe.rasa.rounds import (
     authors_projector,
     grid_coords,
     joint_projector,
@@ -11,7 +12,6 @@ from vispe.evaluate.probe.rasa import (
     remove_rounds,
     round_directions,
 )
-from vispe.evaluate.probe.rasa_fit import RasaProjection
 
 
 def run(case):

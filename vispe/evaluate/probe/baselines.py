@@ -35,7 +35,7 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
-from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, ROUNDS, RasaRows, fitted, pose_average
+from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, ROUNDS, FitMaps, RasaRows, fitted
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 
 
@@ -106,15 +106,17 @@ def probe_baselines(
     side = getattr(f, "patch", None) if patch is None else patch
     # images for channels and RASA cannot be read if there is only one pass, which is needed for the scores
     others = choose_on if choose_on is not None else () if iter(scored) is scored else scored
-    fits = _Fits(f, side, halves=choose_on is None)
-    folds, chosen_on = _channels(fits.each(others), blank, choose_on is None, trials, rng)
+    if not isinstance(blank, int):
+        others = islice(others, 2 * MAX_IMAGES)
+    fits = FitMaps(f, side, halves=choose_on is None)
+    folds, chosen_on = _channels(fits.each(_each_map(f, others)), blank, choose_on is None, trials, rng)
     several = (
         None if mixed is None else fitted([m for _, m in islice(_each_map(f, mixed), MAX_IMAGES)], rounds)
     )
     rasa = [RasaRows(*fold, several, rounds) for fold in fits.folds()]
     if black is None and f is not None:
         black = black_image(model_or_features)
-    scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
+    scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float, float]]] = {}
     undefined = np.full(len(trials.targets), np.nan)
     details: dict[str, str] = {}
     passes: dict[str, int] = {}
@@ -131,23 +133,27 @@ def probe_baselines(
             maps |= transform_averages(f, image, side, shifts)
             count = len(shift_lattice(tuple(original.shape[1:]), shifts))
             passes = forward_passes(tuple(original.shape[1:]), shifts)
+            passes["d4_rasa"] = passes["d4_average"]
         maps |= dict(rasa[number % len(rasa)].apply(maps))
         for key, value in maps.items():
             row = scores.setdefault(key, [])
             if isinstance(value, str):
                 details[key] = value
-                row.append((undefined, undefined, np.nan, np.nan))
+                row.append((undefined, undefined, np.nan, np.nan, np.nan))
                 continue
-            r2, control = trials.scores(value.permute(1, 2, 0), trial)
-            row.append((r2, control, effective_rank(value), mean_cosine(original, value)))
+            feats = value.permute(1, 2, 0)
+            r2, control = trials.scores(feats, trial)
+            row.append(
+                (r2, control, trials.knn(feats, trial), effective_rank(value), mean_cosine(original, value))
+            )
     if not scores:
         raise ShapeError("probe_baselines: no images, got an empty sequence. Pass at least one image.")
-    details.setdefault("blank", _channels_sentence(folds))
+    details = {"blank": _channels_sentence(folds)} | rasa[0].details | details
     rows = []
     for key in (key for key in NAMES if key in scores):
-        r2, control, rank, cosine = (np.array(values) for values in zip(*scores[key], strict=True))
+        r2, control, knn, rank, cosine = (np.array(values) for values in zip(*scores[key], strict=True))
         name, cost = NAMES[key].format(n=count), passes.get(key, 1 if f is not None else 0)
-        rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, details.get(key, "")))
+        rows.append(BaselineRow(key, name, r2.T, control.T, knn, rank, cosine, cost, details.get(key, "")))
     settings = trials.to_dict() | {"directions": directions, "shifts": shifts, "chosen": chosen}
     settings |= {"rounds": rounds, "rasa_alpha": ALPHA}
     return BaselineTable(trials.targets, tuple(rows), len(scores["none"]), chosen_on, settings)
@@ -160,37 +166,6 @@ def _each_map(f: FeatureFunction | None, source: Iterable[Any]) -> Iterator[tupl
             yield None, torch.from_numpy(to_numpy(item)).permute(2, 0, 1)
         else:
             yield item, features_of(f, item[None])[0].cpu()
-
-
-class _Fits:
-    """Maps of the images that channels are selected and RASA is fitted on, from one pass over the images.
-
-    Args:
-        f: feature function, None for features.
-        patch: patch size in pixels, None for no averages over poses.
-        halves: whether to separate images 0, 2, ... from 1, 3, ...
-    """
-
-    def __init__(self, f: FeatureFunction | None, patch: int | None, halves: bool) -> None:
-        self.f, self.patch, self.halves = f, patch, halves
-        self.maps: list[list[Tensor]] = [[], []]
-        self.averages: list[list[Tensor | str]] = [[], []]
-
-    def each(self, source: Iterable[Any]) -> Iterator[Tensor]:
-        """Yield the maps (C, h, w), and store the first ones with their averages over poses."""
-        for number, (image, original) in enumerate(_each_map(self.f, source)):
-            half = number % 2 if self.halves else 0
-            if len(self.maps[half]) < MAX_IMAGES:
-                self.maps[half].append(original)
-                if self.f is not None and self.patch is not None:
-                    self.averages[half].append(pose_average(self.f, image, self.patch))
-            yield original
-
-    def folds(self) -> list[tuple[list[Tensor], list[Tensor | str] | None]]:
-        """Return maps and averages to fit on for scored images 0, 2, ... and 1, 3, ... (or for all)."""
-        averages = self.averages if self.f is not None and self.patch is not None else [None, None]
-        folds = list(zip(self.maps, averages, strict=True))
-        return folds[::-1] if self.halves else folds[:1]
 
 
 def _channels(

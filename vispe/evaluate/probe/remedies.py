@@ -15,7 +15,8 @@ from vispe.backbones.batching import FeatureFunction, features_of
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.probe.feature_sources import feature_function
 from vispe.evaluate.probe.group_averages import transform_averages
-from vispe.evaluate.probe.rasa_fit import NULL, Rasa, RasaProjection
+from vispe.evaluate.probe.rasa.fit import NULL, Rasa
+from vispe.evaluate.probe.rasa.projection import RasaProjection
 from vispe.symmetry.symmetrization import D4Features
 
 Remedy = Literal["rasa", "d4_average", "d4_rasa"]
@@ -93,13 +94,46 @@ def remedied(
     return RasaFeatures(f, Rasa(rounds, standardize=True, alpha=ALPHA).fit(maps).projection_)
 
 
+class FitMaps:
+    """Maps of the images that RASA is fitted on, from one pass over images that serves another purpose too.
+
+    Args:
+        f: feature function, None for features.
+        patch: patch size in pixels, None for no averages over poses.
+        halves: whether to separate images 0, 2, ... from 1, 3, ...
+    """
+
+    def __init__(self, f: FeatureFunction | None, patch: int | None, halves: bool) -> None:
+        self.f, self.patch, self.halves = f, patch, halves
+        self.maps: list[list[Tensor]] = [[], []]
+        self.averages: list[list[Tensor | str]] = [[], []]
+
+    def each(self, pairs: Iterable[tuple[Tensor | None, Tensor]]) -> Iterator[Tensor]:
+        """Yield the maps (C, h, w) of pairs (image, map), and store the first ones with their averages over poses."""
+        for number, (image, original) in enumerate(pairs):
+            half = number % 2 if self.halves else 0
+            if len(self.maps[half]) < MAX_IMAGES:
+                self.maps[half].append(original)
+                if self.f is not None and self.patch is not None:
+                    # with a single shift: 8 forward passes
+                    averages = transform_averages(self.f, image, self.patch, 1)
+                    self.averages[half].append(averages["d4_average"])
+            yield original
+
+    def folds(self) -> list[tuple[list[Tensor], list[Tensor | str] | None]]:
+        """Return maps and averages to fit on for scored images 0, 2, ... and 1, 3, ... (or for all)."""
+        averages = self.averages if self.f is not None and self.patch is not None else [None, None]
+        folds = list(zip(self.maps, averages, strict=True))
+        return folds[::-1] if self.halves else folds[:1]
+
+
 class RasaRows:
     """Rows of `probe_baselines` with RASA, for one set of images on which it is fitted.
 
     Args:
         maps: features (C, h, w) of the images on which RASA is fitted.
-        averages: their averages over the eight poses, or a reason for a missing one; empty without a model.
-        mixed: features of images of several kinds, for the row `rasa_mixed`; None for no such row.
+        averages: their averages over the eight poses, or a reason for a missing one; None without a model.
+        mixed: RASA fitted on images of several kinds, for the row `rasa_mixed`; None for no such row.
         rounds: clipped to the rank of the features.
     """
 
@@ -118,6 +152,13 @@ class RasaRows:
             self.projections["rasa_mixed"] = mixed
         if averages is not None:
             self.projections["d4_rasa"] = fitted(averages, rounds)
+        count = {"rasa_mixed": "images of several kinds"}
+        self.details = {
+            key: f"{one.rounds} rounds, fitted on {count.get(key, f'{len(maps)} other images')}"
+            for key, one in self.projections.items()
+            if not isinstance(one, str)
+        }
+        """Sentences on the fit, by row."""
 
     def apply(self, maps: Mapping[str, Tensor | str]) -> Iterator[tuple[str, Tensor | str]]:
         """Yield the key and the map (C, h, w), or the reason why it is unavailable, of every row.
@@ -159,8 +200,3 @@ def fitted(maps: Sequence[Tensor | str], rounds: int, published: bool = False) -
         return rasa.fit([one.movedim(0, -1) for one in maps]).projection_
     except InputError as error:
         return f"cannot be fitted: {error}".rstrip(".")
-
-
-def pose_average(f: FeatureFunction, image: Tensor, patch: int) -> Tensor | str:
-    """Return the average (d, h, w) over the eight poses of an image, or the reason why it does not exist."""
-    return transform_averages(f, image, patch, 1)["d4_average"]

@@ -6,7 +6,7 @@ import torch
 
 from tests.golden.runner import run_case
 from vispe.errors import InputError, OptionError, ShapeError
-from vispe.evaluate.probe.rasa import (
+from vispe.evaluate.probe.rasa.rounds import (
     authors_projector,
     grid_coords,
     joint_projector,

@@ -199,6 +199,12 @@ def check_activation(activation: str) -> None:
         )
 
 
+def check_order(order: str) -> None:
+    """Raise OptionError for an unknown order."""
+    if order not in get_args(Order):
+        raise OptionError(f"rasa: order must be 'joint' or 'authors', got {order!r}. Use 'joint'.")
+
+
 def _check_rounds(name: str, values: Tensor, channels: int | None = None) -> None:
     if values.ndim != 3 or (channels is not None and values.shape[-1] != channels):
         width = "C" if channels is None else channels
