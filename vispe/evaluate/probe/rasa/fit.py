@@ -7,7 +7,7 @@ that both orders of `RasaProjection` agree; they differ for weights from stochas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from vispe.evaluate.probe.rasa.rounds import (
     check_order,
     gram_schmidt,
     grid_coords,
+    predict_coords,
     rasa_loss,
 )
 
@@ -32,7 +33,8 @@ _AT_ZERO = {
     "none": (0.0, 1.0),
 }  # value and slope of the activation
 NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
-_ITERATIONS = 100  # of L-BFGS in each round; 10 to 40 are usually enough
+_ITERATIONS, _MEMORY = 100, 10  # of L-BFGS in each round; 5 to 30 iterations are usually enough
+_TOLERANCE = 1e-9  # relative decrease of the loss at which a fit ends
 
 
 class Rasa:
@@ -189,26 +191,58 @@ def _minimise(x: Tensor, t: Tensor, axes: Tensor, activation: Activation, alpha:
     start = slope * (t - value).mT @ z / len(z)
     if activation == "none":
         return start @ axes.mT
-    weights = start.requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [weights],
-        max_iter=_ITERATIONS,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-12,
-        line_search_fn="strong_wolfe",
-    )
+    outputs = len(start)
 
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = rasa_loss(z, weights, t, activation)
-        if alpha:
-            loss = loss + alpha * (weights @ axes.mT).square().sum() / len(weights)
-        loss.backward()
-        return loss
+    def loss_and_gradient(weights: Tensor) -> tuple[float, Tensor]:
+        prediction = predict_coords(z, weights, activation)
+        error = prediction - t
+        derivative = prediction * (1 - prediction) if activation == "sigmoid" else 1 - prediction**2
+        penalised = weights @ axes.mT
+        loss = error.square().mean() + alpha * penalised.square().sum() / outputs
+        gradient = (error * derivative).mT @ z * (2 / t.numel()) + penalised @ axes * (2 * alpha / outputs)
+        return float(loss), gradient
 
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return weights.detach() @ axes.mT
+    return _lbfgs(loss_and_gradient, start, outputs / 2) @ axes.mT
+
+
+def _lbfgs(loss_and_gradient: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, scale: float) -> Tensor:
+    """Minimise a loss by L-BFGS with backtracking.
+
+    `torch.optim.LBFGS` would import the compiler of torch, which takes seconds.
+
+    Args:
+        loss_and_gradient: of the loss.
+        x: start.
+        scale: inverse of the curvature at the start.
+    """
+    loss, gradient = loss_and_gradient(x)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(_ITERATIONS):
+        # two-loop recursion: product of the inverse curvature with the gradient
+        direction, coefficients = gradient, []
+        for s, y in reversed(pairs):
+            coefficients.append((s * direction).sum() / (s * y).sum())
+            direction = direction - coefficients[-1] * y
+        direction = scale * direction
+        for (s, y), coefficient in zip(pairs, reversed(coefficients), strict=True):
+            direction = direction + (coefficient - (y * direction).sum() / (s * y).sum()) * s
+        decrease, step = float((gradient * direction).sum()), 1.0
+        new, (new_loss, new_gradient) = x - direction, loss_and_gradient(x - direction)
+        while not new_loss <= loss - 1e-4 * step * decrease and step > 1e-6:
+            step /= 2
+            new = x - step * direction
+            new_loss, new_gradient = loss_and_gradient(new)
+        if not new_loss < loss:
+            break
+        s, y = new - x, new_gradient - gradient
+        if float((s * y).sum()) > 1e-12 * float(y.square().sum()):
+            pairs = [*pairs[-_MEMORY + 1 :], (s, y)]
+            scale = float((s * y).sum() / y.square().sum())
+        converged = loss - new_loss <= _TOLERANCE * loss
+        x, loss, gradient = new, new_loss, new_gradient
+        if converged:
+            break
+    return x
 
 
 def _flat(features: Features | Sequence[Features], coords: Features | None) -> tuple[Tensor, Tensor]:
