@@ -73,6 +73,11 @@ def test_both_remedies_together_average_first(model):
     torch.testing.assert_close(flipped.flip(-1), got, atol=1e-3, rtol=1e-3)
 
 
+def test_by_default_at_most_a_quarter_of_the_directions_is_removed(model):
+    assert [default_rounds(c) for c in (3, 15, 64, 256, 384, 1024)] == [1, 1, 8, 32, 32, 32]
+    assert remedied(model, "rasa", noise(5, seed=1)).projection.rounds == 8
+
+
 def test_gradients_pass_through_a_remedy(model):
     images = noise(1).requires_grad_()
     remedied(model, "rasa", noise(5, seed=1), rounds=2)(images).sum().backward()
@@ -99,7 +104,7 @@ def test_the_row_of_the_table_is_the_remedy_of_python():
 
 def test_averages_leave_the_distance_to_the_centre_and_rasa_of_rows_and_columns_too():
     f, images = Positional(("lr+ud", "radial")), noise(4, 48)
-    table = probe_baselines(f, images, step=2, blank=[], shifts=1, masks_per_image=2, targets=R2)
+    table = probe_baselines(f, images, step=2, blank=[], shifts=1, masks_per_image=2, rounds=2, targets=R2)
     r2 = {row.key: np.median(row.r2, axis=1) for row in table.rows}
     assert r2["none"].min() > 0.5
     assert r2["d4_average"][0] < 0.1

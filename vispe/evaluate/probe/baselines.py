@@ -35,7 +35,7 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
-from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, ROUNDS, FitMaps, RasaRows, fitted
+from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, FitMaps, RasaRows, fitted
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 
 
@@ -48,7 +48,7 @@ def probe_baselines(
     black: Tensor | Features | None = None,
     directions: int = 16,
     shifts: int = 4,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
     mixed: Iterable[Tensor] | Iterable[Features] | None = None,
     patch: int | None = None,
     targets: Sequence[str] = POSITIONS,
@@ -76,7 +76,8 @@ def probe_baselines(
             With features: the features (h, w, C) of a black image.
         directions: number of directions removed by the SVD, clipped to the available ones.
         shifts: number along each side of the grid, for averages over shifts; 1 for none.
-        rounds: of RASA, each removes two directions; clipped to the rank of the features.
+        rounds: of RASA, each removes two directions; clipped to the rank of the features. By default 32, but at most a
+            quarter of the directions is removed.
         mixed: images (or features) of several kinds, to fit RASA on in an additional row.
         patch: patch size in pixels; known for models.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.

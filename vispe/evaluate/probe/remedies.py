@@ -21,10 +21,14 @@ from vispe.symmetry.symmetrization import D4Features
 
 Remedy = Literal["rasa", "d4_average", "d4_rasa"]
 
-ROUNDS = 32
 ALPHA = 0.01  # with less, the planes are of small variance and a regularised probe still reads position
 PUBLISHED_ROUNDS = 9
 MAX_IMAGES = 16  # for one fit: 22,000 tokens of 37 x 37 patches, 67 MB for 384 channels
+
+
+def default_rounds(channels: int) -> int:
+    """Return the default number of rounds: 32, but at most a quarter of the directions is removed."""
+    return min(32, max(1, channels // 8))
 
 
 class RasaFeatures(nn.Module):
@@ -52,7 +56,7 @@ def remedied(
     model: nn.Module | FeatureFunction,
     remedy: Remedy,
     images: Iterable[Tensor] | None = None,
-    rounds: int = ROUNDS,
+    rounds: int | None = None,
 ) -> nn.Module:
     """Return the features of a model after a remedy that needs no training, as a function of images.
 
@@ -64,7 +68,7 @@ def remedied(
         images: normalised images (c, H, W) on which RASA is fitted, of the kind that the model will be used on, but not
             those of an evaluation. They need no labels. Position is all that they have in common if their content is
             not aligned to the image frame, as in random crops.
-        rounds: of RASA, each removes two directions.
+        rounds: of RASA, each removes two directions; `default_rounds` by default.
 
     Returns:
         Images (b, c, H, W) -> maps (b, d, h, w).
@@ -91,6 +95,8 @@ def remedied(
     if images is None:
         return f
     maps = [features_of(f, image[None])[0].movedim(0, -1) for image in images]
+    if rounds is None:
+        rounds = default_rounds(maps[0].shape[-1] if maps else 0)
     return RasaFeatures(f, Rasa(rounds, standardize=True, alpha=ALPHA).fit(maps).projection_)
 
 
@@ -134,7 +140,7 @@ class RasaRows:
         maps: features (C, h, w) of the images on which RASA is fitted.
         averages: their averages over the eight poses, or a reason for a missing one; None without a model.
         mixed: RASA fitted on images of several kinds, for the row `rasa_mixed`; None for no such row.
-        rounds: clipped to the rank of the features.
+        rounds: clipped to the rank of the features; `default_rounds` for None.
     """
 
     def __init__(
@@ -142,7 +148,7 @@ class RasaRows:
         maps: Sequence[Tensor],
         averages: Sequence[Tensor | str] | None,
         mixed: RasaProjection | str | None,
-        rounds: int,
+        rounds: int | None,
     ) -> None:
         self.projections: dict[str, RasaProjection | str] = {
             "rasa_published": fitted(maps, PUBLISHED_ROUNDS, published=True),
@@ -153,8 +159,9 @@ class RasaRows:
         if averages is not None:
             self.projections["d4_rasa"] = fitted(averages, rounds)
         count = {"rasa_mixed": "images of several kinds"}
+        others = f"{len(maps)} other image{'s' * (len(maps) != 1)}"
         self.details = {
-            key: f"{one.rounds} rounds, fitted on {count.get(key, f'{len(maps)} other images')}"
+            key: f"{one.rounds} rounds, fitted on {count.get(key, others)}"
             for key, one in self.projections.items()
             if not isinstance(one, str)
         }
@@ -174,12 +181,12 @@ class RasaRows:
                 yield key, projection.apply(base.movedim(0, -1)).movedim(-1, 0)
 
 
-def fitted(maps: Sequence[Tensor | str], rounds: int, published: bool = False) -> RasaProjection | str:
+def fitted(maps: Sequence[Tensor | str], rounds: int | None, published: bool = False) -> RasaProjection | str:
     """Return RASA fitted on maps (C, h, w) of any sizes, or the reason why it cannot be fitted.
 
     Args:
         maps: features; a string is a reason for a missing map.
-        rounds: clipped to the rank of the features.
+        rounds: clipped to the rank of the features; `default_rounds` for None.
         published: without standardisation and penalty, as in the paper.
     """
     reasons = [one for one in maps if isinstance(one, str)]
@@ -191,6 +198,7 @@ def fitted(maps: Sequence[Tensor | str], rounds: int, published: bool = False) -
     tokens = tokens - tokens.mean(0)
     variances = torch.linalg.eigvalsh(tokens.mT @ tokens)
     rank = int((variances > NULL * variances[-1]).sum())
+    rounds = default_rounds(len(variances)) if rounds is None else rounds
     # at least one direction has to remain
     rounds = min(rounds, (rank - 1) // 2)
     if rounds < 1:
