@@ -7,7 +7,7 @@ from vispe.backbones.vision_model import VisionModel
 from vispe.errors import OptionError
 from vispe.evaluate.probe.baselines import probe_baselines
 from vispe.evaluate.probe.rasa.fit import Rasa
-from vispe.evaluate.probe.remedies import ALPHA, RasaFeatures, remedied
+from vispe.evaluate.probe.remedies import ALPHA, RasaFeatures, default_rounds, remedied
 from vispe.evaluate.probe.targets import ramp
 from vispe.symmetry.symmetrization import D4Features
 
