@@ -90,7 +90,8 @@ def test_every_question_prints_a_table_of_its_own(capsys):
     each = ["after every block", "remedies"]
     model = "test_vit (random weights), "
     assert starts == [f"{model}1 noise image", *each, f"{model}2 textures", *each]
-    assert out.count("| average, 8 poses x 4 shifts |") == 2
+    assert out.count("| average, 8 poses x 4 shifts ") == 2
+    assert out.count("| RASA, fitted on mixed images ") == 2
     assert out.count("| block 5 |") == 2
 
 
@@ -105,7 +106,16 @@ def test_remedies_take_the_channels_that_are_given_or_choose_them_elsewhere(caps
     assert told == ["chosen on 4 other images", "chosen on the other half of the images", "given"]
     assert found[2]["baselines"]["rows"][1]["detail"] == "channels 3, 60 were set to 0"
     keys = ["none", "blank", "svd", "published_average", "d4_average"]
+    keys += ["rasa_published", "rasa", "rasa_mixed", "d4_rasa"]
     assert [row["key"] for row in found[0]["baselines"]["rows"]] == keys
+    fitted = [
+        {row["key"]: row["detail"] for row in result["baselines"]["rows"] if "rasa" in row["key"]}
+        for result in found
+    ]
+    assert [one["rasa"] for one in fitted] == [
+        f"8 rounds, fitted on {n} other image{'s' * (n > 1)}" for n in (4, 1, 1)
+    ]
+    assert {one["rasa_mixed"] for one in fitted} == {"8 rounds, fitted on images of several kinds"}
     for result, n in zip(found, (1, 2, 2), strict=True):
         for row in result["baselines"]["rows"]:
             assert {len(values) for values in row["r2_heldout"].values()} == {n}

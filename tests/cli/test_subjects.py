@@ -66,7 +66,8 @@ def test_commands_name_subjects_alike():
 def test_functions_are_probed_in_final_features(folder, capsys):
     found = report(capsys, "probe", "mine.py:flat", *PROBE, "--no-layers", "--baselines", "--shifts", "1")
     rows = found["results"]["noise"]["baselines"]["rows"]
-    assert [row["key"] for row in rows] == ["none", "blank", "svd", "published_average", "d4_average"]
+    keys = ["none", "blank", "svd", "published_average", "d4_average"]
+    assert [row["key"] for row in rows] == [*keys, "rasa_published", "rasa", "rasa_mixed", "d4_rasa"]
     assert "mine.py:flat has only final features, got layers=True. Pass --no-layers." in refused(
         capsys, "probe", "mine.py:flat", *PROBE
     )

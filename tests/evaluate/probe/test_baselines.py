@@ -17,6 +17,8 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
+from vispe.evaluate.probe.rasa.fit import Rasa
+from vispe.evaluate.probe.remedies import ALPHA
 from vispe.evaluate.probe.splits import Trials, cell
 from vispe.evaluate.probe.targets import ramp
 from vispe.symmetry.d4 import D4
@@ -135,7 +137,7 @@ def test_effective_rank_counts_directions():
 
 def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_not():
     f = Table()
-    table = probe_baselines(f, noise(4, 48, 48), step=2, black=torch.zeros(3, 1, 1), directions=3)
+    table = probe_baselines(f, noise(4, 48, 48), step=2, black=torch.zeros(3, 1, 1), directions=3, rounds=2)
     r2 = {row.key: dict(zip(table.targets, np.median(row.r2, axis=1), strict=True)) for row in table.rows}
     assert min(r2["none"].values()) > 0.8
     assert r2["published_average"]["lr+ud"] > r2["none"]["lr+ud"] - 0.05  # place stays, content is mixed away
@@ -147,8 +149,9 @@ def test_remedies_of_a_table_correct_averages_remove_and_the_published_one_does_
     assert max(r2["svd"].values()) < 0.1  # a black image shows nothing but the table
     for row in table.rows:
         assert np.median(row.shuffled, axis=1).max() < 0.1
-    assert [row.passes for row in table.rows] == [1, 1, 1, 4, 8, 16, 128]
-    assert f.seen == 4 * (1 + 1 + 128) + 1  # chosen on, itself, averages; black once
+    assert [row.passes for row in table.rows] == [1, 1, 1, 4, 8, 16, 128, 1, 1, 8]
+    assert f.seen == 4 * (1 + 8 + 1 + 128) + 1  # chosen and fitted on, itself, averages; black once
+    assert max(r2["rasa"]["lr"], r2["rasa"]["ud"], r2["d4_rasa"]["lr+ud"]) < 0.1
     assert table.verdict.startswith("position is removed by 'SVD debias': held-out R² of the best target")
     assert "1 forward pass per image" in table.verdict
 
@@ -165,26 +168,46 @@ def test_all_shifts_leave_nothing_of_a_table():
     assert not table.row("published_average").known
     assert np.isnan(table.row("published_average").r2).all()
     assert "Average, published form: does not exist on a 6x8 grid" in " ".join(table.notes)
-    assert table.table()[4][1:] == ["-"] * 9 + ["4"]
+    assert table.table()[4][1:] == ["-"] * 10 + ["4"]
+
+
+def slow_knn(x, mask, values, neighbours=5):
+    """R² of the mean of the nearest sampled patches, patch by patch."""
+    x = (x - x[mask].mean(0)) / np.where(np.ptp(x[mask], axis=0) == 0, 1, x[mask].std(0))
+    error, true = [], values[~mask]
+    for token, value in zip(x[~mask], true, strict=True):
+        nearest = np.argsort([((token - other) ** 2).sum() for other in x[mask]])[:neighbours]
+        error.append((value - values[mask][nearest].mean(0)) ** 2)
+    return (1 - np.sum(error, axis=0) / ((true - true.mean(0)) ** 2).sum(0)).mean()
 
 
 def test_rows_are_scored_on_the_same_patches_and_equal_the_remedies_by_hand():
     feats = [rng(s).standard_normal((9, 7, 10)) + 3 * ramp("lr", (9, 7)) for s in range(3)]
     black = rng(9).standard_normal((9, 7, 10))
     table = probe_baselines(feats, blank=[2, 5], black=black, directions=4, step=2, generator=11)
-    assert [row.key for row in table.rows] == ["none", "blank", "svd"]
-    assert [row.passes for row in table.rows] == [0, 0, 0]
+    assert [row.key for row in table.rows] == ["none", "blank", "svd", "rasa_published", "rasa"]
+    assert [row.passes for row in table.rows] == [0] * 5
     assert table.chosen_on == "given"
     trials, made = Trials(table.targets, 2), rng(11)
     noise_map = torch.from_numpy(black).permute(2, 0, 1)[None]
     for i, one in enumerate(feats):
         drawn = trials.draw((9, 7), made)
         own = torch.from_numpy(one).permute(2, 0, 1)
-        remedied = (own, blank_channels(own, [2, 5], axis=0), svd_debias(own[None], noise_map, k=4)[0])
+        remedied = [own, blank_channels(own, [2, 5], axis=0), svd_debias(own[None], noise_map, k=4)[0]]
+        # fitted on the images of the other half; 10 channels have 4 planes, of which 1 is the default
+        fit = Rasa(1, standardize=True, alpha=ALPHA), Rasa(4)
+        for rasa in fit[::-1]:
+            remedied.append(rasa.fit(feats[1 - i % 2 :: 2]).transform(own[None])[0])
         for row, value in zip(table.rows, remedied, strict=True):
             r2, control = trials.scores(value.permute(1, 2, 0), drawn)
             np.testing.assert_allclose(row.r2[:, i], r2)
             np.testing.assert_allclose(row.shuffled[:, i], control)
+            knn = [
+                slow_knn(value.permute(1, 2, 0).numpy(), t.mask, t.ramps["lr+ud"])
+                for t in drawn
+                if "lr+ud" in t.ramps
+            ]
+            assert row.knn[i] == pytest.approx(np.mean(knn))
             assert row.rank[i] == pytest.approx(effective_rank(value))
             assert row.cosine[i] == pytest.approx(mean_cosine(own, value))
     untouched = probe_baselines(feats, blank=[], black=black, step=2)
@@ -250,10 +273,11 @@ def test_images_may_differ_in_size():
     images = [noise(1, *size, seed=k)[0] for k, size in enumerate(sizes)]
     f, options = Table(), {"blank": [2], "black": torch.zeros(3, 1, 1), "shifts": 1, "step": 2}
     table = probe_baselines(f, images, **options)
-    assert f.seen == 4 * (1 + 8) + 3  # black whenever the size changes
+    assert f.seen == 4 * (1 + 8 + 1 + 8) + 3  # black whenever the size changes
     alone = probe_baselines(Table(), images[:2], **options)
     for row, other in zip(table.rows, alone.rows, strict=True):
-        np.testing.assert_array_equal(row.r2[:, :2], other.r2)
+        if "rasa" not in row.key:  # RASA is fitted on other images
+            np.testing.assert_array_equal(row.r2[:, :2], other.r2)
     last = svd_debias(f(images[3][None]), f(torch.zeros_like(images[3])[None]), k=12)[
         0
     ]  # of its own size again
@@ -266,8 +290,9 @@ def test_verdicts_of_remedies():
         "no position to remove: the original features have held-out R² of at most -"
     )
     strong = [rng(s).standard_normal((12, 12, 6)) + 20 * ramp("lr", (12, 12)) for s in range(2)]
-    verdict = probe_baselines(strong, blank=[1], step=2).verdict
-    assert verdict.startswith("no method removes position; the strongest is 'channels blanked'")
+    verdict = probe_baselines(strong, blank=[1], step=2, rounds=0).verdict
+    assert verdict.startswith("no method removes position; the strongest is 'RASA, published form'")
+    assert probe_baselines(strong, blank=[1], step=2).verdict.startswith("position is removed by 'RASA': ")
     flat = probe_baselines([np.ones((1, 30, 3))] * 2, blank=1, step=2)
     assert flat.verdict == "cannot be judged: a target is constant on this grid"
 
@@ -300,6 +325,9 @@ def test_baselines_refuse_what_they_cannot_use():
 def test_a_function_without_a_patch_has_no_averages_and_one_may_be_given():
     f = PerImage(lambda image: Table()(image[None])[0])
     images = noise(2, 24, 24)
-    assert [r.key for r in probe_baselines(f, images, blank=[1], step=2).rows] == ["none", "blank", "svd"]
+    assert [r.key for r in probe_baselines(f, images, blank=[1], step=2).rows] == [
+        "none", "blank", "svd", "rasa_published", "rasa",
+    ]  # fmt: skip
     rows = probe_baselines(f, images, blank=[1], step=2, patch=PATCH, shifts=1).rows
-    assert [r.key for r in rows] == ["none", "blank", "svd", "published_average", "d4_average"]
+    keys = ["none", "blank", "svd", "published_average", "d4_average", "rasa_published", "rasa", "d4_rasa"]
+    assert [r.key for r in rows] == keys

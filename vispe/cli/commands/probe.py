@@ -37,8 +37,10 @@ def probe(
     of the model.
 
     Probes the final features, then every block and every channel, and, with --baselines, features after remedies:
-    channels set to 0, SVD debiasing, and averages over mirrored, rotated and shifted images. The controls, shuffled
-    positions and random numbers, must not be decodable.
+    channels set to 0, SVD debiasing, averages over mirrored, rotated and shifted images, RASA (removal of the
+    directions of linear regressions of position, fitted on images that are not scored, of the same kind and of several
+    kinds), and RASA after the average over poses. The controls, shuffled positions and random numbers, must not be
+    decodable.
 
     Args:
         model: timm model name, open_clip:NAME/TAG, hf:FOLDER of a transformers model, folder of a retrofit, saved
@@ -52,7 +54,7 @@ def probe(
         noise: number of images of uniform noise to probe; needs no images.
         textures: number of synthetic homogeneous textures to probe; needs no images.
         layers: probe every block too; one additional forward pass per image.
-        baselines: probe the remedies too; 130 forward passes per image with 4 shifts, 10 with 1.
+        baselines: probe the remedies too; 138 forward passes per image with 4 shifts, 18 with 1.
         blank: channels that a remedy sets to 0; default the 4 most informative ones, selected on images that are not
             scored.
         shifts: number of shifts along each axis to average over, 1 for none; the cost grows with the square.

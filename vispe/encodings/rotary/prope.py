@@ -157,8 +157,8 @@ class PRoPE(Rotary):
             )
         if not self.groups:
             raise ShapeError(
-                f"prope needs head_dim of 8 or more for cameras, got {self._resolve_head_dim()}. Change num_heads or pass "
-                "head_dim."
+                f"prope needs head_dim of 8 or more for cameras, got {self._resolve_head_dim()}. Change num_heads or "
+                "pass head_dim."
             )
         pose = at_least_float32(extrinsic.values)
         camera = None

@@ -2,10 +2,21 @@
 
 from vispe._lazy import lazy_exports
 
-__all__ = ["ProbeResult", "ProbeRow", "markdown_table", "positional_probe"]
+__all__ = [
+    "ProbeResult",
+    "ProbeRow",
+    "Rasa",
+    "RasaProjection",
+    "fit_rasa",
+    "markdown_table",
+    "positional_probe",
+    "remedied",
+]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     dict.fromkeys(("ProbeRow", "ProbeResult", "positional_probe"), "vispe.evaluate.probe.positional")
+    | dict.fromkeys(("Rasa", "fit_rasa"), "vispe.evaluate.probe.rasa.fit")
+    | {"RasaProjection": "vispe.evaluate.probe.rasa.projection", "remedied": "vispe.evaluate.probe.remedies"}
     | dict.fromkeys(("markdown_table",), "vispe.report.table"),
 )

@@ -17,6 +17,10 @@ NAMES = {
     "d4_average": "average, 8 poses",
     "shift_average": "average, {n} shifts",
     "d4_shift_average": "average, 8 poses x {n} shifts",
+    "rasa_published": "RASA, published form",
+    "rasa": "RASA",
+    "rasa_mixed": "RASA, fitted on mixed images",
+    "d4_rasa": "average, 8 poses, then RASA",
 }
 """Debiasing methods by key, in the order of the table; averages are over n shifts by whole patches."""
 
@@ -30,6 +34,7 @@ class BaselineRow:
         name: human-readable name.
         r2: held-out R², mean over masks, (targets, images); NaN if the method is not available.
         shuffled: the same for targets with shuffled patches, the control.
+        knn: held-out R² of a non-linear probe of the headline, nearest neighbours, (images,).
         rank: effective rank of the features, (images,).
         cosine: cosine similarity to the original features, mean over patches, (images,).
         passes: forward passes per image.
@@ -40,6 +45,7 @@ class BaselineRow:
     name: str
     r2: np.ndarray
     shuffled: np.ndarray
+    knn: np.ndarray
     rank: np.ndarray
     cosine: np.ndarray
     passes: int
@@ -116,9 +122,9 @@ class BaselineTable:
 
     def table(self) -> list[list[str]]:
         """Return the table of medians over images as text, header first."""
-        rows = [["remedy", *self.targets, "shuffled", "effective rank", "cosine", "passes"]]
+        rows = [["remedy", *self.targets, "kNN", "shuffled", "effective rank", "cosine", "passes"]]
         for row in self.rows:
-            values = [*np.median(row.r2, axis=1), np.median(row.shuffled[0])]
+            values = [*np.median(row.r2, axis=1), np.median(row.knn), np.median(row.shuffled[0])]
             cells = [*map(cell, values), f"{np.median(row.rank):.1f}", f"{np.median(row.cosine):.2f}"]
             rows.append([row.name, *(cells if row.known else ["-"] * len(cells)), str(row.passes)])
         return rows
@@ -137,6 +143,7 @@ class BaselineTable:
                     "name": row.name,
                     "r2_heldout": dict(zip(self.targets, json_list(row.r2), strict=True)),
                     "shuffled": dict(zip(self.targets, json_list(row.shuffled), strict=True)),
+                    "knn": json_list(row.knn),
                     "effective_rank": json_list(row.rank),
                     "cosine": json_list(row.cosine),
                     "forward_passes": row.passes,

@@ -9,6 +9,7 @@ Memory: the maps of one image, five of them while averaging; one channel curve p
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from vispe.evaluate.probe.group_averages import (
     shift_lattice,
     transform_averages,
 )
+from vispe.evaluate.probe.remedies import ALPHA, MAX_IMAGES, FitMaps, RasaRows, fitted
 from vispe.evaluate.probe.splits import POSITIONS, Trials
 
 
@@ -46,6 +48,8 @@ def probe_baselines(
     black: Tensor | Features | None = None,
     directions: int = 16,
     shifts: int = 4,
+    rounds: int | None = None,
+    mixed: Iterable[Tensor] | Iterable[Features] | None = None,
     patch: int | None = None,
     targets: Sequence[str] = POSITIONS,
     step: int = 6,
@@ -54,9 +58,10 @@ def probe_baselines(
     alpha: float = 1.0,
     generator: np.random.Generator | int = 0,
 ) -> BaselineTable:
-    """Probe the position before and after channel blanking, SVD debiasing and transform averages.
+    """Probe the position before and after channel blanking, SVD debiasing, transform averages and RASA.
 
-    With a model, each image needs 1 forward pass, 1 for channel selection, and 8 per shift; a black image needs 1
+    With a model, each image needs 1 forward pass and 8 per shift; each image that channels are selected and RASA is
+    fitted on (at most 32 or, with `choose_on`, 16 for RASA) 1, and 8 for RASA after averages; a black image needs 1
     whenever the size changes.
 
     Args:
@@ -66,11 +71,14 @@ def probe_baselines(
         blank: indices of channels to set to 0; or their number: channels are then selected by the best R² of any target
             except the first, if there are several. They are never selected on the evaluated image: channels for even
             images come from odd ones and vice versa, or all from `choose_on`.
-        choose_on: images (or features) to select channels on.
+        choose_on: images (or features) to select channels and to fit RASA on; the other half of the images by default.
         black: a black image, normalised, (c, 1, 1) or (c, H, W), for the SVD; known for models of timm and open_clip.
             With features: the features (h, w, C) of a black image.
         directions: number of directions removed by the SVD, clipped to the available ones.
         shifts: number along each side of the grid, for averages over shifts; 1 for none.
+        rounds: of RASA, each removes two directions; clipped to the rank of the features. By default 32, but at most a
+            quarter of the directions is removed.
+        mixed: images (or features) of several kinds, to fit RASA on in an additional row.
         patch: patch size in pixels; known for models.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.
         step: a fraction 1 / step² of the patches is used for training.
@@ -97,10 +105,19 @@ def probe_baselines(
             "tensor, choose_on, or the channels as blank."
         )
     side = getattr(f, "patch", None) if patch is None else patch
-    folds, chosen_on = _channels(f, scored, blank, choose_on, trials, rng)
+    # images for channels and RASA cannot be read if there is only one pass, which is needed for the scores
+    others = choose_on if choose_on is not None else () if iter(scored) is scored else scored
+    if not isinstance(blank, int):
+        others = islice(others, 2 * MAX_IMAGES)
+    fits = FitMaps(f, side, halves=choose_on is None)
+    folds, chosen_on = _channels(fits.each(_each_map(f, others)), blank, choose_on is None, trials, rng)
+    several = (
+        None if mixed is None else fitted([m for _, m in islice(_each_map(f, mixed), MAX_IMAGES)], rounds)
+    )
+    rasa = [RasaRows(*fold, several, rounds) for fold in fits.folds()]
     if black is None and f is not None:
         black = black_image(model_or_features)
-    scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float]]] = {}
+    scores: dict[str, list[tuple[np.ndarray, np.ndarray, float, float, float]]] = {}
     undefined = np.full(len(trials.targets), np.nan)
     details: dict[str, str] = {}
     passes: dict[str, int] = {}
@@ -117,23 +134,29 @@ def probe_baselines(
             maps |= transform_averages(f, image, side, shifts)
             count = len(shift_lattice(tuple(original.shape[1:]), shifts))
             passes = forward_passes(tuple(original.shape[1:]), shifts)
+            passes["d4_rasa"] = passes["d4_average"]
+        maps |= dict(rasa[number % len(rasa)].apply(maps))
         for key, value in maps.items():
             row = scores.setdefault(key, [])
             if isinstance(value, str):
                 details[key] = value
-                row.append((undefined, undefined, np.nan, np.nan))
+                row.append((undefined, undefined, np.nan, np.nan, np.nan))
                 continue
-            r2, control = trials.scores(value.permute(1, 2, 0), trial)
-            row.append((r2, control, effective_rank(value), mean_cosine(original, value)))
+            feats = value.permute(1, 2, 0)
+            r2, control = trials.scores(feats, trial)
+            row.append(
+                (r2, control, trials.knn(feats, trial), effective_rank(value), mean_cosine(original, value))
+            )
     if not scores:
         raise ShapeError("probe_baselines: no images, got an empty sequence. Pass at least one image.")
-    details.setdefault("blank", _channels_sentence(folds))
+    details = {"blank": _channels_sentence(folds)} | rasa[0].details | details
     rows = []
     for key in (key for key in NAMES if key in scores):
-        r2, control, rank, cosine = (np.array(values) for values in zip(*scores[key], strict=True))
+        r2, control, knn, rank, cosine = (np.array(values) for values in zip(*scores[key], strict=True))
         name, cost = NAMES[key].format(n=count), passes.get(key, 1 if f is not None else 0)
-        rows.append(BaselineRow(key, name, r2.T, control.T, rank, cosine, cost, details.get(key, "")))
+        rows.append(BaselineRow(key, name, r2.T, control.T, knn, rank, cosine, cost, details.get(key, "")))
     settings = trials.to_dict() | {"directions": directions, "shifts": shifts, "chosen": chosen}
+    settings |= {"rounds": rounds, "rasa_alpha": ALPHA}
     return BaselineTable(trials.targets, tuple(rows), len(scores["none"]), chosen_on, settings)
 
 
@@ -147,25 +170,25 @@ def _each_map(f: FeatureFunction | None, source: Iterable[Any]) -> Iterator[tupl
 
 
 def _channels(
-    f: FeatureFunction | None,
-    scored: Iterable[Any],
+    others: Iterable[Tensor],
     blank: int | Sequence[int],
-    choose_on: Iterable[Any] | None,
+    halves: bool,
     trials: Trials,
     rng: np.random.Generator,
 ) -> tuple[list[list[int]], str]:
     """Return the channels to blank in images 0, 2, ... and 1, 3, ... (or in all), and how they were selected."""
-    if not isinstance(blank, int):
-        return [[int(c) for c in blank]], "given"
-    if blank < 0:
+    if isinstance(blank, int) and blank < 0:
         raise OptionError(
             f"probe_baselines: blank must be a list or at least 0, got {blank}. Use 0 for none."
         )
     curves = []
-    for _, original in _each_map(f, scored if choose_on is None else choose_on):
-        curve = trials.channels(original.permute(1, 2, 0), trials.draw(tuple(original.shape[1:]), rng))
-        curves.append(curve[1:] if len(curve) > 1 else curve)
-    if choose_on is None and len(curves) < 2:
+    for original in others:
+        if isinstance(blank, int):
+            curve = trials.channels(original.permute(1, 2, 0), trials.draw(tuple(original.shape[1:]), rng))
+            curves.append(curve[1:] if len(curve) > 1 else curve)
+    if not isinstance(blank, int):
+        return [[int(c) for c in blank]], "given"
+    if halves and len(curves) < 2:
         raise OptionError(
             f"probe_baselines: selecting channels needs at least 2 images, got {len(curves)}. Pass more images, "
             "choose_on, or the channels as blank."
@@ -179,7 +202,7 @@ def _channels(
         r2 = np.nan_to_num(np.mean(selected, axis=0), nan=-np.inf).max(0)
         return [int(c) for c in np.argsort(-r2, kind="stable")[:blank]]
 
-    if choose_on is not None:
+    if not halves:
         return [best(curves)], f"chosen on {len(curves)} other image{'s' * (len(curves) > 1)}"
     return [best(curves[1::2]), best(curves[::2])], "chosen on the other half of the images"
 

@@ -194,6 +194,27 @@ def channels_r2(
     return result
 
 
+def knn_r2(
+    feats: Features, mask: Features, target: np.ndarray, fit: Fit = RIDGE, neighbours: int = 5
+) -> float:
+    """Return the held-out R² of nearest neighbours among the patches of a mask, a non-linear probe.
+
+    Args:
+        feats: features of one image, (h, w, C).
+        mask: sampled patches, (h, w).
+        target: values (h, w, n).
+        fit: standardisation of the features.
+        neighbours: number of sampled patches whose values are averaged, clipped to their number.
+    """
+    x, chosen, shape, _ = _prepare(feats, mask, fit)
+    values = _flat_target("target", target, shape)
+    train, test = x[chosen], x[~chosen]
+    # |a - b|² without |a|², which is the same for all neighbours of a patch
+    distances = (train**2).sum(1) - 2 * test @ train.T
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :neighbours]
+    return r2_score(values[~chosen], values[chosen][nearest].mean(1))
+
+
 def _mean(sampled: np.ndarray, fit: Fit) -> np.ndarray:
     return sampled.mean(0) if fit.fit_intercept else np.zeros(sampled.shape[1])
 

@@ -21,7 +21,8 @@ from vispe.evaluate.probe.positional import positional_probe
 from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
 
-_CHOSEN_ON = 4  # noise images for channel selection if there is only a single image
+_CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
+_MIXED = 8  # images of noise, and as many textures, for the fit of RASA on images of several kinds
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,12 @@ def probe_source(
         layers = probe_layers(audited.f, shown(pictures, f"probing {source} after every block"), **fit)
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
-        single = probe.n_images == 1 and isinstance(blank, int)
         # another seed than that of the probed noise
+        single = probe.n_images == 1
         others = load_images(subject, (), noise=_CHOSEN_ON, seed=seed + 1)[0] if single else None
+        mixed = load_images(subject, (), noise=_MIXED, textures=_MIXED, seed=seed + 1)[0]
         black = subject.tensor(np.zeros((1, 1, 1), np.float32))
-        fit |= {"blank": blank, "choose_on": others, "black": black, "patch": audited.patch}
+        fit |= {"blank": blank, "choose_on": others, "mixed": mixed, "black": black, "patch": audited.patch}
         each = _Reiterable(lambda: shown(pictures, f"remedies on {source}"))
         baselines = probe_baselines(audited.f, each, shifts=question.shifts, **fit)
     for note in notes:

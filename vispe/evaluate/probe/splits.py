@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vispe.errors import OptionError, ShapeError
-from vispe.evaluate.probe.fit import RIDGE, Features, Fit, channels_r2, fit_probe
+from vispe.evaluate.probe.fit import RIDGE, Features, Fit, channels_r2, fit_probe, knn_r2
 from vispe.evaluate.probe.targets import check_target, ramp, sample_mask, sample_region
 
 POSITIONS = ("lr+ud", "lr", "ud", "diag", "radial", "raster")
@@ -91,6 +91,23 @@ class Trials:
                 scores[name].append((fits[name].r2_heldout, fits[f"shuffled {name}"].r2_heldout))
         means = np.array([np.mean(scores[name], axis=0) for name in self.targets])
         return means[:, 0], means[:, 1]
+
+    def knn(self, feats: Features, trials: Sequence[Trial]) -> float:
+        """Return the held-out R² of a non-linear probe of the headline target, averaged over splits.
+
+        It predicts the mean position of the 5 training patches with the nearest standardised features. Position that a
+        linear method has removed from every linear model may still be decoded by it.
+
+        Args:
+            feats: (h, w, C).
+            trials: splits of the same grid.
+        """
+        scores = []
+        for trial in trials:
+            if self.targets[0] not in trial.ramps:
+                continue
+            scores.append(knn_r2(feats, trial.mask, trial.ramps[self.targets[0]]))
+        return float(np.mean(scores))
 
     def channels(self, feats: Features, trials: Sequence[Trial]) -> np.ndarray:
         """Return the held-out R² of single channels, (targets, C), averaged over splits."""

@@ -40,7 +40,10 @@ _REMEDIES = (
     "position. Cosine: similarity to the original features. Passes: forward passes per image. The published form of "
     "the average adds the maps of rotated and reflected images without undoing the transform, so each patch mixes four "
     "positions; the other averages undo it first. The distance to the centre is common to all eight poses and remains; "
-    "only shifts remove it. Shifts roll the image, which adds a seam to images that are not periodic."
+    "only shifts remove it. Shifts roll the image, which adds a seam to images that are not periodic. RASA removes the "
+    "directions of linear regressions of row and column, fitted on images that are not scored; its published form does "
+    "not standardise the features and has no ridge penalty. kNN: R² of a non-linear probe of the first target, the "
+    "mean position of the 5 training patches with the nearest features; a linear method may leave it unchanged."
 )
 
 

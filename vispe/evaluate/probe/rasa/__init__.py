@@ -1,0 +1,1 @@
+"""RASA: iterative removal of linear position from patch features (Franca, arXiv 2507.14137)."""

@@ -1,0 +1,282 @@
+"""Fit of RASA on features.
+
+The loss of every round is minimised over all tokens at once by L-BFGS, from zero and preconditioned: the fit is
+deterministic. Starting from zero, the weights of a round have no component along the planes of earlier rounds, so
+that both orders of `RasaProjection` agree; they differ for weights from stochastic training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vispe.errors import InputError, OptionError, ShapeError
+from vispe.evaluate.probe.fit import Features
+from vispe.evaluate.probe.rasa.projection import RasaProjection, floating
+from vispe.evaluate.probe.rasa.rounds import (
+    Activation,
+    Order,
+    check_activation,
+    check_order,
+    gram_schmidt,
+    grid_coords,
+    predict_coords,
+    rasa_loss,
+)
+
+_AT_ZERO = {
+    "sigmoid": (0.5, 0.25),
+    "tanh": (0.0, 1.0),
+    "none": (0.0, 1.0),
+}  # value and slope of the activation
+NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
+_ITERATIONS, _MEMORY = 100, 10  # of L-BFGS in each round; 5 to 30 iterations are usually enough
+_TOLERANCE = 1e-9  # relative decrease of the loss at which a fit ends
+
+
+class Rasa:
+    """Iterative removal of linear position from features, with `fit` and `transform` as in scikit-learn.
+
+    Args:
+        rounds: number of rounds; each removes one direction per coordinate.
+        order: how rounds are combined, see `RasaProjection`.
+        activation: of the regression: `sigmoid`, `tanh` or `none`.
+        standardize: subtract the mean and divide by the standard deviation of every channel before the fit and the
+            projection, and undo both afterwards. Without it, a constant offset of the features takes part in the fit.
+        alpha: ridge penalty; alpha |W|² / outputs is added to the loss of every round (ours). Without a penalty the fit
+            prefers directions of small variance, which a regularised probe hardly uses, so that many rounds are needed.
+
+    Attributes:
+        projection_: the fitted `RasaProjection`.
+        losses_: loss of the fit of every round, without penalty, (rounds,).
+
+    Raises:
+        OptionError: an unknown order or activation, or a negative number of rounds or penalty.
+
+    >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
+    >>> Rasa(rounds=1).fit(maps).transform(maps).shape
+    torch.Size([8, 4, 6, 7])
+    """
+
+    def __init__(
+        self,
+        rounds: int = 9,
+        order: Order = "joint",
+        activation: Activation = "sigmoid",
+        standardize: bool = False,
+        alpha: float = 0.0,
+    ) -> None:
+        check_activation(activation)
+        if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 0:
+            raise OptionError(f"Rasa: rounds must be an integer of at least 0, got {rounds!r}. Use 9.")
+        check_order(order)
+        self.rounds, self.order = int(rounds), order
+        if not 0 <= alpha < float("inf"):
+            raise OptionError(
+                f"Rasa: alpha must be at least 0 and finite, got {alpha!r}. Use 0 for no penalty."
+            )
+        self.activation, self.standardize, self.alpha = activation, standardize, float(alpha)
+
+    def fit(self, features: Features | Sequence[Features], coords: Features | None = None) -> Rasa:
+        """Fit the directions of every round; use other images than those that are scored.
+
+        Args:
+            features: maps (b, C, h, w) or (h, w, C), or a list of maps (h, w, C) of any sizes; or tokens (tokens, C),
+                which need `coords`. Without a penalty more tokens than channels are required; ten times as many are
+                advisable.
+            coords: targets (tokens, outputs) of the tokens; of one map, in row-major order, where features are maps. By
+                default `grid_coords`, row and column from 0 to 1. Pass them for 3D grids.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ShapeError: shapes do not match, or tokens without coordinates.
+            InputError: values that are not finite, too few tokens, or a round without variation left.
+            OptionError: more directions than channels.
+        """
+        x, t = _flat(features, coords)
+        if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
+            raise InputError(
+                "Rasa: features and coords must be finite, got NaN or infinity. Check model and images."
+            )
+        (n, c), outputs = x.shape, t.shape[1]
+        if self.rounds * outputs >= c:
+            raise OptionError(
+                f"Rasa: rounds must be below {c / outputs:g} for {c} channels and {outputs} coordinates, got "
+                f"{self.rounds}. Use fewer rounds."
+            )
+        if n <= c and not self.alpha:
+            raise InputError(
+                f"Rasa: features must have more tokens than channels without a penalty, got {n} tokens of {c}. "
+                "Use more images or alpha > 0."
+            )
+        mean = std = None
+        if self.standardize:
+            mean, std = x.mean(0), x.std(0, correction=0)
+            # do not divide constant channels by the rounding error of their mean
+            std = torch.where(x.amax(0) == x.amin(0), 1.0, std)
+            x = (x - mean) / std
+        weights, losses = _fit_rounds(x, t, self.rounds, self.activation, self.alpha)
+        self.projection_ = RasaProjection(weights, self.order, mean, std)
+        self.losses_ = losses
+        return self
+
+    def transform(self, features: Features) -> Features:
+        """Return features without the fitted directions, see `RasaProjection.apply`.
+
+        Raises:
+            OptionError: `fit` was not called.
+        """
+        if not hasattr(self, "projection_"):
+            raise OptionError("Rasa: transform needs fitted directions, got none. Call fit first.")
+        return self.projection_.apply(features)
+
+    def fit_transform(self, features: Features, coords: Features | None = None) -> Features:
+        """Return `fit(features, coords).transform(features)`."""
+        return self.fit(features, coords).transform(features)
+
+
+def fit_rasa(
+    features: Features | Sequence[Features],
+    rounds: int = 9,
+    order: Order = "joint",
+    activation: Activation = "sigmoid",
+    coords: Features | None = None,
+) -> RasaProjection:
+    """Return the fitted projection of features that are not standardised; arguments as in `Rasa`."""
+    return Rasa(rounds, order, activation).fit(features, coords).projection_
+
+
+def _fit_rounds(
+    x: Tensor, t: Tensor, rounds: int, activation: Activation, alpha: float
+) -> tuple[Tensor, list[float]]:
+    """Return the weights (rounds, outputs, C) for features (n, C), and the loss of every round without penalty."""
+    moment = x.mT @ x / len(x)
+    largest = float(torch.linalg.eigvalsh(moment)[-1])
+    eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+    slope = _AT_ZERO[activation][1]
+    fitted, losses, removed = [], [], eye[:0]
+    for number in range(1, rounds + 1):
+        # principal axes of the remaining features; they exclude the planes of earlier rounds
+        projector = eye - removed.mT @ removed
+        values, vectors = torch.linalg.eigh(projector @ moment @ projector)
+        nonzero = values > NULL * largest
+        if int(nonzero.sum()) < t.shape[1]:
+            raise InputError(
+                f"Rasa: round {number} needs features that vary in {t.shape[1]} directions, got "
+                f"{int(nonzero.sum())}. Use fewer rounds."
+            )
+        # coordinates in which the penalised loss has nearly the same curvature in all directions
+        axes = vectors[:, nonzero] / (slope**2 * values[nonzero] + alpha).sqrt()
+        weights = _minimise(x, t, axes, activation, alpha)
+        fitted.append(weights)
+        losses.append(float(rasa_loss(x, weights, t, activation)))
+        # a second orthogonalisation against earlier rounds removes rounding errors
+        directions = gram_schmidt(weights, number)
+        directions = directions - (directions @ removed.mT) @ removed
+        removed = torch.cat([removed, torch.linalg.qr(directions.mT)[0].mT])
+    empty = x.new_zeros(0, t.shape[1], x.shape[1])
+    return (torch.stack(fitted) if rounds else empty), losses
+
+
+def _minimise(x: Tensor, t: Tensor, axes: Tensor, activation: Activation, alpha: float) -> Tensor:
+    """Return the weights (outputs, C) of the smallest penalised loss, as combinations of axes (C, r)."""
+    z = x @ axes
+    # one Newton step from zero, the solution without activation; defined however little position is left
+    value, slope = _AT_ZERO[activation]
+    start = slope * (t - value).mT @ z / len(z)
+    if activation == "none":
+        return start @ axes.mT
+    outputs = len(start)
+
+    def loss_and_gradient(weights: Tensor) -> tuple[float, Tensor]:
+        prediction = predict_coords(z, weights, activation)
+        error = prediction - t
+        derivative = prediction * (1 - prediction) if activation == "sigmoid" else 1 - prediction**2
+        penalised = weights @ axes.mT
+        loss = error.square().mean() + alpha * penalised.square().sum() / outputs
+        gradient = (error * derivative).mT @ z * (2 / t.numel()) + penalised @ axes * (2 * alpha / outputs)
+        return float(loss), gradient
+
+    return _lbfgs(loss_and_gradient, start, outputs / 2) @ axes.mT
+
+
+def _lbfgs(loss_and_gradient: Callable[[Tensor], tuple[float, Tensor]], x: Tensor, scale: float) -> Tensor:
+    """Minimise a loss by L-BFGS with backtracking.
+
+    `torch.optim.LBFGS` would import the compiler of torch, which takes seconds.
+
+    Args:
+        loss_and_gradient: of the loss.
+        x: start.
+        scale: inverse of the curvature at the start.
+    """
+    loss, gradient = loss_and_gradient(x)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(_ITERATIONS):
+        # two-loop recursion: product of the inverse curvature with the gradient
+        direction, coefficients = gradient, []
+        for s, y in reversed(pairs):
+            coefficients.append((s * direction).sum() / (s * y).sum())
+            direction = direction - coefficients[-1] * y
+        direction = scale * direction
+        for (s, y), coefficient in zip(pairs, reversed(coefficients), strict=True):
+            direction = direction + (coefficient - (y * direction).sum() / (s * y).sum()) * s
+        decrease, step = float((gradient * direction).sum()), 1.0
+        new, (new_loss, new_gradient) = x - direction, loss_and_gradient(x - direction)
+        while not new_loss <= loss - 1e-4 * step * decrease and step > 1e-6:
+            step /= 2
+            new = x - step * direction
+            new_loss, new_gradient = loss_and_gradient(new)
+        if not new_loss < loss:
+            break
+        s, y = new - x, new_gradient - gradient
+        if float((s * y).sum()) > 1e-12 * float(y.square().sum()):
+            pairs = [*pairs[-_MEMORY + 1 :], (s, y)]
+            scale = float((s * y).sum() / y.square().sum())
+        converged = loss - new_loss <= _TOLERANCE * loss
+        x, loss, gradient = new, new_loss, new_gradient
+        if converged:
+            break
+    return x
+
+
+def _flat(features: Features | Sequence[Features], coords: Features | None) -> tuple[Tensor, Tensor]:
+    """Return tokens (n, C) and targets (n, outputs), float64."""
+    t = None if coords is None else torch.as_tensor(coords).double()
+    if isinstance(features, list | tuple):
+        if coords is not None or not features or any(one.ndim != 3 for one in features):
+            shapes = [tuple(one.shape) for one in features]
+            raise ShapeError(
+                f"Rasa: a list must have maps (h, w, C) and no coords, got shapes {shapes}. Pass tokens (tokens, C) "
+                "and coords otherwise."
+            )
+        pairs = [_flat(one, None) for one in features]
+        if len({x.shape[1] for x, _ in pairs}) > 1:
+            raise ShapeError(
+                f"Rasa: all maps must have the same channels, got {[x.shape[1] for x, _ in pairs]}. Use one model."
+            )
+        return torch.cat([x for x, _ in pairs]), torch.cat([t for _, t in pairs])
+    x = floating(features).detach().double()
+    if x.ndim not in (2, 3, 4) or 0 in x.shape or (x.ndim == 2 and t is None):
+        raise ShapeError(
+            f"Rasa: features must be maps (b, C, h, w) or (h, w, C), or tokens (n, C) with coords, got "
+            f"{tuple(x.shape)}. Reshape them."
+        )
+    if x.ndim == 2:
+        count = 1
+    else:
+        shape = x.shape[2:] if x.ndim == 4 else x.shape[:2]
+        count = len(x) if x.ndim == 4 else 1
+        t = grid_coords(shape, x.device) if t is None else t
+        x = x.movedim(1, -1).flatten(0, 2) if x.ndim == 4 else x.flatten(0, 1)
+    if t.ndim != 2 or len(t) * count != len(x) or t.shape[1] == 0:
+        raise ShapeError(
+            f"Rasa: coords must be ({len(x) // count}, outputs) for {len(x)} tokens, got {tuple(t.shape)}. Pass one "
+            "row per token of a map."
+        )
+    return x, t.to(x.device).repeat(count, 1)
