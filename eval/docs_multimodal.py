@@ -38,6 +38,7 @@ POSITION = ("scheme", "moves with the text before", "text after an image", "text
 
 PICTURES = {
     "grids": "grids of the call",
+    "newline_grids": "grids of the call, row ends",
     "squares": "squares of the configured size",
     "sizes": "`image_sizes`, row ends; else squares",
     "runs": "equal squares, counted",

@@ -66,10 +66,6 @@ class Rule:
     def begin(self, document):
         """Start a sample (row, number)."""
 
-    def end(self, tokens, c):
-        """Return the counter after the last sample of a row, from its tokens and the counter so far."""
-        return c
-
     def first(self, group):
         """Return where the counter of a group starts."""
         return 0
@@ -342,10 +338,6 @@ class XDRoPE(Rule):
         self.images += t
         return tokens, c + t * h * w
 
-    def end(self, tokens, c):
-        """Return the counter after the last sample of a row with these tokens."""
-        return c if self.image_index == "sample" else max([c, *(max(token) + 1 for token in tokens)])
-
 
 RULES = {
     "bilevel": Bilevel,
@@ -391,7 +383,6 @@ def walk(rule, rows, start=None, draws=None):
             begin = Fraction(start[number]) if start is not None and document == 0 else 0
             counters = {}
             rule.begin((number, document))
-            before = len(here)
             for segment in segments:
                 group = segment.group if isinstance(segment, Text) else 0
                 c = counters.get(group, begin + rule.first(group))
@@ -409,7 +400,7 @@ def walk(rule, rows, start=None, draws=None):
                     here += found
                 after = counters[group]
         tokens.append(here)
-        following.append(rule.end(here[before:], after) if here else after)
+        following.append(after)
     return tokens, following
 
 

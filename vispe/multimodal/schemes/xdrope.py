@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,9 @@ from torch import Tensor
 from vispe.errors import InputError, OptionError, ShapeError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
+from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.segments import IMAGE, Image
-from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import listed
 from vispe.options import Count, Limits
 
@@ -42,8 +41,7 @@ class XDRoPE(Scheme):
             divide the channels, so that the two channels of a pair may read different axes. Text is rotated equally by
             both. In images, the second is not a rotation: norms and the scores of equal distances change.
         image_index: images are counted in each ``'sample'``, or, as in transformers 5.24.0, through the ``'batch'``, so
-            that the coordinates of a sample depend on the samples before it. With ``'batch'``, generated text continues
-            after the largest coordinate, if this is above the number of tokens.
+            that the coordinates of a sample depend on the samples before it.
     """
 
     name: ClassVar[str] = "xdrope"
@@ -95,18 +93,6 @@ class XDRoPE(Scheme):
         new = torch.ones_like(blocks.visual)
         new[1:] = (sample[:, 1:] != sample[:, :-1]).any(0)
         return (before - before[new][new.long().cumsum(0) - 1]).double()
-
-    def coordinates(self, stream: Stream, **options: Any) -> Coordinates:
-        """Return the coordinates of every token of a stream; see `Scheme.coordinates`."""
-        result = super().coordinates(stream, **options)
-        if self.image_index == "sample":
-            return result
-        # of packed samples, the last one goes on
-        document = stream.scatter(stream.blocks.document[stream.block], -1)
-        last = document == document.amax(1, keepdim=True)
-        largest = result.ids.masked_fill(~(result.mask & last), -torch.inf).amax((0, 2))
-        following = torch.maximum(result.next, largest + 1)
-        return Coordinates(result.ids, result.mask, following, self, result.draws, result.extent)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return the axis of each pair (pairs,); with ``layout='elementwise'``, of each channel (2 pairs,).
