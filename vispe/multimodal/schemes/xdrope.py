@@ -36,8 +36,8 @@ class XDRoPE(Scheme):
         sections: pairs of channels of sequence, column, row and image (`mrope_section`, formerly `xdrope_section`); or
             three, of column, row and image, for checkpoints without a sequence axis. Equal parts of four axes by
             default; the remainder goes to the sequence.
-        layout: channels that an axis rotates. ``'paired'``: sections divide the pairs, as in MRoPE, the remote code of
-            the first checkpoints, vLLM and llama.cpp. ``'elementwise'``: transformers 5.24.0, whose sections, doubled,
+        layout: channels that an axis rotates. ``'paired'``: sections divide the pairs, as in MRoPE, in the remote code
+            of the first checkpoints and in vLLM. ``'elementwise'``: transformers 5.24.0, whose sections, doubled,
             divide the channels, so that the two channels of a pair may read different axes. Text is rotated equally by
             both. In images, the second is not a rotation: norms and the scores of equal distances change.
         image_index: images are counted in each ``'sample'``, or, as in transformers 5.24.0, through the ``'batch'``, so
