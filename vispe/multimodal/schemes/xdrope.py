@@ -27,7 +27,7 @@ class XDRoPE(Scheme):
     """Sequence position, column, row and image index on four axes (HunyuanOCR, arXiv 2511.19575).
 
     Text has its sequence position on all axes. The tokens of an image have (position, column, row, index of the image);
-    the position counts on through the image, the other three start at 0 in every image, whatever the text before it.
+    the position counts on through the image, columns and rows start at 0 in every image, whatever the text before it.
     Columns include the newline token after every row, so an image of h x w merged patches is ``Image(h, w + 1)``; the
     tokens before and after an image are text. `newline_images` returns both from processor outputs. Tiles, and frames
     of a video, count as images. With `start`, images are counted from 0 again.
