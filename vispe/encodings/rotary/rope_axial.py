@@ -17,6 +17,7 @@ from vispe.encodings.parts.rope import (
     pair_counts,
 )
 from vispe.encodings.registry import register
+from vispe.errors import OptionError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import grid_frequencies, inverse_frequencies, likeness, min_base, p_rope
 from vispe.options import Chance, Limits, Number, Positive, Shape, Share
@@ -37,7 +38,10 @@ class RopeAxial(RopeBase):
     ``rope_axial.p_rope`` rotates only the fast pairs of each axis (arXiv 2410.06205), so that the others carry
     content independent of distance; on one axis it is p-RoPE itself. ``rope_axial.flux`` has the rotation of Flux
     and Meissonic (arXiv 2410.08261), with (16, 56, 56) of 128 channels for (time, y, x): those of time are not rotated
-    in an image. Text before it is at the corner, at patch (0, 0): this is the identity, as here.
+    in an image. Text before it is at the corner, at patch (0, 0): this is the identity, as here. ``rope_axial.moonvit``
+    is the rotation of Kimi's vision towers (arXiv 2504.07491), by rows and columns only, also in videos;
+    ``rope_axial.minimax`` that of MiniMax M3 VL, by frame, row and column. `vispe.grid.packed_positions` returns the
+    positions of their packed patches.
 
     Args:
         dim: width of the tokens, d.
@@ -57,6 +61,10 @@ class RopeAxial(RopeBase):
         turning: fraction p of the pairs of each axis that are rotated, the fastest, rounded down (p-RoPE). Their
             frequencies are unchanged, while `rotated` spreads all frequencies over fewer channels.
         still: fraction of the pairs, the first ones, that belong to no axis and are not rotated.
+        alternate: axes alternate from pair to pair, in the order of `indexing`, instead of one part of the pairs after
+            the other; frequencies per axis are unchanged. It needs equal numbers of pairs per axis.
+        tail: with ``layout='half'``, channels of the pairs that remain when all axes have theirs: 'halves', the end of
+            both halves of the head; 'end', the end of the head, so that the halves of its first channels are rotated.
         spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         schedule: behaviour at other resolutions, per axis: 'none' extrapolates patch indices, 'rescale'
             maps them onto the training grid, 'pi' does so for larger grids only, 'ntk' stretches slow pairs more than
@@ -108,6 +116,9 @@ class RopeAxial(RopeBase):
         "jitter_coords=1.3,per_block=true",
         "still=0.25,split=[1,1,1]",
         "logit_scale=ssmax",
+        "alternate=true",
+        "alternate=true,indexing=ij,layout=half,still=0.25",
+        "layout=half,tail=end,split=[1,2,1]",
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
@@ -115,6 +126,8 @@ class RopeAxial(RopeBase):
         "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
         "p_rope": {"temperature": 10000.0, "layout": "half", "turning": 0.75},
         "flux": {"temperature": 10000.0, "indexing": "ij", "still": 0.125},
+        "moonvit": {"temperature": 10000.0, "indexing": "xy", "layout": "half", "alternate": True},
+        "minimax": {"temperature": 10000.0, "indexing": "ij", "layout": "half", "tail": "end"},
     }
 
     temperature: Positive = 100.0
@@ -125,14 +138,28 @@ class RopeAxial(RopeBase):
     split: Shape | None = None
     turning: Share = 1.0
     still: Chance = 0.0
+    alternate: bool = False
+    tail: Literal["halves", "end"] = "halves"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tail == "end" and self.layout != "half":
+            raise OptionError(
+                f"{self.name}: tail='end' has no effect on pairs of adjacent channels, got layout={self.layout!r}. Use "
+                "layout='half'."
+            )
+        if self.alternate and self.split is not None and len(set(self.split)) > 1:
+            raise OptionError(
+                f"{self.name}: alternate needs equal numbers of pairs per axis, got split={list(self.split)}. Omit "
+                "split."
+            )
         self._still = round(self.still * self.pairs)
         check_split(self.name, self.split, self.pairs - self._still)
 
     @property
     def _whole(self) -> int:
+        if self.tail == "end":  # channels may remain
+            return 1 if self.rotated == 1 else 2
         return 4 if self.split is None else 2  # equal numbers of pairs for two axes, unless split is set
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
@@ -180,4 +207,8 @@ class RopeAxial(RopeBase):
             coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
         axes = range(pos.axes)
         order = axes if self.indexing == "ij" else [*reversed(axes)]
-        return axial_angles(coords, self.frequencies(pos), order, self.pairs, self._still)
+        freqs = self.frequencies(pos)
+        pairs = self.pairs
+        if self.tail == "end":
+            pairs = self._still + sum(f.shape[-1] for f in freqs)
+        return axial_angles(coords, freqs, order, pairs, self._still, self.alternate)
