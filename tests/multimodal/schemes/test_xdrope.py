@@ -7,7 +7,17 @@ import torch
 
 from vispe.errors import InputError, OptionError, ShapeError, UnsupportedCombination
 from vispe.grid.frequencies import inverse_frequencies, ntk_base
-from vispe.multimodal import Image, Stream, Text, Video, angles, create_scheme, newline_images, rotation
+from vispe.multimodal import (
+    Image,
+    Parallel,
+    Stream,
+    Text,
+    Video,
+    angles,
+    create_scheme,
+    newline_images,
+    rotation,
+)
 from vispe.multimodal.properties import keeps_text
 from vispe.multimodal.serving import Rows, table_of
 
@@ -66,6 +76,16 @@ def test_coordinates_of_an_example():
     assert counted.delta("max").tolist() == [[0], [1]]  # the image index 3 is above the third token
     three = create_scheme("xdrope(sections=[2,3,3])").coordinates(Stream.of(rows)).ids
     assert torch.equal(three, found[1:])
+
+
+@pytest.mark.parametrize("align", ["start", "end"])
+def test_parallel_images_have_one_index(align):
+    members = [Image(1, 2), [Image(1, 1), Image(2, 1)]]
+    rows = [[Image(1, 1), Parallel(members, align=align), Image(1, 1)], [Image(1, 1)]]
+    index = create_scheme("xdrope").coordinates(Stream.of(rows)).ids[3]
+    assert index.tolist() == [[0, 1, 1, 1, 2, 2, 3], [0] * 7]
+    counted = create_scheme("xdrope(image_index=batch)").coordinates(Stream.of(rows)).ids[3]
+    assert counted[1, 0] == 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

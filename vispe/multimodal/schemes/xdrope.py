@@ -14,6 +14,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
 from vispe.multimodal.scheme import Scheme, VisualTokens
 from vispe.multimodal.streams.attention_blocks import Blocks
+from vispe.multimodal.streams.parallel_segments import END, steps
 from vispe.multimodal.streams.segments import IMAGE, Image
 from vispe.multimodal.streams.torch_typing import listed
 from vispe.options import Count, Limits
@@ -30,7 +31,8 @@ class XDRoPE(Scheme):
     the position counts on through the image, columns and rows start at 0 in every image, whatever the text before it.
     Columns include the newline token after every row, so an image of h x w merged patches is ``Image(h, w + 1)``; the
     tokens before and after an image are text. `newline_images` returns both from processor outputs. Tiles, and frames
-    of a video, count as images. With `start`, images are counted from 0 again.
+    of a video, count as images; members of a `Parallel` start at the same index. With `start`, images are counted from
+    0 again.
 
     Args:
         sections: pairs of channels of sequence, column, row and image (`mrope_section`, formerly `xdrope_section`); or
@@ -84,15 +86,21 @@ class XDRoPE(Scheme):
 
     def _first_image(self, blocks: Blocks) -> Tensor:
         """Return the number of images and frames before each block (m), float64."""
-        images = torch.where(blocks.visual, blocks.size[:, 0], 0)
+        images = torch.where(blocks.visual, blocks.size[:, 0], 0).double()
+        offset = torch.zeros_like(images)
+        if blocks.parallel is not None:
+            # members of a set have no order, so each counts its images from the same index
+            parallel = blocks.parallel.clone()
+            parallel[:, END] = 0
+            images, offset, _ = steps(parallel, images)
         before = images.cumsum(0) - images
         if self.image_index == "batch":
-            return before.double()
+            return before + offset
         # blocks of a sample are consecutive, so its first block has the number of images before it
         sample = torch.stack([blocks.sample, blocks.document])
         new = torch.ones_like(blocks.visual)
         new[1:] = (sample[:, 1:] != sample[:, :-1]).any(0)
-        return (before - before[new][new.long().cumsum(0) - 1]).double()
+        return before - before[new][new.long().cumsum(0) - 1] + offset
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
         """Return the axis of each pair (pairs,); with ``layout='elementwise'``, of each channel (2 pairs,).
