@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from vispe.errors import OptionError, ShapeError
+from vispe.errors import OptionError, ShapeError, is_whole
 from vispe.grid.coordinates import Positions
 
 
@@ -68,20 +69,20 @@ def pool_windows(x: Tensor, grids: Tensor, kernel: int | tuple[int, int]) -> Ten
         >>> pool_windows(x, torch.tensor([[2, 2, 2]]), 2)[..., 0]
         tensor([[2., 3., 4., 5.]])
     """
-    kernel = _kernel(kernel)
-    sizes = list(_sizes(grids, kernel))
+    sides = _kernel(kernel)
+    sizes = list(_sizes(grids, sides))
     lengths = [t * h * w for t, h, w in sizes]
     if x.ndim != 2 or len(x) != sum(lengths):
         raise ShapeError(
             f"pool_windows: x must have one row for each of the {sum(lengths)} patches of grids, got {tuple(x.shape)}."
         )
-    parts = zip(x.split(lengths), sizes, strict=True)
-    return torch.cat(
-        [
-            _windows(part.reshape(*size, -1).mean(0, keepdim=True), kernel).flatten(0, 1).flatten(1, 2)
-            for part, size in parts
-        ]
-    )
+    pooled: list[Tensor] = []
+    start = 0
+    for size, length in zip(sizes, lengths, strict=True):
+        mean = x[start : start + length].reshape(*size, -1).mean(0, keepdim=True)
+        pooled.append(_windows(mean, sides).flatten(0, 1).flatten(1, 2))
+        start += length
+    return torch.cat(pooled)
 
 
 def _windows(x: Tensor, kernel: tuple[int, int]) -> Tensor:
@@ -93,8 +94,8 @@ def _windows(x: Tensor, kernel: tuple[int, int]) -> Tensor:
 
 def _kernel(kernel: int | tuple[int, int]) -> tuple[int, int]:
     """Return rows and columns of a merge window."""
-    sides = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
-    if len(sides) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sides):
+    sides = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    if len(sides) != 2 or not all(is_whole(n) and n > 0 for n in sides):
         raise OptionError(
             f"A merge window needs rows and columns above 0, got {kernel!r}. Pass one or two integers."
         )
@@ -109,7 +110,8 @@ def _sizes(grids: Tensor, kernel: tuple[int, int]) -> Iterator[tuple[int, int, i
             "Packed patches need grids of shape (m, 3), integers of frames, rows and columns, got "
             f"{tuple(grids.shape)} {grids.dtype}."
         )
-    for t, h, w in grids.tolist():
+    sizes = cast("list[tuple[int, int, int]]", grids.tolist())  # pyright: ignore[reportUnknownMemberType]
+    for t, h, w in sizes:
         if min(t, h, w) < 1 or h % kernel[0] or w % kernel[1]:
             raise ShapeError(
                 f"A grid needs at least one patch per axis, and rows and columns that the merge window {kernel} "
