@@ -55,7 +55,7 @@ class LearnedVideo(Learned):
         r"T_{yx} + \left[ \sin f \omega_i, \; \cos f \omega_i \right] \text{ for several frames}, \quad \omega_i = "
         r"\Theta^{-2 i / d}"
     )
-    tested_options = ("frames=9,temperature=100", "resample=nearest,std=0.5")
+    tested_options = ("frames=9,temperature=100", "std=0.5")
     antialias: ClassVar[bool] = False
     presets: ClassVar[dict[str, dict[str, Any]]] = {"moonvit": {"frames": 4}}
 
