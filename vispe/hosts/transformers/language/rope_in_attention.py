@@ -120,7 +120,8 @@ def check_late_rotation(text: Any) -> None:
         raise UnsupportedHost(
             "late_rotation needs all keys in the cache, got a model with sliding windows. Use late_rotation=False."
         )
-    if hasattr(text.layers[0].self_attn, "query_layernorm"):
+    # layers with linear attention have no self_attn
+    if any(hasattr(getattr(layer, "self_attn", None), "query_layernorm") for layer in text.layers):
         raise UnsupportedHost(
             "late_rotation needs queries and keys that are normalised before their rotation, got "
             f"{type(text).__name__}, which normalises them after it. Use late_rotation=False."
