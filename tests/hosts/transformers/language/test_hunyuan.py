@@ -11,6 +11,7 @@ import vispe
 from tests.hosts.transformers.more import PATCH, text_part, vision_part
 from tests.hosts.transformers.tiny import IMAGE, PAD, WORDS, transformers
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
+from vispe.hosts.transformers.serving import serve_positions
 from vispe.multimodal import Stream, create_scheme, newline_images
 
 if not hasattr(transformers, "HunYuanVLConfig"):
@@ -226,6 +227,8 @@ def test_what_is_refused():
             converted("mrope_i", **options)
     with pytest.raises(UnsupportedHost, match="got mrope_section=None in HunYuanVLRotaryEmbedding"):
         converted("vrope", sections=None)
+    with pytest.raises(UnsupportedHost, match="got hunyuan_vl, whose positions they compute themselves"):
+        serve_positions(converted())
     inputs = batch([2, "small", 3])
     inputs["input_ids"][0, 4] = 7
     with pytest.raises(InputError, match=r"Sample 0, token 2 .*: 2 adjacent image placeholders"):
