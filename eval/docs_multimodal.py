@@ -12,7 +12,7 @@ from pathlib import Path
 import checkout  # noqa: F401  (finds vispe)
 
 from vispe.hosts.transformers.language.families import FAMILIES
-from vispe.multimodal import Image, Parallel, Stream, Text, list_schemes
+from vispe.multimodal import Image, Parallel, Stream, Text, create_scheme, list_schemes
 from vispe.multimodal.properties import SchemeProperties, properties
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +38,7 @@ POSITION = ("scheme", "moves with the text before", "text after an image", "text
 
 PICTURES = {
     "grids": "grids of the call",
+    "newline_grids": "grids of the call, row ends",
     "squares": "squares of the configured size",
     "sizes": "`image_sizes`, row ends; else squares",
     "runs": "equal squares, counted",
@@ -144,7 +145,8 @@ def _cost(p: SchemeProperties) -> list[str]:
 
 
 def _position(p: SchemeProperties) -> list[str]:
-    follows = "yes" if all(p.follows) else "time only" if p.follows[0] else "no"
+    first = "sequence" if create_scheme(p.scheme).numbers_tokens else "time"
+    follows = "yes" if all(p.follows) else f"{first} only" if p.follows[0] else "no"
     tiles = "refused" if p.distinct_tiles is None else _yes(p.distinct_tiles)
     return [f"`{p.scheme}`", follows, _range(p.image_gap), _range(p.video_gap), _yes(p.distinct_image), tiles,
             _yes(p.distinct_video), _yes(p.mirrored), _yes(p.level), _yes(p.timed), _yes(p.random)]  # fmt: skip

@@ -63,6 +63,9 @@ class Rule:
         """Return the same for one part of it."""
         raise NotImplementedError
 
+    def begin(self, document):
+        """Start a sample (row, number)."""
+
     def first(self, group):
         """Return where the counter of a group starts."""
         return 0
@@ -318,6 +321,24 @@ class Bilevel(Rule):
         return tokens, c + t * self.ROOM
 
 
+class XDRoPE(Rule):
+    """xdrope: the number of the token, column, row, and the number of the image or frame."""
+
+    @property
+    def axes(self):
+        return 4 if self.sections is None else len(self.sections)
+
+    def begin(self, document):
+        """Start a sample (row, number): images are counted from 0 again, or through the batch."""
+        if document == (0, 0) or self.image_index == "sample":
+            self.images = 0
+
+    def block(self, t, h, w, seconds, c, draw):
+        tokens = [(c + i, x, y, self.images + f)[-self.axes :] for i, (f, y, x) in enumerate(cells(t, h, w))]
+        self.images += t
+        return tokens, c + t * h * w
+
+
 RULES = {
     "bilevel": Bilevel,
     "circlerope": Circle,
@@ -341,6 +362,7 @@ RULES = {
     "v2pe": V2PE,
     "videorope": Diagonal,
     "vrope": VRoPE,
+    "xdrope": XDRoPE,
 }
 
 
@@ -360,6 +382,7 @@ def walk(rule, rows, start=None, draws=None):
         for document, segments in enumerate(documents_of(row)):
             begin = Fraction(start[number]) if start is not None and document == 0 else 0
             counters = {}
+            rule.begin((number, document))
             for segment in segments:
                 group = segment.group if isinstance(segment, Text) else 0
                 c = counters.get(group, begin + rule.first(group))

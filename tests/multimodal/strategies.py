@@ -190,5 +190,12 @@ OPTIONS = {
     "tmrope": mrope_options(),
     "tmrope_i": mrope_options(),
     "mhrope": mrope_options(),
+    "xdrope": st.fixed_dictionaries(
+        {
+            "sections": st.sampled_from([None, (4, 4, 4, 4), (6, 5, 5)]),
+            "layout": st.sampled_from(["paired", "elementwise"]),
+            "image_index": st.sampled_from(["sample", "batch"]),
+        }
+    ),
     "mmrope": st.builds(lambda o, s: {**o, "scale": s}, mrope_options(), st.tuples(halves, halves, halves)),
 }

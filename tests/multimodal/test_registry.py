@@ -37,6 +37,7 @@ def test_all_schemes_are_there():
         "v2pe",
         "videorope",
         "vrope",
+        "xdrope",
     }
 
 
@@ -82,6 +83,7 @@ def test_options_cannot_be_changed_later(name):
         "mousi(share=all)",
         "pype(rings=1)",
         "rope_dhr(sampling=corner)",
+        "xdrope(sections=[1,2,3],layout=elementwise,image_index=batch)",
     ],
 )
 def test_spec_strings_go_both_ways(spec):
@@ -143,9 +145,11 @@ def test_every_option_has_an_effect():
         "clip": True,
         "rotate": "intra",
         "train_length": 2,
+        "image_index": "batch",
     }
     rows = [[Text(3), Image(3, 4, (3, 2), "last"), Text(1), Video(9, 2, 2, 0.5), Text(2, group=0), Text(3)]]
     rows[0] += [Video(4, 1, 1), Text(1)]  # of which nobody knows the seconds
+    rows.append([Text(1), Image(1, 2)])
     grouped = Stream.of([[Text(3), Text(2, group=1)]])
 
     def seen(scheme, stream):
@@ -173,6 +177,8 @@ def test_every_option_has_an_effect():
                 value = (1.0, 2.0, 3.0) if name == "mmrope" else 0.4
             if (name, option) == ("mhrope", "sections"):
                 value = (1, 1, 2)
+            if name == "xdrope":
+                value = {"sections": (4, 4, 4), "layout": "elementwise"}.get(option, value)
             if (name, option) in always:
                 continue
             pairs = zip(before, seen(create_scheme(name, **{option: value}), stream), strict=True)

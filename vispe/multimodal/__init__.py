@@ -18,6 +18,7 @@ from vispe.multimodal.rotary import angles, on_axis, rotation, tables, to_half, 
 from vispe.multimodal.scheme import Coordinates, Scheme, VisualTokens
 from vispe.multimodal.schemes.rope_dhr import media_ids
 from vispe.multimodal.schemes.v2pe import v2pe_stride_for
+from vispe.multimodal.schemes.xdrope import newline_images
 from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.parallel_segments import Parallel
 from vispe.multimodal.streams.segments import Image, Text, Video
@@ -46,6 +47,7 @@ __all__ = [
     "list_schemes",
     "media_ids",
     "merge_tokens",
+    "newline_images",
     "on_axis",
     "pyramid",
     "register_scheme",

@@ -155,6 +155,7 @@ def is_text_exact(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) 
     frequencies = 10_000.0 ** (-torch.arange(pairs) / pairs)
     rotated = angles(_of(scheme, Text(700)).ids, frequencies, scheme.allocation(pairs, kv_heads))
     plain = torch.arange(700).float()[:, None] * frequencies
+    plain = plain.tile(rotated.shape[-1] // pairs)  # an allocation may have an axis for each channel
     return torch.equal(rotated, plain.expand_as(rotated))
 
 

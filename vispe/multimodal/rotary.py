@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.abstract_transform import Layout
+from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 from vispe.multimodal.allocation import ZERO, T
@@ -21,14 +21,17 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     Args:
         ids: coordinates (axes, b, s), float64.
         frequencies: radians per step (pairs,), float32.
-        axis_of_pair: (pairs,) or (heads, pairs), see `vispe.multimodal.allocation`.
+        axis_of_pair: (pairs,) or (heads, pairs), see `vispe.multimodal.allocation`; or the axis of each channel in the
+            layout of halves, (2 pairs,), whose channels c and c + pairs have the frequency of pair c.
 
     Returns:
-        (b, s, pairs) or (b, heads, s, pairs), float32.
+        (b, s, pairs), (b, heads, s, pairs) or (b, s, 2 pairs), float32.
 
     Raises:
         ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
     """
+    if _is_by_channel(axis_of_pair, frequencies):
+        frequencies = frequencies.repeat(2)
     if axis_of_pair.shape[-1] != frequencies.shape[0]:
         raise ShapeError(
             f"The allocation has {axis_of_pair.shape[-1]} pairs of channels, but there are {frequencies.shape[0]} "
@@ -50,6 +53,11 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     return torch.where(is_integer, narrow * frequencies, exact)
 
 
+def _is_by_channel(axis_of_pair: Tensor, frequencies: Tensor) -> bool:
+    """Return whether an allocation has an axis for each channel instead of each pair."""
+    return axis_of_pair.ndim == 1 and axis_of_pair.shape[0] == 2 * frequencies.shape[0]
+
+
 def _readable(x: Tensor) -> bool:
     """Whether values can be read without a device synchronisation or a graph break."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -67,14 +75,52 @@ def tables(
     return (theta.cos() * scaling).to(dtype), (theta.sin() * scaling).to(dtype)
 
 
+class HalvesRotation(Transform):
+    """Separate rotations of the first and the second half of the channels, with one layout of pairs, ``'half'``.
+
+    Channel c is ``x_c cos a_c - x_(c + pairs) sin a_c``, channel c + pairs is ``x_(c + pairs) cos b_c + x_c sin b_c``.
+    It is a rotation where the angles a and b are equal.
+    """
+
+    __slots__ = ("first", "second")
+
+    def __init__(self, first: PairRotation, second: PairRotation) -> None:
+        self.first, self.second = first, second
+
+    def query(self, q: Tensor) -> Tensor:
+        """Rotate queries (b, h, n, d_h)."""
+        return self._halves(self.first.query(q), self.second.query(q))
+
+    def key(self, k: Tensor) -> Tensor:
+        """Rotate keys (b, h_kv, m, d_h)."""
+        return self._halves(self.first.key(k), self.second.key(k))
+
+    def _halves(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the first half of the rotated channels from one tensor, all others from the other."""
+        pairs = self.first.cos.shape[-1]
+        return torch.cat([first[..., :pairs], second[..., pairs:]], -1)
+
+
 def rotation(
     ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor, scaling: float = 1.0, layout: Layout = "half"
-) -> PairRotation:
-    """Return the rotation of queries (b, h, s, d_h) and keys (b, h_kv, s, d_h) by `angles`."""
+) -> PairRotation | HalvesRotation:
+    """Return the rotation of queries (b, h, s, d_h) and keys (b, h_kv, s, d_h) by `angles`.
+
+    Raises:
+        UnsupportedCombination: the allocation has an axis for each channel, and the layout is not ``'half'``.
+    """
     cos, sin = tables(ids, frequencies, axis_of_pair, scaling)
-    return (
-        PairRotation(cos, sin, layout) if cos.ndim == 4 else PairRotation(cos[:, None], sin[:, None], layout)
-    )
+    if cos.ndim == 4:
+        return PairRotation(cos, sin, layout)
+    if not _is_by_channel(axis_of_pair, frequencies):
+        return PairRotation(cos[:, None], sin[:, None], layout)
+    if layout != "half":
+        raise UnsupportedCombination(
+            f"An allocation with an axis for each channel needs layout='half', got {layout!r}. Use a scheme with an "
+            "axis for each pair, such as xdrope with layout='paired'."
+        )
+    halves = zip(cos[:, None].chunk(2, -1), sin[:, None].chunk(2, -1), strict=True)
+    return HalvesRotation(*(PairRotation(*half, layout) for half in halves))
 
 
 def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int = T) -> Tensor:

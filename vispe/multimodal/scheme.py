@@ -145,6 +145,16 @@ class Scheme:
     first_axis: ClassVar[str] = "time"
     levels: ClassVar[int] = 1
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes; empty for time, row and column, or a single position."""
+        return ()
+
+    @property
+    def numbers_tokens(self) -> bool:
+        """Whether the first of several axes numbers all tokens, those of images included."""
+        return False
+
     def __post_init__(self) -> None:
         check_options(self)
 
@@ -202,7 +212,10 @@ class Scheme:
         return torch.addcmul(local, follows_text, at)
 
     def allocation(self, pairs: int, kv_heads: int = 1) -> Tensor:
-        """Return the axis of each pair of channels, (pairs,), or for each key head, (kv_heads, pairs)."""
+        """Return the axis of each pair of channels, (pairs,), or for each key head, (kv_heads, pairs).
+
+        Or, if the two channels of a pair may read different axes, of each channel in the layout ``'half'``, (2 pairs,).
+        """
         raise NotImplementedError
 
     def starts(self, blocks: Blocks) -> Tensor:

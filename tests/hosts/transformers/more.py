@@ -78,6 +78,7 @@ CLASSES = {
     "molmo2": "Molmo2",
     "qwen2_5_omni_thinker": "Qwen2_5OmniThinker",
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinker",
+    "hunyuan_vl": "HunYuanVL",
 }
 if Version(transformers.__version__) < Version(
     "5.20"
@@ -86,8 +87,12 @@ if Version(transformers.__version__) < Version(
     CLASSES = {family: name for family, name in CLASSES.items() if family not in LACKING}
 else:
     LACKING = ()
+if not hasattr(transformers, "HunYuanVLConfig"):
+    LACKING = (*LACKING, "hunyuan_vl")
+    CLASSES.pop("hunyuan_vl")
 OMNI = tuple(family for family in CLASSES if "omni" in family)
-GRIDS = (*tuple(CLASSES)[:9], *OMNI)
+NEWLINES = tuple(family for family in CLASSES if family == "hunyuan_vl")  # rows end in a token of the image
+GRIDS = (*tuple(CLASSES)[:9], *OMNI, *NEWLINES)
 SIZED = ("mistral3", "lighton_ocr")
 BREAK = 296  # ends a row of a picture; END ends the last
 KINDS = ("gemma3", "gemma3n", "gemma4")  # layers have frequencies by their kind
@@ -98,7 +103,7 @@ SIDES = {"gemma3n": 2, "got_ocr2": 4, "deepseek_vl": 6}  # tokens in each direct
 
 def text_part(family: str) -> dict[str, Any]:
     """Return the language model's part of a configuration."""
-    sections = {"qwen3_5": [4, 2, 2], "glm": [2, 3, 3], "ernie": [6, 6, 4]}
+    sections = {"qwen3_5": [4, 2, 2], "glm": [2, 3, 3], "ernie": [6, 6, 4], "hunyuan": [5, 4, 4, 3]}
     kind = next((k for k in sections if family.startswith(k)), "")
     rope = ROPE | ({"mrope_section": sections.get(kind, [6, 5, 5])} if family in GRIDS else {})
     if family == "minicpmv4_6":
@@ -179,6 +184,8 @@ def vision_part(family: str) -> dict[str, Any]:
         return {k: v for k, v in wide.items() if k not in ("temporal_patch_size", "out_hidden_size")} | {
             "temporal_merge_size": 2
         }
+    if family in NEWLINES:
+        return VISION | {"patch_size": PATCH, "spatial_merge_size": 2, "max_image_size": 24}
     if family == "paddleocr_vl":
         return VISION | {"patch_size": PATCH, "spatial_merge_size": 2, "image_size": 24}
     if family == "got_ocr2":
@@ -268,7 +275,9 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
     """Return words, a picture, words, another picture (of another size where there are sizes) and a word."""
     torch.manual_seed(seed)
     words = torch.randint(1, WORDS, (6,)).tolist()
-    if family in GRIDS:
+    if family in NEWLINES:
+        pictures = [[Image(2, 4)], [Image(2, 3)]]
+    elif family in GRIDS:
         pictures = [[Image(2, 3)], [Image(2, 2)]]
     elif family == "molmo2":  # the small copy, whose rows end in a token, then the whole
         pictures = [[Image(2, 3), Image(2, 4)], [Image(2, 3), Image(3, 3)]]
@@ -282,7 +291,7 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
     else:
         side = SIDES.get(family, 3)
         pictures = [[Image(side, side)], [Image(side, side)]]
-    ids, segments = words[:2], [Text(2)]
+    ids, segments, around = words[:2], [Text(2)], 0
     for number, blocks in enumerate(pictures):
         count = sum(t * h * w for b in blocks for t, h, w, _ in b.parts())
         placed = [IMAGE] * count
@@ -293,12 +302,14 @@ def prompt(family: str, video: bool = False, seed: int = 0) -> Prompt:
         if family == "mistral3":
             placed = ([IMAGE] * (blocks[0].w - 1) + [BREAK]) * blocks[0].h
             placed[-1] = END
+        if family in NEWLINES:  # with a token before and after the rows
+            placed, around = [IMAGE, *placed, IMAGE], 1
         ids += [START, *placed, END, *words[2 + 2 * number : 4 + 2 * number]]
-        segments += [Text(1), *blocks, Text(3)]
+        segments += [Text(1 + around), *blocks, Text(3 + around)]
     inputs = {"input_ids": torch.tensor([ids])}
     if family in GRIDS:
         grids = [[1, 4, 6], [1, 4, 4]]
-        channels = 3 * PATCH**2 * (1 if family in ("ernie4_5_vl_moe", "paddleocr_vl") else 2)
+        channels = 3 * PATCH**2 * (1 if family in ("ernie4_5_vl_moe", "paddleocr_vl", *NEWLINES) else 2)
         pixels = torch.randn(40, channels)
         inputs["pixel_values"] = pixels.reshape(40, 3, PATCH, PATCH) if family == "paddleocr_vl" else pixels
         inputs["image_grid_thw"] = torch.tensor(grids)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 import vispe
+from tests.hosts.transformers.more import prompt, stock
 from tests.hosts.transformers.tiny import CACHE, batch, make, transformers
-from vispe.errors import UnsupportedHost
 
 
 def converted(family, spec):
@@ -28,22 +30,14 @@ def test_compiled_interleaved_schemes_equal_eager(spec):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("sections", [None, [4, 4, 4, 4]])
-def test_four_axes_of_hunyuan_are_named_in_the_refusal(sections):
+@pytest.mark.parametrize("spec", ["xdrope", "mrope_i", "vrope"])
+def test_four_sections_of_hunyuan(spec):
     """vLLM#56078, #55140: four sections where three were assumed."""
-    text = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 300,
-    }  # fmt: skip
-    if sections is not None:
-        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
     if not hasattr(transformers, "HunYuanVLConfig"):
         pytest.skip("this transformers has no HunYuan-VL")
-    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    config = transformers.HunYuanVLConfig(text_config=text, vision_config=vision | {"out_hidden_size": 64})
-    model = transformers.HunYuanVLForConditionalGeneration(config)
-    with pytest.raises(UnsupportedHost, match="its rotary embedding has four axes"):
-        vispe.convert(model, "mrope_i")
+    inputs, model = prompt("hunyuan_vl").inputs, copy.deepcopy(stock("hunyuan_vl"))
+    assert len(model.model.language_model.rotary_emb.mrope_section) == 4
+    assert vispe.convert(model, spec)(**inputs).logits.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", ["vrope", "v2pe(stride=4)"])

@@ -28,6 +28,7 @@ LAYERED = [
     "ppe",
     "videorope",
     "vrope",
+    "xdrope",
 ]  # no sections say which axis a pair reads
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from vispe.encodings.base import Additive
 from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, is_integer
-from vispe.grid import Positions
+from vispe.grid import Grid, Positions
 from vispe.options import NonNegativeFloat, PositiveInt
 
 Longer = Literal["tile", "nearest", "linear"]
@@ -55,6 +55,7 @@ class Learned(Additive):
     encodes = ("position",)
     tested_options = ("std=0.5", "resample=tile", "resample=nearest", "resample=linear")
     extrapolates = False
+    antialias: ClassVar[bool] = True  # whether bicubic resampling is antialiased when shrinking
 
     dim: PositiveInt
     grid: tuple[PositiveInt, PositiveInt]
@@ -62,8 +63,13 @@ class Learned(Additive):
     resample: Literal["bicubic", "tile", "nearest", "linear"] = "bicubic"
 
     def __post_init__(self) -> None:
-        self.weight = nn.Parameter(torch.empty(1, math.prod(self.grid), self.dim))
+        self.weight = nn.Parameter(torch.empty(1, math.prod(self._cells), self.dim))
         self.reset_parameters()
+
+    @property
+    def _cells(self) -> tuple[int, ...]:
+        """Rows and columns of the table."""
+        return self.grid
 
     def reset_parameters(self) -> None:
         """Draw the table from a truncated normal of standard deviation `std`."""
@@ -78,14 +84,16 @@ class Learned(Additive):
         table = state_dict.get(f"{prefix}weight")
         if table is None or table.ndim != 3:
             return
-        old = trained_grid(f"{prefix}weight", grid, table.shape[1], self.grid, math.prod)
-        if old != self.grid:
-            state_dict[f"{prefix}weight"] = resample(table, old, self.grid, self.resample)
+        cells = self._cells
+        grid = None if grid is None else tuple(grid[-len(cells) :])
+        old = trained_grid(f"{prefix}weight", grid, table.shape[1], cells, math.prod)
+        if old != cells:
+            state_dict[f"{prefix}weight"] = resample(table, old, cells, self.resample, self.antialias)
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the table for the grid of `pos`, (1 or b, n, d), 0 for prefix tokens."""
         grid = self._need_grid(pos, "Use sincos2d for free coordinates.")
-        table = at_least_float32(resample(self.weight, self.grid, grid.shape, self.resample))
+        table = self._patches(grid)
         prefix = table.new_zeros(1, grid.prefix, self.dim)
         table = torch.cat([prefix, table], 1)
         if pos.regular:
@@ -94,13 +102,23 @@ class Learned(Additive):
         gathered = table[0].index_select(0, token.flatten()).unflatten(0, token.shape)
         return gathered * pos.spatial[..., None]
 
+    def _patches(self, grid: Grid) -> Tensor:
+        """Return the table for the patches of a grid, (1, patches, d), in float32 or better."""
+        cells = resample(self.weight, self._cells, grid.shape[-2:], self.resample, self.antialias)
+        return at_least_float32(cells)
+
 
 def resample(
-    table: Tensor, old: tuple[int, ...], new: tuple[int, ...], rule: Longer | Literal["bicubic"] = "bicubic"
+    table: Tensor,
+    old: tuple[int, ...],
+    new: tuple[int, ...],
+    rule: Longer | Literal["bicubic"] = "bicubic",
+    antialias: bool = True,
 ) -> Tensor:
     """Return a table (1, h * w, d) resampled from grid `old` to grid `new` (1, h' * w', d), in its dtype.
 
-    Bicubic with antialiasing towards the target size, computed in float32 or better; or by a rule of `longer.places`.
+    Bicubic, by default with antialiasing towards the target size, computed in float32 or better; or by a rule of
+    `longer.places`.
     """
     if not exporting() and tuple(old) == tuple(new):  # the size must remain symbolic in an export
         return table
@@ -110,21 +128,21 @@ def resample(
     if (
         torch.compiler.is_compiling()
     ):  # the backward pass of interpolate fails for symbolic sizes (torch 2.15)
-        rows, columns = (_weights(o, n, exact) for o, n in zip(old, new, strict=True))
+        rows, columns = (_weights(o, n, exact, antialias) for o, n in zip(old, new, strict=True))
         exact = exact_product(rows, exact.reshape(old[0], -1)).reshape(new[0], old[1], -1)
         return exact_product(columns, exact).flatten(0, 1)[None].to(table.dtype)
-    image = _interpolate(exact.reshape(1, *old, -1).permute(0, 3, 1, 2), new)
+    image = _interpolate(exact.reshape(1, *old, -1).permute(0, 3, 1, 2), new, antialias)
     return image.permute(0, 2, 3, 1).flatten(1, 2).to(table.dtype)
 
 
-def _interpolate(image: Tensor, size: tuple[int, ...]) -> Tensor:
-    return F.interpolate(image, size=tuple(size), mode="bicubic", antialias=True, align_corners=False)
+def _interpolate(image: Tensor, size: tuple[int, ...], antialias: bool) -> Tensor:
+    return F.interpolate(image, size=tuple(size), mode="bicubic", antialias=antialias, align_corners=False)
 
 
-def _weights(old: int, new: int, like: Tensor) -> Tensor:
+def _weights(old: int, new: int, like: Tensor, antialias: bool) -> Tensor:
     """Return the matrix (new, old) that resamples one axis: the images of the unit vectors."""
     units = torch.eye(old, dtype=like.dtype, device=like.device)
-    return _interpolate(units[:, None, None], (1, new))[
+    return _interpolate(units[:, None, None], (1, new), antialias)[
         :, 0, 0
     ].t()  # along width: torch 2.15 has an error along height
 

@@ -303,7 +303,12 @@ def pair_counts(name: str, split: tuple[int, ...] | None, pairs: int, axes: int)
 
 
 def axial_angles(
-    coords: Tensor, freqs: list[Tensor], order: Sequence[int], pairs: int, still: int = 0
+    coords: Tensor,
+    freqs: list[Tensor],
+    order: Sequence[int],
+    pairs: int,
+    still: int = 0,
+    alternate: bool = False,
 ) -> Tensor:
     """Return angles (b or 1, 1, n, pairs): zeros, axis after axis in `order`, then zeros.
 
@@ -313,8 +318,9 @@ def axial_angles(
         order: axes, in the order of their channels.
         pairs: total number of pairs.
         still: leading pairs that are not rotated.
+        alternate: axes alternate from pair to pair instead, for axes with equal numbers of pairs.
     """
     parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
-    angle = torch.cat(parts, -1)
+    angle = torch.stack(parts, -1).flatten(-2) if alternate else torch.cat(parts, -1)
     rest = pairs - still - angle.shape[-1]
     return F.pad(angle, (still, rest))[:, None] if still or rest else angle[:, None]

@@ -51,6 +51,9 @@ class RopeAxial(RopeBase):
     ``rope_axial.vjepa2`` has the tables of V-JEPA 2 on (frame, row, column), ``rope_axial.vjepa21`` those of V-JEPA
     2.1, whose rows and columns are interpolated to those of ``reference`` (16 x 16, or 18 x 18 for patches of 14
     pixels; the number of frames in it has no effect); without interpolation, add ``schedule=none``.
+    ``rope_axial.moonvit`` is the rotation of Kimi's vision towers (arXiv 2504.07491), by rows and columns only, also
+    in videos; ``rope_axial.minimax`` that of MiniMax M3 VL, by frame, row and column. `vispe.grid.packed_positions`
+    returns the positions of their packed patches.
 
     Args:
         dim: width of the tokens, d.
@@ -74,6 +77,10 @@ class RopeAxial(RopeBase):
         turning: fraction p of the pairs of each axis that are rotated, the fastest, rounded down (p-RoPE). Their
             frequencies are unchanged, while `rotated` spreads all frequencies over fewer channels.
         still: fraction of the pairs, the first ones, that belong to no axis and are not rotated.
+        alternate: axes alternate from pair to pair, in the order of `indexing`, instead of one part of the pairs after
+            the other; frequencies per axis are unchanged. It needs equal numbers of pairs per axis.
+        tail: with ``layout='half'``, channels of the pairs that remain when all axes have theirs: 'halves', the end of
+            both halves of the head; 'end', the end of the head, so that the halves of its first channels are rotated.
         spacing: distance between neighbouring patches per axis, instead of `Grid.spacing`.
         schedule: behaviour at other resolutions, per axis: 'none' extrapolates patch indices, 'rescale'
             maps them onto the training grid, 'align_corners' maps the first and last patch onto those of the training
@@ -137,6 +144,9 @@ class RopeAxial(RopeBase):
         "schedule=align_corners,reference=[2,5,7]",
         "duplicate=repeat,still=0.25",
         "duplicate=repeat,schedule=rescale,schedule_axes=space,reference=[2,5,7]",
+        "alternate=true",
+        "alternate=true,indexing=ij,layout=half,still=0.25",
+        "layout=half,tail=end,split=[1,2,1]",
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
@@ -156,6 +166,8 @@ class RopeAxial(RopeBase):
             "schedule": "align_corners",
             "schedule_axes": "space",
         },
+        "moonvit": {"temperature": 10000.0, "indexing": "xy", "layout": "half", "alternate": True},
+        "minimax": {"temperature": 10000.0, "indexing": "ij", "layout": "half", "tail": "end"},
     }
     preset_invariant: ClassVar[dict[str, tuple[str, ...]]] = {"vjepa2": ()}
 
@@ -168,14 +180,26 @@ class RopeAxial(RopeBase):
     split: Shape | None = None
     turning: UnitInterval = 1.0
     still: Probability = 0.0
+    alternate: bool = False
+    tail: Literal["halves", "end"] = "halves"
     schedule_axes: ScheduleAxes = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.duplicate == "repeat" and self.layout != "interleaved":
+        if self.duplicate == "repeat" and (self.layout != "interleaved" or self.alternate):
             raise OptionError(
-                "duplicate='repeat' mixes channels 2j and 2j + 1, so it needs layout='interleaved', got "
-                f"layout={self.layout!r}. Use duplicate='interleave' for layout='half'."
+                "duplicate='repeat' mixes channels 2j and 2j + 1, so it needs layout='interleaved' and alternate=False, "
+                f"got layout={self.layout!r} and alternate={self.alternate}. Use duplicate='interleave'."
+            )
+        if self.tail == "end" and self.layout != "half":
+            raise OptionError(
+                f"{self.name}: tail='end' has no effect on pairs of adjacent channels, got layout={self.layout!r}. Use "
+                "layout='half'."
+            )
+        if self.alternate and self.split is not None and len(set(self.split)) > 1:
+            raise OptionError(
+                f"{self.name}: alternate needs equal numbers of pairs per axis, got split={list(self.split)}. Omit "
+                "split."
             )
         self._still = round(self.still * self.pairs)
         check_split(self.name, self.split, self.pairs - self._still)
@@ -184,6 +208,8 @@ class RopeAxial(RopeBase):
     def _whole(self) -> int:
         if self.schedule_axes == "space":
             return 1  # video models leave the remaining channels unrotated
+        if self.tail == "end":  # channels may remain
+            return 1 if self.rotated == 1 else 2
         return 4 if self.split is None else 2  # equal numbers of pairs for two axes, unless split is set
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
@@ -236,7 +262,11 @@ class RopeAxial(RopeBase):
             coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
         axes = range(pos.axes)
         order = axes if self.indexing == "ij" else [*reversed(axes)]
-        return axial_angles(coords, self.frequencies(pos), order, self.pairs, self._still)
+        freqs = self.frequencies(pos)
+        pairs = self.pairs
+        if self.tail == "end":
+            pairs = self._still + sum(f.shape[-1] for f in freqs)
+        return axial_angles(coords, freqs, order, pairs, self._still, self.alternate)
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         if self.duplicate == "interleave":

@@ -120,7 +120,9 @@ def _described(stream: Described) -> Stream:
 def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
     coordinates = scheme.coordinates(stream)
     axes, blocks = scheme.axes, stream.blocks
-    if axes % 3 == 0:
+    if scheme.axis_names:
+        names, colours = scheme.axis_names, tuple(COLOURS[a % len(COLOURS)] for a in range(axes))
+    elif axes % 3 == 0:
         names = tuple(
             f"{n} {k + 1}" if axes > 3 else n
             for n in (scheme.first_axis, "row", "column")
@@ -128,9 +130,7 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
         )
         colours = tuple(c for c in COLOURS[:3] for _ in range(axes // 3))
     else:
-        names = {1: ("position",), 4: ("down right", "down left", "up right", "up left")}.get(
-            axes, tuple(f"axis {a}" for a in range(axes))
-        )
+        names = ("position",) if axes == 1 else tuple(f"axis {a}" for a in range(axes))
         colours = tuple((INK,) if axes == 1 else (COLOURS[a % len(COLOURS)] for a in range(axes)))
     visuals = []
     for picture in blocks.picture[blocks.visual].unique().tolist():

@@ -105,11 +105,6 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
         )
     if _has_cross_attention(tower):
         return "its images are not tokens of the sequence, but the input of cross-attention layers", families
-    sections = getattr(getattr(tower, "rotary_emb", None), "mrope_section", ())
-    # Hunyuan's XD-RoPE has four sections, which are optional in its configuration
-    if sections is None or len(sections) > 3:
-        count = "four" if sections is None else str(len(sections)).replace("4", "four")
-        return f"its rotary embedding has {count} axes, and position schemes have up to three", families
     try:
         rotaries_of(tower)
     except UnsupportedHost as error:

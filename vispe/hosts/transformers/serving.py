@@ -170,9 +170,13 @@ def serve_positions(
     config = inner.config
     if config.model_type not in FAMILIES or family_of(config).pictures != "grids":
         names = ", ".join(name for name, family in FAMILIES.items() if family.pictures == "grids")
+        newlines = config.model_type in FAMILIES and family_of(config).pictures == "newline_grids"
+        numbered = (
+            "whose positions they compute themselves" if newlines else "whose tokens they number one by one"
+        )
         raise UnsupportedHost(
             f"serve_positions: engines support position schemes only for models with image grids ({names}), got "
-            f"{config.model_type}, whose tokens they number one by one."
+            f"{config.model_type}, {numbered}."
         )
     text = language_model_of(inner)
     entry = config_record.read(config)

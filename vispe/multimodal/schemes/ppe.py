@@ -9,12 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.errors import InputError, ShapeError
 from vispe.multimodal import allocation
 from vispe.multimodal.registry import register_scheme
-from vispe.multimodal.rotary import rotation
+from vispe.multimodal.rotary import HalvesRotation, tables
 from vispe.multimodal.scheme import Coordinates
 from vispe.multimodal.schemes.mrope import MRoPE, MRoPEInterleaved
 from vispe.multimodal.sections import sections_for
@@ -114,28 +113,6 @@ class PPE(MRoPE):
         return merged.tokens, Coordinates(merged.ids, merged.mask, coordinates.next, self)
 
 
-class HalvesRotation(Transform):
-    """Separate rotations of the first and the second half of the channels; see `reference_rotation`."""
-
-    __slots__ = ("first", "second")
-
-    def __init__(self, first: PairRotation, second: PairRotation) -> None:
-        self.first, self.second = first, second
-
-    def query(self, q: Tensor) -> Tensor:
-        """Rotate queries (b, h, n, d_h)."""
-        return self._halves(self.first.query(q), self.second.query(q))
-
-    def key(self, k: Tensor) -> Tensor:
-        """Rotate keys (b, h_kv, m, d_h)."""
-        return self._halves(self.first.key(k), self.second.key(k))
-
-    @staticmethod
-    def _halves(first: Tensor, second: Tensor) -> Tensor:
-        pairs = first.shape[-1] // 2
-        return torch.cat([first[..., :pairs], second[..., pairs:]], -1)
-
-
 def reference_sections(sections: Sequence[int], k: int) -> tuple[int, ...]:
     """Return the widths of the bands in the authors' code: sections in k parts; 1 each if k does not divide all."""
     if any(s % k for s in sections):
@@ -158,5 +135,5 @@ def reference_rotation(ids: Tensor, frequencies: Tensor, sections: Sequence[int]
     """
     widths = torch.tensor(reference_sections(sections, k) * 2)
     coordinate = (torch.arange(len(widths)) % (3 * k)).repeat_interleave(widths)
-    first, second = (rotation(ids, frequencies, half) for half in coordinate.chunk(2))
-    return HalvesRotation(first, second)
+    halves = (tables(ids, frequencies, half) for half in coordinate.chunk(2))
+    return HalvesRotation(*(PairRotation(cos[:, None], sin[:, None], "half") for cos, sin in halves))

@@ -47,6 +47,11 @@ class VRoPE(Scheme):
         """Four axes: unmirrored, mirrored in columns, in rows, in both."""
         return 4
 
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Directions of the diagonals."""
+        return "down right", "down left", "up right", "up left"
+
     def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
         """Return one more than the largest position inside each block (m)."""
         t, h, w = blocks.size.double().unbind(1)

@@ -53,6 +53,10 @@ def table_of(rows: Rows, frequencies: Tensor, scaling: float = 1.0) -> Table:
         raise UnsupportedCombination(
             f"Engines need the same axes in all heads, got {rows.scheme.name} with axes per head."
         )
+    if len(axis) != len(frequencies):
+        raise UnsupportedCombination(
+            f"Engines need one axis for the two channels of a pair, got {rows.scheme}. Use layout='paired'."
+        )
     # pairs without rotation have frequency 0, for any axis
     no_rotation = axis == allocation.ZERO
     rotated_frequencies = torch.where(no_rotation, 0.0, frequencies.float())

@@ -13,6 +13,7 @@ from tests.hosts.transformers.more import (
     GRIDS,
     KINDS,
     LACKING,
+    NEWLINES,
     PACKED,
     SIDES,
     SIZED,
@@ -85,7 +86,9 @@ def test_the_scheme_of_the_model_itself_changes_nothing(family):
     assert torch.equal(*said)
 
 
-@pytest.mark.parametrize("family", [f for f in GRIDS if f != "paddleocr_vl"])  # which reads pictures alone
+@pytest.mark.parametrize(
+    "family", [f for f in GRIDS if f not in ("paddleocr_vl", *NEWLINES)]
+)  # which read images alone
 def test_videos_are_where_stock_has_them(family):
     inputs = prompt(family, video=True).inputs
     assert torch.equal(logits(converted(family, own_of(family)), inputs), logits(stock(family), inputs))
@@ -171,8 +174,8 @@ def test_generation_with_a_cache_is_the_full_pass(family):
 
 @every
 def test_late_rotation_is_early_rotation(family):
-    if family in SLIDING:
-        with pytest.raises(UnsupportedHost, match="sliding window"):
+    if family in (*SLIDING, *NEWLINES):
+        with pytest.raises(UnsupportedHost, match=r"sliding window|normalises them after"):
             converted(family, "vrope", late_rotation=True)
         return
     inputs = prompt(family).inputs
@@ -187,8 +190,8 @@ def test_late_rotation_is_early_rotation(family):
 @pytest.mark.parametrize("scheme", list_schemes())
 def test_every_scheme_goes_into_every_family(family, scheme):
     spec = "mhrope(sections=[0,0,1])" if scheme == "mhrope" else scheme  # the models have one key head
-    if scheme == "mhrope" and family in SLIDING:
-        with pytest.raises(UnsupportedHost, match="sliding window"):
+    if scheme == "mhrope" and family in (*SLIDING, *NEWLINES):
+        with pytest.raises(UnsupportedHost, match=r"sliding window|normalises them after"):
             converted(family, spec)
         return
     sample, model = prompt(family), converted(family, spec)

@@ -116,6 +116,7 @@ def convert_vlm(
     late_rotation = late_rotation or by_head or bool(parallel or self_extend)
     if late_rotation:
         check_late_rotation(text)
+    _check_by_channel(scheme, allocated, rotaries, late_rotation)
     if parallel or self_extend:
         for rotary in rotaries.values():
             _check_halves(text, rotary, "parallel" if parallel else "self_extend")
@@ -153,6 +154,25 @@ def convert_vlm(
     for layer, kind in zip(text.layers, kinds, strict=True):
         layer.__class__ = converted_subclass(type(layer), PositionedLayer)
         layer.vispe_kind = kind
+
+
+def _check_by_channel(
+    scheme: Scheme, allocated: dict[str, Tensor], rotaries: dict[str, Rotary], late_rotation: bool
+) -> None:
+    """Raise where a scheme has an axis for each channel, and the model needs one for each pair."""
+    pairs = max(rotary.pairs for rotary in rotaries.values())
+    if not any(axes.ndim == 1 and len(axes) > pairs for axes in allocated.values()):
+        return
+    advice = "Use an axis for each pair: layout='paired'."
+    if late_rotation:
+        raise UnsupportedCombination(
+            f"late_rotation needs an axis for each pair of channels, got {scheme} with one for each channel. {advice}"
+        )
+    if any(rotary.interleaved or rotary.still for rotary in rotaries.values()):
+        raise UnsupportedHost(
+            f"{scheme} has an axis for each channel, which needs heads that are all rotated in the layout 'half', got "
+            f"other heads. {advice}"
+        )
 
 
 def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
@@ -391,13 +411,15 @@ def _layers_of(kind: str, number: int | None, scheme: Scheme) -> str:
 def _allocation(scheme: Scheme, first: int, layers: str, axes: list[Any]) -> str:
     """Return a line with the axis of each pair or head in some layers; `first` is the first axis of their scheme."""
     by_head = isinstance(axes[0], list)
-    names = {-1: "-", 0: "t", 1: "h", 2: "w"} if scheme.axes == 3 else {-1: "-"}
+    labels = scheme.axis_names or (("t", "h", "w") if scheme.axes == 3 else ())
+    names = {-1: "-", **dict(enumerate(labels))}
     each = [row[0] for row in axes] if by_head else axes
     in_scheme = [a - first if a >= 0 else a for a in each]
     line = " ".join(names.get(a, str(a)) for a in in_scheme)
     unrotated = any(a < 0 for row in (axes if by_head else [axes]) for a in row)
     line += " (-: not rotated)" if unrotated else ""
     unit = "key head" if by_head else "pair of channels, from the highest frequency"
+    unit = "channel" if scheme.options().get("layout") == "elementwise" else unit
     return f"  axis of each {unit}{layers}: {line}\n"
 
 

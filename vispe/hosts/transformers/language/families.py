@@ -12,8 +12,11 @@ from typing import Any, Literal
 
 from vispe.multimodal import Scheme, create_scheme
 
-Pictures = Literal["grids", "squares", "sizes", "runs", "places", "patches", "regions", "tiles", "one_vision"]
-"""How the sizes of images are determined: from grids in the call (`'grids'`); from the configuration, all squares of
+Pictures = Literal[
+    "grids", "newline_grids", "squares", "sizes", "runs", "places", "patches", "regions", "tiles", "one_vision"
+]  # fmt: skip
+"""How the sizes of images are determined: from grids in the call (`'grids'`), also with a token after each row and at
+both ends of an image (`'newline_grids'`); from the configuration, all squares of
 one size (`'squares'`); from sizes in pixels, if passed, with an optional token after each row (`'sizes'`); from the
 number of tokens, equal for all tiles (`'runs'`); from the position of every patch (`'places'`); from the number of
 patches before merging (`'patches'`); from grids of the thumbnail and the image (`'regions'`); or from sizes and tiles,
@@ -53,6 +56,12 @@ def _ernie(config: Any) -> Scheme:
     return create_scheme("ernie_vl", after="side", sections=(time, rows, columns))
 
 
+def _hunyuan(config: Any) -> Scheme:
+    sections = (config.text_config.rope_parameters or {}).get("mrope_section")
+    sections = None if sections is None else tuple(sections)
+    return create_scheme("xdrope", sections=sections, layout="elementwise", image_index="batch")
+
+
 def _clocked(name: str) -> Callable[[Any], Scheme]:
     return lambda config: create_scheme(name, tokens_per_second=float(config.position_id_per_seconds))
 
@@ -74,6 +83,7 @@ FAMILIES: dict[str, Family] = {
     "glm_ocr": _GLM,
     "ernie4_5_vl_moe": Family("grids", _ernie),
     "paddleocr_vl": Family("grids", _of("mrope")),
+    "hunyuan_vl": Family("newline_grids", _hunyuan),
     "qwen2_5_omni_thinker": Family("grids", _clocked("tmrope")),
     "qwen3_omni_moe_thinker": Family("grids", _clocked("tmrope_i")),
     "llava": Family("sizes"),

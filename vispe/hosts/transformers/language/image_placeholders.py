@@ -12,12 +12,13 @@ from torch import Tensor
 from vispe.errors import InputError
 from vispe.hosts.transformers.language.families import family_of
 from vispe.hosts.transformers.subclasses import stock_of
-from vispe.multimodal import Image, Stream, Video
+from vispe.multimodal import Image, Stream, Video, newline_images
 from vispe.multimodal.streams.segments import IMAGE, VIDEO
 
 # for images and videos that are encoded before the call: the argument with their sizes, by the rule of the family
 NEEDED: dict[str, dict[str, str]] = {
     "grids": {"image": "image_grid_thw", "video": "video_grid_thw"},
+    "newline_grids": {"image": "image_grid_thw"},
     "sizes": {"image": "image_sizes"},
     "runs": {"image": "pixel_values"},
     "places": {"image": "image_position_ids", "video": "video_position_ids"},
@@ -95,6 +96,10 @@ def stream_of(
             separate_frames=family.separate_frames,
             **common,
         )
+    if family.pictures == "newline_grids":
+        grids: Tensor | None = arguments.get("image_grid_thw")
+        merge = config.vision_config.spatial_merge_size
+        return Stream.from_ids(*newline_images(types, grids, merge=merge, mask=mask), **common)
     if family.pictures == "one_vision":
         if arguments.get("pixel_values_videos") is None:  # as in the host, video tokens are then text
             types = types.masked_fill(types == VIDEO, 0)

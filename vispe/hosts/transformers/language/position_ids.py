@@ -223,7 +223,7 @@ def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
 def stock_scheme(config: Any) -> Scheme | None:
     """Return the scheme of a stock model with image grids; None for others."""
     family = family_of(config)
-    return family.own(config) if family.pictures == "grids" else None
+    return family.own(config) if family.pictures in ("grids", "newline_grids") else None
 
 
 def check_given(
@@ -232,7 +232,7 @@ def check_given(
     """Raise `InputError` where coordinates (axes, b, s) are certainly not those of the model's scheme.
 
     This is certain where they equal the coordinates of the stock model and differ from the scheme's; and where four
-    rows for four axes have ordinary ids in the first.
+    rows for four axes have ordinary ids in the first, as the stock model accepts them before its three axes.
 
     Args:
         scheme: scheme of the model.
@@ -242,16 +242,18 @@ def check_given(
         valid: mask of tokens (b, s) that are not padding.
         stream: function that returns the stream of the call; None where it is unknown.
     """
-    four = rows == scheme.axes == 4
+    four = rows == scheme.axes == stock.axes + 1 == 4 and not scheme.numbers_tokens
     if four and (not _counts(ids[0], valid) or _one_row(ids, valid)):
         return
-    if not four and (scheme.axes != stock.axes or stream is None):
+    # rows of a stock model whose first axis numbers the tokens look like ordinary ids before one axis less
+    numbered = rows == stock.axes == scheme.axes + 1 and stock.numbers_tokens
+    if not four and ((scheme.axes != stock.axes and not numbered) or stream is None):
         return
     if stream is not None:
         content = stream()
         if _same(ids, scheme.coordinates(content).ids, valid):
             return
-        if not four and not _same(ids, stock.coordinates(content).ids, valid):
+        if not four and not _same(ids, stock.coordinates(content).ids[-scheme.axes :], valid):
             return
     if four:
         raise InputError(

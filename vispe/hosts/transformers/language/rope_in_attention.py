@@ -120,6 +120,12 @@ def check_late_rotation(text: Any) -> None:
         raise UnsupportedHost(
             "late_rotation needs all keys in the cache, got a model with sliding windows. Use late_rotation=False."
         )
+    # layers with linear attention have no self_attn
+    if any(hasattr(getattr(layer, "self_attn", None), "query_layernorm") for layer in text.layers):
+        raise UnsupportedHost(
+            "late_rotation needs queries and keys that are normalised before their rotation, got "
+            f"{type(text).__name__}, which normalises them after it. Use late_rotation=False."
+        )
     if getattr(text.config, "qk_rope_head_dim", None):
         raise UnsupportedHost(
             "late_rotation needs heads whose first channels are rotated, got multi-head latent attention, where the "

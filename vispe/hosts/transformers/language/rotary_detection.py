@@ -19,7 +19,9 @@ from vispe.errors import UnsupportedHost
 # relative tolerance, for modules that multiply in bfloat16; adjacent frequencies differ by at least 7 %
 RTOL = 1e-2
 # rope types whose frequencies do not depend on the sequence length
-STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional")
+STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional", "ntk_alpha")
+# language models with several axes that reject ordinary ids in a row before them; they expand ids (b, s) themselves
+WITHOUT_ORDINARY_ROW = ("hunyuan_vl_text",)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,12 @@ class Rotary:
         return float(getattr(getattr(text, self.module), f"{self.prefix}attention_scaling"))
 
     def expand(self, table: Tensor) -> Tensor:
-        """Return cosines or sines (..., pairs) for all channels, (..., 2 pairs), in the layout of the layers."""
+        """Return cosines or sines (..., pairs) for all channels, (..., 2 pairs), in the layout of the layers.
+
+        Tables that are already those of all channels are returned as they are.
+        """
+        if table.shape[-1] == 2 * self.pairs:
+            return table
         return table.repeat_interleave(2, -1) if self.interleaved else torch.cat([table, table], -1)
 
 
@@ -142,7 +149,14 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
             f"Position schemes support rope_type {', '.join(STATIC_ROPE)}, got {rope!r}, whose frequencies depend on "
             "the sequence length."
         )
-    several = getattr(rotary, "mrope_section", None) is not None
+    sections = getattr(rotary, "mrope_section", None)
+    if sections is None and hasattr(rotary, "mrope_section"):
+        raise UnsupportedHost(
+            f"Position schemes need sections of the channels, got mrope_section=None in {type(rotary).__name__}. Set "
+            "mrope_section in rope_parameters of the configuration."
+        )
+    several = sections is not None
+    ordinary_row = several and text.config.model_type not in WITHOUT_ORDINARY_ROW
     # on the CPU matrix products are not rounded to TF32, and modules on the meta device are built again with values
     with torch.device("cpu"):
         if rates.is_meta:
@@ -155,7 +169,8 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
     x = torch.zeros(
         1, 1, 1, dtype=torch.float32, device="cpu"
     )  # the default dtype may be another during loading
-    ids = position.expand(3, 1, 1) if several else position
+    # sections of the last axes may be omitted
+    ids = position.expand(max(3, len(sections)), 1, 1) if sections is not None else position
     args, named = _kind_argument(text, rotary, kind)
     tables = rotary(x, ids, *args, **named)
     if not isinstance(tables, tuple) or len(tables) != 2:
@@ -179,4 +194,6 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
             f"{type(rotary).__name__} are not those of its frequencies `inv_freq`."
         )
     still = tuple((rates[order] == 0).nonzero()[:, 0].tolist())
-    return Rotary(len(rates), tuple(order), interleaved, 4 if several else 1, still, module, prefix, full)
+    return Rotary(
+        len(rates), tuple(order), interleaved, 4 if ordinary_row else 1, still, module, prefix, full
+    )

@@ -1,0 +1,26 @@
+"""What cases of packed vision towers have in common: rotated queries and keys (n, h, d_h), tables and gradients."""
+
+import vispe
+
+
+def rotated(case, spec, pos):
+    """Return tables, rotated queries and keys, and their gradients, from an encoding at the positions of patches."""
+    q, k = (case.input(name).requires_grad_() for name in "qk")
+    heads, width = case.config("num_heads"), case.config("head_dim")
+    if q.shape[1:] != (heads, width) or k.shape != q.shape:
+        raise ValueError(
+            f"queries {tuple(q.shape)} and keys {tuple(k.shape)}; the case says {heads} x {width}"
+        )
+    made = vispe.create_encoding(
+        spec, dim=heads * width, num_heads=heads, head_dim=width, temperature=case.config("theta", 10000.0)
+    )
+    turn = made.transform(pos, 0)
+    cos, sin = (table[0, 0].repeat(1, 2) for table in (turn.cos, turn.sin))
+    found = {"cos": cos, "sin": sin}
+    found |= {
+        f"{name}_rot": rotate(x.transpose(0, 1)[None])[0].transpose(0, 1)
+        for name, x, rotate in (("q", q, turn.query), ("k", k, turn.key))
+    }
+    if case.backward(**{f"cotangent.{name}": found[name] for name in ("q_rot", "k_rot")}):
+        found |= {"grad.q": q.grad, "grad.k": k.grad}
+    return found
