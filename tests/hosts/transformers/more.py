@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -261,6 +262,14 @@ def stock(family: str) -> Any:
         model.lm_head.weight[PAD] = 0
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = PAD
+    return model
+
+
+def copy_of(family: str) -> Any:
+    """Return a copy of `stock`, without the offset that the stock model records in its calls."""
+    model = copy.deepcopy(stock(family))
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
     return model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ TYPED = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids", "molmo2": "m
 
 def model_of(family: str, attention: str = "sdpa") -> Any:
     """Return a stock model of one's own; windows are shorter than the samples."""
-    model = reference.copy_of(family) if family in tiny.FAMILIES else copy.deepcopy(more.stock(family))
+    model = (reference if family in tiny.FAMILIES else more).copy_of(family)
     text = model.config.get_text_config()
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
         text.sliding_window = 8

@@ -189,7 +189,8 @@ class RopeAxial(RopeBase):
         if self.duplicate == "repeat" and (self.layout != "interleaved" or self.alternate):
             raise OptionError(
                 "duplicate='repeat' mixes channels 2j and 2j + 1, so it needs layout='interleaved' and "
-                f"alternate=False, got layout={self.layout!r} and alternate={self.alternate}. Use duplicate='interleave'."
+                f"alternate=False, got layout={self.layout!r} and alternate={self.alternate}. "
+                "Use duplicate='interleave'."
             )
         if self.tail == "end" and self.layout != "half":
             raise OptionError(

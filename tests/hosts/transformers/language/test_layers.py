@@ -168,7 +168,7 @@ def test_it_is_saved_and_restored(family, tmp_path):
 
 
 def test_layers_that_differ_in_their_frequencies_too():
-    model = copy.deepcopy(more.stock("gemma3"))
+    model = more.copy_of("gemma3")
     one = vispe.convert(copy.deepcopy(model), "mrope")
     layers = alternating(["mrope", "vrope"], len(model.model.language_model.layers))
     vispe.convert(model, layers)

@@ -18,6 +18,7 @@ from tests.hosts.transformers.more import (
     SIDES,
     SIZED,
     SLIDING,
+    copy_of,
     prompt,
     stock,
 )
@@ -32,9 +33,7 @@ every = pytest.mark.parametrize("family", CLASSES)
 
 
 def converted(family, spec, **options):
-    model = copy.deepcopy(stock(family))
-    if hasattr(model.model, "rope_deltas"):
-        model.model.rope_deltas = None
+    model = copy_of(family)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of schemes that are not text-exact
         return vispe.convert(model, spec, **options)
