@@ -59,7 +59,7 @@ COMMANDS: dict[str, str] = {
     "convert-weights": "Rename the weights of a released checkpoint to vispe's names.",
     "bench": "Benchmark the attention backends for attention with a position bias on this machine.",
     "doctor": "Show the capabilities of this installation; with a model, the attention backend of each layer and why.",
-    "cite": "Print how to cite vispe, the encodings and the position schemes.",
+    "cite": "Print how to cite vispe, and the papers of encodings, position schemes, measures and recipes.",
 }
 
 

@@ -71,6 +71,16 @@ class AttentionPrior(Measure):
         "Images without content are out of distribution, and attention concentrates on sinks there; attention to a "
         "position does not imply that it is used."
     )
+    papers = (
+        (
+            "Found in the Middle: Calibrating Positional Attention Bias Improves Long Context "
+            "Utilization, https://arxiv.org/abs/2406.16008"
+        ),
+        (
+            "Attention Basin: Why Contextual Position Matters in Large Language Models, "
+            "https://arxiv.org/abs/2508.05128"
+        ),
+    )
     needs = frozenset({"attention"})
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:

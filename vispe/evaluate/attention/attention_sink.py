@@ -28,6 +28,7 @@ class AttentionSink(Measure):
     asks = "Do heads collapse onto one token?"
     number = "attention on the strongest token"
     misleads = "A softmax has to put its mass somewhere; a sink on a class or register token is harmless."
+    papers = ("Efficient Streaming Language Models with Attention Sinks",)
     needs = frozenset({"attention"})
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:

@@ -108,6 +108,16 @@ class CausalMask(Measure):
     misleads = (
         "Absolute encodings, sinks on the first tokens and layouts common to all images also increase it."
     )
+    papers = (
+        (
+            "Behind RoPE: How Does Causal Mask Encode Positional Information?, "
+            "https://arxiv.org/abs/2509.21042"
+        ),
+        (
+            "Latent Positional Information is in the Self-Attention Variance of Transformer Language "
+            "Models Without Positional Embeddings"
+        ),
+    )
     needs = frozenset({"attention", "causal"})
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:

@@ -91,6 +91,9 @@ class PositionInLogits(Measure):
         "Neighbouring patches are similar, so content depends on the offset too: compare with the model without its "
         "encoding."
     )
+    papers = (
+        "Round and Round We Go! What makes Rotary Positional Encodings useful?, https://arxiv.org/abs/2410.06205",
+    )
     needs = frozenset({"attention"})
     controls = ("none",)  # shuffling patches does not change the positions, so it is not a control here
 

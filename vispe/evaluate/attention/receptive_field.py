@@ -75,6 +75,7 @@ class ReceptiveField(Measure):
     misleads = (
         "A distant sink counts as reach; on grids smaller than the receptive field the border limits both."
     )
+    papers = ("Exploring Transformer Extrapolation, https://arxiv.org/abs/2307.10156",)
     needs = frozenset({"attention"})
     default = False
 

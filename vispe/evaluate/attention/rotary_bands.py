@@ -131,6 +131,12 @@ class RotaryBands(Measure):
         "Collinear keys cause a sink only where queries share their direction; on small grids some pairs are nearly "
         "unrotated for any weights."
     )
+    papers = (
+        "DoPE (denoising rotary position embedding)",
+        "Massive Values in Self-Attention Modules are the Key to Contextual Knowledge Understanding",
+        "RoFormer, https://arxiv.org/abs/2104.09864",
+        "Base of RoPE Bounds Context Length",
+    )
     needs = frozenset({"attention"})
     controls = ("random",)
 

@@ -1,7 +1,7 @@
 """Interface of measures: `Measure`, the `Accumulator` of its sums over images, and its `Outcome`.
 
 A measure is one small file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors, and
-below them a subclass of `Measure` that is discovered by its folder. Its docstring names the paper that it follows.
+below them a subclass of `Measure` that is discovered by its folder. `papers` lists the papers that it follows.
 Controls run the same measure on another model (random weights, or without the encoding), so they need no code.
 """
 
@@ -130,6 +130,7 @@ class Measure:
         asks: the question, in one sentence.
         number: meaning of the headline, in a few words.
         misleads: when the number is wrong or harmless, in one sentence.
+        papers: the papers that it follows, each "Title" or "Title, https://..."; empty for a measure of vispe's own.
         needs: required capabilities of the model, see `AuditedModel.can`.
         controls: control models that the verdict compares with.
         reported_controls: control models that are reported only, because they may have the effect as well.
@@ -143,6 +144,7 @@ class Measure:
     asks: ClassVar[str]
     number: ClassVar[str]
     misleads: ClassVar[str]
+    papers: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[Need]] = frozenset()
     controls: ClassVar[tuple[Control, ...]] = ()
     reported_controls: ClassVar[tuple[Control, ...]] = ()

@@ -68,6 +68,14 @@ class OrderSensitivity(Measure):
     asks = "Does an answer depend on the order of the images?"
     number = "standard deviation over orders, relative to the total"
     misleads = "If answers to all prompts are nearly equal, the ratio can be large although the spread is negligible."
+    papers = (
+        "Position of Uncertainty: A Cross-Linguistic Study of Positional Bias in Large Language Models",
+        "LLMs are Bayesian, in Expectation, not in Realization",
+        (
+            "Eliminating Position Bias of Language Models: A Mechanistic Approach, "
+            "https://arxiv.org/abs/2407.01100"
+        ),
+    )
     needs = frozenset({"answers", "several"})
     items = 16
     count: ClassVar[int] = 3

@@ -147,6 +147,11 @@ class LeftRight(Measure):
     misleads = (
         "Two coloured shapes are not a scene: a model may succeed here and rely on priors in photographs."
     )
+    papers = (
+        "Your other Left! Vision-Language Models Fail to Identify Relative Positions in Medical Images",
+        "Visual Spatial Reasoning, https://arxiv.org/abs/2205.00363",
+        "Probing the Role of Positional Information in Vision-Language Models",
+    )
     needs = frozenset({"pooled"})
     items = 32
 

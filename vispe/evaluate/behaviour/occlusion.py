@@ -101,6 +101,11 @@ class Occlusion(Measure):
         "Occluded images are out of distribution, so the importance depends on the filling; images get one of three "
         "fillings in rotation, and the details report each."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "Quantifying Positional Biases in Text Embedding Models",
+        "Dwell in the Beginning: How Language Models Embed Long Documents for Dense Retrieval",
+        "Benchmarking the Myopic Trap: Positional Bias in Information Retrieval",
+    )
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:
         """Occlude rows, columns and a central block, roll the original and occluded images, compare descriptors."""

@@ -33,6 +33,13 @@ class PatchShuffle(Measure):
     misleads: ClassVar[str] = (
         "Shuffling destroys objects as well, so a model that uses the layout of a scene is expected to score high."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "Intriguing Properties of Vision Transformers",
+        (
+            "Shaking Syntactic Trees on the Sesame Street: Multilingual Probing with Controllable "
+            "Perturbations"
+        ),
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     default: ClassVar[bool] = False
 

@@ -41,6 +41,9 @@ class Equivariance(Measure):
         "Rotated photographs are out of distribution, so the number then includes the canonical orientation of the "
         "training images."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "The Lie Derivative for Measuring Learned Equivariance, https://arxiv.org/abs/2210.02984",
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:

@@ -31,6 +31,9 @@ class PositionRelevance(Measure):
         "Relevance is a convention: positions get half of every rotation, and the rules for sums disagree where terms "
         "cancel; compare models by one rule, and do not interpret the fraction causally."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "PA-LRP (positional-aware layer-wise relevance propagation), https://arxiv.org/abs/2506.02138",
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"attention"})
     controls: ClassVar[tuple[Control, ...]] = ("random",)
     default: ClassVar[Literal[False]] = False

@@ -35,7 +35,8 @@ def inside_margin(grid: Offset, offset: Offset, margin: int) -> Tensor:
 class Shift(Measure):
     """Largest change of features over three rolls: three forward passes in addition to the original image.
 
-    Our image form of position-shift tests for language models: the same content at other positions.
+    Our image form of position-shift tests for language models: the same content at other positions. `papers` is empty
+    because the measure is vispe's own.
     """
 
     name: ClassVar[str] = "shift"
@@ -46,6 +47,7 @@ class Shift(Measure):
         "A roll joins opposite sides of an image, so a model with relative positions changes slightly without any "
         "bias; homogeneous images have a negligible seam."
     )
+    papers: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
 
     def rerun(self, acc: Accumulator, runs: PerturbedRuns) -> None:

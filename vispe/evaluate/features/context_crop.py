@@ -84,6 +84,9 @@ class ContextCrop(Measure):
         "Smaller images may be out of distribution, and contexts have a seam: both count at the border if features are "
         "local, and effects common to both contexts are not subtracted."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features",
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     default: ClassVar[bool] = False
 

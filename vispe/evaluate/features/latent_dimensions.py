@@ -110,6 +110,7 @@ class IntrinsicProbe(Measure):
     misleads: ClassVar[str] = (
         "Images with a common layout predict the cell too; a position spread over all dimensions is not found."
     )
+    papers: ClassVar[tuple[str, ...]] = ("Intrinsic Probing through Dimension Selection",)
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     controls: ClassVar[tuple[Control, ...]] = ("none",)
     default: ClassVar[bool] = False

@@ -71,6 +71,7 @@ class MlpUnits(Measure):
         "With a common layout of images, content units predict the cell too; compare with the model without its "
         "encoding."
     )
+    papers: ClassVar[tuple[str, ...]] = ("Neurons in Large Language Models: Dead, N-gram, Positional",)
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     controls: ClassVar[tuple[Control, ...]] = ("none",)
     default: ClassVar[bool] = False

@@ -64,6 +64,16 @@ class NeighbourSimilarity(Measure):
     misleads: ClassVar[str] = (
         "Shuffled images are out of distribution, so the model may behave differently on them."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        (
+            "Position Information Emerges in Causal Transformers Without Positional Encodings via "
+            "Similarity of Nearby Embeddings"
+        ),
+        (
+            "Latent Positional Information is in the Self-Attention Variance of Transformer Language "
+            "Models Without Positional Embeddings"
+        ),
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     controls: ClassVar[tuple[Control, ...]] = ("none",)
     reported_controls: ClassVar[tuple[Control, ...]] = ("random",)

@@ -144,6 +144,12 @@ class PositionalChannels(Measure):
     misleads: ClassVar[str] = (
         "Images with a common layout have such mean maps too; use textures, noise or many images."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        (
+            "Mitigate Position Bias in Large Language Models via Scaling a Single Dimension, "
+            "https://arxiv.org/abs/2406.02536"
+        ),
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     controls: ClassVar[tuple[Control, ...]] = ("none",)
     reported_controls: ClassVar[tuple[Control, ...]] = ("random",)

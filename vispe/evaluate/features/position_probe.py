@@ -48,6 +48,12 @@ class PositionProbe(Measure):
     misleads: ClassVar[str] = (
         "Smooth gradients across an image reveal the position too, and random weights often preserve it."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        (
+            "What DINO saw: ALiBi positional encoding reduces positional bias, "
+            "https://arxiv.org/abs/2603.16840"
+        ),
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     layered: ClassVar[bool] = True
     controls: ClassVar[tuple[Control, ...]] = ("none",)

@@ -103,6 +103,10 @@ class ProbeVersusUse(Measure):
     misleads: ClassVar[str] = (
         "A model with inverted answers has a large gap too, and random weights often preserve the position."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "Insights into LLM Long-Context Failures: When Transformers Know but Don't Tell",
+        "Probing the Role of Positional Information in Vision-Language Models",
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"answers", "pooled"})
     items: ClassVar[int] = 32
 

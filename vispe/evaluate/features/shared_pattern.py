@@ -70,6 +70,9 @@ class SharedPattern(Measure):
         "Images with a common layout, such as sky above ground, share a map too; compare with the model without its "
         "encoding."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "Unveiling The Mask of Position-Information Pattern Through the Mist of Image Features",
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     controls: ClassVar[tuple[Control, ...]] = ("none",)
 

@@ -117,6 +117,14 @@ class Spectrum(Measure):
         "Massive channels lower the rank without a collapse (the details contain it without the four largest); "
         "homogeneous images have few directions."
     )
+    papers: ClassVar[tuple[str, ...]] = (
+        "RankMe, https://arxiv.org/abs/2210.02885",
+        (
+            "alpha-ReQ: Assessing Representation Quality in Self-Supervised Learning by measuring "
+            "eigenspectrum decay"
+        ),
+        "Rethinking Positional Encoding, https://arxiv.org/abs/2107.02561",
+    )
     needs: ClassVar[frozenset[Need]] = frozenset({"maps"})
     layered: ClassVar[bool] = True
     controls: ClassVar[tuple[Control, ...]] = ("random",)
