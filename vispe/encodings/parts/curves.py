@@ -211,6 +211,7 @@ class ReleasedShift(nn.Module):
             x = F.gelu(conv(x))
         x = self._normed(x)
         x = self.linear(x.flatten(1))
+        # tanh(x / 2), in (-1, 1)
         shift = (2 * x.sigmoid() - 1).reshape(-1, *self.grid)
         if not same_grid(self.grid, shape):
             shift = F.interpolate(shift[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
@@ -224,6 +225,7 @@ class ReleasedShift(nn.Module):
             mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
             with torch.no_grad():
                 count = x.numel()
+                # the running variance is unbiased, as in torch.nn.BatchNorm2d
                 spread = var.detach() * (count / max(count - 1, 1))
                 for name, value in (("running_mean", mean.detach()), ("running_var", spread)):
                     self.norm[name].lerp_(value.to(self.norm[name].dtype), self.MOMENTUM)
@@ -237,6 +239,7 @@ def pooled(image: Tensor, size: tuple[int, int]) -> Tensor:
     for axis, new in ((-2, size[0]), (-1, size[1])):
         old = image.shape[axis]
         cell, pixel = torch.arange(new, device=image.device)[:, None], torch.arange(old, device=image.device)
+        # from floor(i old / new) up to ceil((i + 1) old / new), the windows of adaptive pooling
         first, behind = cell * old // new, ((cell + 1) * old + new - 1) // new
         weights = ((pixel >= first) & (pixel < behind)).to(image.dtype)
         weights = weights / weights.sum(1, keepdim=True)

@@ -106,13 +106,16 @@ class ComRoPELD(ComRoPE):
     def generators(self) -> Tensor:
         """Return the generators (h, axes, blocks, s, s)."""
         theta = at_least_float32(self.theta)[..., None, None]
+        # (h or 1, 1, blocks, s, s) times the factors of the axes, (axes, blocks, 1, 1)
         return skew_matrix(at_least_float32(self.skew), self.width) * theta
 
     def _phases(self, places: Tensor) -> Tensor:
+        # (b, n, axes) @ (axes, blocks) -> (b, n, blocks)
         return exact_product(places, self.theta)
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         generators = self.generators()
+        # generators commute, so exp of the sum is a product over axes: n_1 + n_2 exponentials instead of n_1 n_2
         rotations = [
             exponential(generators[:, i : i + 1], promoted(line, self.skew)[None, :, None]).index_select(
                 2, index

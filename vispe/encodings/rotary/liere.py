@@ -172,10 +172,12 @@ class LieRE(SkewRotary):
         if self.normalize != "none":
             trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
             cells = pos.extent / pos.cell
+            # without a training grid: relative to the current grid
             trained_cells = cells if trained is None else x.new_tensor(trained)[None]
             if self.normalize == "train":
                 x = x / trained_cells[:, None]
             else:
+                # from 0 at the first cell to cells / trained_cells at the last; a single cell has no step, hence the clamp
                 x = x / pos.cell[:, None] * (cells / trained_cells / (cells - 1).clamp(min=1))[:, None]
         return x * pos.spatial[..., None]
 
@@ -191,14 +193,17 @@ class LieRE(SkewRotary):
     def _fixed(self, pos: Positions) -> tuple[Tensor, Tensor]:
         even = torch.linspace(0, 1, self.head // self.axes // 2, device=pos.coords.device)
         phases = (-4 * even).exp() if self.kind == "inverse_exp" else even
+        # (b, n, axes, pairs of an axis) -> (b, 1, n, pairs)
         angles = (self.places(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
         return angles.cos(), angles.sin()
 
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename `generator_raw_params` (axes, 1, h or 1 times blocks, s, s) of the parent module."""
         if self.kind == "learned" and f"{parent_prefix}generator_raw_params" in state_dict:
+            # entries on and below the diagonal have no effect
             raw = state_dict.pop(f"{parent_prefix}generator_raw_params")[:, 0].triu(1)
             upper = skew_upper(raw)
+            # (axes, heads * blocks, m) -> (heads, axes, blocks, m)
             state_dict[f"{prefix}skew"] = upper.reshape(
                 self.axes, -1, self.blocks, upper.shape[-1]
             ).transpose(0, 1)
