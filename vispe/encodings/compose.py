@@ -40,6 +40,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
             raise UnsupportedCombination(
                 "Compose needs at least one encoding, got an empty list. Use 'none' for no encoding."
             )
+        # members that scale channels can precede a rotation, but two rotations cannot be combined
         rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.scales_channels]
         if len(rotary) > 1:
             raise UnsupportedCombination(
@@ -101,6 +102,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the sum of the members' tables; a zero when none is additive."""
         tables = [e.table(pos, image) for e in self.parts() if isinstance(e, Additive)]
+        # broadcast over tokens and channels
         return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
 
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
@@ -155,6 +157,7 @@ def transform_of(
         UnsupportedCombination: an encoding uses several softmaxes and therefore has several transforms.
     """
     _refuse_branches(encodings)
+    # False sorts first: members that scale channels precede the rotation
     rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.scales_channels)
     factors = [e.query_factor(pos, layer) for e in encodings if isinstance(e, Biased)]
     transforms: list[Transform] = [Affine(q_mul=factor) for factor in factors if factor is not None]

@@ -62,6 +62,7 @@ def tape_state(
     counts = pair_counts("tape_state", None, pairs, pos.axes)
     freqs = [inverse_frequencies(2 * n, temperature, torch.float64)[None] for n in counts]
     angle = axial_angles(pos.coords + shift * pos.cell[:, None], freqs, range(pos.axes), pairs)
+    # (b or 1, 1, n, pairs) -> (b or 1, h, n, d_h); both channels of a pair have the same angle
     angle = (angle * pos.spatial[:, None, :, None]).repeat(1, num_heads, 1, 2)
     return torch.stack([angle.cos(), angle.sin()])
 
@@ -166,6 +167,7 @@ class TapeBlock(nn.Module):
                 f"TapeBlock needs a state {expected} for x {tuple(x.shape)}, got {tuple(state.shape)}."
             )
         state = at_least_float32(state).expand(expected)
+        # (b, n, 3 d) -> (3, b, h, n, d / h)
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         # the tables are concatenated to the values: one pass averages content and positions with the same weights
@@ -179,6 +181,7 @@ class TapeBlock(nn.Module):
             is_causal=self.causal,
             backend=self.backend,
         )
+        # of shape (b, h, n, 3 d_h): averaged values, cosines and sines
         content, *averaged = out.split(width, -1)
         x = x + self.proj(content.transpose(1, 2).flatten(2))
         state = state + at_least_float32(self.state_gain)[:, None, None] * torch.stack(averaged)
@@ -197,5 +200,6 @@ class TapeBlock(nn.Module):
 def _rotated(x: Tensor, state: Tensor) -> Tensor:
     """Return x (b, h, n, d_h) rotated by tables whose two halves may differ, in the dtype of x."""
     cos, sin = state.unbind(0)
+    # channels c and c + d_h / 2 are a pair
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)

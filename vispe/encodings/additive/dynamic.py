@@ -90,6 +90,7 @@ class Dynamic(Additive):
         """Return the rank of each token (b, n) whose sinusoid is nearest to its phases, by least squares."""
         phases = self._phases(x, pos)
         rate = rates(self.dim // 2, self.temperature, phases)
+        # the r that minimises |phases - r rate|^2
         return (phases * rate).sum(-1) / rate.square().sum()
 
     def rank_loss(self, x: Tensor, pos: Positions, rank: Tensor | None = None) -> Tensor:
@@ -107,6 +108,7 @@ class Dynamic(Additive):
         gap = (predicted - target.to(predicted)).masked_fill(no_position, 0.0)
         # an error as large as the full order counts 1, for any number of tokens
         largest = target.masked_fill(no_position, 0).abs().max().clamp(min=1)
+        # patches of all samples; at least 1, since the sum is divided by it
         count = (~no_position).expand_as(gap).sum().clamp(min=1)
         return (gap / largest.to(gap)).square().sum() / count
 

@@ -53,9 +53,11 @@ class CountBias(Bias):
         gates = (exact_product(q, k.transpose(-1, -2)) * request.scale).sigmoid()
         count, valid = count_nearer(gates, self.order, self.causal)
         last = self.table_of_counts.shape[0] - 1
+        # counts beyond the table share its last row
         count = count.clamp(max=last)
         # scores of all integer counts, then linear interpolation between the two nearest
         read = exact_product(q, self.table_of_counts.t())
+        # the gradient of the count comes from the interpolation: floor has none
         below = count.detach().floor()
         low, high = (read.gather(-1, index.long()) for index in (below, (below + 1).clamp(max=last)))
         return (low + (high - low) * (count - below)).where(valid, 0.0)

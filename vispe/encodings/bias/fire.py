@@ -140,10 +140,12 @@ class Fire(RadialEncoding):
         valid = pos.spatial[:, :, None] & pos.spatial[:, None]
         if self.causal:
             coord = pos.coords[..., 0]
+            # causal: the largest distance of a query is its position
             distance, reach = (coord[:, :, None] - coord[:, None]).abs(), coord[..., None].abs()
             return DenseBias(self._values(distance, reach).masked_fill(~valid[:, None], 0.0), pos)
         spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         reach = self._reach(spaced)
+        # one field size for all samples: the bias is a function of the distance
         if len(reach) == 1:
             return self._radial(lambda d: self._values(d[None], reach[:, None])[0], pos)
         # samples of several sizes: fractions of different distances

@@ -61,8 +61,10 @@ class GaussianBias(Bias):
     def _dense(self, request: DenseRequest) -> Tensor:
         spacing = self.spacing
         pos_q, pos_k = (p if spacing is None else p.with_spacing(spacing) for p in request.where(self.pos))
+        # squared distances, without a square root, whose gradient at 0 is infinite
         squared = distances(pos_q, pos_k, SQUARED, self.wrap, "none")
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        # one map for all heads: (b or 1, n, m) -> (b or 1, 1, n, m)
         return self._profile(squared).masked_fill(~valid, 0.0)[:, None]
 
     def table(self, grid: Grid) -> Tensor:
@@ -133,6 +135,7 @@ class Gaussian2D(Biased):
             raise OptionError(
                 f"layers={list(layers)} counts from the last block and needs depth, got None. Pass depth."
             )
+        # negative indices count from the last block
         outside = [i for i in layers if depth is not None and not -depth <= i < depth]
         if outside:
             raise OptionError(f"layers must be block indices below depth={depth}, got {outside}.")

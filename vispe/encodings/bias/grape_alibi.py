@@ -128,6 +128,7 @@ class GrapeAlibi(Biased):
     def reset_parameters(self) -> None:
         """Set softplus(omega) to 1 and draw u and v from N(0, 1 / d_h)."""
         if self.omega is not None:
+            # softplus(log(e - 1)) = 1
             nn.init.constant_(self.omega, math.log(math.e - 1))
         for direction in (self.u, self.v):
             if direction is not None:
@@ -145,6 +146,7 @@ class GrapeAlibi(Biased):
                 f"grape_alibi needs {self.ndim[0]} axis with {option}, got {pos.axes} axes ({pos})."
             )
         if self.causal:
+            # offsets to later keys count as 0
             profile: Bias = OneSidedBias(self.head_slopes(), pos)
         else:
             profile = DistanceBias(
@@ -157,6 +159,7 @@ class GrapeAlibi(Biased):
             )
         if self.omega is None:
             return profile
+        # the profile is 0 for pairs with prefix tokens, so their gates have no effect
         return ContentGateBias(profile, self.omega, self._unit(self.u), self._unit(self.v))
 
     def _unit(self, direction: Tensor | None) -> Tensor | None:

@@ -129,9 +129,11 @@ class Kerple(RadialEncoding):
         """Draw p from U(0, 2) and a from U(0, 1), for either `positive`."""
         for name, parameter in self.named_parameters():
             top = 2.0 if name.endswith("p") else 1.0
+            # away from the bounds, where the inverse maps below are infinite
             value = parameter.uniform_(0.0, top).clamp(EPS, top - EPS)
             if self.positive == "softplus":
                 bounded = name.endswith("p") and self._most(name) is not None
+                # inverse of `_rate`: 2 sigmoid(x), or softplus(x)
                 value = torch.logit(value / 2) if bounded else inverse_softplus(value)
             parameter.copy_(value)
 
@@ -144,6 +146,7 @@ class Kerple(RadialEncoding):
         raw, most = at_least_float32(self.get_parameter(name))[:, None], self._most(name)
         if self.positive == "clamp":
             return straight_through_clamp(raw, self.eps or EPS, most)
+        # between 0 and `most`, or positive without an upper bound
         return F.softplus(raw) if most is None else most * raw.sigmoid()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:

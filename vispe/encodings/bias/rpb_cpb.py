@@ -162,7 +162,9 @@ class ContinuousBias(Biased):
             hidden = hidden * pos.attrs[DRAW]
         values = self.cpb_mlp[2](hidden)
         if self.coords == "swin":
+            # at most 16; with `centre`, an output of 0 gives a bias of 0
             values = 16.0 * (values.sigmoid() - 0.5 if self.centre else values.sigmoid())
+        # (offsets, h) -> (h, 2 n_1 - 1, ...)
         return values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape))
 
     def _offsets(self, pos: Positions, grid: Grid) -> Tensor:
@@ -173,7 +175,9 @@ class ContinuousBias(Biased):
             for n, wide in zip(grid.shape, self.pretrained or grid.shape, strict=True):
                 line = torch.arange(1 - n, n, dtype=torch.float32, device=pos.coords.device)
                 if self.coords == "swin":
+                    # 8 at the largest offset of the pretrained window; one patch has only offset 0, hence the max
                     line = line * (8.0 / max(wide - 1, 1))
+                    # divided by log2(8) = 3
                     lines.append(line.sign() * torch.log2(1.0 + line.abs()) / 3.0)
                 else:
                     lines.append(line.sign() * torch.log1p(line.abs()))

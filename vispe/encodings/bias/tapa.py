@@ -114,7 +114,9 @@ class PhaseScores(ScoreBias):
             a, b = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
             distance = distances(a, b, "euclidean", wrap=False, normalize="none")[:, None]
             nonzero = distance > 0
+            # 1 in place of distance 0, where the power has an infinite gradient
             return torch.where(nonzero, torch.where(nonzero, distance, 1.0) ** self.alpha, 0.0)
 
         key = ("tapa", self.alpha, self.spacing)
+        # cached for self-attention only, where queries and keys have the same positions
         return pos_q.remember(key, make) if pos_k is pos_q else make()

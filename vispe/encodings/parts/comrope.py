@@ -254,7 +254,7 @@ class ComRoPE(SkewRotary):
     def in_basis(rows: Tensor, basis: Tensor) -> Tensor:
         """Return the weight (h d_h, c) or bias (h d_h,) of a projection to queries or keys in the basis of `fold`."""
         head = basis.shape[-1]
-        # shape (h or 1, d_h, d_h) @ (h, d_h, c)
+        # of shape (h or 1, d_h, d_h) @ (h, d_h, c)
         turned = basis.to(torch.float64) @ rows.reshape(-1, head, rows[0].numel()).double()
         return turned.reshape(rows.shape).to(rows.dtype)
 

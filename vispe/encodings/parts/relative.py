@@ -92,7 +92,7 @@ class FactorBias(Bias):
             * request.scale
         )
         buckets = with_head_axis(self.buckets)
-        # shape (1, h or 1, buckets, 1)
+        # of shape (1, h or 1, buckets, 1)
         factors = request.pick(self.factors)[None, :, :, None].to(product.dtype)
         shape = buckets.shape[0], factors.shape[1], *buckets.shape[2:]
         # one factor per bucket, then per pair

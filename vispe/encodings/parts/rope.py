@@ -221,7 +221,7 @@ class RopeBase(Rotary):
             rotation = Chain(self.head_basis.transform(pos), rotation)
         if self.logit_scale == "none":
             return rotation
-        # shape (b or 1, 1, 1, 1)
+        # of shape (b or 1, 1, 1, 1)
         factor = pos.remember((self._key, "logits"), lambda: self._logit_factor(pos)[:, None, None, None])
         if self.logit_scale == "ssmax":
             factor = at_least_float32(self.sharpness)[:, None, None] * factor  # (b or 1, h, 1, 1)

@@ -46,6 +46,7 @@ class Gaps(Sampler):
         """Return the cell positions with random gaps."""
         opens = torch.rand(cells - 1, dtype=torch.float64, generator=generator, device=device) < self.rate
         sizes = torch.randint(1, self.size + 1, (cells - 1,), generator=generator, device=device)
+        # the distance of neighbours without a gap is 1
         steps = 1.0 + (opens * sizes).double()
         return torch.cat([steps.new_zeros(1), steps.cumsum(0)])
 

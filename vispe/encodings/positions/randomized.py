@@ -62,6 +62,7 @@ class Randomized(ReachSampler):
     def fixed(self, cells: int, device: torch.device) -> Tensor:
         """Return evenly spaced integers."""
         self._check(cells)
+        # centres of equal parts of the range
         middle = torch.arange(cells, dtype=torch.float64, device=device) + 0.5
         return (middle * self.reach / cells).floor() * self.unit
 

@@ -56,5 +56,6 @@ class Stretch(Sampler):
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scaled length and spacing."""
+        # all steps are equal to the factor
         step = places[:, 1] if cells > 1 else torch.ones_like(places[:, 0])
         return cells * step, step

@@ -126,7 +126,7 @@ class ComRoPEAP(ComRoPE):
     def generators(self) -> Tensor:
         """Return the generators (h or 1, axes, blocks, s, s): block j is 0 except for its axis."""
         mask = torch.arange(self.axes, device=self.skew.device)[:, None] == self._axis_of(self.skew.device)
-        # shape (h or 1, 1, blocks, s, s) * (axes, blocks, 1, 1)
+        # of shape (h or 1, 1, blocks, s, s) * (axes, blocks, 1, 1)
         return skew_matrix(at_least_float32(self.skew), self.width) * mask[..., None, None]
 
     def _phases(self, places: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ class Fope(AxialRotary):
         weights = at_least_float32(matrix)[:, None]
         if self.norm:
             weights = weights / weights.sum(-2, keepdim=True)
-        # shape (axes, b, 1, n, waves) @ (axes, 1, h, waves, mixed)
+        # of shape (axes, b, 1, n, waves) @ (axes, 1, h, waves, mixed)
         mixed = exact_product(waves, weights)
         padded = nn.functional.pad(mixed, (0, self.share - mixed.shape[-1]), value=1.0)
         # the last axis (x) has the first pairs

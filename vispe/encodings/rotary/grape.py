@@ -144,7 +144,7 @@ class Grape(Rotary):
     def _tables(self, coords: Tensor, axes: int) -> tuple[Tensor, Tensor]:
         rates = self.frequencies()
         axis = torch.arange(self._resolve_head_dim() // 2, device=coords.device) % axes
-        # shape (b or 1, 1 or h, n, pairs)
+        # of shape (b or 1, 1 or h, n, pairs)
         angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
         # rotates by minus the angle, see the class docstring
         return angle.cos(), -angle.sin()

@@ -177,7 +177,7 @@ class LieRE(SkewRotary):
             if self.normalize == "train":
                 x = x / trained_cells[:, None]
             else:
-                # from 0 at the first cell to cells / trained_cells at the last; a single cell has no step, hence the clamp
+                # 0 at the first cell, cells / trained_cells at the last; a single cell has no step, hence the clamp
                 x = x / pos.cell[:, None] * (cells / trained_cells / (cells - 1).clamp(min=1))[:, None]
         return x * pos.spatial[..., None]
 

@@ -125,7 +125,7 @@ class RopeMuvit(Rotary):
             spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
             # (1, pairs of the axis): equal for all samples
             freqs = [at_least_float32(f)[None] for f in self.frequencies()]
-            # shape (b or 1, 1, n, d_h / 2)
+            # of shape (b or 1, 1, n, d_h / 2)
             angle = axial_angles(spaced.coords, freqs, range(self.axes), sum(self.axis_dims) // 2)
             angle = angle * pos.spatial[:, None, :, None]
             return angle.cos(), angle.sin()

@@ -136,7 +136,7 @@ class TPE2D(Rotary):
         # negative ranks for tokens without a position: they precede all others
         count = torch.arange(pos.tokens, device=rank.device) - pos.tokens
         rank = torch.where(pos.spatial, rank, count)
-        # shape (b or 1, 1, queries, keys)
+        # of shape (b or 1, 1, queries, keys)
         later = rank[:, None, None] > rank[:, None, :, None]
         mask = torch.zeros(later.shape, device=rank.device).masked_fill(later, float("-inf"))
         return angle.cos(), angle.sin(), mask

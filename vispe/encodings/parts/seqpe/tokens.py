@@ -143,7 +143,7 @@ class DigitEncoding(Encoding):
                 "Use a larger max_digits."
             )
         lines = [torch.arange(n, device=pos.coords.device) for n in shape]
-        # shape (cells, axes), row-major
+        # of shape (cells, axes), row-major
         cells = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
         offset, keep = pos.attrs.get("seqpe_shift"), pos.attrs.get("seqpe_dropout")
         return self.encoder(cells if offset is None else cells + offset, keep)
