@@ -80,6 +80,7 @@ class Encoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # classes with a constructor have its signature, all others that of their options
         if cls.__init__ is Encoding.__init__:
             cls.__signature__ = option_signature(cls, Encoding, _FIRST)
         else:
@@ -89,8 +90,10 @@ class Encoding(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._eval_cache = Kept()
+        # unknown and missing options raise TypeError, as in a function call
         bound = option_signature(type(self), Encoding, _FIRST).bind(**options)
         bound.apply_defaults()
+        # past nn.Module.__setattr__, which would register modules among the options
         vars(self).update(bound.arguments)
         check_options(self, tuple(bound.arguments))
         self.__post_init__()
@@ -108,6 +111,7 @@ class Encoding(nn.Module):
 
     def _accept(self, *axes: int) -> None:
         """Restrict the numbers of axes that this instance accepts."""
+        # replaces the class attribute for this instance only
         vars(self)["ndim"] = axes
 
     def _resolve_head_dim(self) -> int:
@@ -325,6 +329,7 @@ class Biased(Encoding):
         """
         if torch.compiler.is_compiling():
             return None
+        # the progress determines the active bands of some encodings
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
         return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
 

@@ -35,6 +35,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
 
     def __init__(self, encodings: Sequence[Encoding]) -> None:
         super().__init__()
+        # nested sums are flattened
         self.members = nn.ModuleList(part for e in encodings for part in e.parts())
         if not len(self.members):
             raise UnsupportedCombination(
@@ -46,6 +47,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
             raise UnsupportedCombination(
                 f"{' + '.join(rotary)}: two rotary encodings would rotate the same channels. Use only one."
             )
+        # raises if a member with several softmaxes is combined with others inside attention
         multi_softmax_of(self.parts())
 
     def parts(self) -> tuple[Encoding, ...]:

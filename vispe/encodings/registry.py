@@ -103,6 +103,7 @@ def register(cls: E) -> E:
     name = cls.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise OptionError(f"{cls.__name__} needs a lower_snake name to be registered, got name={name!r}.")
+    # the same class may be registered again, but no other class under its name
     if _FILES.get(name, cls.__module__) != cls.__module__ or _REGISTRY.get(name, cls) is not cls:
         raise OptionError(
             f"The name {name!r} is already used by {encoding_class(name).__qualname__}. Choose another name."
@@ -213,6 +214,7 @@ def list_encodings(
                 n for f in included if ("." in f) >= ("." in n and not preset_only) and fnmatch.fnmatch(n, f)
             ]
     names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in excluded)]
+    # digits are compared as integers
     return sorted(set(names), key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
 
 
@@ -365,6 +367,7 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
         return create_encoding(spec[0], **facts, **options)
     else:
         terms = parse_spec(spec)
+        # options apply to a single encoding; for a sum, the error below is raised
         built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
     if options and len(built) > 1:
         raise OptionError(
@@ -441,6 +444,7 @@ def _check(name: str, options: dict[str, Any]) -> dict[str, Any]:
                 f"{base} has no option {option!r}.{did_you_mean(option, accepted)} "
                 f"It accepts: {', '.join(accepted) or 'none'}."
             )
+    # options override those of the preset
     return {"name": base, **(cls.presets[preset] if preset else {}), **options}
 
 

@@ -32,6 +32,7 @@ def keep(destination: Any, prefix: str, terms: Terms, grid: Sequence[int] | None
         saved: dict[str, Any] = {"spec": _plain(terms)}
         if grid is not None:
             saved["grid"] = list(grid)
+        # keys of the metadata have no trailing dot
         metadata.setdefault(prefix[:-1], {})[KEY] = saved
 
 
@@ -88,6 +89,7 @@ def _same(saved: Terms, ours: Terms) -> bool:
     if len(saved) != len(ours):
         return False
     for saved_term, our_term in zip(saved, ours, strict=True):
+        # None means that the host supplies the grid, so it agrees with any
         grids = saved_term.get(_AUTO), our_term.get(_AUTO)
         if None not in grids and grids[0] != grids[1]:
             return False

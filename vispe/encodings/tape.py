@@ -184,6 +184,7 @@ class TapeBlock(nn.Module):
         # of shape (b, h, n, 3 d_h): averaged values, cosines and sines
         content, *averaged = out.split(width, -1)
         x = x + self.proj(content.transpose(1, 2).flatten(2))
+        # (h, 1, 1) * (2, b, h, n, d / h) -> (2, b, h, n, d / h)
         state = state + at_least_float32(self.state_gain)[:, None, None] * torch.stack(averaged)
         h = self.norm2(x)
         h = self.mlp_down(self.act(self.mlp_gate(h)) * self.mlp_up(h))

@@ -218,6 +218,7 @@ class Loope(ProgressiveBands, Additive):
             offset = at_least_float32(self.offset)
             if self.grid is None or not same_grid(self.grid, shape):
                 offset = F.interpolate(offset[None, None], size=shape, mode="bilinear", align_corners=False)
+            # resampled before tanh, so that shifts remain in (-1, 1)
             return offset.reshape(1, -1).tanh()
         if self.network is None:
             return None
@@ -235,6 +236,7 @@ class Loope(ProgressiveBands, Additive):
         shape = self._shape(pos)
         trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
         trained = trained if self.rescale else None
+        # indices of a larger grid are compressed to the range of the training grid
         scale = 1.0 if trained is None else trained[0] * trained[1] / (shape[0] * shape[1])
 
         shift = self.shift(pos, image)
@@ -274,6 +276,7 @@ class Loope(ProgressiveBands, Additive):
         if shift is not None:
             index = index + (shift * scale).float()
         powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=index.device)
+        # float32 in every step, as in the released code
         return index[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
 
     def _tokens(self, angle: Tensor, pos: Positions) -> Tensor:

@@ -50,6 +50,7 @@ class CountBias(Bias):
                 "scale to dense()."
             )
         q, k = request.pick(request.q, 1), request.pick(request.k, 1)
+        # relevance of every key to every query, (b, h, n, m)
         gates = (exact_product(q, k.transpose(-1, -2)) * request.scale).sigmoid()
         count, valid = count_nearer(gates, self.order, self.causal)
         last = self.table_of_counts.shape[0] - 1
@@ -126,6 +127,7 @@ class Cope(Biased):
             )
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
+        # zeros: a pretrained model is unchanged at first
         self.pos_emb = nn.Parameter(torch.zeros(self.max_pos, self._resolve_head_dim()))
 
     @property

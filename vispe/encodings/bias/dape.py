@@ -168,6 +168,7 @@ class Dape(Biased):
         if side % 2 == 0:
             raise OptionError(f"dape: kernel needs an odd number, got kernel={side}.")
         sizes = (2 * self.num_heads, self.width), (self.width, self.num_heads)
+        # 2 h input channels: logits and bias of every head
         layers: list[nn.Module] = [PreciseLinear(*size) for size in sizes]
         if self.version == 2:
             layers = [PreciseConv(axes, *size, side, padding=side // 2) for size in sizes]

@@ -84,6 +84,7 @@ class Decomposed(Biased):
     def __post_init__(self) -> None:
         self._accept(len(self.grid))
         check_per_axis("window", self.window, len(self.grid))
+        # unless shared, the vectors of all heads are concatenated
         channels = self._resolve_head_dim() * (1 if self.shared else self.num_heads)
         self.names = TABLES[-len(self.grid) :]
         for name, n in zip(self.names, self.window or self.grid, strict=True):
@@ -114,6 +115,7 @@ class Decomposed(Biased):
             if table is None or table.ndim != 2:
                 continue
             known = None if grid is None or len(grid) != len(self.grid) else (grid[axis],)
+            # one table per axis, each resampled along its axis
             ours = self.grid[axis]
             if trained_grid(prefix + name, known, len(table), (ours,), lambda g: 2 * g[0] - 1) != (ours,):
                 state_dict[prefix + name] = stretched(table, ours).to(table.dtype)

@@ -220,10 +220,12 @@ class DistanceBank(Biased):
 
     def _buckets(self, pos: Positions, reach: int) -> Tensor:
         """Return the index into the bank of each pair, (b or 1, n, n) int64."""
+        # buckets are integers, without a gradient
         coords, most = pos.coords.detach(), self.reach
         near = pos.spatial[:, :, None] & pos.spatial[:, None]
         if self.over == "offset":
             steps = (coords[:, :, None] - coords[:, None]).round().long()
+            # the reach of a block may be smaller than that of the bank
             near = near & (steps.abs() < reach).all(-1)
             bucket = torch.zeros_like(steps[..., 0])
             for axis in range(pos.axes):

@@ -108,6 +108,7 @@ class Fire(RadialEncoding):
             return 512.0 if self.threshold is None else self.threshold
         if self.grid is None:
             return 0.0
+        # on the CPU, because the model may be built on the meta device
         pos = Grid(self.grid, spacing=self.spacing).positions("cpu")
         return float(self._reach(pos)) / 2
 

@@ -50,6 +50,7 @@ class GaussianBias(Bias):
     @property
     def key(self) -> Hashable | None:
         """Cache key of equal biases, or None if positions need gradients."""
+        # positions with a gradient need a new bias in every step
         free = self.pos is None or self.pos.static
         return ("gaussian", self.sigma, self.amplitude, self.wrap, self.spacing) if free else None
 
@@ -70,6 +71,7 @@ class GaussianBias(Bias):
     def table(self, grid: Grid) -> Tensor:
         """Return the bias of every offset of a grid, (1, 2 h - 1, 2 w - 1)."""
         device = None if self.pos is None else self.pos.coords.device
+        # offsets in units of the requested spacing
         grid = grid if self.spacing is None else replace(grid, spacing=self.spacing)
         return self._profile(offsets(grid, SQUARED, self.wrap, "none", device=device))[None]
 

@@ -188,5 +188,6 @@ class GPSA(Biased):
         # tables are indexed by query minus key
         sides = zip(grid.shape, spacing, strict=True)
         lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) * -s for n, s in sides]
+        # last axis (x) first, as in the formula
         steps = torch.stack(torch.meshgrid(*lines, indexing="ij")[::-1], -1)
         return torch.cat([steps, steps.square().sum(-1, keepdim=True)], -1)

@@ -115,6 +115,7 @@ class GrapeAlibi(Biased):
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
         gates = self.gates
+        # only the gates in use have parameters
         self.omega = None if gates == "none" else nn.Parameter(torch.empty(self.num_heads))
         self.u = nn.Parameter(torch.empty(self.num_heads, width)) if "key" in gates else None
         self.v = nn.Parameter(torch.empty(self.num_heads, width)) if "query" in gates else None
@@ -166,4 +167,5 @@ class GrapeAlibi(Biased):
         if direction is None:
             return None
         wide = at_least_float32(direction)
+        # of unit length, so that the logit of the gate does not depend on |u|
         return F.normalize(wide, dim=-1) if self.l2_norm else wide

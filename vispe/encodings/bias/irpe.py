@@ -174,6 +174,7 @@ class IRPE(Biased):
             )
         self.ratio: float = RATIOS[self.method] if self.ratio is None else self.ratio
         heads = 1 if self.shared else self.num_heads
+        # buckets of prefix tokens included
         count = num_buckets(self.method, self.ratio, self.prefix_buckets)
         table_class = _Cross if self.method == "cross" else _Table
         for letter in "qkv":
@@ -233,6 +234,7 @@ class IRPE(Biased):
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = list(self.get_submodule(f"rpe_{letter}").parameters())
         offsets = buckets.offset_buckets(pos, self.method, self.ratio)
+        # (h or 1, buckets) -> (h or 1, offsets per axis)
         read = [
             table.index_select(1, ids.flatten()).reshape(-1, *ids.shape)
             for table, ids in zip(tables, offsets, strict=True)

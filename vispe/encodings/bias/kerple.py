@@ -155,6 +155,7 @@ class Kerple(RadialEncoding):
         return WeightedBias(self._radial(self._weight, pos), profile) if self.weighted else profile
 
     def _log(self, distance: Tensor) -> Tensor:
+        # (h, 1) * (m,) -> (h, m); log1p is accurate for small distances
         return -self._rate("p") * torch.log1p(self._rate("a") * distance)
 
     def _power(self, distance: Tensor) -> Tensor:

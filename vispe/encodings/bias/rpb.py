@@ -85,6 +85,7 @@ class TableOfOffsets(Biased):
     def __post_init__(self) -> None:
         self._accept(len(self.grid))
         check_per_axis("window", self.window, len(self.grid))
+        # the rows of pairs with prefix tokens are at the end
         rows = _offsets(self.table_grid) + 3 * self.prefix_values
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, self.num_heads))
         self.reset_parameters()

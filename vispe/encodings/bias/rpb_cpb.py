@@ -139,6 +139,7 @@ class ContinuousBias(Biased):
         factors = (draws or {}).get(DRAW)
         if not self.dropout or (factors is None and (not self.training or DRAW in pos.attrs)):
             return pos
+        # one mask per offset, because the network runs once per offset
         count = math.prod(2 * n - 1 for n in self._need_grid(pos).shape)
         if factors is None:
             uniform = torch.rand(count, self.hidden, generator=generator, device=pos.coords.device)

@@ -95,6 +95,7 @@ class SelfExtend(Biased):
         # a pair has rate 0 on all axes except one
         rates, start = torch.zeros(1, axes, self.pairs, dtype=torch.float64), 0
         for axis in reversed(range(axes)):
+            # float64: errors of a rate grow with the offset
             part = inverse_frequencies(2 * counts[axis], self.temperature, torch.float64)
             rates[0, axis, start : start + counts[axis]] = part
             start += counts[axis]
@@ -143,5 +144,6 @@ class GridScores(ScoreBias):
             return super()._dense(request)
         pos_q, pos_k = request.where(self.pos)
         q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
+        # 1 / sqrt(d_h), as in attention without an explicit scale
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
         return self.scores(q, k, scale, pos_q, pos_k, request)

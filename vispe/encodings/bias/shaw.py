@@ -166,6 +166,7 @@ class Shaw(Biased):
     ) -> None:
         """Resample tables of another grid, as `bias` does; an unknown grid is assumed to be square."""
         for name in TABLES:
+            # the table on values always has signed offsets
             key, folded = f"{prefix}{name}.weight", self.folded and name == TABLES[0]
             table = state_dict.get(key)
             if table is None or table.ndim != 2 or self.clip is not None or self.grid is None:

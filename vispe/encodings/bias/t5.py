@@ -23,6 +23,7 @@ def t5_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
     exact = count // 2
     # float32 as in the released models: rounding decides where a logarithm is close to an integer
     far = torch.log(distance.float().clamp(min=exact) / exact) / math.log(max_distance / exact)
+    # distances from max_distance on share the last bucket
     far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
     return torch.where(distance < exact, distance.long(), far)
 

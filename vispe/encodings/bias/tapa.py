@@ -72,6 +72,7 @@ class Tapa(Biased):
 
     def __post_init__(self) -> None:
         width = self._resolve_head_dim()
+        # amplitude and phase need at least one channel each
         if not 0 < round(self.theta * width) < width:
             raise OptionError(
                 f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head. Use "

@@ -103,6 +103,7 @@ class TransformerXL(Biased, Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transform that adds u to the queries of patches."""
         self._need_axes(pos)
+        # u is added to the query, so (q + u) . k needs no separate product
         return Affine(q_add=self.r_w_bias[:, None] * pos.spatial[:, None, :, None])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:

@@ -208,6 +208,7 @@ class Peg(Mixing):
             cast("Tensor", self._layer(layer).bias),
             self.kernel_size // 2,
         )
+        # the kernel is in float32 or better, also for half-precision tokens
         dtype = torch.promote_types(patches.dtype, weight.dtype)
         # (b, h w, d) -> (b, d, h, w)
         image = patches.to(dtype).reshape(-1, *shape, self.dim).permute(0, 3, 1, 2)

@@ -31,6 +31,7 @@ def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
     down = (start == "longer" and h > w) or (start == "even" and h % 2 == 0 and w % 2 == 1)
     cells = _curve((0, h), (w, 0)) if down else _curve((w, 0), (0, h))
     order = np.empty((h, w), dtype=np.int64)
+    # cells are (x, y)
     order[cells[:, 1], cells[:, 0]] = np.arange(1, h * w + 1)
     return order
 
@@ -61,6 +62,7 @@ def _curve(a: tuple[int, int], b: tuple[int, int]) -> Cells:
         return np.arange(h)[:, None] * db
     major, minor = np.array(a), np.array(b)
     half_a, half_b = major // 2, minor // 2
+    # a long block is cut in two along its major side
     if 2 * w > 3 * h:
         if abs(half_a.sum()) % 2 and w > 2:
             half_a = half_a + da

@@ -278,6 +278,7 @@ class RopeBase(Rotary):
             return pos.coords.new_full((1,), self.logit_scale)
         now, trained = self._sizes(pos)
         if self.logit_scale == "yarn":
+            # ratio of the grids, at least 1 below
             scale = (now / trained).log().mean(-1).exp()  # geometric mean over the axes
             return (0.1 * scale.clamp(min=1).log() + 1).square()
         # uniform attention over n keys has entropy ln n; at least two patches, since ln 1 = 0
@@ -324,7 +325,9 @@ def axial_angles(
         still: leading pairs that are not rotated.
         alternate: axes alternate from pair to pair instead, for axes with equal numbers of pairs.
     """
+    # of shape (b or 1, n, 1) * (b or 1, 1, pairs of the axis)
     parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
+    # alternating: (b, n, pairs of an axis, axes) -> (b, n, pairs)
     angle = torch.stack(parts, -1).flatten(-2) if alternate else torch.cat(parts, -1)
     rest = pairs - still - angle.shape[-1]
     return F.pad(angle, (still, rest))[:, None] if still or rest else angle[:, None]

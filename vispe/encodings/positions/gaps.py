@@ -52,4 +52,5 @@ class Gaps(Sampler):
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the length including gaps; the spacing remains 1."""
+        # the last cell has a width of 1 as well
         return places[:, -1] + 1, torch.ones_like(places[:, 0])

@@ -56,6 +56,7 @@ class Randomized(ReachSampler):
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return `cells` distinct integers below `reach`, in order."""
         self._check(cells)
+        # the first entries of a permutation are distinct
         chosen = torch.randperm(self.reach, generator=generator, device=device)[:cells]
         return chosen.sort().values.double() * self.unit
 

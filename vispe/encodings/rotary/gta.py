@@ -201,6 +201,7 @@ class GTA(Rotary):
                 f"Positions.attrs[{EXTRINSIC!r}]."
             )
         poses_per_token = supplied if isinstance(supplied, PerToken) else per_token(pos, supplied, *POSES)
+        # the pose of tokens without a position is the identity
         eye = torch.eye(4, dtype=poses_per_token.values.dtype, device=poses_per_token.values.device)
         return torch.where(pos.spatial[..., None, None], poses_per_token.values, eye)
 

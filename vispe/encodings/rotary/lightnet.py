@@ -113,6 +113,7 @@ class LightNet(Rotary):
         """Initialise learned frequencies with the fixed ones."""
         if self.learned:
             with torch.no_grad():
+                # with spectrum='shared', all heads start with the same frequencies
                 self.theta.copy_(self._fixed(self.theta.device).expand_as(self.theta))
 
     def frequencies(self, device: torch.device) -> Tensor:

@@ -113,6 +113,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # without multi_head, all heads share one vector of d_h channels
         channels = self._resolve_head_dim() * (self.num_heads if self.multi_head else 1)
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the last layer that called
