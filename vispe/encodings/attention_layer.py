@@ -94,6 +94,7 @@ class Attention(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
+        # weights of another encoding may have equal shapes, so the specs are compared
         check_same_spec(local_metadata, self._terms(), f"attention {prefix.removesuffix('.')}".rstrip())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 

@@ -103,6 +103,7 @@ class Encoding(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the module; buffers (fixed frequencies) are never cast to half precision."""
+        # read before the cast rounds them
         buffers = float32_buffers(self)
         parent: Any = super()
         moved = parent._apply(fn, recurse)
@@ -149,6 +150,7 @@ class Encoding(nn.Module):
 
     def _need_start(self, pos: Positions, what: str = "looks up cells of the grid") -> None:
         """Raise `ShapeError` for a grid with another origin, which this encoding would ignore."""
+        # free coordinates have no origin that could be ignored
         if pos.grid is None or (pos.grid.origin == "start" and pos.grid.offset is None):
             return
         option = "origin" if pos.grid.origin != "start" else "offset"
@@ -250,6 +252,7 @@ class Encoding(nn.Module):
         error_msgs: list[str],
     ) -> None:
         check_same_spec(local_metadata, self._terms(), f"module {prefix.removesuffix('.') or self.name}")
+        # before the shapes are compared
         self.resample_checkpoint(state_dict, prefix, saved_grid(local_metadata))
         reports = (missing_keys, unexpected_keys, error_msgs)
         cast(Any, super())._load_from_state_dict(state_dict, prefix, local_metadata, strict, *reports)

@@ -161,6 +161,7 @@ def transform_of(
     _refuse_branches(encodings)
     # False sorts first: members that scale channels precede the rotation
     rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.scales_channels)
+    # biases may also scale the queries, for example by their position
     factors = [e.query_factor(pos, layer) for e in encodings if isinstance(e, Biased)]
     transforms: list[Transform] = [Affine(q_mul=factor) for factor in factors if factor is not None]
     transforms += [e.transform(pos, layer, x) for e in rotary]

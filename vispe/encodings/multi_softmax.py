@@ -84,6 +84,7 @@ def calls_of(
     """
     branches = branches_of(encodings, pos, layer, x)
     if branches:
+        # each branch has a separate bias and transform, and none has a value term
         return [(b.gate, Call(q, k, v, b.bias, b.transform, **masks)) for b in branches]
     arguments = (encodings, pos, layer, x)
     return [

@@ -203,6 +203,7 @@ def list_encodings(
             or (encodes and encodes not in cls.encodes)
         ):
             continue
+        # presets may have other invariances than the encoding
         full = {name: cls.invariant, **{f"{name}.{p}": _invariant(cls, p) for p in cls.presets}}
         for n, invariances in full.items():
             if invariant and invariant not in invariances:
@@ -210,6 +211,7 @@ def list_encodings(
             preset_only = (
                 bool(invariant) and invariant not in cls.invariant
             )  # the encoding with default options is not invariant
+            # presets match filters with a dot only, unless just the preset has the invariance
             names += [
                 n for f in included if ("." in f) >= ("." in n and not preset_only) and fnmatch.fnmatch(n, f)
             ]
@@ -234,6 +236,7 @@ def encoding_class(name: str) -> type[Encoding]:
         _load_plugins()
         cls = _known(name)
     if cls is None:
+        # presets included, to suggest similar names
         known = [n for name, c in _all().items() for n in (name, *(f"{name}.{p}" for p in c.presets))]
         if name in SCHEME_NAMES:
             raise UnknownEncoding(
@@ -418,6 +421,7 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
         # the usual width is not part of the configuration
         known.pop("head_dim", None)
         options.pop("head_dim", None)
+    # required options that neither the host nor the spec supplies
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in {**known, **options}
     ]

@@ -31,6 +31,7 @@ def keep(destination: Any, prefix: str, terms: Terms, grid: Sequence[int] | None
     if metadata is not None:
         saved: dict[str, Any] = {"spec": _plain(terms)}
         if grid is not None:
+            # shape of the tables, needed to resample them for another grid
             saved["grid"] = list(grid)
         # keys of the metadata have no trailing dot
         metadata.setdefault(prefix[:-1], {})[KEY] = saved

@@ -134,6 +134,7 @@ class TapeBlock(nn.Module):
         self.mlp_gate = nn.Linear(dim, hidden, bias=False)
         self.mlp_up = nn.Linear(dim, hidden, bias=False)
         self.mlp_down = nn.Linear(hidden, dim, bias=False)
+        # zeros: initially, attention does not change the tables
         self.state_gain = nn.Parameter(torch.zeros(num_heads))
         self.state_up = PreciseLinear(num_heads, size, bias=False)
         self.state_gate = nn.Linear(dim, size, bias=False)
@@ -157,6 +158,7 @@ class TapeBlock(nn.Module):
             key_padding_mask: bool (b, n), True = a real key.
         """
         heads, width = self.num_heads, x.shape[-1] // self.num_heads
+        # cosines and sines, per sample, head and token
         expected = 2, len(x), heads, x.shape[1], width
         if (
             state.ndim != 5
@@ -192,6 +194,7 @@ class TapeBlock(nn.Module):
 
     def _change(self, h: Tensor, state: Tensor) -> Tensor:
         """Return the update of the tables from the MLP output (b, n, d), mixed across heads."""
+        # (b, n, size) -> (b, size, n, 1)
         gate = self.act(at_least_float32(self.state_gate(h))).transpose(1, 2)[..., None]
         # heads last, for the two maps along them
         up = self.state_up(state.movedim(2, -1)).movedim(-1, 2)

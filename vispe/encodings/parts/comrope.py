@@ -92,7 +92,7 @@ class ComRoPE(SkewRotary):
         order, count = self._order()
         planes = self.width // 2
         place = order[:, None] * planes + torch.arange(planes)
-        # by default, frequencies fall to 0.01 of the first
+        # by default, frequencies fall to about 0.01 of the first
         base = 0.01 ** (1.0 / (count * planes)) if self.base is None else self.base
         return (self.init_std * float(base) ** place.double()).to(like.device, torch.float32)
 
@@ -156,7 +156,7 @@ class ComRoPE(SkewRotary):
             # centres of cells, as fractions of the extent
             x = (x + 0.5 * pos.cell[:, None]) / extent[:, None]
         placed = pos.spatial[..., None]
-        # prefix tokens are shifted only if they have a position
+        # prefix tokens are shifted only if `cls_position` is set
         if offset is not None:
             shift = offset.to(x) * self.jitter_offset
             return torch.where(
@@ -295,7 +295,7 @@ def _real_basis(vectors: Tensor, rates: Tensor) -> Tensor:
     # real and imaginary part of a unit eigenvector have norm 1 / sqrt(2)
     pairs = vectors[:, size - planes :] * 2**0.5
     rows = torch.stack([pairs.real.t(), pairs.imag.t()], 1).flatten(0, 1)
-    # eigenvectors of rate 0 have no orthogonal real and imaginary parts: their plane is completed by QR
+    # real and imaginary parts of rate 0 need not be orthogonal: these planes are completed by QR
     turning = (rates > 1e-12).repeat_interleave(2)
     known = rows[turning]
     if len(known) == size:

@@ -278,7 +278,6 @@ class RopeBase(Rotary):
             return pos.coords.new_full((1,), self.logit_scale)
         now, trained = self._sizes(pos)
         if self.logit_scale == "yarn":
-            # ratio of the grids, at least 1 below
             scale = (now / trained).log().mean(-1).exp()  # geometric mean over the axes
             return (0.1 * scale.clamp(min=1).log() + 1).square()
         # uniform attention over n keys has entropy ln n; at least two patches, since ln 1 = 0
