@@ -332,8 +332,8 @@ class Biased(Encoding):
         """
         if torch.compiler.is_compiling():
             return None
-        # the progress determines the active bands of some encodings
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
+        # the progress determines the active bands of some encodings
         return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
 
     def query_factor(self, pos: Positions, layer: int) -> Tensor | None:

@@ -125,7 +125,7 @@ class Fourier(FourierEncoding):
         """Return the number of features; raise `OptionError` if it does not fit the basis."""
         a, basis, features = self.coordinates, self.basis, self.features
         step = {"gaussian": 2, "octaves": 2 * a, "identity": 2 * a, "none": a}[basis]
-        # features per step: sine and cosine, per axis where bands are per axis
+        # `step` features belong together: sine and cosine, of every axis where bands are per axis
         count = (max(self.dim // step, 1) if basis in ("gaussian", "octaves") else 1) * step
         if features is None:
             return count

@@ -155,7 +155,7 @@ class Loope(ProgressiveBands, Additive):
         del parent_prefix
         if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
             return
-        # activations are at the odd indices of the released sequence
+        # layers without parameters are at the odd indices of the released sequence
         names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
         names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
         # a counter of torch.nn.BatchNorm2d without a counterpart here

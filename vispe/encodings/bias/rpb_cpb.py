@@ -163,7 +163,7 @@ class ContinuousBias(Biased):
             hidden = hidden * pos.attrs[DRAW]
         values = self.cpb_mlp[2](hidden)
         if self.coords == "swin":
-            # at most 16; with `centre`, an output of 0 gives a bias of 0
+            # from 0 to 16; with `centre` from -8 to 8
             values = 16.0 * (values.sigmoid() - 0.5 if self.centre else values.sigmoid())
         # (offsets, h) -> (h, 2 n_1 - 1, ...)
         return values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape))

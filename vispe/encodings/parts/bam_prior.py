@@ -90,4 +90,5 @@ class PriorEncoding(Biased):
         length = torch.linalg.vector_norm(step, dim=-1)
         # a shape below 0 would be infinite at distance 0
         shape = straight_through_clamp(at_least_float32(self.shape), 0.0)[:, None]
+        # eps: powers below 1 have an infinite gradient at 0
         return -((length + self.eps) ** shape) * at_least_float32(self.scale)[:, None].exp()

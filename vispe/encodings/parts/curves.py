@@ -116,13 +116,16 @@ def traced_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
                 torch.stack([half_b - 1 - v, a - 1 - u, half_b, a - half_a, 1 - back_v, 1 - back_u]),
             ]
         )
+        # number of cells on the curve before each part
         before = torch.stack([a * 0, half_a * b, a * 0, half_a * half_b, half_a * half_b + a * (b - half_b)])
         right, above = u >= half_a, v >= half_b
+        # parts 0 and 1 are those of a long block, 2 to 4 those of any other
         part = torch.where(long, right.long(), torch.where(above, 3, 2 + 2 * right))
         done = (a == 1) | (b == 1)
         number = number + torch.where(done, 0, before.gather(0, part[None])[0])
         state = torch.where(done, state, parts.gather(0, part.expand(1, 6, -1))[0])
     u, v, a, b, *_ = state
+    # index within the remaining line of cells
     number = (number + torch.where(b == 1, u, v)).double()
     return number.masked_fill(~((a == 1) | (b == 1)).all(), torch.nan)
 

@@ -153,6 +153,7 @@ class LieRE(SkewRotary):
             if self.init == "normal":  # the difference of two entries of P
                 self.skew.normal_(0.0, self.init_std * self.scale_factor * 2**0.5)
             else:
+                # an interval of length 2 pi
                 low = -math.pi if self.init == "symmetric" else 0.0
                 self.skew.uniform_(low, low + 2 * math.pi)
 

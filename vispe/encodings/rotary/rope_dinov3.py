@@ -150,6 +150,7 @@ class RopeDinov3(RopeBase):
         count = self.pairs // 2 if count is None else count
         if self.min_period is None or self.max_period is None:
             return 1 / inverse_frequencies(2 * count, self.temperature, torch.float64)
+        # log-spaced, both ends included
         way = torch.linspace(0, 1, count, dtype=torch.float64)
         return self.min_period * (self.max_period / self.min_period) ** way
 
@@ -180,5 +181,6 @@ class RopeDinov3(RopeBase):
         """Return what divides the coordinates of each axis, (b or 1, a)."""
         if self.normalize_coords == "separate":
             return extent
+        # one size for all axes, which preserves the aspect ratio
         one = extent.amax(-1, True) if self.normalize_coords == "max" else extent.amin(-1, True)
         return one.expand_as(extent)
