@@ -84,6 +84,7 @@ class Dynamic(Additive):
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the tokens (b, n, d) with their vectors, in their dtype."""
         self._need_axes(pos)
+        # (b, n, d / 2) -> (b, n, d)
         return x + (waves(self._phases(x, pos)) * pos.spatial[..., None]).to(x.dtype)
 
     def ranks(self, x: Tensor, pos: Positions) -> Tensor:

@@ -129,6 +129,7 @@ class FourierLearned(FourierEncoding):
         if self.freq_std is not None:
             return float(self.freq_std)
         gamma = 0.2 if self.gamma is None else self.gamma
+        # the implementations define gamma differently
         return float({"paper": 1 / gamma, "willguimont": gamma**-2, "jhlew": gamma**2}[self.init])
 
     def reset_parameters(self) -> None:

@@ -186,6 +186,7 @@ class Shaw(Biased):
             pos, self.distance_embedding, 1 if "factor" in self.method else None, self.folded
         )
         if "factor" in self.method:
+            # (h or 1, rows, 1) -> (h or 1, rows)
             return FactorBias(table[..., 0], pairs, pos)
         dots = ("query", "key") if self.method == "key_query" else ("query",)
         terms = [ContextBias(table, pairs, dot, True, pos, known=known) for dot in dots]

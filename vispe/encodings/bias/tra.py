@@ -68,6 +68,7 @@ class ThresholdBias(Bias):
     def _later(self) -> Tensor:
         """Return the mask of keys later than their query, (b or 1, 1, n, n)."""
         coord, spatial = self.order.coords[..., 0], self.order.spatial
+        # of shape (b or 1, queries, keys)
         later = coord[:, :, None] < coord[:, None]
         return (later & spatial[:, :, None] & spatial[:, None])[:, None]
 

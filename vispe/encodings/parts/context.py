@@ -68,6 +68,7 @@ class ContextRotary(AxialRotary):
         tokens = at_least_float32(x)
         spatial = pos.spatial[:, None, :, None]
         if self.form == "field":
+            # (b or 1, 1, n, pairs) + (b, h, n, pairs) -> (b, h, n, pairs)
             angle = self.angles(pos) + self._field(tokens, pos) * spatial
         else:
             # first factor: prefix tokens do not contribute to the sums; second: they are not rotated

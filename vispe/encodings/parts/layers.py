@@ -81,6 +81,7 @@ class PreciseConv(nn.Module):
     ) -> None:
         super().__init__()
         self.stride, self.padding, self.groups = stride, padding, groups
+        # one kernel size for all axes
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *[kernel_size] * axes))
         _add_bias(self, out_channels if bias else 0)
         self.reset_parameters()

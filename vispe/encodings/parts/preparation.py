@@ -40,6 +40,7 @@ def prepare(
     if per_sample and batch is not None and pos.coords.shape[0] == 1:
         in_place, index = pos.in_place, pos.numbers().expand(batch, -1)
         pos = pos.replace(coords=pos.coords.expand(batch, -1, -1), index=index)
+        # `replace` resets it, but the coordinates are still those of the grid
         pos.in_place = in_place
     for encoding in ordered:
         pos = encoding.prepare(pos, generator, draws)

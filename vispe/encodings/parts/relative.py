@@ -231,6 +231,7 @@ def read_by_axis(
         return [CrossBias((with_none(tables[0]), with_none(tables[1])), (y, x), dot, pos, scaled, shift)]
 
     def spread(axis: int) -> Tensor:
+        # rows of one axis, constant along the others
         along = rows(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(grid.axes)])
         return along.expand([2 * n - 1 for n in grid.shape])
 

@@ -90,6 +90,7 @@ def _resampled(
     if any(draw is not None for draw in given):
         maps = [_checked(n, draw, c) for n, draw, c in zip(names, given, counts, strict=True)]
     elif sampler.training or sampler.always:
+        # one map per sample, or one for the batch
         rows = pos.coords.shape[0] if sampler.per == "sample" else 1
         draw = (
             (_APART or [_drawn_apart])[0] if sampler.steered else _drawn

@@ -36,6 +36,7 @@ def fixed_slopes(rule: Slopes, heads: int) -> tuple[float, ...]:
     if rule == "constant":
         return (1.0,) * heads
     if rule == "geometric" or heads & (heads - 1) == 0:
+        # from 2^(-8 / h) to 2^-8
         return tuple(2.0 ** (-8.0 * k / heads) for k in range(1, heads + 1))
     # not a power of two: slopes of the largest power below, then every second one of the next power
     lower = 1 << (heads.bit_length() - 1)
@@ -62,6 +63,7 @@ def radius_slopes(radius: tuple[float, ...], heads: int, axes: int) -> tuple[flo
             f"radius needs two numbers, for the first and the last head, or one for each of {heads} heads, got "
             f"{list(radius)}."
         )
+    # REACH is the product of slope and radius
     return tuple(REACH[axes] / r for r in radius)
 
 
@@ -83,6 +85,7 @@ class AlibiBase(Biased):
     def __post_init__(self) -> None:
         if self.softplus and self.slopes != "learned":
             raise OptionError(f"softplus=true has no effect with slopes={self.slopes!r}. Use slopes=learned.")
+        # without `depth`, every index is accepted
         outside = [i for i in self.layers or () if i < 0 or i >= (self.depth or i + 1)]
         if outside:
             raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")

@@ -131,4 +131,5 @@ class ComRoPELD(ComRoPE):
         """Rename `freqs` (h, 1, blocks, s, s) and `multiplier` of released checkpoints from the attention layer."""
         if self.form == "matrix" and f"{parent_prefix}freqs" in state_dict:
             state_dict[f"{prefix}skew"] = skew_upper(state_dict.pop(f"{parent_prefix}freqs"))
+            # (1, axes, blocks, 1, 1) -> (axes, blocks)
             state_dict[f"{prefix}theta"] = state_dict.pop(f"{parent_prefix}multiplier")[0, :, :, 0, 0]

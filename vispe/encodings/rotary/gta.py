@@ -209,6 +209,7 @@ class GTA(Rotary):
         """Return the coordinates (b or 1, n, axes) in fractions of the image, 0 for tokens without a position."""
         x = pos.coords
         if self.normalize == "axis":
+            # fractions of the field of this grid
             x = x / pos.extent[:, None]
         elif self.normalize == "train":
             trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
@@ -224,6 +225,7 @@ class GTA(Rotary):
         powers = torch.arange(1 - count, 1, dtype=pos.coords.dtype, device=pos.coords.device)
         freqs = torch.ones_like(powers) if self.share_freqs else 2.0**powers
         top = pos.coords.new_tensor(self.top)
+        # axes in reverse order: x before y
         return angles_of(self.places(pos).flip(-1), freqs, top.flip(-1))
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:

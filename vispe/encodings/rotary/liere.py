@@ -192,6 +192,7 @@ class LieRE(SkewRotary):
         return PairRotation(cos, sin, "interleaved")
 
     def _fixed(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        # the same phases on all axes
         even = torch.linspace(0, 1, self.head // self.axes // 2, device=pos.coords.device)
         phases = (-4 * even).exp() if self.kind == "inverse_exp" else even
         # (b, n, axes, pairs of an axis) -> (b, 1, n, pairs)

@@ -124,6 +124,7 @@ class LightNet(Rotary):
         heads = self.num_heads if self.spectrum == "heads" else 1
         # with spectrum='heads', the frequencies continue from head to head
         number = torch.arange(heads * self.rates, dtype=torch.float64).reshape(heads, -1)
+        # computed in float64 and rounded once
         return (self.base ** (-2.0 * number / (heads * self.head))).to(device, torch.float32)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:

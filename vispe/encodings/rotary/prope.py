@@ -164,6 +164,7 @@ class PRoPE(Rotary):
         camera = None
         if intrinsic is not None:
             camera = normalized(at_least_float32(intrinsic.values), *_image_size(pos))
+        # P = K E of every token, (b or 1, n, 4, 4)
         matrices = projection(pose, camera)
         eye = torch.eye(4, dtype=matrices.dtype, device=matrices.device)
         return torch.where(pos.spatial[..., None, None], matrices, eye)

@@ -118,6 +118,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the last layer that called
         self._block: int | None = None  # the block of this instance, see `restrict`
+        # one projection for pq and pk
         self.pe_qk = nn.ModuleList(PreciseLinear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 

@@ -179,6 +179,7 @@ class DigitEncoding(Encoding):
         axes, digits = self.coordinates, self.digits
         pivot, others, labels = contrastive_positions(axes, digits, pivots, candidates, generator)
         index, far = transfer_positions(tuple(shape), digits, cells, generator)
+        # strides of the training window, row-major
         strides = [int(torch.tensor(shape[i + 1 :]).prod()) for i in range(axes)]
         # cells of the training window from their row-major index
         near = index[:, None].div(torch.tensor(strides), rounding_mode="floor") % torch.tensor(shape)
