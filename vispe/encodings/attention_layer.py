@@ -70,9 +70,11 @@ class Attention(nn.Module):
         self.num_heads, self.layer, self.backend = num_heads, layer, backend
         head_dim = dim // num_heads if head_dim is None else head_dim
         inner = num_heads * head_dim
+        # rows of queries, then keys, then values
         self.qkv = nn.Linear(dim, 3 * inner, bias=qkv_bias) if fused_qkv else None
         for name in () if fused_qkv else ("q_proj", "k_proj", "v_proj"):
             setattr(self, name, nn.Linear(dim, inner, bias=qkv_bias))
+        # norms over the channels of one head, before any rotation
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(head_dim)
         self.proj = nn.Linear(inner, dim) if proj else nn.Identity()
@@ -92,6 +94,7 @@ class Attention(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
+        # weights of another encoding may have equal shapes, so the specs are compared
         check_same_spec(local_metadata, self._terms(), f"attention {prefix.removesuffix('.')}".rstrip())
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
@@ -117,6 +120,7 @@ class Attention(nn.Module):
         """
         pos = as_positions(where, x)
         if self.pos_enc is not None:
+            # samplers with per='sample' need the batch size
             pos = prepare(self.pos_enc.parts(), pos, batch=x.shape[0])
         if self.qkv is not None:
             q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.num_heads)

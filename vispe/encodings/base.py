@@ -80,6 +80,7 @@ class Encoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # classes with a constructor have its signature, all others that of their options
         if cls.__init__ is Encoding.__init__:
             cls.__signature__ = option_signature(cls, Encoding, _FIRST)
         else:
@@ -89,8 +90,10 @@ class Encoding(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self._eval_cache = Kept()
+        # unknown and missing options raise TypeError, as in a function call
         bound = option_signature(type(self), Encoding, _FIRST).bind(**options)
         bound.apply_defaults()
+        # past nn.Module.__setattr__, which would register modules among the options
         vars(self).update(bound.arguments)
         check_options(self, tuple(bound.arguments))
         self.__post_init__()
@@ -100,6 +103,7 @@ class Encoding(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the module; buffers (fixed frequencies) are never cast to half precision."""
+        # read before the cast rounds them
         buffers = float32_buffers(self)
         parent: Any = super()
         moved = parent._apply(fn, recurse)
@@ -108,6 +112,7 @@ class Encoding(nn.Module):
 
     def _accept(self, *axes: int) -> None:
         """Restrict the numbers of axes that this instance accepts."""
+        # replaces the class attribute for this instance only
         vars(self)["ndim"] = axes
 
     def _resolve_head_dim(self) -> int:
@@ -145,6 +150,7 @@ class Encoding(nn.Module):
 
     def _need_start(self, pos: Positions, what: str = "looks up cells of the grid") -> None:
         """Raise `ShapeError` for a grid with another origin, which this encoding would ignore."""
+        # free coordinates have no origin that could be ignored
         if pos.grid is None or (pos.grid.origin == "start" and pos.grid.offset is None):
             return
         option = "origin" if pos.grid.origin != "start" else "offset"
@@ -246,6 +252,7 @@ class Encoding(nn.Module):
         error_msgs: list[str],
     ) -> None:
         check_same_spec(local_metadata, self._terms(), f"module {prefix.removesuffix('.') or self.name}")
+        # before the shapes are compared
         self.resample_checkpoint(state_dict, prefix, saved_grid(local_metadata))
         reports = (missing_keys, unexpected_keys, error_msgs)
         cast(Any, super())._load_from_state_dict(state_dict, prefix, local_metadata, strict, *reports)
@@ -326,6 +333,7 @@ class Biased(Encoding):
         if torch.compiler.is_compiling():
             return None
         arguments = tuple(getattr(self, name) for name in _arguments(type(self)))
+        # the progress determines the active bands of some encodings
         return (type(self), arguments, self.progress, *extra), (*self.parameters(), *self.buffers())
 
     def query_factor(self, pos: Positions, layer: int) -> Tensor | None:

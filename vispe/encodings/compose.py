@@ -35,16 +35,19 @@ class Compose(Additive, Rotary, Biased, Mixing):
 
     def __init__(self, encodings: Sequence[Encoding]) -> None:
         super().__init__()
+        # nested sums are flattened
         self.members = nn.ModuleList(part for e in encodings for part in e.parts())
         if not len(self.members):
             raise UnsupportedCombination(
                 "Compose needs at least one encoding, got an empty list. Use 'none' for no encoding."
             )
+        # members that scale channels can precede a rotation, but two rotations cannot be combined
         rotary = [e.name for e in self.parts() if isinstance(e, Rotary) and not e.scales_channels]
         if len(rotary) > 1:
             raise UnsupportedCombination(
                 f"{' + '.join(rotary)}: two rotary encodings would rotate the same channels. Use only one."
             )
+        # raises if a member with several softmaxes is combined with others inside attention
         multi_softmax_of(self.parts())
 
     def parts(self) -> tuple[Encoding, ...]:
@@ -101,6 +104,7 @@ class Compose(Additive, Rotary, Biased, Mixing):
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the sum of the members' tables; a zero when none is additive."""
         tables = [e.table(pos, image) for e in self.parts() if isinstance(e, Additive)]
+        # broadcast over tokens and channels
         return sum(tables[1:], tables[0]) if tables else pos.coords.new_zeros(1, 1, 1)
 
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
@@ -155,7 +159,9 @@ def transform_of(
         UnsupportedCombination: an encoding uses several softmaxes and therefore has several transforms.
     """
     _refuse_branches(encodings)
+    # False sorts first: members that scale channels precede the rotation
     rotary = sorted((e for e in encodings if isinstance(e, Rotary)), key=lambda e: not e.scales_channels)
+    # biases may also scale the queries, for example by their position
     factors = [e.query_factor(pos, layer) for e in encodings if isinstance(e, Biased)]
     transforms: list[Transform] = [Affine(q_mul=factor) for factor in factors if factor is not None]
     transforms += [e.transform(pos, layer, x) for e in rotary]

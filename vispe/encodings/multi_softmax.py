@@ -51,6 +51,7 @@ def branches_of(
     if multi_softmax is None:
         return []
     branches = list(cast("MultiSoftmax", multi_softmax).branches(pos, layer, x))
+    # branches share the values, so none of them can transform values
     if any(b.transform is not None and b.transform.changes_values for b in branches):
         raise UnsupportedCombination(
             f"A branch of {multi_softmax.name} transforms values, which all branches share. "
@@ -83,6 +84,7 @@ def calls_of(
     """
     branches = branches_of(encodings, pos, layer, x)
     if branches:
+        # each branch has a separate bias and transform, and none has a value term
         return [(b.gate, Call(q, k, v, b.bias, b.transform, **masks)) for b in branches]
     arguments = (encodings, pos, layer, x)
     return [
@@ -97,6 +99,7 @@ def calls_of(
 
 def weights_of(calls: Sequence[tuple[Tensor | None, Call]]) -> Tensor:
     """Return the summed attention weights (b, h, n, m) of all softmaxes of a layer, in float32 or better."""
+    # outputs are linear in the weights, so gates can be applied to the weights
     maps = [
         reference.weights(call) if gate is None else gate * reference.weights(call) for gate, call in calls
     ]

@@ -103,6 +103,7 @@ def register(cls: E) -> E:
     name = cls.name
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise OptionError(f"{cls.__name__} needs a lower_snake name to be registered, got name={name!r}.")
+    # the same class may be registered again, but no other class under its name
     if _FILES.get(name, cls.__module__) != cls.__module__ or _REGISTRY.get(name, cls) is not cls:
         raise OptionError(
             f"The name {name!r} is already used by {encoding_class(name).__qualname__}. Choose another name."
@@ -202,6 +203,7 @@ def list_encodings(
             or (encodes and encodes not in cls.encodes)
         ):
             continue
+        # presets may have other invariances than the encoding
         full = {name: cls.invariant, **{f"{name}.{p}": _invariant(cls, p) for p in cls.presets}}
         for n, invariances in full.items():
             if invariant and invariant not in invariances:
@@ -209,10 +211,12 @@ def list_encodings(
             preset_only = (
                 bool(invariant) and invariant not in cls.invariant
             )  # the encoding with default options is not invariant
+            # presets match filters with a dot only, unless just the preset has the invariance
             names += [
                 n for f in included if ("." in f) >= ("." in n and not preset_only) and fnmatch.fnmatch(n, f)
             ]
     names = [n for n in names if not any(fnmatch.fnmatch(n, f) for f in excluded)]
+    # digits are compared as integers
     return sorted(set(names), key=lambda n: [int(t) if t.isdigit() else t for t in re.split(r"(\d+)", n)])
 
 
@@ -232,6 +236,7 @@ def encoding_class(name: str) -> type[Encoding]:
         _load_plugins()
         cls = _known(name)
     if cls is None:
+        # presets included, to suggest similar names
         known = [n for name, c in _all().items() for n in (name, *(f"{name}.{p}" for p in c.presets))]
         if name in SCHEME_NAMES:
             raise UnknownEncoding(
@@ -365,6 +370,7 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
         return create_encoding(spec[0], **facts, **options)
     else:
         terms = parse_spec(spec)
+        # options apply to a single encoding; for a sum, the error below is raised
         built = [_build({**term, **(options if len(terms) == 1 else {})}, facts) for term in terms]
     if options and len(built) > 1:
         raise OptionError(
@@ -415,6 +421,7 @@ def _build(term: dict[str, Any], facts: dict[str, Any]) -> Encoding:
         # the usual width is not part of the configuration
         known.pop("head_dim", None)
         options.pop("head_dim", None)
+    # required options that neither the host nor the spec supplies
     missing = [
         p.name for p in parameters.values() if p.default is p.empty and p.name not in {**known, **options}
     ]
@@ -441,6 +448,7 @@ def _check(name: str, options: dict[str, Any]) -> dict[str, Any]:
                 f"{base} has no option {option!r}.{did_you_mean(option, accepted)} "
                 f"It accepts: {', '.join(accepted) or 'none'}."
             )
+    # options override those of the preset
     return {"name": base, **(cls.presets[preset] if preset else {}), **options}
 
 

@@ -31,7 +31,9 @@ def keep(destination: Any, prefix: str, terms: Terms, grid: Sequence[int] | None
     if metadata is not None:
         saved: dict[str, Any] = {"spec": _plain(terms)}
         if grid is not None:
+            # shape of the tables, needed to resample them for another grid
             saved["grid"] = list(grid)
+        # keys of the metadata have no trailing dot
         metadata.setdefault(prefix[:-1], {})[KEY] = saved
 
 
@@ -88,6 +90,7 @@ def _same(saved: Terms, ours: Terms) -> bool:
     if len(saved) != len(ours):
         return False
     for saved_term, our_term in zip(saved, ours, strict=True):
+        # None means that the host supplies the grid, so it agrees with any
         grids = saved_term.get(_AUTO), our_term.get(_AUTO)
         if None not in grids and grids[0] != grids[1]:
             return False

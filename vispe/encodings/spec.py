@@ -104,6 +104,7 @@ def _split(text: str, at: str) -> list[str]:
     start, quote = 0, ""
     for i, char in enumerate(text):
         if quote or char in "'\"":
+            # inside quotes, the other kind of quote is an ordinary character
             quote = char if not quote else "" if char == quote else quote
         elif char in _BRACKETS:
             closing.append(_BRACKETS[char])

@@ -62,6 +62,7 @@ def tape_state(
     counts = pair_counts("tape_state", None, pairs, pos.axes)
     freqs = [inverse_frequencies(2 * n, temperature, torch.float64)[None] for n in counts]
     angle = axial_angles(pos.coords + shift * pos.cell[:, None], freqs, range(pos.axes), pairs)
+    # (b or 1, 1, n, pairs) -> (b or 1, h, n, d_h); both channels of a pair have the same angle
     angle = (angle * pos.spatial[:, None, :, None]).repeat(1, num_heads, 1, 2)
     return torch.stack([angle.cos(), angle.sin()])
 
@@ -133,6 +134,7 @@ class TapeBlock(nn.Module):
         self.mlp_gate = nn.Linear(dim, hidden, bias=False)
         self.mlp_up = nn.Linear(dim, hidden, bias=False)
         self.mlp_down = nn.Linear(hidden, dim, bias=False)
+        # zeros: initially, attention does not change the tables
         self.state_gain = nn.Parameter(torch.zeros(num_heads))
         self.state_up = PreciseLinear(num_heads, size, bias=False)
         self.state_gate = nn.Linear(dim, size, bias=False)
@@ -156,6 +158,7 @@ class TapeBlock(nn.Module):
             key_padding_mask: bool (b, n), True = a real key.
         """
         heads, width = self.num_heads, x.shape[-1] // self.num_heads
+        # cosines and sines, per sample, head and token
         expected = 2, len(x), heads, x.shape[1], width
         if (
             state.ndim != 5
@@ -166,6 +169,7 @@ class TapeBlock(nn.Module):
                 f"TapeBlock needs a state {expected} for x {tuple(x.shape)}, got {tuple(state.shape)}."
             )
         state = at_least_float32(state).expand(expected)
+        # (b, n, 3 d) -> (3, b, h, n, d / h)
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, heads, width)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         # the tables are concatenated to the values: one pass averages content and positions with the same weights
@@ -179,8 +183,10 @@ class TapeBlock(nn.Module):
             is_causal=self.causal,
             backend=self.backend,
         )
+        # of shape (b, h, n, 3 d_h): averaged values, cosines and sines
         content, *averaged = out.split(width, -1)
         x = x + self.proj(content.transpose(1, 2).flatten(2))
+        # (h, 1, 1) * (2, b, h, n, d / h) -> (2, b, h, n, d / h)
         state = state + at_least_float32(self.state_gain)[:, None, None] * torch.stack(averaged)
         h = self.norm2(x)
         h = self.mlp_down(self.act(self.mlp_gate(h)) * self.mlp_up(h))
@@ -188,6 +194,7 @@ class TapeBlock(nn.Module):
 
     def _change(self, h: Tensor, state: Tensor) -> Tensor:
         """Return the update of the tables from the MLP output (b, n, d), mixed across heads."""
+        # (b, n, size) -> (b, size, n, 1)
         gate = self.act(at_least_float32(self.state_gate(h))).transpose(1, 2)[..., None]
         # heads last, for the two maps along them
         up = self.state_up(state.movedim(2, -1)).movedim(-1, 2)
@@ -197,5 +204,6 @@ class TapeBlock(nn.Module):
 def _rotated(x: Tensor, state: Tensor) -> Tensor:
     """Return x (b, h, n, d_h) rotated by tables whose two halves may differ, in the dtype of x."""
     cos, sin = state.unbind(0)
+    # channels c and c + d_h / 2 are a pair
     first, second = x.chunk(2, -1)
     return (x * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)

@@ -406,6 +406,7 @@ class PerToken:
 def spacing_of(pos: Positions) -> Tensor:
     """Return the distance between neighbouring cells at every token, (b or 1, n or 1, a)."""
     spacing = pos.attrs.get("spacing")
+    # (b or 1, a) -> (b or 1, 1, a) for a common spacing
     return pos.cell[:, None] if spacing is None else spacing.values
 
 
@@ -439,8 +440,10 @@ def _joined(parts: list[Positions]) -> Positions:
     spatial = torch.cat([p.spatial.expand(b, -1) for p in parts], 1)
     spacing = torch.cat([spacing_of(p).expand(b, p.tokens, -1) for p in parts], 1)
     level = torch.cat([torch.full((p.tokens,), i, device=coords.device) for i, p in enumerate(parts)])
+    # the smallest cell of all parts
     cell = torch.stack([p.cell.expand(b, -1) for p in parts]).amin(0)
     no_position = ~spatial[..., None]
+    # borders of the common field; tokens without a position are ignored
     low = (coords - spacing / 2).masked_fill(no_position, float("inf")).amin(1)
     high = (coords + spacing / 2).masked_fill(no_position, float("-inf")).amax(1)
     attrs = {"spacing": PerToken(spacing, (1,)), "level": PerToken(level[None], (1,)), "corner": low}
@@ -452,6 +455,7 @@ def _extent(coords: Tensor, spatial: Tensor, cell: Tensor) -> Tensor:
     no_position = ~spatial[..., None]
     low = coords.masked_fill(no_position, float("inf")).amin(1)
     high = coords.masked_fill(no_position, float("-inf")).amax(1)
+    # without any position, high - low is -infinity
     return (high - low).clamp(min=0) + cell
 
 

@@ -58,6 +58,7 @@ def crop_positions(
     if not levels or any(not 0 < level < float("inf") for level in levels):
         raise OptionError(f"levels must be one positive number per crop, got levels={levels}.")
     if boxes is None:
+        # centres of the border pixels, relative to the centre of the field
         half = torch.tensor([n / 2 - 0.5 for n in size], device=device)
         corner = torch.tensor(levels, dtype=torch.float32, device=device)[:, None] * half
         boxes = torch.stack([-corner, corner], 1)[None]
@@ -84,8 +85,10 @@ def _crop(
         pixel = (last - first) / (pixels - 1) if pixels > 1 else torch.full_like(first, level)
         step = pixel * patch
         if edges == "centres":
+            # from the centre of the first pixel to that of the first patch
             first = first + pixel * (patch - 1) / 2
         elif patches > 1:
+            # 'box': the first and last patch are at the corners of the box
             step = (last - first) / (patches - 1)
         lines.append(first[:, None] + step[:, None] * torch.arange(patches, device=box.device))
         steps.append(step)
@@ -128,7 +131,9 @@ def level_mask(pos: Positions, mode: Literal["causal", "same"]) -> Tensor:
     if "level" not in pos.attrs:
         raise ShapeError(f"level_mask needs positions of several grids, got {pos}. Use Positions.joined.")
     level = pos.attrs["level"].values
+    # (b or 1, n) -> (b or 1, 1, queries, 1) and (b or 1, 1, 1, keys)
     query, key = level[:, None, :, None], level[:, None, None, :]
     mask = query >= key if mode == "causal" else query == key
     anywhere = ~pos.spatial[:, None]
+    # tokens without a position attend to all tokens, and all tokens attend to them
     return mask | anywhere[..., None] | anywhere[:, :, None]

@@ -46,6 +46,7 @@ def packed_positions(
     for t, h, w in _sizes(grids, kernel):
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in (t, h, w)), indexing="ij")
         cells = torch.stack(axes, -1) if frames else torch.stack(axes[1:], -1)
+        # (t, windows, kh, kw, axes) -> (n, axes)
         coords.append(_windows(cells, kernel).flatten(0, 3))
     return Positions(torch.cat(coords).float()[None])
 
@@ -79,7 +80,9 @@ def pool_windows(x: Tensor, grids: Tensor, kernel: int | tuple[int, int]) -> Ten
     pooled: list[Tensor] = []
     start = 0
     for size, length in zip(sizes, lengths, strict=True):
+        # (n, c) -> (1, h, w, c), the mean over frames
         mean = x[start : start + length].reshape(*size, -1).mean(0, keepdim=True)
+        # (1, windows, kh, kw, c) -> (windows, kh * kw, c)
         pooled.append(_windows(mean, sides).flatten(0, 1).flatten(1, 2))
         start += length
     return torch.cat(pooled)
@@ -89,6 +92,7 @@ def _windows(x: Tensor, kernel: tuple[int, int]) -> Tensor:
     """Return cells (t, h, w, ...) by windows, (t, windows, kh, kw, ...)."""
     kh, kw = kernel
     t, h, w = x.shape[:3]
+    # (t, h / kh, kh, w / kw, kw, ...) -> (t, windows, kh, kw, ...)
     return x.reshape(t, h // kh, kh, w // kw, kw, *x.shape[3:]).transpose(2, 3).flatten(1, 2)
 
 

@@ -144,6 +144,7 @@ def d4_average(
             f"Image sides must be multiples of patch={patch} px, got {tuple(size)}. Use fit='auto', or crop them "
             "symmetrically."
         )
+    # cells per side of the maps, if the patch size is known
     cells = None if patch is None else (size[0] // patch, size[1] // patch)
     total, dtype = None, images.dtype
     for pose in D4:

@@ -99,6 +99,7 @@ class Placement:
             )
         size = tuple(n * s for n in self.canvas)
         if self.fill == "mirror":
+            # from patches to values
             return _reflected(values, size, tuple(o * s for o in self.offset))
         if behind is not None:
             # clone, since the content is copied into it below
@@ -151,6 +152,7 @@ class Placement:
                 f"progress and curriculum must be fractions from 0 to 1, got progress={progress} and "
                 f"curriculum={curriculum}."
             )
+        # without a curriculum, the canvas has its full size from the first step
         ramp = min(1.0, progress / curriculum) if curriculum else 1.0
         grown = tuple(_grown(n, size, ramp) for n, size in zip(content, canvas, strict=True))
         offset = tuple(_offset(size - n, generator) for n, size in zip(content, grown, strict=True))
@@ -218,9 +220,11 @@ def _grown(content: int, canvas: int, ramp: float) -> int:
     """Return a side of the canvas after a fraction `ramp` of its growth, at least one patch."""
     difference = abs(canvas - content)
     step = min(difference, max(1, math.floor(difference * ramp)))
+    # the canvas may also be smaller than the content
     return content + (step if canvas > content else -step)
 
 
 def _offset(spare: int, generator: np.random.Generator) -> int:
     """Return a random offset at which the content is within the canvas, or the canvas within the content."""
+    # spare < 0: the canvas is smaller and is moved within the content
     return int(generator.integers(min(0, spare), max(0, spare) + 1))

@@ -78,8 +78,10 @@ class Border(ProgressiveBands, Additive):
                 f"{4 * pos.axes} or more."
             )
         near = at_least_float32(pos.coords)
+        # distance to the last cell, n - 1 - coordinate in cells
         far = (pos.extent - pos.cell)[:, None] - near
         # both distances of an axis are adjacent
         distance = torch.stack([near, far], -1).flatten(-2)
         encoded = waves(distance[..., None] * rates(count, self.temperature, distance))
+        # (b, n, 2 axes, 2 K) -> (b, n, 4 axes * K)
         return encoded.flatten(-2) * pos.spatial[..., None]

@@ -81,10 +81,13 @@ class Countdown(ProgressiveBands, Additive):
         # powers and phases in float64, for accuracy in long sequences
         powers = torch.arange(self.dim // 2, dtype=torch.float64, device=exact) / (self.dim // 2 - 1)
         if self.mode == "difference":
+            # (b, n, 1) * (d / 2,) -> (b, n, d / 2)
             angle = (length + self.offset - index)[..., None] * self.temperature**-powers
         else:
+            # the base is the length of each sample
             angle = index[..., None] * length[..., None] ** -powers
         waves = torch.cat([angle.sin(), angle.cos()], -1).to(at_least_float32(pos.coords))
+        # an odd width has a last channel of 0
         return padded(self.with_band_weights(waves, self.dim // 2), self.dim) * pos.spatial[..., None]
 
     def _index(self, pos: Positions) -> Tensor:
@@ -96,6 +99,7 @@ class Countdown(ProgressiveBands, Additive):
                 f"countdown needs the tokens of a grid, or free coordinates of one axis, got {pos}. Pass "
                 "positions of a Grid."
             )
+        # coordinates in cells, counted from 1
         return pos.coords[..., 0] / pos.cell[..., :1] + 1
 
     def _length(self, pos: Positions) -> Tensor:

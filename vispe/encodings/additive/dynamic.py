@@ -84,12 +84,14 @@ class Dynamic(Additive):
     def embed(self, x: Tensor, pos: Positions, image: Tensor | None = None) -> Tensor:
         """Return the tokens (b, n, d) with their vectors, in their dtype."""
         self._need_axes(pos)
+        # (b, n, d / 2) -> (b, n, d)
         return x + (waves(self._phases(x, pos)) * pos.spatial[..., None]).to(x.dtype)
 
     def ranks(self, x: Tensor, pos: Positions) -> Tensor:
         """Return the rank of each token (b, n) whose sinusoid is nearest to its phases, by least squares."""
         phases = self._phases(x, pos)
         rate = rates(self.dim // 2, self.temperature, phases)
+        # the r that minimises |phases - r rate|^2
         return (phases * rate).sum(-1) / rate.square().sum()
 
     def rank_loss(self, x: Tensor, pos: Positions, rank: Tensor | None = None) -> Tensor:
@@ -107,6 +109,7 @@ class Dynamic(Additive):
         gap = (predicted - target.to(predicted)).masked_fill(no_position, 0.0)
         # an error as large as the full order counts 1, for any number of tokens
         largest = target.masked_fill(no_position, 0).abs().max().clamp(min=1)
+        # patches of all samples; at least 1, since the sum is divided by it
         count = (~no_position).expand_as(gap).sum().clamp(min=1)
         return (gap / largest.to(gap)).square().sum() / count
 

@@ -125,6 +125,7 @@ class Fourier(FourierEncoding):
         """Return the number of features; raise `OptionError` if it does not fit the basis."""
         a, basis, features = self.coordinates, self.basis, self.features
         step = {"gaussian": 2, "octaves": 2 * a, "identity": 2 * a, "none": a}[basis]
+        # `step` features belong together: sine and cosine, of every axis where bands are per axis
         count = (max(self.dim // step, 1) if basis in ("gaussian", "octaves") else 1) * step
         if features is None:
             return count
@@ -153,14 +154,17 @@ class Fourier(FourierEncoding):
         a = self.coordinates
         octaves = self.count // (2 * a)
         first = 0 if self.basis == "identity" else -1
+        # octaves start at 1/2: half a wave per unit with two_pi
         powers = 2.0 ** (torch.arange(octaves, device=like.device) + first)
         axes = torch.eye(a, device=like.device)
+        # (axes, octaves, axes) -> (features / 2, axes), bands of an axis adjacent
         return (axes[:, None] * powers[None, :, None]).flatten(0, 1).to(like.dtype)
 
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         if self.basis == "none":
             return self._joined(coords)
         frequency = self._fixed(coords) if self.frequency is None else self.frequency
+        # of shape (..., axes) @ (axes, features / 2), in float32 also under autocast
         angle = exact_product(coords * (2 * math.pi) if self.two_pi else coords, frequency.t())
         waves = torch.cat([angle.sin(), angle.cos()], -1)
         return self._joined(self.by_length(waves, *self._bands(frequency)) if self.uses_progress else waves)
@@ -169,8 +173,10 @@ class Fourier(FourierEncoding):
         """Return the band of each frequency (features / 2,), and the number of bands."""
         rows = len(frequency)
         if self.basis == "gaussian":  # one band per row, ordered by wavelength
+            # argsort of argsort is the rank of each row
             return frequency.detach().norm(dim=-1).argsort().argsort(), rows
         octaves = rows // self.coordinates
+        # rows are axis by axis, each from the lowest octave
         return torch.arange(rows, device=frequency.device) % octaves, octaves
 
     def _joined(self, features: Tensor) -> Tensor:

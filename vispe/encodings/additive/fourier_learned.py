@@ -114,6 +114,7 @@ class FourierLearned(FourierEncoding):
             raise OptionError(
                 f"groups must divide the {self.coordinates} coordinates and dim={dim}, got groups={groups}."
             )
+        # an even number: one cosine and one sine per frequency
         count = self.features or dim + dim % 2
         self.frequency = PreciseLinear(self.coordinates // groups, count // 2, bias=False)
         self.mlp = nn.ModuleList(
@@ -128,6 +129,7 @@ class FourierLearned(FourierEncoding):
         if self.freq_std is not None:
             return float(self.freq_std)
         gamma = 0.2 if self.gamma is None else self.gamma
+        # the implementations define gamma differently
         return float({"paper": 1 / gamma, "willguimont": gamma**-2, "jhlew": gamma**2}[self.init])
 
     def reset_parameters(self) -> None:
@@ -152,11 +154,14 @@ class FourierLearned(FourierEncoding):
         return table if self.vector is None else with_first(table, self.vector, pos)
 
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
+        # (..., axes) -> (..., groups, axes / groups)
         grouped = coords.reshape(*coords.shape[:-1], self.groups, -1)
         angle = self.frequency(grouped)
+        # divided by the root of the number of features, so that its norm does not depend on it
         waves = torch.cat([angle.cos(), angle.sin()], -1) / math.sqrt(2 * angle.shape[-1])
         if self.uses_progress:  # one band per frequency, ordered by wavelength
             order = self.frequency.weight.detach().norm(dim=-1).argsort().argsort()
             waves = self.by_length(waves, order, len(order))
         first, second = (cast("PreciseLinear", layer) for layer in self.mlp)
+        # (..., groups, d / groups) -> (..., d)
         return second(F.gelu(first(waves))).flatten(-2)

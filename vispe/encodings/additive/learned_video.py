@@ -77,8 +77,10 @@ class LearnedVideo(Learned):
             raise ShapeError(
                 f"{self.name} needs at most {self.frames} frames, got {frames}. Split the video, or set frames=None."
             )
+        # a single frame has no temporal term
         if frames == 1:
             return cells
         frame = torch.arange(frames, dtype=cells.dtype, device=cells.device)
         times = waves(frame[:, None] * rates(self.dim // 2, self.temperature, cells))
+        # (1, h w, d) + (t, 1, d) -> (1, t h w, d)
         return (cells + times[:, None]).flatten(0, 1)[None]

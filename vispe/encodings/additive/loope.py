@@ -155,8 +155,10 @@ class Loope(ProgressiveBands, Additive):
         del parent_prefix
         if self.context != "released" or f"{prefix}art_conv.0.weight" not in state_dict:
             return
+        # layers without parameters are at the odd indices of the released sequence
         names = {f"art_conv.{2 * i}": f"network.convs.{i}" for i in range(5)}
         names |= {"art_conv.10": "network.norm", "art_conv.12": "network.linear"}
+        # a counter of torch.nn.BatchNorm2d without a counterpart here
         state_dict.pop(f"{prefix}art_conv.10.num_batches_tracked", None)
         for name in [n for n in state_dict if n.startswith(f"{prefix}art_conv.")]:
             module, _, last = name.removeprefix(prefix).rpartition(".")
@@ -202,6 +204,7 @@ class Loope(ProgressiveBands, Additive):
     def _along_curve(self, h: int, w: int, device: torch.device) -> Tensor:
         # ONNX and TorchScript do not support the custom operator of vispe
         onnx = torch.onnx.is_in_onnx_export()
+        # symbolic sizes need operators of the graph instead of numpy
         if onnx and not (fixed_size(h) and fixed_size(w)):
             return traced_indices(h, w, self.start, device)
         if onnx or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
@@ -215,6 +218,7 @@ class Loope(ProgressiveBands, Additive):
             offset = at_least_float32(self.offset)
             if self.grid is None or not same_grid(self.grid, shape):
                 offset = F.interpolate(offset[None, None], size=shape, mode="bilinear", align_corners=False)
+            # resampled before tanh, so that shifts remain in (-1, 1)
             return offset.reshape(1, -1).tanh()
         if self.network is None:
             return None
@@ -232,6 +236,7 @@ class Loope(ProgressiveBands, Additive):
         shape = self._shape(pos)
         trained = self.reference or (pos.grid.reference if pos.grid else None) or self.grid
         trained = trained if self.rescale else None
+        # indices of a larger grid are compressed to the range of the training grid
         scale = 1.0 if trained is None else trained[0] * trained[1] / (shape[0] * shape[1])
 
         shift = self.shift(pos, image)
@@ -263,6 +268,7 @@ class Loope(ProgressiveBands, Additive):
         angle = pos.remember(key, make)
         if shift is None:
             return angle
+        # shifts depend on the image, so they are added after the cache
         return angle.to(shift.dtype) + (shift * scale)[..., None] * self._rates(shift)
 
     def _rounded_angles(self, pos: Positions, shift: Tensor | None, scale: float) -> Tensor:
@@ -270,6 +276,7 @@ class Loope(ProgressiveBands, Additive):
         if shift is not None:
             index = index + (shift * scale).float()
         powers = torch.arange(0, self.dim, 2, dtype=torch.float32, device=index.device)
+        # float32 in every step, as in the released code
         return index[..., None] * (powers * -(math.log(self.temperature) / self.dim)).exp()
 
     def _tokens(self, angle: Tensor, pos: Positions) -> Tensor:
@@ -281,6 +288,7 @@ class Loope(ProgressiveBands, Additive):
         numbers = pos.numbers()
         b = max(len(waves), len(numbers), len(pos.spatial))
         index = torch.where(pos.spatial, numbers, 0).expand(b, -1)
+        # (b, h w, d) -> (b, n, d)
         gathered = waves.expand(b, -1, -1).gather(1, index[..., None].expand(-1, -1, self.dim))
         return gathered * pos.spatial[..., None]
 
@@ -294,4 +302,5 @@ class Loope(ProgressiveBands, Additive):
 
 
 def _waves(angle: Tensor) -> Tensor:
+    # (..., d / 2, 2) -> (..., d), sine and cosine alternating
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)

@@ -111,6 +111,7 @@ class NeuDA(ProgressiveBands, FieldEncoder):
         start = 0
         with torch.no_grad():
             for n in self.scales:
+                # n cells have n + 1 vertices per axis, borders included
                 line = (
                     low
                     + (high - low) * torch.arange(n + 1, dtype=torch.float32, device=self.anchors.device) / n
@@ -126,18 +127,21 @@ class NeuDA(ProgressiveBands, FieldEncoder):
     def features(self, coords: Tensor) -> Tensor:
         """Return the coordinates followed by the waves of every level, (..., axes * (1 + 2 L))."""
         low, high = self.box
+        # in [0, 1): `eps` assigns the upper border to the last cell
         inside = (coords.clamp(low, high - self.eps) - low) / (high - low)
         gates = band_weights(self.levels, self._share, self.reveal).to(inside) if self.uses_progress else None
         features, start = [coords], 0
         for level, n in enumerate(self.scales):
             waves = self._level(inside, start, n, 2.0**level)
             features.append(waves if gates is None else waves * gates[level])
+            # anchors of all levels are rows of one parameter
             start += (n + 1) ** self.coordinates
         return torch.cat(features, -1)
 
     def _level(self, inside: Tensor, start: int, n: int, rate: float) -> Tensor:
         """Return the interpolated waves (..., 2 axes) of one level at positions (..., axes) in [0, 1)."""
         position = inside * n
+        # the index of the cell has no gradient
         cell = position.detach().floor().clamp(max=n - 1)
         part = position - cell
         first = cell.long()
@@ -145,6 +149,7 @@ class NeuDA(ProgressiveBands, FieldEncoder):
         for corner in product((0, 1), repeat=self.coordinates):
             row, weight = torch.zeros_like(first[..., 0]), torch.ones_like(part[..., 0])
             for axis, step in enumerate(corner):
+                # row-major index of the corner among the (n + 1)^axes vertices
                 row = row * (n + 1) + first[..., axis] + step
                 weight = weight * (part[..., axis] if step else 1 - part[..., axis])
             anchor = self.anchors.index_select(0, start + row.flatten()).unflatten(0, row.shape)
@@ -157,6 +162,7 @@ class NeuDA(ProgressiveBands, FieldEncoder):
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         if pos is not None and self.normalize:
             low, high = self.box
+            # from fractions of the field to the box of the anchors
             coords = low + (high - low) * coords
         features = self.features(coords)
         return padded(features, self.dim) if self.to_dim is None else self.to_dim(features)

@@ -68,6 +68,7 @@ class Ranked(ProgressiveBands, Additive):
         """Return the vectors of all tokens, (1 or b, n, d) float32, 0 for prefix tokens."""
         self._need_axes(pos)
         self._need_start(pos, "reads an order of the tokens")
+        # (1 or b, n) -> (1 or b, n, 1)
         rank = ranks_of(self.name, pos)[..., None].to(pos.coords)
         encoded = waves(rank * rates(self.dim // 2, self.temperature, rank))
         return self.with_band_weights(encoded, self.dim // 2) * pos.spatial[..., None]

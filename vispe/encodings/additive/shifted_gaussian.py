@@ -78,6 +78,7 @@ class ShiftedGaussian(FieldEncoder):
         self._points = tuple(k / centres for k in range(centres)) if isinstance(centres, int) else centres
         # the norm of the encoding of a point on the middle centre of every axis
         middle = self._points[len(self._points) // 2]
+        # squares of the Gaussians exp(-x^2 / 2) at the middle centre
         bumps = [math.exp(-(((middle - c) / self.sigma) ** 2)) for c in self._points]
         self._norm = math.sqrt(self.coordinates * math.fsum(bumps))
         features = len(self._points) * self.coordinates
@@ -108,6 +109,7 @@ class ShiftedGaussian(FieldEncoder):
 
     def _bumps(self, coords: Tensor) -> Tensor:
         gap = (coords[..., None] - coords.new_tensor(self._points)) / self.sigma
+        # (..., axes, centres) -> (..., axes * centres)
         return (gap.square() * -0.5).exp().flatten(-2)
 
     def _largest(self, features: Tensor, pos: Positions | None) -> Tensor:
@@ -117,5 +119,7 @@ class ShiftedGaussian(FieldEncoder):
             whole = pos.grid.positions(pos.coords.device)
             features, placed = self._bumps(self.place(whole)), whole.spatial
         norms = features.square().sum(-1).sqrt()
+        # prefix tokens must not determine the largest norm
         norms = norms if placed is None else norms.masked_fill(~placed, 0.0)
+        # positive, since features are divided by it
         return norms.max().clamp(min=torch.finfo(norms.dtype).tiny)

@@ -54,4 +54,5 @@ class SinCos2D(SinCos):
 
     def counts(self) -> tuple[int, ...]:
         """Return a quarter of the width for each axis."""
+        # two axes with sine and cosine each
         return (self.dim // 4,) * 2

@@ -64,7 +64,9 @@ class SinCos3D(SinCos):
         """Return the number of frequencies of each axis; they sum to half of the width."""
         half, total = self.dim // 2, sum(self.split)
         exact = [half * share / total for share in self.split]
+        # the tolerance is for products slightly below an integer
         counts = [int(e + 1e-9) for e in exact]
+        # the remaining frequencies go to the axes with the largest remainders, the first of equal ones
         by_rest = sorted(range(3), key=lambda i: (round(counts[i] - exact[i], 9), i))
         for i in by_rest[: half - sum(counts)]:
             counts[i] += 1

@@ -72,6 +72,7 @@ class SinCos3DPoints(ProgressiveBands, FieldEncoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # without the MLP: the largest even number of features per axis that fits the width
         self.per_axis = self.features or (128 if self.mlp else self.dim // 6 * 2)
         if not self.mlp and 3 * self.per_axis > self.dim:
             raise OptionError(
@@ -102,7 +103,9 @@ class SinCos3DPoints(ProgressiveBands, FieldEncoder):
         pairs = self.per_axis // 2
         powers = torch.arange(pairs, dtype=torch.float64, device=exact_device(points)) / pairs
         rates = (2 * math.pi * self.temperature**-powers).to(points)
+        # order of the axes in the reference
         y_x_z = torch.cat([points[..., 1:2], points[..., 0:1], points[..., 2:]], -1)
         angle = y_x_z[..., None] * rates
+        # (..., 3, F / 2, 2) -> (..., 3 F), sine and cosine alternating
         waves = torch.stack([angle.sin(), angle.cos()], -1).flatten(-3)
         return self.with_band_weights(waves, pairs, copies=3, interleaved=True)

@@ -93,6 +93,7 @@ class Spder(FieldEncoder):
     def _encode(self, coords: Tensor, pos: Positions | None) -> Tensor:
         x = coords
         if pos is not None and self.normalize:
+            # cell centres from (0, 1) to (-1, 1)
             x = 2 * x - 1
         for layer in _linears(self.sines):
             x = damped_sine(self.omega * layer(x))

@@ -107,14 +107,18 @@ def _after(pos: Positions) -> Positions:
         # tokens are missing: the next cell of the whole grid, whether its token is there or not
         whole, cell = pos.grid.positions(pos.coords.device), pos.index + 1
         known = pos.spatial & (cell < pos.grid.patches)
+        # patches come after the prefix tokens
         token = (cell + pos.grid.prefix).clamp(0, pos.grid.tokens - 1)
+        # in units of the current spacing, which may differ from that of the grid
         coords = whole.coords[0, token] * (pos.cell / whole.cell)[:, None]
     else:
         # the sequence as it stands, moved on by one
         coords, cell = pos.coords.roll(-1, 1), pos.numbers() + 1
+        # roll wraps the last token around to the first
         before_last = torch.arange(pos.tokens, device=coords.device) < pos.tokens - 1
         known = pos.spatial & pos.spatial.roll(-1, 1) & before_last
     attrs = {k: v for k, v in pos.attrs.items() if k not in (TARGET, TARGET_CELL, TARGET_SAMPLED)}
+    # cell 0 in place of a missing next cell, masked by `known`
     index = None if pos.grid is None else torch.where(known, cell, 0).expand(coords.shape[0], -1)
     after = Positions(
         coords * known[..., None], known, pos.extent, cell=pos.cell, index=index, grid=pos.grid, attrs=attrs

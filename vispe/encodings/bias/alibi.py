@@ -93,6 +93,7 @@ class Alibi(AlibiBase):
         drawing = self.randomized_offsets is not None and (self.training or self.test == "draw")
         if not supplied and (not drawing or "offsets" in pos.attrs):
             return pos
+        # n tokens have the distances 1 .. n - 1 on each side
         count = self._need_grid(pos).shape[0] - 1
         sides = _SIDES if self.both_sides else _SIDES[:1]
         sides_drawn = [
@@ -106,6 +107,7 @@ class Alibi(AlibiBase):
     def _drawn(self, count: int, pos: Positions, generator: torch.Generator | None) -> Tensor:
         """Return `count` distinct integer distances, in ascending order."""
         reach = self._reach(count)
+        # distance 0 is reserved for the token itself
         chosen = torch.randperm(reach - 1, generator=generator, device=pos.coords.device)[:count]
         return (chosen.sort().values + 1).to(pos.coords)
 
@@ -132,9 +134,11 @@ class Alibi(AlibiBase):
         else:
             reach = self._reach(count)
             steps = torch.arange(1, count + 1, device=pos.coords.device, dtype=pos.coords.dtype)
+            # evaluation: evenly spaced in the range that draws cover
             right = left = (steps * reach / (count + 1)).floor().clamp(min=1)
         # from the largest offset to the smallest; distances to the left are half a token smaller, as in the reference
         line = torch.cat([right.flip(0), right.new_zeros(1), left - 0.5])
         slopes = self.head_slopes()
         slope = slopes if isinstance(slopes, Tensor) else line.new_tensor(slopes)
+        # (h, 1) * (2 n - 1,) -> (h, 2 n - 1)
         return TableBias(-slope[:, None] * line, pos)

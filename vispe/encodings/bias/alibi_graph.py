@@ -89,6 +89,7 @@ class AlibiGraph(AlibiBase):
             return pos
         bound = lengths if isinstance(lengths, PerToken) else PerToken(lengths, (1, 2))
         values = self._lengths(pos, bound)
+        # stored before tokens are dropped, which could remove the longest path
         return pos.replace(attrs={**pos.attrs, GIVEN: bound, FAR: _largest(values, _valid_pairs(pos)) + 1})
 
     def _lengths(self, pos: Positions, bound: PerToken) -> Tensor:
@@ -104,7 +105,9 @@ class AlibiGraph(AlibiBase):
     def _distance(self, pos: Positions) -> Bias:
         lengths = pos.attrs.get(GIVEN)
         if lengths is None and pos.grid is not None:
+            # along edges, steps are horizontal or vertical; across corners also diagonal
             metric = "manhattan" if self.neighbours == "edges" else "chebyshev"
+            # spacing 1: the length counts steps, not physical units
             return DistanceBias(self.head_slopes(), pos, metric=metric, spacing=(1.0,) * pos.axes)
         if lengths is None:
             raise ShapeError(
@@ -124,6 +127,7 @@ class AlibiGraph(AlibiBase):
         values, valid = self._lengths(pos, pos.attrs[GIVEN]), _valid_pairs(pos)
         unreachable = _no_path(values)
         steps = torch.where(unreachable, pos.attrs[FAR] if self.unreachable == "far" else 0.0, values)
+        # (1 or b, n, n) -> (1 or b, 1, n, n), for slopes (h, 1, 1)
         steps = steps.masked_fill(~valid, 0.0)[:, None]
         slopes = self.head_slopes()
         slopes = slopes if isinstance(slopes, Tensor) else steps.new_tensor(slopes)
@@ -141,6 +145,7 @@ def _valid_pairs(pos: Positions) -> Tensor:
 
 
 def _no_path(lengths: Tensor) -> Tensor:
+    # negative and infinite lengths mark pairs without a path
     return (lengths < 0) | lengths.isinf()
 
 

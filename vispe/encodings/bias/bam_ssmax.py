@@ -80,6 +80,7 @@ class BamSsmax(PriorEncoding, Rotary):
     causal: bool = False
 
     def __post_init__(self) -> None:
+        # before super(), which calls `reset_parameters`
         self.seq_scale = nn.Parameter(torch.empty(self.num_heads))
         super().__post_init__()
         if self.causal and 1 not in self.ndim:
@@ -105,7 +106,9 @@ class BamSsmax(PriorEncoding, Rotary):
         prior = self._prior(pos)
         if not self.scale_prior:
             return prior
+        # (b or 1, h, n or 1, 1) -> (b or 1, h, n or 1)
         factor = self._factor(pos)[..., 0]
+        # a factor per query or per sample is not a function of the offset
         if self.causal or len(factor) > 1:
             return GatedBias(factor.expand(-1, -1, pos.tokens), None, prior)
         # one factor for all queries: the prior remains a table

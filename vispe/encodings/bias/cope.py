@@ -50,12 +50,15 @@ class CountBias(Bias):
                 "scale to dense()."
             )
         q, k = request.pick(request.q, 1), request.pick(request.k, 1)
+        # relevance of every key to every query, (b, h, n, m)
         gates = (exact_product(q, k.transpose(-1, -2)) * request.scale).sigmoid()
         count, valid = count_nearer(gates, self.order, self.causal)
         last = self.table_of_counts.shape[0] - 1
+        # counts beyond the table share its last row
         count = count.clamp(max=last)
         # scores of all integer counts, then linear interpolation between the two nearest
         read = exact_product(q, self.table_of_counts.t())
+        # the gradient of the count comes from the interpolation: floor has none
         below = count.detach().floor()
         low, high = (read.gather(-1, index.long()) for index in (below, (below + 1).clamp(max=last)))
         return (low + (high - low) * (count - below)).where(valid, 0.0)
@@ -124,6 +127,7 @@ class Cope(Biased):
             )
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
+        # zeros: a pretrained model is unchanged at first
         self.pos_emb = nn.Parameter(torch.zeros(self.max_pos, self._resolve_head_dim()))
 
     @property

@@ -48,11 +48,13 @@ class AdaptedBias(Bias):
                 "scale to dense()."
             )
         x = exact_product(request.q, request.k.transpose(-1, -2)) * request.scale
+        # the network mixes heads, so the inner bias of all heads is needed
         a = self.inner._dense(request._replace(heads=None)).expand_as(x)
         # -inf (masked) entries are hidden from the network and stay masked
         adapted = self.network(torch.cat([x, a.masked_fill(a == float("-inf"), 0.0)], 1))
         pos_q, pos_k = request.where(self.pos)
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        # requested heads are selected last; pairs with prefix tokens are not adapted
         return request.pick(a + adapted.where(valid[:, None], 0.0), 1)
 
 
@@ -149,6 +151,7 @@ class Dape(Biased):
             )
         axes = {a for a in (1, 2, 3) if all(a in e.ndim for e in parts)}
         if self.version == 2:
+            # convolutions are built for one number of axes
             axes &= {1 if self.causal else 2 if self.grid is None else len(self.grid)}
         if not axes:
             raise OptionError(
@@ -165,6 +168,7 @@ class Dape(Biased):
         if side % 2 == 0:
             raise OptionError(f"dape: kernel needs an odd number, got kernel={side}.")
         sizes = (2 * self.num_heads, self.width), (self.width, self.num_heads)
+        # 2 h input channels: logits and bias of every head
         layers: list[nn.Module] = [PreciseLinear(*size) for size in sizes]
         if self.version == 2:
             layers = [PreciseConv(axes, *size, side, padding=side // 2) for size in sizes]
@@ -172,6 +176,7 @@ class Dape(Biased):
 
     def _start(self) -> None:
         self._layer(0).reset_parameters()
+        # a small last layer, so that the sum starts close to the inner bias
         nn.init.trunc_normal_(self._layer(2).weight, std=0.02)
         nn.init.zeros_(cast("Tensor", self._layer(2).bias))
 
@@ -230,15 +235,18 @@ class Dape(Biased):
         return AdaptedBias(inner, lambda both: self._convolve(both, grid.prefix, grid.shape), pos)
 
     def _pairs(self, both: Tensor) -> Tensor:
+        # (b, 2 h, n, n) -> (b, n, n, 2 h) for the linear maps, and back
         return self.mlp2(both.movedim(1, -1)).movedim(-1, 1)
 
     def _convolve(self, both: Tensor, prefix: int, shape: tuple[int, ...]) -> Tensor:
         both = both[..., prefix:, prefix:]
         if self.causal:
+            # later keys must not enter the convolution
             both = both.tril()
         # (b, 2 h, n, n) -> (b n, 2 h, *grid): each query has an image of its keys
         b, _, n, _ = both.shape
         maps = both.transpose(1, 2).reshape(b * n, -1, *shape)
         maps = self.mlp2(maps)
+        # (b n, h, *grid) -> (b, h, n, n)
         adapted = maps.reshape(b, n, -1, n).transpose(1, 2)
         return F.pad(adapted, (prefix, 0, prefix, 0))

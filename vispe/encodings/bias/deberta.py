@@ -170,6 +170,7 @@ class Deberta(Biased, Rotary):
         if not self.rescale:
             return Transform()
         placed = pos.spatial.to(torch.promote_types(self.rel_embeddings.dtype, torch.float32))
+        # the factor for patches, 1 for prefix tokens
         return Affine(q_mul=(1 + (self._factor - 1) * placed)[:, None, :, None])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
@@ -178,6 +179,7 @@ class Deberta(Biased, Rotary):
 
         def rows(n: int) -> Tensor:
             offset = torch.arange(1 - n, n, device=pos.coords.device)
+            # rows from 0; offsets beyond the span share the outermost rows
             return (self.buckets(offset) + self.span).clamp(0, 2 * self.span - 1)
 
         key = (self.name, self.position_buckets, self.max_relative_positions)
@@ -193,6 +195,7 @@ class Deberta(Biased, Rotary):
     @property
     def _factor(self) -> float:
         """One over the square root of the number of terms."""
+        # the terms are the content and one or both of c2p and p2c
         return (2.0 + (self.terms == "both")) ** -0.5 if self.rescale else 1.0
 
     def _tables(self, side: Literal["query", "key"]) -> list[Tensor]:
@@ -201,6 +204,7 @@ class Deberta(Biased, Rotary):
         parts = list(made.split(2 * self.span))
         if bias is not None:  # only once for all axes
             parts[0] = parts[0] + bias
+        # (2 span, h d_h) -> (h, 2 span, d_h)
         return [(p * self._factor).unflatten(1, (self.num_heads, -1)).transpose(0, 1) for p in parts]
 
     def _projected(self, side: Literal["query", "key"]) -> tuple[Tensor, Tensor | None]:

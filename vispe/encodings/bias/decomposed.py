@@ -84,6 +84,7 @@ class Decomposed(Biased):
     def __post_init__(self) -> None:
         self._accept(len(self.grid))
         check_per_axis("window", self.window, len(self.grid))
+        # unless shared, the vectors of all heads are concatenated
         channels = self._resolve_head_dim() * (1 if self.shared else self.num_heads)
         self.names = TABLES[-len(self.grid) :]
         for name, n in zip(self.names, self.window or self.grid, strict=True):
@@ -108,11 +109,13 @@ class Decomposed(Biased):
         self, state_dict: dict[str, Any], prefix: str, grid: tuple[int, ...] | None
     ) -> None:
         """Resample tables of another grid, as `bias` does."""
+        # the size of tables with a fixed `window` does not depend on the grid
         for axis, name in enumerate(self.names if self.window is None else ()):
             table = state_dict.get(prefix + name)
             if table is None or table.ndim != 2:
                 continue
             known = None if grid is None or len(grid) != len(self.grid) else (grid[axis],)
+            # one table per axis, each resampled along its axis
             ours = self.grid[axis]
             if trained_grid(prefix + name, known, len(table), (ours,), lambda g: 2 * g[0] - 1) != (ours,):
                 state_dict[prefix + name] = stretched(table, ours).to(table.dtype)
@@ -121,6 +124,7 @@ class Decomposed(Biased):
         """Return the bias of block `layer`."""
         grid = self._need_grid(pos)
         tables = [
+            # (2 n - 1, h d_h or d_h) -> (h or 1, 2 n - 1, d_h)
             stretched(self.get_parameter(name), n)
             .unflatten(1, (-1, self._resolve_head_dim()))
             .transpose(0, 1)
@@ -139,6 +143,8 @@ class Decomposed(Biased):
 
 def stretched(table: Tensor, n: int) -> Tensor:
     """Return a table (2 m - 1, channels) of the offsets of m cells for n cells, by linear interpolation."""
+    # comparing a symbolic size would specialise the exported graph
     if not isinstance(n, torch.SymInt) and table.shape[0] == 2 * n - 1:
         return table
+    # (rows, channels) -> (1, channels, rows), since interpolation is along the last axis
     return F.interpolate(at_least_float32(table).t()[None], size=2 * n - 1, mode="linear")[0].t()

@@ -117,6 +117,7 @@ class DistanceBank(Biased):
         if self.over == "offset":
             axes = 2 if self.grid is None else len(self.grid)
             self._accept(axes)
+            # one entry per offset vector within the reach
             entries = (2 * self.reach - 1) ** axes
         if self.spacing is not None:
             if len(self.spacing) not in self.ndim:
@@ -177,6 +178,7 @@ class DistanceBank(Biased):
         key = ("distance bank", self.over, self.causal, reach, self.reach)
         buckets = spaced.remember(key, lambda: self._buckets(spaced, reach))
         gates = self.gates(x)
+        # (b, n, h * basis) -> (b, h, n, basis)
         content = gates.reshape(*gates.shape[:2], self.num_heads, self.basis).transpose(1, 2)
         growth = self.growth(pos, layer)
         if growth is not None:
@@ -190,6 +192,7 @@ class DistanceBank(Biased):
         growth = self.growth(pos, layer)
         if self.scale == "sqrt":
             return None if growth is None else growth[:, None, :, None]
+        # 'inverse' divides logits by d_h: a second factor of 1 / sqrt(d_h)
         base = pos.coords.new_full((1, 1, 1, 1), self._resolve_head_dim() ** -0.5)
         return base if growth is None else base * growth[:, None, :, None]
 
@@ -202,6 +205,7 @@ class DistanceBank(Biased):
             number = pos.coords[..., 0].detach() / pos.cell[:, :1]
         else:
             number = (pos.numbers() + pos.grid.prefix).to(pos.coords.dtype)
+        # 1 up to `log_floor` tokens, then logarithmic in the position
         return 1 + self.log_alpha * ((number + 1) / self.log_floor).clamp(min=1).log()
 
     def _reach(self, layer: int) -> int:
@@ -216,13 +220,16 @@ class DistanceBank(Biased):
 
     def _buckets(self, pos: Positions, reach: int) -> Tensor:
         """Return the index into the bank of each pair, (b or 1, n, n) int64."""
+        # buckets are integers, without a gradient
         coords, most = pos.coords.detach(), self.reach
         near = pos.spatial[:, :, None] & pos.spatial[:, None]
         if self.over == "offset":
             steps = (coords[:, :, None] - coords[:, None]).round().long()
+            # the reach of a block may be smaller than that of the bank
             near = near & (steps.abs() < reach).all(-1)
             bucket = torch.zeros_like(steps[..., 0])
             for axis in range(pos.axes):
+                # row-major index of the offset vector, each axis from 1 - most to most - 1
                 bucket = bucket * (2 * most - 1) + steps[..., axis] + most - 1
         else:
             away = distances(pos, pos, "euclidean", wrap=False, normalize="none").detach()
@@ -230,4 +237,5 @@ class DistanceBank(Biased):
             near = near & (bucket < reach)
             if self.causal:
                 near = near & (coords[:, :, None, 0] >= coords[:, None, :, 0])
+        # one past the bank: the entry of 0 that `bias` appends
         return bucket.where(near, self.distance_bank.shape[1])

@@ -108,6 +108,7 @@ class Fire(RadialEncoding):
             return 512.0 if self.threshold is None else self.threshold
         if self.grid is None:
             return 0.0
+        # on the CPU, because the model may be built on the meta device
         pos = Grid(self.grid, spacing=self.spacing).positions("cpu")
         return float(self._reach(pos)) / 2
 
@@ -140,10 +141,12 @@ class Fire(RadialEncoding):
         valid = pos.spatial[:, :, None] & pos.spatial[:, None]
         if self.causal:
             coord = pos.coords[..., 0]
+            # causal: the largest distance of a query is its position
             distance, reach = (coord[:, :, None] - coord[:, None]).abs(), coord[..., None].abs()
             return DenseBias(self._values(distance, reach).masked_fill(~valid[:, None], 0.0), pos)
         spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         reach = self._reach(spaced)
+        # one field size for all samples: the bias is a function of the distance
         if len(reach) == 1:
             return self._radial(lambda d: self._values(d[None], reach[:, None])[0], pos)
         # samples of several sizes: fractions of different distances

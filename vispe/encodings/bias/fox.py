@@ -56,4 +56,5 @@ class Fox(PathBias):
 
     def log_gate(self, z: Tensor) -> Tensor:
         """Return the logarithm of the forget gates."""
+        # gates multiply along a path, so their logarithms add up
         return F.logsigmoid(z) * self.scale

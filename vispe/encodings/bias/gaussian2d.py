@@ -50,6 +50,7 @@ class GaussianBias(Bias):
     @property
     def key(self) -> Hashable | None:
         """Cache key of equal biases, or None if positions need gradients."""
+        # positions with a gradient need a new bias in every step
         free = self.pos is None or self.pos.static
         return ("gaussian", self.sigma, self.amplitude, self.wrap, self.spacing) if free else None
 
@@ -61,13 +62,16 @@ class GaussianBias(Bias):
     def _dense(self, request: DenseRequest) -> Tensor:
         spacing = self.spacing
         pos_q, pos_k = (p if spacing is None else p.with_spacing(spacing) for p in request.where(self.pos))
+        # squared distances, without a square root, whose gradient at 0 is infinite
         squared = distances(pos_q, pos_k, SQUARED, self.wrap, "none")
         valid = pos_q.spatial[:, :, None] & pos_k.spatial[:, None]
+        # one map for all heads: (b or 1, n, m) -> (b or 1, 1, n, m)
         return self._profile(squared).masked_fill(~valid, 0.0)[:, None]
 
     def table(self, grid: Grid) -> Tensor:
         """Return the bias of every offset of a grid, (1, 2 h - 1, 2 w - 1)."""
         device = None if self.pos is None else self.pos.coords.device
+        # offsets in units of the requested spacing
         grid = grid if self.spacing is None else replace(grid, spacing=self.spacing)
         return self._profile(offsets(grid, SQUARED, self.wrap, "none", device=device))[None]
 
@@ -133,6 +137,7 @@ class Gaussian2D(Biased):
             raise OptionError(
                 f"layers={list(layers)} counts from the last block and needs depth, got None. Pass depth."
             )
+        # negative indices count from the last block
         outside = [i for i in layers if depth is not None and not -depth <= i < depth]
         if outside:
             raise OptionError(f"layers must be block indices below depth={depth}, got {outside}.")

@@ -135,6 +135,7 @@ class GPSA(Biased):
         nn.init.zeros_(self.pos_proj.bias)
         if not self.local_init:
             return
+        # side of the largest kernel with at most one position per head
         side = 1
         while (side + 1) ** self.axes <= self.num_heads:
             side += 1
@@ -151,6 +152,7 @@ class GPSA(Biased):
         for kind in ("weight", "bias"):
             split = [f"{parent_prefix}{name}.{kind}" for name in ("qk", "v")]
             if all(name in state_dict for name in split):
+                # ConViT has a fused qk and a separate v
                 state_dict[f"{parent_prefix}qkv.{kind}"] = torch.cat([state_dict.pop(name) for name in split])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
@@ -173,6 +175,7 @@ class GPSA(Biased):
         gate = (
             torch.sigmoid(at_least_float32(self.gating_param))[:, None, None] * pos.spatial[:, None, :, None]
         )
+        # (2 n_1 - 1, ..., h) -> (h, 2 n_1 - 1, ...)
         values = self.pos_proj(self._offsets(grid, pos.coords.device)).movedim(-1, 0)
         # positional attention covers patches only: prefix tokens have no offset
         edge = values.new_tensor([[0.0, -torch.inf, 0.0]]) if grid.prefix else None
@@ -185,5 +188,6 @@ class GPSA(Biased):
         # tables are indexed by query minus key
         sides = zip(grid.shape, spacing, strict=True)
         lines = [torch.arange(1 - n, n, dtype=torch.float32, device=device) * -s for n, s in sides]
+        # last axis (x) first, as in the formula
         steps = torch.stack(torch.meshgrid(*lines, indexing="ij")[::-1], -1)
         return torch.cat([steps, steps.square().sum(-1, keepdim=True)], -1)

@@ -115,6 +115,7 @@ class GrapeAlibi(Biased):
         if self.causal or self.spacing is not None:
             self._accept(1 if self.spacing is None else len(self.spacing))
         gates = self.gates
+        # only the gates in use have parameters
         self.omega = None if gates == "none" else nn.Parameter(torch.empty(self.num_heads))
         self.u = nn.Parameter(torch.empty(self.num_heads, width)) if "key" in gates else None
         self.v = nn.Parameter(torch.empty(self.num_heads, width)) if "query" in gates else None
@@ -128,6 +129,7 @@ class GrapeAlibi(Biased):
     def reset_parameters(self) -> None:
         """Set softplus(omega) to 1 and draw u and v from N(0, 1 / d_h)."""
         if self.omega is not None:
+            # softplus(log(e - 1)) = 1
             nn.init.constant_(self.omega, math.log(math.e - 1))
         for direction in (self.u, self.v):
             if direction is not None:
@@ -145,6 +147,7 @@ class GrapeAlibi(Biased):
                 f"grape_alibi needs {self.ndim[0]} axis with {option}, got {pos.axes} axes ({pos})."
             )
         if self.causal:
+            # offsets to later keys count as 0
             profile: Bias = OneSidedBias(self.head_slopes(), pos)
         else:
             profile = DistanceBias(
@@ -157,10 +160,12 @@ class GrapeAlibi(Biased):
             )
         if self.omega is None:
             return profile
+        # the profile is 0 for pairs with prefix tokens, so their gates have no effect
         return ContentGateBias(profile, self.omega, self._unit(self.u), self._unit(self.v))
 
     def _unit(self, direction: Tensor | None) -> Tensor | None:
         if direction is None:
             return None
         wide = at_least_float32(direction)
+        # of unit length, so that the logit of the gate does not depend on |u|
         return F.normalize(wide, dim=-1) if self.l2_norm else wide

@@ -82,13 +82,16 @@ class GrapePath(Biased):
         self._need_axes(pos)
         if x is None:
             raise ShapeError("grape_path reads the tokens. Pass x (b, n, d) to bias().")
+        # penalties of dropped tokens would be missing on the path
         if pos.index is not None:
             raise ShapeError(
                 "grape_path sums over all tokens of a sequence, but some have been dropped. Keep all."
             )
         p = self.c_p(at_least_float32(x))
+        # (b, n, h * p) -> (b, h, n, p)
         p = p.reshape(*p.shape[:2], self.num_heads, -1).transpose(1, 2)
         prefix = 0 if pos.grid is None else pos.grid.prefix
         slopes = torch.tensor(fixed_slopes("alibi", self.num_heads), dtype=p.dtype, device=p.device)
         dense = path_bias(p[:, :, prefix:], pos.coords[:, prefix:, 0], slopes, self.base)
+        # rows and columns of 0 for prefix tokens, which are not on the path
         return DenseBias(nn.functional.pad(dense, (prefix, 0, prefix, 0)), pos)

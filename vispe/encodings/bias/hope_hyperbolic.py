@@ -142,4 +142,5 @@ class HyperbolicScores(ScoreBias):
                 rise, sink = (step * rate - fall).exp(), (-step * rate - fall).exp()
                 total = total + q_up[..., c, None] * k_up[..., None, :, c] * rise
                 total = total + q_down[..., c, None] * k_down[..., None, :, c] * sink
+        # products in the light-cone basis are twice those of the channels
         return total * (scale / 2)

@@ -174,9 +174,11 @@ class IRPE(Biased):
             )
         self.ratio: float = RATIOS[self.method] if self.ratio is None else self.ratio
         heads = 1 if self.shared else self.num_heads
+        # buckets of prefix tokens included
         count = num_buckets(self.method, self.ratio, self.prefix_buckets)
         table_class = _Cross if self.method == "cross" else _Table
         for letter in "qkv":
+            # tables on k and q are the transpose of those on v, as in the released checkpoints
             shape = (heads, count, width) if letter == "v" else (heads, width, count)
             shape = (heads, count) if self.mode == "bias" else shape
             # setattr, since a registered None would swallow checkpoint entries
@@ -232,15 +234,20 @@ class IRPE(Biased):
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = list(self.get_submodule(f"rpe_{letter}").parameters())
         offsets = buckets.offset_buckets(pos, self.method, self.ratio)
+        # (h or 1, buckets) -> (h or 1, offsets per axis)
         read = [
             table.index_select(1, ids.flatten()).reshape(-1, *ids.shape)
             for table, ids in zip(tables, offsets, strict=True)
         ]
+        # 'cross': the row bucket and the column bucket of each offset are added
         values = read[0] if len(read) == 1 else read[0][:, :, None] + read[1][:, None]
+        # the table on q is read at the negative offset
         values = values if letter == "k" else values.flip(1, 2)
         if not self.prefix_buckets:
             return TableBias(values, pos, one_grid=False)
+        # one shared prefix bucket is expanded to the three kinds of pairs
         edge = sum(tables[1:], tables[0])[:, -self.prefix_buckets :].expand(-1, 3)
+        # for q, prefix to patch and patch to prefix are exchanged
         return TableBias(values, pos, edge if letter == "k" else edge[:, [1, 0, 2]], one_grid=False)
 
     def _pairs(self, pos: Positions) -> tuple[Tensor, ...]:
@@ -249,6 +256,7 @@ class IRPE(Biased):
     def _tables(self, letter: str) -> Sequence[Tensor]:
         """Return the tables of vectors, (h or 1, buckets, d_h); an absent prefix bucket is zero."""
         parameters = list(self.get_submodule(f"rpe_{letter}").parameters())
+        # (h or 1, d_h, buckets) -> (h or 1, buckets, d_h)
         tables = parameters if letter == "v" else [p.transpose(-1, -2) for p in parameters]
         return tables if self.prefix_buckets else [F.pad(t, (0, 0, 0, 1)) for t in tables]
 

@@ -129,9 +129,11 @@ class Kerple(RadialEncoding):
         """Draw p from U(0, 2) and a from U(0, 1), for either `positive`."""
         for name, parameter in self.named_parameters():
             top = 2.0 if name.endswith("p") else 1.0
+            # away from the bounds, where the inverse maps below are infinite
             value = parameter.uniform_(0.0, top).clamp(EPS, top - EPS)
             if self.positive == "softplus":
                 bounded = name.endswith("p") and self._most(name) is not None
+                # inverse of `_rate`: 2 sigmoid(x), or softplus(x)
                 value = torch.logit(value / 2) if bounded else inverse_softplus(value)
             parameter.copy_(value)
 
@@ -144,6 +146,7 @@ class Kerple(RadialEncoding):
         raw, most = at_least_float32(self.get_parameter(name))[:, None], self._most(name)
         if self.positive == "clamp":
             return straight_through_clamp(raw, self.eps or EPS, most)
+        # between 0 and `most`, or positive without an upper bound
         return F.softplus(raw) if most is None else most * raw.sigmoid()
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
@@ -152,6 +155,7 @@ class Kerple(RadialEncoding):
         return WeightedBias(self._radial(self._weight, pos), profile) if self.weighted else profile
 
     def _log(self, distance: Tensor) -> Tensor:
+        # (h, 1) * (m,) -> (h, m); log1p is accurate for small distances
         return -self._rate("p") * torch.log1p(self._rate("a") * distance)
 
     def _power(self, distance: Tensor) -> Tensor:

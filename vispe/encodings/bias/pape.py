@@ -124,7 +124,9 @@ class PaPE(Biased):
         spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         # only differences matter; centred coordinates have smaller rounding errors; prefix tokens are at 0
         coords = (spaced.coords - spaced.extent[:, None] / 2) * spaced.spatial[..., None]
+        # (b, n, h * parabolas) -> (b, h, n, parabolas)
         u = self.position(coords).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        # (b, n, 2 h * parabolas) -> (2, b, h, n, parabolas)
         ab = self.ab(x).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         valid = spaced.spatial[:, None, :, None]
         # prefix queries have no parabola; scaling the rows scales the bias
@@ -135,6 +137,7 @@ class PaPE(Biased):
         return LowRankBias(row, col, pos)
 
     def _radial(self, pos: Positions, x: Tensor) -> Bias:
+        # squared, so that factors are not negative
         scales = at_least_float32(self.position_scales).square().flatten()[:, None]
         a = F.softplus(self.a(x)).transpose(1, 2)
         profile = DistanceBias((1.0,), pos, metric="squared", spacing=self.spacing)

@@ -163,6 +163,7 @@ class PathScores(ScoreBias):
         logits = q @ k.transpose(-1, -2) - exact_product(exact_product(q, wt).tril(), amounts)
         if self.forget is not None:
             upto = at_least_float32(request.pick(self.forget, 1)).cumsum(-1)
+            # log gates after j up to i, as a difference of cumulative sums
             logits = logits + (upto[..., :, None] - upto[..., None, :])
         return scale * logits
 

@@ -104,4 +104,5 @@ class PositionalAttention(Biased):
         read = self.qk_proj(table).unflatten(-1, (self.num_heads, 2, self.pos_dim))
         # mask after the projection, since it has a bias
         row, col = (read * pos.spatial[..., None, None, None]).permute(3, 0, 2, 1, 4).unbind(0)
+        # scaled here, because these logits replace the scaled product
         return row * self.pos_dim**-0.5, col

@@ -85,6 +85,7 @@ class TableOfOffsets(Biased):
     def __post_init__(self) -> None:
         self._accept(len(self.grid))
         check_per_axis("window", self.window, len(self.grid))
+        # the rows of pairs with prefix tokens are at the end
         rows = _offsets(self.table_grid) + 3 * self.prefix_values
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, self.num_heads))
         self.reset_parameters()
@@ -118,10 +119,12 @@ class TableOfOffsets(Biased):
         table = state_dict.get(prefix + TABLE)
         if table is None or table.ndim != 2 or self.window is not None:
             return
+        # the three rows for pairs with prefix tokens do not depend on the grid
         rows = table.shape[0] - 3 * self.prefix_values
         old = trained_grid(prefix + TABLE, grid, rows, self.grid, _offsets)
         if old == self.grid:
             return
+        # (rows, h) -> (h, 2 n_1 - 1, ...)
         values = table[:rows].t().reshape(table.shape[1], *(2 * n - 1 for n in old))
         resampled = resample_table(values, old, self.grid, self.resample).flatten(1).t().to(table.dtype)
         state_dict[prefix + TABLE] = torch.cat([resampled, table[rows:]])
@@ -132,6 +135,7 @@ class TableOfOffsets(Biased):
         table = self.relative_position_bias_table.t()
         prefix = table[:, -3:] if self.prefix_values else None
         table = table[:, :-3] if self.prefix_values else table
+        # (h, rows) -> (h, 2 n_1 - 1, ...)
         values = table.reshape(self.num_heads, *(2 * n - 1 for n in self.table_grid))
         return TableBias(resample_table(values, self.table_grid, grid.shape, self.resample), pos, prefix)
 

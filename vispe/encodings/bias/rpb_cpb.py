@@ -139,6 +139,7 @@ class ContinuousBias(Biased):
         factors = (draws or {}).get(DRAW)
         if not self.dropout or (factors is None and (not self.training or DRAW in pos.attrs)):
             return pos
+        # one mask per offset, because the network runs once per offset
         count = math.prod(2 * n - 1 for n in self._need_grid(pos).shape)
         if factors is None:
             uniform = torch.rand(count, self.hidden, generator=generator, device=pos.coords.device)
@@ -162,7 +163,9 @@ class ContinuousBias(Biased):
             hidden = hidden * pos.attrs[DRAW]
         values = self.cpb_mlp[2](hidden)
         if self.coords == "swin":
+            # from 0 to 16; with `centre` from -8 to 8
             values = 16.0 * (values.sigmoid() - 0.5 if self.centre else values.sigmoid())
+        # (offsets, h) -> (h, 2 n_1 - 1, ...)
         return values.t().reshape(self.num_heads, *(2 * n - 1 for n in grid.shape))
 
     def _offsets(self, pos: Positions, grid: Grid) -> Tensor:
@@ -173,7 +176,9 @@ class ContinuousBias(Biased):
             for n, wide in zip(grid.shape, self.pretrained or grid.shape, strict=True):
                 line = torch.arange(1 - n, n, dtype=torch.float32, device=pos.coords.device)
                 if self.coords == "swin":
+                    # 8 at the largest offset of the pretrained window; one patch has only offset 0, hence the max
                     line = line * (8.0 / max(wide - 1, 1))
+                    # divided by log2(8) = 3
                     lines.append(line.sign() * torch.log2(1.0 + line.abs()) / 3.0)
                 else:
                     lines.append(line.sign() * torch.log1p(line.abs()))

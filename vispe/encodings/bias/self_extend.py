@@ -92,8 +92,10 @@ class SelfExtend(Biased):
     def rates(self, axes: int) -> Tensor:
         """Return radians per unit of every axis for each pair of channels, (1, axes, pairs); x has the first pairs."""
         counts = pair_counts(self.name, None, self.pairs, axes)
+        # a pair has rate 0 on all axes except one
         rates, start = torch.zeros(1, axes, self.pairs, dtype=torch.float64), 0
         for axis in reversed(range(axes)):
+            # float64: errors of a rate grow with the offset
             part = inverse_frequencies(2 * counts[axis], self.temperature, torch.float64)
             rates[0, axis, start : start + counts[axis]] = part
             start += counts[axis]
@@ -130,6 +132,7 @@ class GridScores(ScoreBias):
         a, b = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
         # tokens without a position are at the origin, where the rotation is the identity
         at, to = (p.coords * p.spatial[..., None] for p in (a, b))
+        # pairs with a prefix token have plain rotary offsets, without groups
         bare = ~(a.spatial[:, :, None] & b.spatial[:, None])
         rates = self.rates.to(q.device)
         grouped = SelfExtendScores(at, to, rates, self.group, self.window, self.layout, plain=bare)
@@ -141,5 +144,6 @@ class GridScores(ScoreBias):
             return super()._dense(request)
         pos_q, pos_k = request.where(self.pos)
         q, k = (at_least_float32(request.pick(x, 1)) for x in (request.q, request.k))
+        # 1 / sqrt(d_h), as in attention without an explicit scale
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
         return self.scores(q, k, scale, pos_q, pos_k, request)

@@ -144,6 +144,7 @@ class Shaw(Biased):
         """Return the shape of the table for a grid."""
         if self.clip is not None:
             return (self.clip[1] + 1 if folded else sum(self.clip) + 1,) * self.ndim[0]
+        # distances need n rows per axis, signed offsets 2 n - 1
         return tuple(n if folded else 2 * n - 1 for n in grid)
 
     @property
@@ -165,6 +166,7 @@ class Shaw(Biased):
     ) -> None:
         """Resample tables of another grid, as `bias` does; an unknown grid is assumed to be square."""
         for name in TABLES:
+            # the table on values always has signed offsets
             key, folded = f"{prefix}{name}.weight", self.folded and name == TABLES[0]
             table = state_dict.get(key)
             if table is None or table.ndim != 2 or self.clip is not None or self.grid is None:
@@ -184,6 +186,7 @@ class Shaw(Biased):
             pos, self.distance_embedding, 1 if "factor" in self.method else None, self.folded
         )
         if "factor" in self.method:
+            # (h or 1, rows, 1) -> (h or 1, rows)
             return FactorBias(table[..., 0], pairs, pos)
         dots = ("query", "key") if self.method == "key_query" else ("query",)
         terms = [ContextBias(table, pairs, dot, True, pos, known=known) for dot in dots]
@@ -202,9 +205,11 @@ class Shaw(Biased):
         """Return the row of each pair (b or 1, n, n), the table (h or 1, rows, channels), and a cache key."""
         grid, weight = self._need_grid(pos), embedding.weight
         if self.clip is None and self.grid is not None and (folded or not same_grid(self.grid, grid.shape)):
+            # (channels, 2 n_1 - 1, ...) -> (rows, channels)
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
         key = ("shaw", self.clip, self.index, folded)
         pairs = pair_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))
+        # (rows, h * channels) -> (h, rows, channels)
         table = weight.unflatten(1, (-1, channels or self._resolve_head_dim())).transpose(0, 1)
         return pairs, with_none(table), key
 
@@ -217,12 +222,14 @@ class Shaw(Biased):
                 side = sum(self.clip) + 1
             if self.clip is not None and folded:  # distances are indexed from 0
                 along, side = (along - self.clip[0]).abs(), self.clip[0] + 1
+            # row-major over the axes
             index = index[..., None] * side + along
         return index
 
     def _resampled(self, table: Tensor, old: tuple[int, ...], new: tuple[int, ...], folded: bool) -> Tensor:
         """Return a table of one grid for another, (channels, 2 n_1 - 1, ...)."""
         values = table.t().unflatten(1, self._sides(old, folded))
+        # a table of distances is mirrored to offsets from 1 - n to n - 1
         for axis, n in enumerate(old if folded else (), 1):
             values = torch.cat([values.narrow(axis, 1, n - 1).flip(axis), values], axis)
         return resample_table(values, old, new, self.resample)

@@ -23,6 +23,7 @@ def t5_buckets(distance: Tensor, count: int, max_distance: int) -> Tensor:
     exact = count // 2
     # float32 as in the released models: rounding decides where a logarithm is close to an integer
     far = torch.log(distance.float().clamp(min=exact) / exact) / math.log(max_distance / exact)
+    # distances from max_distance on share the last bucket
     far = (exact + (far * (count - exact)).long()).clamp(max=count - 1)
     return torch.where(distance < exact, distance.long(), far)
 
@@ -41,8 +42,10 @@ def relative_buckets(rel: Tensor, count: int, max_distance: int, causal: bool = 
         [2, 1, 0, 17, 18]
     """
     if causal:
+        # later keys, with a negative distance, share bucket 0
         return t5_buckets((-rel).clamp(min=0), count, max_distance)
     half = count // 2
+    # keys after the query have the second half of the buckets
     return t5_buckets(rel.abs(), half, max_distance) + half * (rel > 0)
 
 
@@ -120,6 +123,7 @@ class T5Buckets(Biased):
             )
         one_way = self.causal or self.mode == "radial"
         smallest = 2 if one_way else 4
+        # exact buckets per direction
         exact = (self.num_buckets if one_way else self.num_buckets // 2) // 2
         if self.num_buckets < smallest or self.max_distance <= exact:
             raise OptionError(
@@ -151,5 +155,6 @@ class T5Buckets(Biased):
             length = torch.linalg.vector_norm(step, dim=-1)
             return table[0].index_select(0, t5_buckets(length, count, self.max_distance)).t()
         buckets = relative_buckets(step, count, self.max_distance, self.causal)
+        # of shape (m, h) per axis, summed over the axes
         reads = [part.index_select(0, along) for part, along in zip(table, buckets.unbind(-1), strict=True)]
         return sum(reads[1:], reads[0]).t()

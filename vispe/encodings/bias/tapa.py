@@ -72,6 +72,7 @@ class Tapa(Biased):
 
     def __post_init__(self) -> None:
         width = self._resolve_head_dim()
+        # amplitude and phase need at least one channel each
         if not 0 < round(self.theta * width) < width:
             raise OptionError(
                 f"tapa needs channels of both kinds, got theta={self.theta:g} of {width} channels per head. Use "
@@ -114,7 +115,9 @@ class PhaseScores(ScoreBias):
             a, b = (p if self.spacing is None else p.with_spacing(self.spacing) for p in (pos_q, pos_k))
             distance = distances(a, b, "euclidean", wrap=False, normalize="none")[:, None]
             nonzero = distance > 0
+            # 1 in place of distance 0, where the power has an infinite gradient
             return torch.where(nonzero, torch.where(nonzero, distance, 1.0) ** self.alpha, 0.0)
 
         key = ("tapa", self.alpha, self.spacing)
+        # cached for self-attention only, where queries and keys have the same positions
         return pos_q.remember(key, make) if pos_k is pos_q else make()

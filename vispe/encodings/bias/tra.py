@@ -48,12 +48,16 @@ class ThresholdBias(Bias):
                 "q, k and scale to dense()."
             )
         q, k = (self._unit(request.pick(x, 1)) for x in (request.q, request.k))
+        # pairs with a score of 0 are removed below
         score = (exact_product(q, k.transpose(-1, -2)) * request.scale).relu()
         retained = score > 0
+        # later keys must not be counted as retained
         if self.causal:
             retained = retained & ~self._later()
         count, valid = count_nearer(retained.to(score.dtype), self.order, self.causal)
+        # (b, h, n, 1) * (b, h, n, m) -> (b, h, n, m)
         decay = request.pick(self.decay, 1)[..., None] * count
+        # pairs with a prefix token have no decay, but are removed by their score as well
         return (score + decay.where(valid, 0.0)).masked_fill(~retained, float("-inf"))
 
     def _unit(self, x: Tensor) -> Tensor:
@@ -64,6 +68,7 @@ class ThresholdBias(Bias):
     def _later(self) -> Tensor:
         """Return the mask of keys later than their query, (b or 1, 1, n, n)."""
         coord, spatial = self.order.coords[..., 0], self.order.spatial
+        # of shape (b or 1, queries, keys)
         later = coord[:, :, None] < coord[:, None]
         return (later & spatial[:, :, None] & spatial[:, None])[:, None]
 
@@ -155,6 +160,7 @@ class Tra(Biased):
         self._need_axes(pos)
         if x is None:
             raise ShapeError("tra reads the tokens. Pass x (b, n, d) to bias().")
+        # (b, n, h) -> (b, h, n)
         decay = F.logsigmoid(self.delta_proj(x)).transpose(1, 2)
         order = pos if self.spacing is None else pos.with_spacing(self.spacing)
         return ThresholdBias(decay, pos, order, self.causal, self.eps)

@@ -103,6 +103,7 @@ class TransformerXL(Biased, Rotary):
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transform that adds u to the queries of patches."""
         self._need_axes(pos)
+        # u is added to the query, so (q + u) . k needs no separate product
         return Affine(q_add=self.r_w_bias[:, None] * pos.spatial[:, None, :, None])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
@@ -116,8 +117,10 @@ class TransformerXL(Biased, Rotary):
         width = self.dim // pos.axes
         parts = [part.transpose(0, 1) for part in self.r.split(width)]  # per axis, (h, width, d_h)
         grid = pos.grid
+        # free coordinates have no table of offsets: sines and cosines of every token are multiplied instead
         if grid is None or not pos.in_place:
             return self._free(pos, parts)
+        # (2 n - 1, width) @ (h, width, d_h) -> (h, 2 n - 1, d_h)
         tables = [exact_product(self._codes(pos, grid, axis), part) for axis, part in enumerate(parts)]
         terms = read_by_axis(
             pos,
@@ -157,8 +160,10 @@ class TransformerXL(Biased, Rotary):
             )
         coords = (pos if self.spacing is None else pos.with_spacing(self.spacing)).coords
         rates = self._rates(pos.axes, exact_device(coords)).to(coords)
+        # (b, n, axes, width / 2) -> (b, n, angles)
         angle = (coords[..., None] * rates).flatten(-2)
         cos, sin = (wave * pos.spatial[..., None] for wave in (angle.cos(), angle.sin()))
+        # rows of r are those of sines, then those of cosines, per axis
         of_sin, of_cos = (
             torch.cat(halves, 1) for halves in zip(*(p.chunk(2, 1) for p in parts), strict=True)
         )

@@ -116,6 +116,7 @@ class Peg(Mixing):
             if self.init == "zero":
                 nn.init.zeros_(conv.weight)
             else:
+                # variance 2 / fan-out, k * k for a depthwise kernel
                 nn.init.normal_(conv.weight, std=math.sqrt(2) / self.kernel_size)
 
     def active(self, layer: int) -> bool:
@@ -145,8 +146,10 @@ class Peg(Mixing):
             x.shape[0], -1
         )  # one bin for all tokens without a position
         index = index[..., None].expand_as(x)
+        # tokens without a position are written to the extra bin, which is not convolved
         canvas = x.new_zeros(x.shape[0], cells + 1, x.shape[2]).scatter(1, index, x)
         mixed = self._conv(canvas[:, :cells], shape, layer)
+        # the extra bin reads 0, so these tokens are unchanged
         return x + F.pad(mixed, (0, 0, 0, 1)).gather(1, index)
 
     def shrink(self, x: Tensor, pos: Positions, layer: int, stride: int = 2) -> tuple[Tensor, Positions]:
@@ -173,6 +176,7 @@ class Peg(Mixing):
                 f"after block {layer}."
             )
         small = self._conv(x[:, prefix:], shape, layer, stride)
+        # with padding k // 2, a stride s gives ceil(n / s) cells
         coarse = Grid(
             ((shape[0] + stride - 1) // stride, (shape[1] + stride - 1) // stride),
             prefix,
@@ -184,6 +188,7 @@ class Peg(Mixing):
         """Return the kernel after block `layer`, (d, 1, k, k) in float32 or better, symmetrised if requested."""
         weight = at_least_float32(self._layer(layer).weight)
         if self.symmetric:
+            # mean over the eight poses of D4: two flips, then the transpose
             weight = weight + weight.flip(-1)
             weight = weight + weight.flip(-2)
             weight = (weight + weight.transpose(-1, -2)) / 8
@@ -203,7 +208,9 @@ class Peg(Mixing):
             cast("Tensor", self._layer(layer).bias),
             self.kernel_size // 2,
         )
+        # the kernel is in float32 or better, also for half-precision tokens
         dtype = torch.promote_types(patches.dtype, weight.dtype)
+        # (b, h w, d) -> (b, d, h, w)
         image = patches.to(dtype).reshape(-1, *shape, self.dim).permute(0, 3, 1, 2)
         if self.padding != "zeros":
             for axis in (2, 3):
@@ -217,6 +224,7 @@ class Peg(Mixing):
                 reach if self.padding == "zeros" else 0,
                 groups=self.dim,
             )
+        # (b, d, h, w) -> (b, h w, d)
         return mixed.permute(0, 2, 3, 1).flatten(1, 2).to(patches.dtype)
 
 
@@ -225,6 +233,7 @@ def _padded_indices(n: int, reach: int, padding: str, like: Tensor) -> Tensor:
     cell = torch.arange(-reach, n + reach, device=like.device)
     if padding == "circular":
         return cell % n
+    # reflection without repetition of the border cell
     period = max(2 * (n - 1), 1)
     cell = cell % period
     return torch.minimum(cell, period - cell) % n

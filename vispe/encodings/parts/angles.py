@@ -35,6 +35,7 @@ class AxialRotary(Rotary):
     def __post_init__(self) -> None:
         self.pairs = self._pair_count()
         given = self.spacing
+        # without spacing: every number of axes with at least one pair each
         self._accept(*(n for n in self.ndim if (n <= self.pairs if given is None else n == len(given))))
 
     def _pair_count(self) -> int:
@@ -77,6 +78,7 @@ def spread_angles(pos: Positions, counts: Sequence[int], base: float) -> Tensor:
         counts: number of frequencies per axis, first axis first; frequency c of C is ``base ** (-c / C)``.
         base: ratio of the first to the (C + 1)-th frequency.
     """
+    # float64 powers: a rounding error of the frequency grows with the coordinate
     exact = exact_device(pos.coords)
     freqs = [inverse_frequencies(2 * n, base, torch.float64)[None].to(exact) for n in counts]
     return axial_angles(pos.coords, freqs, [*reversed(range(pos.axes))], sum(counts))

@@ -68,6 +68,7 @@ class PriorEncoding(Biased):
         self.shape.copy_(linear if self.shape_init == "linear" else torch.full((heads,), self.shape_init))
         slope = self.scale_init == "slope"
         scales = fixed_slopes("alibi", heads) if slope else (1.0 / float(self.scale_init),) * heads
+        # stored as logarithms, so that scales remain positive
         self.scale.copy_(torch.tensor([math.log(s) for s in scales]))
         if self.loc is not None:
             nn.init.constant_(self.loc, self.loc_init)
@@ -82,10 +83,12 @@ class PriorEncoding(Biased):
         """Return the logarithm of the prior (h, m) at offsets (m, axes)."""
         step = step[None]
         if self.loc is not None:  # location of the peak of each head
+            # 2 sinh: linear near 0 and exponential for distant locations
             step = step - 2.0 * at_least_float32(self.loc)[:, None].sinh()
         if self.stretch is not None:
             step = step * at_least_float32(self.stretch)[:, None].exp()
         length = torch.linalg.vector_norm(step, dim=-1)
         # a shape below 0 would be infinite at distance 0
         shape = straight_through_clamp(at_least_float32(self.shape), 0.0)[:, None]
+        # eps: powers below 1 have an infinite gradient at 0
         return -((length + self.eps) ** shape) * at_least_float32(self.scale)[:, None].exp()

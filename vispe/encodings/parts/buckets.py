@@ -65,6 +65,7 @@ def reach(ratio: float) -> int:
 
 def bucket_of(offset: Tensor, ratio: float) -> Tensor:
     """Return the bucket of each offset, counted from 0."""
+    # signed buckets, shifted so that the smallest is 0
     return piecewise_index(offset, ratio, 2 * ratio, 8 * ratio) + reach(ratio)
 
 
@@ -79,10 +80,12 @@ def offset_buckets(pos: Positions, method: Method, ratio: float) -> tuple[Tensor
     grid = grid_of(pos)
 
     def make() -> tuple[Tensor, ...]:
+        # query minus key, from 1 - n to n - 1
         y, x = (torch.arange(1 - n, n, device=pos.coords.device) for n in grid.shape)
         if method == "cross":
             return bucket_of(y, ratio), bucket_of(x, ratio)
         if method == "product":
+            # one bucket per combination of row bucket and column bucket
             return ((2 * reach(ratio) + 1) * bucket_of(y, ratio)[:, None] + bucket_of(x, ratio),)
         squared = (y * y)[:, None] + x * x
         if method == "quantization":
@@ -94,6 +97,7 @@ def offset_buckets(pos: Positions, method: Method, ratio: float) -> tuple[Tensor
 
 def prefix_entries(count: int, prefix_buckets: int) -> list[int]:
     """Return the buckets of prefix to patch, patch to prefix and prefix to prefix, numbered from `count`."""
+    # one bucket each, or one for all three
     return [count + (i if prefix_buckets == 3 else 0) for i in range(3)]
 
 
@@ -111,6 +115,7 @@ def pair_buckets(pos: Positions, method: Method, ratio: float, prefix_buckets: i
         edge = prefix_entries(patch_buckets(method, ratio), prefix_buckets)
         index = table_index(pos, pos)
         return tuple(
+            # the index counts the offsets of the grid first, then the three kinds of pairs with prefix tokens
             torch.cat([t.flatten(), t.new_tensor(edge)]).index_select(0, index.flatten()).reshape(index.shape)
             for t in tables
         )
@@ -129,6 +134,7 @@ def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tenso
         for axis, n in enumerate(grid.shape):
             cell = pos.cells()[..., axis]
             buckets = bucket_of(cell[..., None] - torch.arange(n, device=cell.device), ratio)
+            # the last column is for prefix keys
             reads = F.pad(torch.where(placed, buckets, to_patch), (0, 1), value=to_prefix)
             reads[..., -1:].masked_fill_(~placed, both)
             lines.append(reads)
@@ -216,6 +222,7 @@ class CrossValue(ValueTerm):
         if self.pos.regular:
             grid = grid_of(self.pos)
             patches = attn[..., grid.prefix :].reshape(*attn.shape[:3], *grid.shape)
+            # (b, h, n, rows, columns) -> (b, h, n, rows or columns); prefix tokens have one entry at the end
             patches = patches.sum(-1 if axis == 0 else -2)
             per_line = torch.cat([patches, attn[..., : grid.prefix].sum(-1, keepdim=True)], -1)
         else:

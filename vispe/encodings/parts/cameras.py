@@ -76,5 +76,6 @@ def projection(extrinsic: Tensor, intrinsic: Tensor | None) -> Tensor:
     """
     if intrinsic is None:
         return extrinsic
+    # K lifted to 4 x 4: diag(K, 1)
     corner = F.pad(intrinsic.new_ones(1, 1), (3, 0, 3, 0))
     return exact_product(F.pad(intrinsic, (0, 1, 0, 1)) + corner, extrinsic)

@@ -80,9 +80,11 @@ class ComRoPE(SkewRotary):
             elif self.form == "matrix":
                 self.skew.normal_(0.0, self.init_std * 2**0.5)  # the difference of two entries of P
             else:
+                # entries above the diagonal
                 size = self.width * (self.width - 1) // 2
                 upper = torch.randn(*self.rate.shape[:2], size, device=self.rate.device)
                 drawn = skew_matrix(upper * self.init_std * 2**0.5, self.width)
+                # eigenvalues of i S are +- rates in ascending order: the last s // 2 are the rates
                 self.rate.copy_(eigh(1j * drawn)[0][..., -self.rate.shape[-1] :])
 
     def frequencies(self, like: Tensor) -> Tensor:
@@ -90,6 +92,7 @@ class ComRoPE(SkewRotary):
         order, count = self._order()
         planes = self.width // 2
         place = order[:, None] * planes + torch.arange(planes)
+        # by default, frequencies fall to about 0.01 of the first
         base = 0.01 ** (1.0 / (count * planes)) if self.base is None else self.base
         return (self.init_std * float(base) ** place.double()).to(like.device, torch.float32)
 
@@ -148,9 +151,12 @@ class ComRoPE(SkewRotary):
                 moved = torch.cat([torch.zeros_like(moved[..., :1]), moved[..., 1:]], -1)
             x = x + moved * pos.cell[:, None]
         if self.normalize != "none":
+            # 'common': the longer of rows and columns, so that both have the same scale
             extent = pos.extent if self.normalize == "axis" else pos.extent[:, -2:].amax(-1, keepdim=True)
+            # centres of cells, as fractions of the extent
             x = (x + 0.5 * pos.cell[:, None]) / extent[:, None]
         placed = pos.spatial[..., None]
+        # prefix tokens are shifted only if `cls_position` is set
         if offset is not None:
             shift = offset.to(x) * self.jitter_offset
             return torch.where(
@@ -165,6 +171,7 @@ class ComRoPE(SkewRotary):
         """Return the angles of the folded form, (b or 1, h or 1, n, pairs)."""
         rate = at_least_float32(self.rate)
         phases = self._phases(promoted(self.places(pos), rate))  # (b, n, blocks)
+        # (b, 1, n, blocks, 1) * (1, h or 1, 1, blocks, planes) -> (b, h or 1, n, pairs)
         return (phases[:, None, ..., None] * rate[None, :, None]).flatten(-2)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
@@ -187,6 +194,7 @@ class ComRoPE(SkewRotary):
         if self.form == "folded":
             raise OptionError(f"{self.name} has no matrices with form=folded, only angles. Use form=matrix.")
         places = self.places(pos)
+        # one exponential per row and column is possible only for a full grid without displacements
         if not pos.regular or torch.compiler.is_compiling() or not pos.static or len(places) > 1:
             return super().rotations(pos)
         key = ("comrope_lines", self.normalize, self.cls_position)
@@ -214,12 +222,15 @@ class ComRoPE(SkewRotary):
         options: dict[str, Any] = {k: v for k, v in self.config.items() if k != "name"}
         folded = cast("Callable[..., Self]", type(self))(**{**options, "form": "folded"})
         with torch.no_grad():
+            # float64: eigenvectors of similar rates are ill-conditioned
             matrices = skew_matrix(self.skew[:, 0].double(), self.width)
             heads, planes = matrices.shape[0], self.width // 2
             # i S is Hermitian: eigenvalues are +- rates, and each pair of eigenvectors spans a plane of rotation
             values, vectors = eigh(1j * matrices)
             basis = torch.zeros(heads, self.head, self.head, dtype=torch.float64, device=matrices.device)
+            # rounding can make a rate of 0 negative
             rates = values[..., self.width - planes :].clamp(min=0)
+            # channels after the planes of all blocks: one per block of odd width
             spare = 2 * planes * self.blocks
             for h in range(heads):
                 for m in range(self.blocks):
@@ -229,6 +240,7 @@ class ComRoPE(SkewRotary):
                     if self.width % 2:
                         basis[h, spare + m, span] = rows[-1]
             used = self.blocks * self.width
+            # channels beyond the blocks are unchanged
             for c in range(used, self.head):
                 basis[:, c, c] = 1.0
             folded.to(self.skew.device, self.skew.dtype)
@@ -242,6 +254,7 @@ class ComRoPE(SkewRotary):
     def in_basis(rows: Tensor, basis: Tensor) -> Tensor:
         """Return the weight (h d_h, c) or bias (h d_h,) of a projection to queries or keys in the basis of `fold`."""
         head = basis.shape[-1]
+        # of shape (h or 1, d_h, d_h) @ (h, d_h, c)
         turned = basis.to(torch.float64) @ rows.reshape(-1, head, rows[0].numel()).double()
         return turned.reshape(rows.shape).to(rows.dtype)
 
@@ -258,10 +271,12 @@ def _lines(places: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None
     cells = pos.cells()[0]
     for axis, count in enumerate(shape):
         picture = places[0, prefix:, axis].reshape(shape)
+        # coordinates along this axis, at the first cell of the other axes
         first = picture.movedim(axis, 0).reshape(count, -1)[:, 0]
         outside = places[0, :1, axis] if prefix else first[:1]
         line = torch.cat([first, outside])
         index = torch.where(pos.spatial[0], cells[:, axis], count)
+        # exact comparison: a sampler may have moved tokens off the lines of the grid
         if not torch.equal(line.index_select(0, index), places[0, :, axis]):
             return None
         lines.append((line, index))
@@ -277,8 +292,10 @@ def _complete(rows: Tensor) -> Tensor:
 def _real_basis(vectors: Tensor, rates: Tensor) -> Tensor:
     """Return rows a_1, b_1, a_2, b_2, ... in which exp(x S) rotates (a_j, b_j) by x times rate j."""
     size, planes = vectors.shape[-1], rates.shape[-1]
+    # real and imaginary part of a unit eigenvector have norm 1 / sqrt(2)
     pairs = vectors[:, size - planes :] * 2**0.5
     rows = torch.stack([pairs.real.t(), pairs.imag.t()], 1).flatten(0, 1)
+    # real and imaginary parts of rate 0 need not be orthogonal: these planes are completed by QR
     turning = (rates > 1e-12).repeat_interleave(2)
     known = rows[turning]
     if len(known) == size:

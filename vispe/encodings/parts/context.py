@@ -59,6 +59,7 @@ class ContextRotary(AxialRotary):
                 f"{self.name} reads the tokens and needs x (b, {pos.tokens}, {self.dim}), got {shape}. "
                 "Pass them to transform()."
             )
+        # dropped tokens would be missing from the sums
         if self.form == "scan" and pos.index is not None:
             raise ShapeError(
                 f"{self.name} with form='scan' needs all tokens of a sequence, got {pos} with dropped tokens. "
@@ -67,8 +68,10 @@ class ContextRotary(AxialRotary):
         tokens = at_least_float32(x)
         spatial = pos.spatial[:, None, :, None]
         if self.form == "field":
+            # (b or 1, 1, n, pairs) + (b, h, n, pairs) -> (b, h, n, pairs)
             angle = self.angles(pos) + self._field(tokens, pos) * spatial
         else:
+            # first factor: prefix tokens do not contribute to the sums; second: they are not rotated
             angle = self._steps(tokens, spatial).mul(spatial).cumsum(-2) * self._rates() * spatial
         return PairRotation(angle.cos(), angle.sin(), self.layout)
 
@@ -93,4 +96,5 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
 def unit_heads(x: Tensor, heads: int, eps: float) -> Tensor:
     """Return tokens (b, n, d) split into heads and L2-normalised per head, (b, h, n, d / h)."""
     parts = heads_of(x, heads)
+    # eps under the root: a token of zeros stays 0 instead of NaN
     return parts * torch.rsqrt(parts.square().sum(-1, keepdim=True) + eps)

@@ -76,6 +76,7 @@ class FieldEncoder(CoordinateEncoder):
         if not self.normalize:
             return pos.coords
         self._need_start(pos, FRACTIONS)
+        # on a grid of n cells: from 0.5 / n to 1 - 0.5 / n
         return cell_centres(pos) / pos.extent[:, None]
 
 
@@ -86,7 +87,9 @@ def cell_centres(pos: Positions) -> Tensor:
     several grids are relative to the corner of their common field.
     """
     if "corner" in pos.attrs:
+        # joined grids have cells of several sizes: relative to the corner of their common field
         return (pos.coords - pos.attrs["corner"][:, None]) * pos.spatial[..., None]
+    # free coordinates have no cells and are returned unchanged
     placed = pos.grid is not None or "sampled" in pos.attrs
     return pos.coords + pos.cell[:, None] / 2 if placed else pos.coords
 
@@ -102,6 +105,7 @@ def coordinate_count(name: str, axes: int | None, grid: tuple[int, ...] | None) 
 
 def exact_device(like: Tensor) -> torch.device:
     """Return a device with float64: the tensor's device, or the CPU."""
+    # MPS has no float64
     return torch.device("cpu") if like.device.type == "mps" else like.device
 
 

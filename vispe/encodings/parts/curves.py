@@ -31,6 +31,7 @@ def curve_order(shape: tuple[int, int], start: str = "width") -> Cells:
     down = (start == "longer" and h > w) or (start == "even" and h % 2 == 0 and w % 2 == 1)
     cells = _curve((0, h), (w, 0)) if down else _curve((w, 0), (0, h))
     order = np.empty((h, w), dtype=np.int64)
+    # cells are (x, y)
     order[cells[:, 1], cells[:, 0]] = np.arange(1, h * w + 1)
     return order
 
@@ -61,6 +62,7 @@ def _curve(a: tuple[int, int], b: tuple[int, int]) -> Cells:
         return np.arange(h)[:, None] * db
     major, minor = np.array(a), np.array(b)
     half_a, half_b = major // 2, minor // 2
+    # a long block is cut in two along its major side
     if 2 * w > 3 * h:
         if abs(half_a.sum()) % 2 and w > 2:
             half_a = half_a + da
@@ -114,13 +116,16 @@ def traced_indices(h: int, w: int, start: str, device: torch.device) -> Tensor:
                 torch.stack([half_b - 1 - v, a - 1 - u, half_b, a - half_a, 1 - back_v, 1 - back_u]),
             ]
         )
+        # number of cells on the curve before each part
         before = torch.stack([a * 0, half_a * b, a * 0, half_a * half_b, half_a * half_b + a * (b - half_b)])
         right, above = u >= half_a, v >= half_b
+        # parts 0 and 1 are those of a long block, 2 to 4 those of any other
         part = torch.where(long, right.long(), torch.where(above, 3, 2 + 2 * right))
         done = (a == 1) | (b == 1)
         number = number + torch.where(done, 0, before.gather(0, part[None])[0])
         state = torch.where(done, state, parts.gather(0, part.expand(1, 6, -1))[0])
     u, v, a, b, *_ = state
+    # index within the remaining line of cells
     number = (number + torch.where(b == 1, u, v)).double()
     return number.masked_fill(~((a == 1) | (b == 1)).all(), torch.nan)
 
@@ -211,6 +216,7 @@ class ReleasedShift(nn.Module):
             x = F.gelu(conv(x))
         x = self._normed(x)
         x = self.linear(x.flatten(1))
+        # tanh(x / 2), in (-1, 1)
         shift = (2 * x.sigmoid() - 1).reshape(-1, *self.grid)
         if not same_grid(self.grid, shape):
             shift = F.interpolate(shift[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
@@ -224,6 +230,7 @@ class ReleasedShift(nn.Module):
             mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
             with torch.no_grad():
                 count = x.numel()
+                # the running variance is unbiased, as in torch.nn.BatchNorm2d
                 spread = var.detach() * (count / max(count - 1, 1))
                 for name, value in (("running_mean", mean.detach()), ("running_var", spread)):
                     self.norm[name].lerp_(value.to(self.norm[name].dtype), self.MOMENTUM)
@@ -237,6 +244,7 @@ def pooled(image: Tensor, size: tuple[int, int]) -> Tensor:
     for axis, new in ((-2, size[0]), (-1, size[1])):
         old = image.shape[axis]
         cell, pixel = torch.arange(new, device=image.device)[:, None], torch.arange(old, device=image.device)
+        # from floor(i old / new) up to ceil((i + 1) old / new), the windows of adaptive pooling
         first, behind = cell * old // new, ((cell + 1) * old + new - 1) // new
         weights = ((pixel >= first) & (pixel < behind)).to(image.dtype)
         weights = weights / weights.sum(1, keepdim=True)

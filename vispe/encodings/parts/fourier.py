@@ -30,6 +30,7 @@ def band_weights(count: int, progress: float | Tensor, form: Reveal = "linear") 
         [1.0, 1.0, 0.5, 0.0]
     """
     share = torch.as_tensor(progress, dtype=torch.float64)
+    # complete bands have weight 1, the current one a fraction, later ones 0
     opened = (share * count - torch.arange(count, dtype=torch.float64, device=share.device)).clamp(0, 1)
     return (1 - (math.pi * opened).cos()) / 2 if form == "cosine" else opened
 
@@ -74,6 +75,7 @@ class ProgressiveBands(Encoding):
             return waves
         # bands are ordered from the longest wavelength
         gates = [band_weights(n, share, self.reveal).flip(0) for n in counts]
+        # the sine and the cosine of a band have the same weight
         both = [g.repeat_interleave(2) if interleaved else g.repeat(2) for g in gates]
         return waves * torch.cat(both * copies).to(waves)
 
@@ -119,6 +121,7 @@ class FourierEncoding(ProgressiveBands, CoordinateEncoder):
         if self.normalize == "field":
             return centres / pos.extent[:, None]
         if self.normalize == "common":
+            # relative to the longest axis, which preserves the aspect ratio
             return centres / pos.extent.amax(1)[:, None, None]
         host = (pos.grid.reference or self.grid or pos.grid.shape) if pos.grid else self.grid
         shape = self.reference or host

@@ -25,6 +25,7 @@ def rank2_rotation(a: Tensor, b: Tensor, angle: Tensor) -> Tensor:
     """
     generator = a[..., :, None] * b[..., None, :]
     generator = generator - generator.transpose(-1, -2)
+    # Rodrigues' formula, because L^3 = -s^2 L for the generator L with area s
     first, second = _coefficients(a, b, angle)
     square = generator @ generator
     eye = torch.eye(a.shape[-1], dtype=square.dtype, device=square.device)
@@ -58,7 +59,9 @@ def _coefficients(a: Tensor, b: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     alpha, beta, gamma = (t.squeeze(-1) for t in _gram(a, b))
     # s: area spanned by a and b; sinc keeps both quotients accurate as s -> 0
     s = (alpha * beta - gamma.square()).clamp(min=torch.finfo(a.dtype).tiny).sqrt()
+    # torch.sinc(x) is sin(pi x) / (pi x)
     turn = angle * s / math.pi
+    # 1 - cos(t) = 2 sin(t / 2)^2, which does not cancel for small t
     return angle * turn.sinc(), angle.square() / 2 * (turn / 2).sinc().square()
 
 

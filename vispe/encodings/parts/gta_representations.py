@@ -59,10 +59,13 @@ def rotations(extrinsic: Tensor, spatial: Tensor, degree: int) -> Matrices:
     if degree > 1:  # degree 2: traceless symmetric matrices, S -> R S R^T
         basis = _traceless(rotation)
         moved = exact_product(exact_product(rotation[..., None, :, :], basis), rotation.mT[..., None, :, :])
+        # (b, n, 5, 5): entry (i, j) is the inner product of basis matrix i and the image of j
         second = exact_product(basis.flatten(-2), moved.flatten(-2).mT)
+        # block diagonal: 3 channels of degree 1, then 5 of degree 2
         matrices = F.pad(rotation, (0, 5, 0, 5)) + F.pad(second, (3, 0, 3, 0))
     eye = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
     matrices = torch.where(spatial[..., None, None], matrices, eye)
+    # the inverse of a rotation is its transpose
     return Matrices(matrices[:, :, None], matrices[:, :, None], matrices.mT[:, :, None])
 
 
@@ -86,6 +89,7 @@ def circle(angles: Tensor) -> Tensor:
 def shifts(places: Tensor) -> Matrices:
     """Return the matrices of 2D translations (b, n, 2) on triples of channels (homogeneous coordinates)."""
     eye = torch.eye(3, dtype=places.dtype, device=places.device)
+    # (b, n, 2) -> (b, n, 3, 3) with the translation in the last row; its inverse has the opposite sign
     row = F.pad(places[..., None, :], (0, 1, 2, 0))
     forward, backward = eye + row, eye - row
     return Matrices(backward.mT[:, :, None], forward[:, :, None], backward[:, :, None])
@@ -93,6 +97,7 @@ def shifts(places: Tensor) -> Matrices:
 
 def angles_of(places: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
     """Return 2 pi top x f (b, n, freqs * axes), axes innermost, for x (b, n, axes), f (freqs,), top (axes,)."""
+    # (b, n, 1, axes) * (freqs, 1) -> (b, n, freqs * axes)
     return (2 * math.pi * (places * top)[..., None, :] * freqs[:, None]).flatten(-2)
 
 

@@ -50,6 +50,7 @@ class HeadBasis(nn.Module):
         """Set all matrices to the identity."""
         nn.init.zeros_(self.u)
         nn.init.zeros_(self.v)
+        # softplus(log(e - 1)) = 1
         nn.init.constant_(self.sigma, math.log(math.e - 1))
 
     def scales(self) -> Tensor:
@@ -63,8 +64,10 @@ class HeadBasis(nn.Module):
         """Return the matrices of queries and keys (h, d_h, d_h), in `dtype` or better."""
         width, dtype = self.sigma.shape[-1], torch.promote_types(self.sigma.dtype, dtype)
         u, v = (matrix_exponential(skew_matrix(x.to(dtype), width)) for x in (self.u, self.v))
+        # (h, 1, d_h): scales the columns of U
         scales = self._scales(dtype)[:, None]
         of_queries = exact_product(u * scales, v.mT)
+        # U and V are orthogonal, so the inverse transpose of U S V^T is U S^-1 V^T
         return of_queries, of_queries if self.key == "same" else exact_product(u / scales, v.mT)
 
     def condition_numbers(self) -> Tensor:
@@ -75,6 +78,7 @@ class HeadBasis(nn.Module):
     def angles(self) -> Tensor:
         """Return the largest angle by which U rotates a plane of channels of each head (h,), in degrees."""
         u = skew_matrix(self.u.detach().to(self.scales().dtype), self.sigma.shape[-1])
+        # eigenvalues of a rotation are exp(+- i angle)
         return torch.linalg.eigvals(matrix_exponential(u)).angle().abs().amax(-1).rad2deg()
 
     def transform(self, pos: Positions) -> HeadLinear:
@@ -103,5 +107,6 @@ def fold_rows(rows: Tensor, matrices: Tensor) -> Tensor:
 
     The product is computed in float64 and returned in the dtype of `rows`.
     """
+    # float64: the folded weight is rounded once
     by_head = rows.double().reshape(matrices.shape[0], matrices.shape[1], -1)
     return (matrices.double() @ by_head).reshape(rows.shape).to(rows.dtype)

@@ -81,6 +81,7 @@ class PreciseConv(nn.Module):
     ) -> None:
         super().__init__()
         self.stride, self.padding, self.groups = stride, padding, groups
+        # one kernel size for all axes
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, *[kernel_size] * axes))
         _add_bias(self, out_channels if bias else 0)
         self.reset_parameters()
@@ -95,6 +96,7 @@ class PreciseConv(nn.Module):
         """Return the convolution, in float32 or better."""
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
         bias = None if self.bias is None else self.bias.to(dtype)
+        # the weight is (out, in / groups, *kernel): two dimensions more than the number of axes
         convolve = (F.conv1d, F.conv2d, F.conv3d)[self.weight.ndim - 3]
         with no_autocast(x.device):
             return convolve(
@@ -165,7 +167,9 @@ def _add_bias(layer: Any, size: int) -> None:
 
 
 def _reset(weight: Tensor, bias: Tensor | None) -> None:
+    # a = sqrt(5) gives a uniform distribution in +- 1 / sqrt(fan-in)
     nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:
+        # weight[0].numel() is the fan-in: inputs of one output channel
         bound = 1 / math.sqrt(weight[0].numel()) if weight[0].numel() else 0.0
         nn.init.uniform_(bias, -bound, bound)

@@ -33,11 +33,14 @@ def prepare(
         generator: source of the draws; the global one by default.
         draws: values to use instead of drawing, by name.
     """
+    # sorting is stable: samplers first, otherwise in the order of the sum
     ordered = sorted(encodings, key=lambda e: not isinstance(e, Sampler))
     per_sample = any(isinstance(e, Sampler) and e.training and e.per == "sample" for e in ordered)
+    # a row of coordinates per sample, so that each sample gets a separate draw
     if per_sample and batch is not None and pos.coords.shape[0] == 1:
         in_place, index = pos.in_place, pos.numbers().expand(batch, -1)
         pos = pos.replace(coords=pos.coords.expand(batch, -1, -1), index=index)
+        # `replace` resets it, but the coordinates are still those of the grid
         pos.in_place = in_place
     for encoding in ordered:
         pos = encoding.prepare(pos, generator, draws)
@@ -76,7 +79,9 @@ def reads_cells(encoding: Encoding) -> bool:
     """Whether an encoding needs the grid cell of each token, not only its coordinates, as tables do."""
     shape = getattr(encoding, "grid", None) or (2, 3, 2)[: encoding.ndim[0]]
     grid = Grid(tuple(shape)).positions()
+    # the same tokens as free coordinates, between the cells
     free = Positions(grid.coords + 0.25, grid.spatial, grid.extent, cell=grid.cell)
+    # the test call must not advance the random state of the caller
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         return _works(encoding, grid) and not _works(encoding, free)
 

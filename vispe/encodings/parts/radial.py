@@ -32,6 +32,7 @@ class RadialEncoding(Biased):
     def __post_init__(self) -> None:
         given = [len(option) for option in (self.spacing, self.reference) if option is not None]
         if given:
+            # spacing and reference determine the number of axes
             axes = given[0]
             if axes not in self.ndim:
                 raise OptionError(
@@ -63,9 +64,11 @@ class RadialEncoding(Biased):
 
 def straight_through_clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
     """Clamp `x` with a straight-through gradient, so that values outside the limits can return."""
+    # value of the clamp, gradient of the identity
     return x + (x.clamp(least, most) - x).detach()
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
     """Return y with softplus(y) = x, exact for small and large x."""
+    # log(exp(x) - 1) without overflow of exp(x)
     return x + torch.log(-torch.expm1(-x))

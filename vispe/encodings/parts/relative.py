@@ -92,6 +92,7 @@ class FactorBias(Bias):
             * request.scale
         )
         buckets = with_head_axis(self.buckets)
+        # of shape (1, h or 1, buckets, 1)
         factors = request.pick(self.factors)[None, :, :, None].to(product.dtype)
         shape = buckets.shape[0], factors.shape[1], *buckets.shape[2:]
         # one factor per bucket, then per pair
@@ -139,6 +140,7 @@ class WaveBias(Bias):
         # angle-difference identities: products per token replace sines and cosines per pair
         cos, sin = self.cos[:, None], self.sin[:, None]
         row = torch.cat([a * sin + b * cos, b * sin - a * cos], -1)
+        # (b, h, n, 2 angles) @ (b or 1, 1, 2 angles, n)
         return exact_product(row, torch.cat([cos, sin], -1).transpose(-1, -2))
 
 
@@ -152,6 +154,7 @@ def offset_rows(n: int, device: torch.device, clip: tuple[int, int] | None, reve
     """
     offset = torch.arange(1 - n, n, device=device)
     offset = -offset if reverse else offset
+    # offsets beyond the clip share the outermost rows
     return offset + n - 1 if clip is None else offset.clamp(-clip[0], clip[1]) + clip[0]
 
 
@@ -228,6 +231,7 @@ def read_by_axis(
         return [CrossBias((with_none(tables[0]), with_none(tables[1])), (y, x), dot, pos, scaled, shift)]
 
     def spread(axis: int) -> Tensor:
+        # rows of one axis, constant along the others
         along = rows(grid.shape[axis]).reshape([-1 if a == axis else 1 for a in range(grid.axes)])
         return along.expand([2 * n - 1 for n in grid.shape])
 

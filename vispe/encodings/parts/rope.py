@@ -36,6 +36,7 @@ class Draws(NamedTuple):
 
     def apply(self, coords: Tensor, cell: Tensor | None, layer: int) -> Tensor:
         """Return augmented coordinates (b, n, a); shifts are in units of `cell` (b, a)."""
+        # one row for all blocks, or one per block
         shift, jitter, rescale = (None if d is None else d[min(layer, len(d) - 1)].to(coords) for d in self)
         if shift is not None:
             coords = coords + (shift if cell is None else shift * cell[:, None])
@@ -195,6 +196,7 @@ class RopeBase(Rotary):
             if limit is not None and name in supplied:
                 drawn[name] = self._given(name, supplied[name], shape)
             elif limit is not None and self.training:
+                # uniform in [-1, 1]; as a factor, log-uniform in [1 / limit, limit]
                 unit = torch.rand(shape, generator=generator, device=pos.coords.device) * 2 - 1
                 drawn[name] = unit * limit if name == "shift_coords" else (unit * math.log(limit)).exp()
         return pos.replace(attrs={**pos.attrs, "rope": Draws(**drawn)}) if drawn else pos
@@ -219,6 +221,7 @@ class RopeBase(Rotary):
             rotation = Chain(self.head_basis.transform(pos), rotation)
         if self.logit_scale == "none":
             return rotation
+        # of shape (b or 1, 1, 1, 1)
         factor = pos.remember((self._key, "logits"), lambda: self._logit_factor(pos)[:, None, None, None])
         if self.logit_scale == "ssmax":
             factor = at_least_float32(self.sharpness)[:, None, None] * factor  # (b or 1, h, 1, 1)
@@ -230,6 +233,7 @@ class RopeBase(Rotary):
         def make() -> tuple[Tensor, Tensor]:
             return self._tables(pos, layer)
 
+        # draws and parameters change between forward passes, so these tables are not cached with the positions
         if "rope" in pos.attrs:
             return self._rotate_by(*make())
         if self.learned:
@@ -320,7 +324,9 @@ def axial_angles(
         still: leading pairs that are not rotated.
         alternate: axes alternate from pair to pair instead, for axes with equal numbers of pairs.
     """
+    # of shape (b or 1, n, 1) * (b or 1, 1, pairs of the axis)
     parts = [coords[..., axis, None] * freqs[axis][:, None].to(coords) for axis in order]
+    # alternating: (b, n, pairs of an axis, axes) -> (b, n, pairs)
     angle = torch.stack(parts, -1).flatten(-2) if alternate else torch.cat(parts, -1)
     rest = pairs - still - angle.shape[-1]
     return F.pad(angle, (still, rest))[:, None] if still or rest else angle[:, None]

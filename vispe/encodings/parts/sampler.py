@@ -90,6 +90,7 @@ def _resampled(
     if any(draw is not None for draw in given):
         maps = [_checked(n, draw, c) for n, draw, c in zip(names, given, counts, strict=True)]
     elif sampler.training or sampler.always:
+        # one map per sample, or one for the batch
         rows = pos.coords.shape[0] if sampler.per == "sample" else 1
         draw = (
             (_APART or [_drawn_apart])[0] if sampler.steered else _drawn
@@ -150,8 +151,10 @@ def _moved(
     sampler: Sampler, pos: Positions, names: list[str], counts: list[int], maps: list[Tensor]
 ) -> Positions:
     """Return positions with cell i of axis a at ``maps[a][:, i]``, prefix tokens unchanged."""
+    # fractional cells for coordinates that are not on a grid
     cells = pos.cells() if pos.in_place else pos.coords / pos.cell[:, None]
     lines = [interpolated(m, cells[..., a]) for a, m in enumerate(maps)]
+    # product in float64 where it exists, rounded once to the dtype of the coordinates
     cell = pos.cell.double() if pos.cell.device.type != "mps" else pos.cell
     coords = torch.stack(torch.broadcast_tensors(*lines), -1).to(cell) * cell[:, None]
     coords = coords.to(pos.coords) * pos.spatial[..., None]
@@ -163,6 +166,7 @@ def _moved(
         coords=coords,
         extent=length * pos.cell,
         cell=step * pos.cell,
+        # without grid and index, so that encodings that look up cells raise
         index=None,
         grid=None,
         attrs={"unit": pos.cell, **pos.attrs, "sampled": sampled},

@@ -24,6 +24,7 @@ class ScoreBias(Bias):
 
     def __init__(self, pos: Positions) -> None:
         super().__init__(pos)
+        # replaces the product of queries and keys instead of being added to it
         self.whole = True
 
     @property

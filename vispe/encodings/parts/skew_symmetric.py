@@ -46,6 +46,7 @@ class SkewRotary(Rotary):
                 f"part(s), got block={block!r}."
             )
         self.width = min(8, largest) if block is None else block
+        # complete blocks in equal groups; remaining channels are not rotated
         self.blocks = self.head // (parts * self.width) * parts
 
     def _set_skew(self, heads: int, axes: int) -> None:
@@ -72,6 +73,7 @@ class SkewRotary(Rotary):
 
 def exponential(generators: Tensor, places: Tensor) -> Tensor:
     """Return exp(sum_i x_i A_i) (b, h, n, blocks, s, s) for A (h, axes, blocks, s, s) and x (b, n, axes)."""
+    # (b, 1, n, axes) @ (h, axes, blocks s s) -> (b, h, n, blocks s s)
     total = exact_product(places[:, None], generators.flatten(2))
     total = total.reshape(*total.shape[:3], *generators.shape[2:])
     return matrix_exponential(total)
@@ -123,6 +125,7 @@ def skew_upper(matrix: Tensor) -> Tensor:
 
 def plane_entries(size: int) -> list[int]:
     """Return the indices of the entries (0, 1), (2, 3), ... among those above the diagonal."""
+    # row r starts at r s - r (r + 1) / 2 with the entry (r, r + 1); here r = 2 k
     return [2 * k * size - k * (2 * k + 1) for k in range(size // 2)]
 
 

@@ -36,7 +36,9 @@ def fixed_slopes(rule: Slopes, heads: int) -> tuple[float, ...]:
     if rule == "constant":
         return (1.0,) * heads
     if rule == "geometric" or heads & (heads - 1) == 0:
+        # from 2^(-8 / h) to 2^-8
         return tuple(2.0 ** (-8.0 * k / heads) for k in range(1, heads + 1))
+    # not a power of two: slopes of the largest power below, then every second one of the next power
     lower = 1 << (heads.bit_length() - 1)
     return fixed_slopes("alibi", lower) + fixed_slopes("alibi", 2 * lower)[::2][: heads - lower]
 
@@ -54,12 +56,14 @@ def radius_slopes(radius: tuple[float, ...], heads: int, axes: int) -> tuple[flo
     """
     if len(radius) == 2 < heads:
         low, high = radius
+        # log-spaced from low to high
         radius = tuple(low * (high / low) ** (k / (heads - 1)) for k in range(heads))
     if len(radius) != heads:
         raise OptionError(
             f"radius needs two numbers, for the first and the last head, or one for each of {heads} heads, got "
             f"{list(radius)}."
         )
+    # REACH is the product of slope and radius
     return tuple(REACH[axes] / r for r in radius)
 
 
@@ -81,6 +85,7 @@ class AlibiBase(Biased):
     def __post_init__(self) -> None:
         if self.softplus and self.slopes != "learned":
             raise OptionError(f"softplus=true has no effect with slopes={self.slopes!r}. Use slopes=learned.")
+        # without `depth`, every index is accepted
         outside = [i for i in self.layers or () if i < 0 or i >= (self.depth or i + 1)]
         if outside:
             raise OptionError(f"layers must be block indices below depth={self.depth}, got {outside}.")
@@ -126,6 +131,7 @@ class AlibiBase(Biased):
             with torch.no_grad():
                 self.slope.uniform_(0.0, 1.0)
                 if self.softplus:  # invert, so that softplus(slope) equals the drawn value
+                    # the inverse softplus of 0 is -infinity
                     self.slope.copy_(inverse_softplus(self.slope.clamp(min=1e-4)))
 
     def active(self, layer: int) -> bool:
@@ -148,6 +154,7 @@ class AlibiBase(Biased):
         active = self.biased_heads or self.num_heads
         rest = self.num_heads - active
         if self.radius is not None:
+            # heads beyond `biased_heads` have slope 0
             return radius_slopes(self.radius, active, self.ndim[0]) + (0.0,) * rest
         if self.slopes != "learned":
             return (
@@ -198,6 +205,7 @@ class GridAlibi(AlibiBase):
         noise = (draws or {}).get("jitter")
         if noise is None and self.jitter and self.training and "jitter" not in pos.attrs:
             shape = (1, self.num_heads, pos.tokens, pos.tokens)
+            # standard deviation of `jitter`, in logits
             noise = torch.randn(shape, generator=generator, device=pos.coords.device) * self.jitter
         if noise is None:
             return pos

@@ -33,8 +33,10 @@ def log_keys(
     """
     keys = pos.coords.new_full((1, 1), pos.tokens, dtype=torch.float32)
     if causal:
+        # causal: query i has i keys, counted from 1
         keys = torch.arange(1, pos.tokens + 1, dtype=torch.float32, device=keys.device)[None]
     elif pos.grid is not None and not pos.regular:
+        # tokens beyond the patches and the prefix are padding
         patches = pos.spatial.sum(1, keepdim=True)
         keys = (patches + (pos.tokens - patches).clamp(max=pos.grid.prefix)).float()
     if normalize == "none":

@@ -58,6 +58,7 @@ def resample_table(values: Tensor, old: tuple[int, ...], new: tuple[int, ...], m
 
 def _bicubic(old: int, new: int, like: Tensor) -> Tensor:
     """Return the matrix (2 new - 1, 2 old - 1) of bicubic resampling along one axis: the images of the unit vectors."""
+    # resampling is linear, so the images of unit vectors are its matrix
     units = torch.eye(2 * old - 1, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     wide = F.interpolate(units[:, None, None], size=(1, 2 * new - 1), mode="bicubic", align_corners=False)
     return wide[:, 0, 0].t()

@@ -43,6 +43,7 @@ def check_ranks(name: str, given: object, pos: Positions) -> Tensor:
     b, n = pos.coords.shape[:2]
     if isinstance(given, Tensor) and given.ndim == 2 and given.shape[1] == n:
         is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+        # one row for all samples, or one per sample
         if is_integer and (b == 1 or len(given) in (1, b)):
             return given
     description = f"{tuple(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__

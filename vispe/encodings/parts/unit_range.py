@@ -28,6 +28,7 @@ class ReachSampler(Sampler):
     @property
     def unit(self) -> float:
         """Factor of the positions: 1, or the factor that makes the mean spacing 1 on the training grid."""
+        # the longest side of the training grid spans the range
         return max(self.grid) / self.reach if self.spacing == "kept" and self.grid else 1.0
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:

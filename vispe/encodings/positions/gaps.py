@@ -46,9 +46,11 @@ class Gaps(Sampler):
         """Return the cell positions with random gaps."""
         opens = torch.rand(cells - 1, dtype=torch.float64, generator=generator, device=device) < self.rate
         sizes = torch.randint(1, self.size + 1, (cells - 1,), generator=generator, device=device)
+        # the distance of neighbours without a gap is 1
         steps = 1.0 + (opens * sizes).double()
         return torch.cat([steps.new_zeros(1), steps.cumsum(0)])
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the length including gaps; the spacing remains 1."""
+        # the last cell has a width of 1 as well
         return places[:, -1] + 1, torch.ones_like(places[:, 0])

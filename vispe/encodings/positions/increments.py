@@ -35,5 +35,7 @@ class Increments(Sampler):
 
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the sums of random steps, at most `cells` long."""
+        # steps are uniform in [0, 2), with mean 1
         line = (torch.rand(cells, dtype=torch.float64, generator=generator, device=device) * 2).cumsum(0)
+        # sums shorter than the axis are not stretched
         return line * (cells / line[-1]).clamp(max=1)

@@ -39,4 +39,5 @@ class Jitter(Sampler):
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the cell positions with small displacements."""
         moved = torch.randn(cells, dtype=torch.float64, generator=generator, device=device) * self.sd
+        # less than half a cell, so that the order is preserved
         return torch.arange(cells, dtype=torch.float64, device=device) + moved.clamp(-0.49, 0.49)

@@ -56,12 +56,14 @@ class Randomized(ReachSampler):
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return `cells` distinct integers below `reach`, in order."""
         self._check(cells)
+        # the first entries of a permutation are distinct
         chosen = torch.randperm(self.reach, generator=generator, device=device)[:cells]
         return chosen.sort().values.double() * self.unit
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:
         """Return evenly spaced integers."""
         self._check(cells)
+        # centres of equal parts of the range
         middle = torch.arange(cells, dtype=torch.float64, device=device) + 0.5
         return (middle * self.reach / cells).floor() * self.unit
 

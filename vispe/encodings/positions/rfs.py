@@ -53,5 +53,6 @@ class Rfs(ReachSampler):
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:
         """Return evenly spaced numbers."""
+        # centres of equal parts of the range
         middle = torch.arange(cells, dtype=torch.float64, device=device) + 0.5
         return middle * self.reach / cells * self.unit

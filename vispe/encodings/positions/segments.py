@@ -50,8 +50,10 @@ class Segments(Sampler):
         """Return the cells with each segment shifted by a separate number, increasing over segments."""
         free = self._free_cells(cells)
         count = min(self.count, cells)
+        # one shift per segment, sorted, so that segments remain in order
         shifts = torch.randint(free + 1, (count,), generator=generator, device=device).sort().values
         line = torch.arange(cells, device=device)
+        # line * count // cells is the segment of each cell
         return (line + shifts[line * count // cells]).double()
 
     def fixed(self, cells: int, device: torch.device) -> Tensor:

@@ -65,7 +65,9 @@ class Shift(Sampler):
                     f"curriculum ends at "
                     f"{last}. Use a longer reach."
                 )
+            # the largest shift grows linearly with the training progress
             free = round(first + (last - first) * self.progress)
+        # from 0 to `free`, both included
         shift = torch.randint(free + 1, (1,), generator=generator, device=device)
         return torch.arange(cells, dtype=torch.float64, device=device) + shift
 

@@ -51,10 +51,12 @@ class Stretch(Sampler):
     def draw(self, cells: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
         """Return the cells times a random factor."""
         low, high = math.log(self.low), math.log(self.high)
+        # uniform in the logarithm: with the defaults, halving is as likely as doubling
         unit = torch.rand(1, dtype=torch.float64, generator=generator, device=device)
         return torch.arange(cells, dtype=torch.float64, device=device) * (low + (high - low) * unit).exp()
 
     def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scaled length and spacing."""
+        # all steps are equal to the factor
         step = places[:, 1] if cells > 1 else torch.ones_like(places[:, 0])
         return cells * step, step

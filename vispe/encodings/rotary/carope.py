@@ -90,10 +90,12 @@ class Carope(ContextRotary):
         rise = nn.functional.softplus(self.frequency(x))
         # log f = -log(1 + rise), times the powers of all pairs of its head
         identity = torch.eye(self.num_heads, dtype=rise.dtype, device=rise.device)
+        # (h, h * pairs): block diagonal, so that each head has its own exponents
         exponents = torch.kron(identity, power.to(rise)[None])
         return heads_of(exact_product(-torch.log1p(rise), exponents).exp(), self.num_heads)
 
     def _field(self, x: Tensor, pos: Positions) -> Tensor:
+        # the last axis (x) has the first pairs
         counts = even_counts(self.pairs, pos.axes)[::-1]
         power = torch.tensor([c + 1 for n in counts for c in range(n)], dtype=x.dtype, device=x.device)
         start = self.base ** (-power / self.pairs)

@@ -126,19 +126,24 @@ class ComRoPEAP(ComRoPE):
     def generators(self) -> Tensor:
         """Return the generators (h or 1, axes, blocks, s, s): block j is 0 except for its axis."""
         mask = torch.arange(self.axes, device=self.skew.device)[:, None] == self._axis_of(self.skew.device)
+        # of shape (h or 1, 1, blocks, s, s) * (axes, blocks, 1, 1)
         return skew_matrix(at_least_float32(self.skew), self.width) * mask[..., None, None]
 
     def _phases(self, places: Tensor) -> Tensor:
+        # (b, n, axes) -> (b, n, blocks): each block reads the coordinate of its axis
         return places.index_select(-1, self._axis_of(places.device))
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         matrices = skew_matrix(at_least_float32(self.skew), self.width)
         axis_of = self._axis_of(matrices.device)
+        # sorted by axis, so that the blocks of an axis are contiguous
         order = axis_of.argsort(stable=True)
         rotations: list[Tensor] = []
         for (line, index), mask in zip(lines, order.chunk(self.axes), strict=True):
+            # one exponential per coordinate of the axis, then copied to its tokens
             made = exponential(matrices.index_select(2, mask), promoted(line, self.skew)[None, :, None])
             rotations.append(made.index_select(2, index))
+        # back to the original order of blocks
         return torch.cat(rotations, 3).index_select(3, order.argsort())
 
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:

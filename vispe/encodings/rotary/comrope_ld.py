@@ -106,13 +106,16 @@ class ComRoPELD(ComRoPE):
     def generators(self) -> Tensor:
         """Return the generators (h, axes, blocks, s, s)."""
         theta = at_least_float32(self.theta)[..., None, None]
+        # (h or 1, 1, blocks, s, s) times the factors of the axes, (axes, blocks, 1, 1)
         return skew_matrix(at_least_float32(self.skew), self.width) * theta
 
     def _phases(self, places: Tensor) -> Tensor:
+        # (b, n, axes) @ (axes, blocks) -> (b, n, blocks)
         return exact_product(places, self.theta)
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         generators = self.generators()
+        # generators commute, so exp of the sum is a product over axes: n_1 + n_2 exponentials instead of n_1 n_2
         rotations = [
             exponential(generators[:, i : i + 1], promoted(line, self.skew)[None, :, None]).index_select(
                 2, index
@@ -128,4 +131,5 @@ class ComRoPELD(ComRoPE):
         """Rename `freqs` (h, 1, blocks, s, s) and `multiplier` of released checkpoints from the attention layer."""
         if self.form == "matrix" and f"{parent_prefix}freqs" in state_dict:
             state_dict[f"{prefix}skew"] = skew_upper(state_dict.pop(f"{parent_prefix}freqs"))
+            # (1, axes, blocks, 1, 1) -> (axes, blocks)
             state_dict[f"{prefix}theta"] = state_dict.pop(f"{parent_prefix}multiplier")[0, :, :, 0, 0]

@@ -89,6 +89,7 @@ class Fope(AxialRotary):
             )
         self._accept(self.axes)
         self.share = self.pairs // self.axes  # pairs of an axis
+        # lower frequencies have less than one period in the training length
         min_freq = 2 * math.pi / self.train_length
         self.waves = waves = sum(self.base ** (-c / self.share) >= min_freq for c in range(self.share))
         if not waves:
@@ -97,6 +98,7 @@ class Fope(AxialRotary):
                 f"2 pi "
                 "units of the spacing. Choose train_length=7 or more."
             )
+        # mixtures are at most half of an axis's pairs; the remaining pairs have cosine and sine 1
         mixed = max(min(waves, self.share // 2), 1)
         shape = (self.axes, self.num_heads, waves, mixed)
         kind = nn.Parameter if self.trainable else nn.Buffer
@@ -112,6 +114,7 @@ class Fope(AxialRotary):
             for i in range(min(mixed, -(-waves // step))):
                 chosen[i * step, i] = 1
             with torch.no_grad():
+                # noise with 0.3 times the standard deviation of Xavier initialisation
                 matrix.normal_(std=0.3 * math.sqrt(2 / (waves + mixed))).add_(chosen.to(matrix))
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -141,7 +144,9 @@ class Fope(AxialRotary):
         weights = at_least_float32(matrix)[:, None]
         if self.norm:
             weights = weights / weights.sum(-2, keepdim=True)
+        # of shape (axes, b, 1, n, waves) @ (axes, 1, h, waves, mixed)
         mixed = exact_product(waves, weights)
         padded = nn.functional.pad(mixed, (0, self.share - mixed.shape[-1]), value=1.0)
+        # the last axis (x) has the first pairs
         joined = torch.cat([*padded.flip(0)], -1)
         return nn.functional.pad(joined, (0, self.pairs - joined.shape[-1]), value=1.0)

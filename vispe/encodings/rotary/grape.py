@@ -85,6 +85,7 @@ class Grape(Rotary):
             )
         # numbers of axes for which head_dim is large enough
         self._accept(*(n for n in (1, 2, 3) if width >= 2 * n and not (rank2 and width % n)))
+        # vectors of all axes, concatenated: d_h / axes channels each
         if rank2:
             self.a = nn.Parameter(torch.empty(self.num_heads, width))
             self.b = nn.Parameter(torch.empty(self.num_heads, width))
@@ -106,11 +107,13 @@ class Grape(Rotary):
         with torch.no_grad():
             if self.planes == "canonical":
                 pairs = self.log_freq.shape[-1]
+                # the inverse of `frequencies`: exp(log_freq / scale) = base^(-c / pairs)
                 step = -math.log(self.base) * self.scale / pairs
                 self.log_freq.copy_(torch.arange(pairs, device=self.log_freq.device) * step)
                 return
             width = self.a.shape[1]
             powers = torch.arange(self.num_heads, device=self.a.device) / self.num_heads
+            # E |a|^2 = E |b|^2 = base^(-i / h) for head i
             size = (self.base**-powers / width).sqrt()[:, None]
             self.a.normal_().mul_(size)
             self.b.normal_().mul_(size)
@@ -134,11 +137,14 @@ class Grape(Rotary):
         return PairRotation(*self._eval_cache(self, pos, lambda: self._tables(coords, axes)), "half")
 
     def _blocks(self, coords: Tensor, axes: int) -> Tensor:
+        # (h, d_h) -> (1, h, 1, axes, d_h / axes)
         a, b = (at_least_float32(t).reshape(1, self.num_heads, 1, axes, -1) for t in (self.a, self.b))
         return rank2_rotation(a, b, coords[:, None])
 
     def _tables(self, coords: Tensor, axes: int) -> tuple[Tensor, Tensor]:
         rates = self.frequencies()
         axis = torch.arange(self._resolve_head_dim() // 2, device=coords.device) % axes
+        # of shape (b or 1, 1 or h, n, pairs)
         angle = coords.index_select(-1, axis)[:, None] * (rates if self.shared else rates[:, None])
+        # rotates by minus the angle, see the class docstring
         return angle.cos(), -angle.sin()

@@ -149,6 +149,7 @@ class GTA(Rotary):
         """Return the non-empty groups, in order; raise `OptionError` if they do not fit."""
         pair_size = 2 * self.axes
         blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": pair_size, "t2": 3}
+        # by default, so2 has all remaining channels that form complete sets of pairs
         rest = max(0, self.head - self.se3 - self.so3 - self.t2) // pair_size * pair_size
         so2 = rest if self.so2 is None else self.so2
         sizes = {"se3": self.se3, "so3": self.so3, "so2": so2, "t2": self.t2}
@@ -167,6 +168,7 @@ class GTA(Rotary):
                 f"t2 needs axes=2, for translations in the plane, got axes={self.axes}. Use axes=2 or omit "
                 f"t2."
             )
+        # sizes are multiples of one pair per axis, but rotations act on blocks of 2
         blocks["so2"] = 2
         groups = [Group(n, s, blocks[n]) for n, s in sizes.items() if s]
         triv = self.head - used
@@ -199,6 +201,7 @@ class GTA(Rotary):
                 f"Positions.attrs[{EXTRINSIC!r}]."
             )
         poses_per_token = supplied if isinstance(supplied, PerToken) else per_token(pos, supplied, *POSES)
+        # the pose of tokens without a position is the identity
         eye = torch.eye(4, dtype=poses_per_token.values.dtype, device=poses_per_token.values.device)
         return torch.where(pos.spatial[..., None, None], poses_per_token.values, eye)
 
@@ -206,9 +209,11 @@ class GTA(Rotary):
         """Return the coordinates (b or 1, n, axes) in fractions of the image, 0 for tokens without a position."""
         x = pos.coords
         if self.normalize == "axis":
+            # fractions of the field of this grid
             x = x / pos.extent[:, None]
         elif self.normalize == "train":
             trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
+            # number of cells at training; without a training grid, that of this grid
             x = x / (pos.extent / pos.cell if trained is None else x.new_tensor(trained)[None])[:, None]
         return x * pos.spatial[..., None]
 
@@ -216,9 +221,11 @@ class GTA(Rotary):
         """Return the angles of so2 (b or 1, n, pairs): frequencies from slow to fast, x before y in each."""
         size = next((g.size for g in self.groups if g.name == "so2"), 0)
         count = size // (2 * self.axes)
+        # octaves: 2^(1 - count) to 1, times `max_freq`
         powers = torch.arange(1 - count, 1, dtype=pos.coords.dtype, device=pos.coords.device)
         freqs = torch.ones_like(powers) if self.share_freqs else 2.0**powers
         top = pos.coords.new_tensor(self.top)
+        # axes in reverse order: x before y
         return angles_of(self.places(pos).flip(-1), freqs, top.flip(-1))
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
@@ -226,6 +233,7 @@ class GTA(Rotary):
         self._need_axes(pos)
         names = [g.name for g in self.groups]
         skip = self.groups[0].size if names[0] == "triv" else 0
+        # an odd number of identity channels would split a pair of the interleaved layout
         if set(names) <= {"triv", "so2"} and skip % 2 == 0:
             key = (self.name, skip, self.head, self.top, self.share_freqs, self.normalize, self.reference)
             cos, sin = pos.remember(key, lambda: self._tables(pos, skip // 2))
@@ -234,6 +242,7 @@ class GTA(Rotary):
 
     def _tables(self, pos: Positions, skip: int) -> tuple[Tensor, Tensor]:
         angles = self.angles(pos)[:, None]
+        # identity channels come first: pairs with angle 0
         angles = torch.cat([angles.new_zeros(*angles.shape[:-1], skip), angles], -1)
         return angles.cos(), angles.sin()
 
@@ -242,6 +251,7 @@ class GTA(Rotary):
             return None
         if group.name == "so2":
             rotation = circle(self.angles(pos))
+            # rotations are orthogonal: rho^-T = rho, and the inverse is the transpose
             return Matrices(rotation, rotation, rotation.mT)
         if group.name == "t2":
             matrices = shifts(self.places(pos).flip(-1))
@@ -249,5 +259,6 @@ class GTA(Rotary):
             matrices = poses(at_least_float32(self._poses(pos)), at_least_float32(self.scale))
         else:
             matrices = rotations(at_least_float32(self._poses(pos)), pos.spatial, self.so3_degree)
+        # the same matrix for all blocks of a group
         copies = group.size // group.block
         return Matrices(*(m.expand(-1, -1, copies, -1, -1) for m in matrices))

@@ -153,6 +153,7 @@ class LieRE(SkewRotary):
             if self.init == "normal":  # the difference of two entries of P
                 self.skew.normal_(0.0, self.init_std * self.scale_factor * 2**0.5)
             else:
+                # an interval of length 2 pi
                 low = -math.pi if self.init == "symmetric" else 0.0
                 self.skew.uniform_(low, low + 2 * math.pi)
 
@@ -172,10 +173,12 @@ class LieRE(SkewRotary):
         if self.normalize != "none":
             trained = self.reference or (pos.grid and (pos.grid.reference or pos.grid.shape))
             cells = pos.extent / pos.cell
+            # without a training grid: relative to the current grid
             trained_cells = cells if trained is None else x.new_tensor(trained)[None]
             if self.normalize == "train":
                 x = x / trained_cells[:, None]
             else:
+                # 0 at the first cell, cells / trained_cells at the last; a single cell has no step, hence the clamp
                 x = x / pos.cell[:, None] * (cells / trained_cells / (cells - 1).clamp(min=1))[:, None]
         return x * pos.spatial[..., None]
 
@@ -189,16 +192,20 @@ class LieRE(SkewRotary):
         return PairRotation(cos, sin, "interleaved")
 
     def _fixed(self, pos: Positions) -> tuple[Tensor, Tensor]:
+        # the same phases on all axes
         even = torch.linspace(0, 1, self.head // self.axes // 2, device=pos.coords.device)
         phases = (-4 * even).exp() if self.kind == "inverse_exp" else even
+        # (b, n, axes, pairs of an axis) -> (b, 1, n, pairs)
         angles = (self.places(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
         return angles.cos(), angles.sin()
 
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:
         """Rename `generator_raw_params` (axes, 1, h or 1 times blocks, s, s) of the parent module."""
         if self.kind == "learned" and f"{parent_prefix}generator_raw_params" in state_dict:
+            # entries on and below the diagonal have no effect
             raw = state_dict.pop(f"{parent_prefix}generator_raw_params")[:, 0].triu(1)
             upper = skew_upper(raw)
+            # (axes, heads * blocks, m) -> (heads, axes, blocks, m)
             state_dict[f"{prefix}skew"] = upper.reshape(
                 self.axes, -1, self.blocks, upper.shape[-1]
             ).transpose(0, 1)

@@ -93,6 +93,7 @@ class LightNet(Rotary):
     def __post_init__(self) -> None:
         self._accept(self.axes)
         self.head = self._resolve_head_dim()
+        # cosine: rounded up, the surplus is cut in `_tables`; rotate: complete pairs only
         self.rates = -(-self.head // self.axes) if self.form == "cosine" else self.head // 2 // self.axes
         if self.rates < 1:
             raise OptionError(
@@ -112,6 +113,7 @@ class LightNet(Rotary):
         """Initialise learned frequencies with the fixed ones."""
         if self.learned:
             with torch.no_grad():
+                # with spectrum='shared', all heads start with the same frequencies
                 self.theta.copy_(self._fixed(self.theta.device).expand_as(self.theta))
 
     def frequencies(self, device: torch.device) -> Tensor:
@@ -120,7 +122,9 @@ class LightNet(Rotary):
 
     def _fixed(self, device: torch.device) -> Tensor:
         heads = self.num_heads if self.spectrum == "heads" else 1
+        # with spectrum='heads', the frequencies continue from head to head
         number = torch.arange(heads * self.rates, dtype=torch.float64).reshape(heads, -1)
+        # computed in float64 and rounded once
         return (self.base ** (-2.0 * number / (heads * self.head))).to(device, torch.float32)
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
@@ -136,6 +140,7 @@ class LightNet(Rotary):
     def _tables(self, pos: Positions) -> tuple[Tensor, Tensor]:
         theta = self.frequencies(pos.coords.device)
         coords = at_least_float32(pos.coords * pos.spatial[..., None])
+        # (b or 1, 1, n, axes, 1) * (1, h or 1, 1, 1, e) -> (b or 1, h or 1, n, axes * e)
         phi = (coords[:, None, ..., None] * theta[None, :, None, None]).flatten(-2)
         if self.form == "cosine":
             phi = phi[..., : self.head]

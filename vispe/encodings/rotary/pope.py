@@ -85,6 +85,7 @@ class Pope(Rotary):
     def __post_init__(self) -> None:
         width = self._resolve_head_dim()
         self.channels = round(width * self.rotated)
+        # a fraction such as 2/3 of the width is not exact in binary, hence the tolerance
         if not self.channels or abs(self.channels - width * self.rotated) > 1e-6 * width:
             raise OptionError(
                 f"pope needs an integer number of channels, got rotated={self.rotated:g} of {width} per head. "
@@ -100,6 +101,7 @@ class Pope(Rotary):
                 f"split and spacing need the same number of axes, got split={self.split}, spacing={self.spacing}. "
                 "Pass one number per axis in both."
             )
+        # without split and spacing: every number of axes with at least one channel each
         self._accept(*(n for n in self.ndim if (n in axes if axes else n <= self.channels)))
         self.bias = nn.Parameter(torch.empty(self.num_heads, self.channels))
         self.reset_parameters()
@@ -120,6 +122,7 @@ class Pope(Rotary):
                 f"pope needs {' or '.join(map(str, self.ndim))} axes, for its {self.channels} channels with "
                 f"split={self.split} and spacing={self.spacing}, got {pos.axes} axes ({pos})."
             )
+        # (2, b or 1, h, n, r): queries without the bias, then keys with it
         cos, sin = self._eval_cache(self, pos, lambda: self._tables(pos))
         return Expand(cos[0], sin[0], (cos[1], sin[1]), "softplus", self.layout)
 

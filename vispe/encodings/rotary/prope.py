@@ -164,6 +164,7 @@ class PRoPE(Rotary):
         camera = None
         if intrinsic is not None:
             camera = normalized(at_least_float32(intrinsic.values), *_image_size(pos))
+        # P = K E of every token, (b or 1, n, 4, 4)
         matrices = projection(pose, camera)
         eye = torch.eye(4, dtype=matrices.dtype, device=matrices.device)
         return torch.where(pos.spatial[..., None, None], matrices, eye)
@@ -171,7 +172,9 @@ class PRoPE(Rotary):
     def angles(self, pos: Positions) -> tuple[Tensor, Tensor]:
         """Return the angles of columns and rows, (b or 1, n, pairs) each, 0 for tokens without a position."""
         index = torch.arange(self.pairs, dtype=pos.coords.dtype, device=pos.coords.device)
+        # base^(-i / pairs) radians per unit of the coordinates
         freqs = torch.exp(index * (-math.log(self.base) / self.pairs))
+        # rows and columns are the last two axes, also after an axis of views
         rows, columns = (pos.coords[..., -2:] * pos.spatial[..., None]).unbind(-1)
         return columns[..., None] * freqs, rows[..., None] * freqs
 
@@ -185,6 +188,7 @@ class PRoPE(Rotary):
             (self.name, self.pairs, self.base), lambda: self._rotations(pos)
         )
         camera = Transform() if matrices is None else _camera_blocks(matrices, self.groups)
+        # two channels per pair; channels of the camera come first, then columns, then rows
         size = 2 * self.pairs
         return Sections((4 * self.groups, camera), (size, x_rotation), (size, y_rotation))
 
@@ -199,9 +203,11 @@ class PRoPE(Rotary):
 
 def _camera_blocks(matrices: Tensor, groups: int) -> BlockTransform:
     """Return the transform of `groups` groups of 4 channels by projections (b or 1, n, 4, 4)."""
+    # (b or 1, n, 4, 4) -> (b or 1, 1, n, groups, 4, 4)
     forward, backward = (
         m[:, None, :, None].expand(-1, -1, -1, groups, -1, -1) for m in (matrices, inverse(matrices))
     )
+    # P^T for queries and P^-1 for keys and values, so that logits depend on P_i P_j^-1
     return BlockTransform(q=forward.mT, k=backward, v=backward, out=forward)
 
 

@@ -63,6 +63,7 @@ class Psc(Rotary):
 
     def __post_init__(self) -> None:
         width = self._resolve_head_dim()
+        # `up` is U and `down` is V of the formula, one matrix per head
         shape = (self.num_heads, width, width)
         self.q_up, self.q_down = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
         self.k_up, self.k_down = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
@@ -76,6 +77,7 @@ class Psc(Rotary):
     def reset_parameters(self) -> None:
         """Set U to 0 and draw V: the identity."""
         for name, matrix in self.named_parameters():
+            # only U is 0: with V = 0 as well, neither would have a gradient
             bound = 1 / math.sqrt(matrix.shape[-1])
             nn.init.zeros_(matrix) if name.endswith("up") else nn.init.uniform_(matrix, -bound, bound)
 

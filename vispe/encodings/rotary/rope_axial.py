@@ -217,12 +217,14 @@ class RopeAxial(RopeBase):
         """Return radians per unit of the coordinates, per axis (b or 1, pairs of the axis) float64."""
         counts = pair_counts(self.name, self.split, self.pairs - self._still, pos.axes)
         exact = exact_device(pos.coords)
+        # float64, because schedules use powers and ratios of the frequencies
         plain = [inverse_frequencies(2 * n, self.temperature, torch.float64) for n in counts]
         frequencies = [(f if self.turning == 1 else p_rope(f, self.turning))[None].to(exact) for f in plain]
         if self.schedule == "none":
             return frequencies
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
         cell = pos.cell.to(exact, torch.float64)
+        # videos with schedule_axes='space': frequencies of the frames (axis 0) are unchanged
         skipped = self.schedule_axes == "space" and pos.axes == 3
         return [
             freqs
@@ -248,6 +250,7 @@ class RopeAxial(RopeBase):
 
     def _side_too_small(self, side: int, freqs: Tensor, cell: float) -> BaseTooSmall | None:
         pairs = freqs.shape[-1]
+        # radians per patch: coordinates advance by one cell per patch
         if pairs < FEW or (cosine_similarity_bound(freqs[0] * cell, side) >= 0).all():
             return None
         needed = min_base(pairs, max(round(side * cell), 1))
@@ -258,10 +261,12 @@ class RopeAxial(RopeBase):
         )
 
     def _angles(self, pos: Positions, layer: int) -> Tensor:
+        # the offset is in cells
         coords = pos.coords + self.offset * pos.cell[:, None] if self.offset else pos.coords
         if "rope" in pos.attrs:
             coords = pos.attrs["rope"].apply(coords, pos.cell, layer)
         axes = range(pos.axes)
+        # the first pairs belong to the last axis (x) with indexing='xy'
         order = axes if self.indexing == "ij" else [*reversed(axes)]
         freqs = self.frequencies(pos)
         pairs = self.pairs

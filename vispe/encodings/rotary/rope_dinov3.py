@@ -137,6 +137,7 @@ class RopeDinov3(RopeBase):
         for name in (f"{parent_prefix}rope_embed.periods", f"{parent_prefix}rope.periods"):
             if name in state_dict:
                 saved, ours = state_dict[name].double().cpu(), self.periods(len(state_dict[name]))
+                # 2^-7 is the spacing of bfloat16 numbers at 1
                 if not torch.allclose(saved, ours, rtol=2**-7):
                     raise OptionError(
                         f"{name} has periods {saved.min():.4g} to {saved.max():.4g} but temperature={self.temperature} "
@@ -149,6 +150,7 @@ class RopeDinov3(RopeBase):
         count = self.pairs // 2 if count is None else count
         if self.min_period is None or self.max_period is None:
             return 1 / inverse_frequencies(2 * count, self.temperature, torch.float64)
+        # log-spaced, both ends included
         way = torch.linspace(0, 1, count, dtype=torch.float64)
         return self.min_period * (self.max_period / self.min_period) ** way
 
@@ -160,6 +162,7 @@ class RopeDinov3(RopeBase):
             coords = pos.attrs["rope"].apply(coords, None, layer)
         exact = exact_device(coords)
         counts = pair_counts(self.name, self.split, self.pairs, pos.axes)
+        # (1, pairs of the axis), radians per half image
         freqs = [(2 * math.pi / self.periods(n))[None].to(exact) for n in counts]
         if self.schedule != "rescale":
             trained = self._size(self._sizes(pos)[1] * pos.cell).to(exact, torch.float64)
@@ -169,6 +172,7 @@ class RopeDinov3(RopeBase):
 
     def _scheduled(self, freqs: Tensor, size: Tensor, trained: Tensor, cell: Tensor) -> Tensor:
         """Return radians per unit of our coordinates from those of the training grid, by way of lengths."""
+        # coordinates from -1 to 1 are 2 units per size
         per_length = freqs * 2 / trained[:, None]
         made = grid_frequencies(per_length, self.schedule, size / trained, trained, cell=cell)
         return made * size[:, None] / 2
@@ -177,5 +181,6 @@ class RopeDinov3(RopeBase):
         """Return what divides the coordinates of each axis, (b or 1, a)."""
         if self.normalize_coords == "separate":
             return extent
+        # one size for all axes, which preserves the aspect ratio
         one = extent.amax(-1, True) if self.normalize_coords == "max" else extent.amin(-1, True)
         return one.expand_as(extent)

@@ -182,6 +182,7 @@ class RopeField(RopeBase):
         low, high = self.min_freq, self.max_freq
         if self.directions == "golden":
             still = round(self.still * self.pairs)
+            # log-spaced magnitudes; the pairs before them are not rotated
             way = torch.linspace(0, 1, self.pairs - still, dtype=torch.float64)
             sizes = F.pad(low * (high / low) ** way, (still, 0))
             return sizes[:, None] * _golden(self.pairs, axes)
@@ -206,6 +207,7 @@ class RopeField(RopeBase):
         angle = coords.new_zeros(())
         for axis, freqs in enumerate(self._scheduled(pos)):
             angle = angle + coords[..., axis, None] * freqs[:, None].to(coords)
+        # (b or 1, n, pairs) -> (b or 1, 1, n, pairs)
         return angle[:, None]
 
     def _scheduled(self, pos: Positions) -> list[Tensor]:
@@ -223,6 +225,7 @@ class RopeField(RopeBase):
             scale = unit / before
         length = trained * cell
         return [
+            # radians per unit of the training grid -> per length, scheduled -> per unit of this grid
             grid_frequencies(
                 f / before[:, i, None], self.schedule, scale[:, i], length[:, i], cell=cell[:, i]
             )
@@ -244,6 +247,7 @@ def _golden(count: int, axes: int) -> Tensor:
     f = torch.arange(count, dtype=torch.float64)
     if axes < 3:
         return _circle(math.pi * f / GOLDEN, axes)
+    # height and azimuth advance by irrational steps, so any consecutive directions are spread evenly
     return _sphere((f / PLASTIC + 0.5) % 1, 2 * math.pi * f / PLASTIC**2)
 
 
@@ -251,6 +255,7 @@ def _spread(count: int, axes: int) -> Tensor:
     """Return directions (count, axes) float64 that are spread evenly, identifying opposite ones."""
     g = torch.arange(count, dtype=torch.float64)
     if axes < 3:
+        # half a circle: the opposite direction only changes the sign of the angle
         return _circle(math.pi * g / count, axes)
     return _sphere((g + 0.5) / count, 2 * math.pi * g / GOLDEN)
 

@@ -134,6 +134,7 @@ class RopeMixed(RopeBase):
             from timm.layers import pos_embed_sincos  # local import: `import vispe` must not import timm
 
             draw = cast("Callable[..., Tensor]", pos_embed_sincos.init_random_2d_freqs)
+            # (2, depth 1, h, pairs) -> (2, h, pairs)
             frequencies = draw(4 * (self.pairs // 2), 1, heads, self.temperature, self.rotate)[:, 0]
         else:
             frame = torch.eye(self.axes).expand(heads, -1, -1)
@@ -142,6 +143,7 @@ class RopeMixed(RopeBase):
             counts = [len(part) for part in torch.arange(self.pairs).tensor_split(self.axes)]
             sizes = [inverse_frequencies(2 * n, self.temperature) for n in counts]
             parts = [frame[:, :, i, None] * size for i, size in enumerate(sizes)]  # (h, a, J)
+            # (h, axes, pairs) -> (axes, h, pairs), as in the checkpoints of rope-vit
             frequencies = torch.cat(parts, -1).transpose(0, 1)
         with torch.no_grad():
             like.copy_(frequencies)
@@ -166,6 +168,7 @@ class RopeMixed(RopeBase):
                     f"({self.axes}, above {block}, {self.num_heads} * {self.pairs}). Build the model of the checkpoint."
                 )
             state_dict[f"{prefix}freqs"] = saved[:, block].reshape(self.freqs.shape)
+            # removed only after the last block has read its part
             if block == depth - 1:
                 for done in (name, f"{root}freqs_t_x", f"{root}freqs_t_y"):
                     state_dict.pop(done, None)
@@ -199,4 +202,5 @@ def _frames(heads: int, axes: int) -> Tensor:
     """Return random orthonormal frames (h, axes, axes), evenly distributed."""
     frequencies = torch.randn(heads, axes, axes)
     frame, upper = cast("tuple[Tensor, Tensor]", torch.linalg.qr(frequencies))  # pyright: ignore[reportUnknownMemberType]
+    # QR is unique up to signs: with a positive diagonal of R, frames are evenly distributed
     return frame * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]

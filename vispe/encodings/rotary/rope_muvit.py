@@ -81,6 +81,7 @@ class RopeMuvit(Rotary):
 
     def __post_init__(self) -> None:
         width = self._resolve_head_dim()
+        # an even number of channels per axis; the first axis also has the remainder
         channels = 2 * (width // self.axes // 2)
         if width % 2 or not channels:
             raise OptionError(
@@ -109,6 +110,7 @@ class RopeMuvit(Rotary):
         """Set log-spaced frequencies per axis."""
         with torch.no_grad():
             for freqs, size in zip(self.frequencies(), self.axis_dims, strict=True):
+                # computed in float64 and rounded once
                 freqs.copy_(inverse_frequencies(size, self.temperature, torch.float64))
 
     def frequencies(self) -> list[Tensor]:
@@ -121,7 +123,9 @@ class RopeMuvit(Rotary):
 
         def make() -> tuple[Tensor, Tensor]:
             spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
+            # (1, pairs of the axis): equal for all samples
             freqs = [at_least_float32(f)[None] for f in self.frequencies()]
+            # of shape (b or 1, 1, n, d_h / 2)
             angle = axial_angles(spaced.coords, freqs, range(self.axes), sum(self.axis_dims) // 2)
             angle = angle * pos.spatial[:, None, :, None]
             return angle.cos(), angle.sin()

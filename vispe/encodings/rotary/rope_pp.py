@@ -94,12 +94,14 @@ class RopePp(AxialRotary):
         # by 90 degrees less, exactly, without rounding of pi / 2
         imaginary = self._imaginary_pairs(pos.axes, angle.device) & pos.spatial[:, None, :, None]
         keys = cos, sin
+        # cos(a - pi / 2) = sin(a) and sin(a - pi / 2) = -cos(a); keys are rotated as usual
         return PairRotation(
             torch.where(imaginary, sin, cos), torch.where(imaginary, -cos, sin), self.layout, keys=keys
         )
 
     def _imaginary_pairs(self, axes: int, device: torch.device) -> Tensor:
         """Return the mask of pairs that are rotated by 90 degrees, (1, h, 1, pairs)."""
+        # the last axis (x) has the first pairs and index 0
         counts = even_counts(self.pairs, axes)[::-1]
         axis = torch.tensor([a for a, n in enumerate(counts) for _ in range(n)], device=device)
         imaginary = torch.tensor(self.imaginary(), device=device)[:, None]

@@ -159,6 +159,7 @@ class Rose(Rotary):
             "none": 1.0,
         }
         base, count = self.temperature ** exponents[self.temperature_scaling], self.freqs[..., 0].numel()
+        # one geometric sequence over the pairs of all heads; it does not restart in each head
         line = base ** (-torch.arange(count, dtype=torch.float64) / count)
         with torch.no_grad():
             self.freqs.copy_(line.reshape(*self.freqs.shape[:-1], 1).expand_as(self.freqs))

@@ -128,12 +128,14 @@ class SelectiveRope(ContextRotary):
         last = self.weight if self.up is None else self.up.weight
         with torch.no_grad():
             if self.weight is not None:
+                # (h, d / h, pairs): variance 1 / fan-in
                 self.weight.normal_(std=self.weight.shape[1] ** -0.5)
             if self.form == "field" and last is not None:
                 last.zero_()
             if self.scalar is not None:
                 self.scalar.fill_(1)
             if self.temperature is not None:
+                # factors of the sums start at the frequencies of RoPE
                 freqs = inverse_frequencies(2 * self.pairs, self.base, torch.float64)
                 self.temperature.copy_(freqs)
             if self.taps is not None:
@@ -147,10 +149,12 @@ class SelectiveRope(ContextRotary):
         if self.weight is None:
             assert self.down is not None
             assert self.up is not None
+            # (b, h, n, d / h) -> (b, n, d)
             joined = unit.transpose(1, 2).flatten(2)
             return heads_of(self.up(self.down(joined)), self.num_heads)
         weight = at_least_float32(self.weight)
         if self.scalar is not None:
+            # unit vectors over the input channels, times a scalar per head
             weight = F.normalize(weight, dim=1) * self.scalar[:, None, None]
         return exact_product(unit, weight)
 
@@ -161,6 +165,7 @@ class SelectiveRope(ContextRotary):
         unit = unit_heads(x, self.num_heads, self.eps)
         phi = self._phases(unit) * spatial  # tokens without a position come first and act as zero padding
         size = self.kernel_size
+        # taps from the oldest to the newest token; the fixed ones are phi_t - phi_(t-1)
         taps = phi.new_tensor([0.0, 0.0, -1.0, 1.0]) if self.taps is None else at_least_float32(self.taps)
         shifted = F.pad(phi, (0, 0, size - 1, 0)).unfold(2, size, 1)  # (b, h, n, pairs, taps)
         phi = (shifted * taps.reshape(-1, 1, self.pairs if self.taps is not None else 1, size)).sum(-1)
@@ -168,6 +173,7 @@ class SelectiveRope(ContextRotary):
             phi = phi + at_least_float32(self.drift_log).exp()[:, None]
         if self.gate_proj is not None:
             opened = torch.sigmoid(self.gate_proj(unit.transpose(1, 2).flatten(2)))
+            # (b, n, h) -> (b, h, n, 1)
             phi = phi * opened.transpose(1, 2)[..., None]
         return phi
 

@@ -113,10 +113,12 @@ class SeqPE(DigitEncoding, Rotary, Biased):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # without multi_head, all heads share one vector of d_h channels
         channels = self._resolve_head_dim() * (self.num_heads if self.multi_head else 1)
         count = self.depth if self.depth and self.projection == "multi" else 1
         self._last = -1  # the last layer that called
         self._block: int | None = None  # the block of this instance, see `restrict`
+        # one projection for pq and pk
         self.pe_qk = nn.ModuleList(PreciseLinear(self._out, 2 * channels) for _ in range(count))
         self.reset_parameters()
 
@@ -149,6 +151,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
     ) -> None:
         """Select the projection of this block in a checkpoint with those of all blocks."""
         entry_prefix = f"{prefix}pe_qk."
+        # a second projection in the checkpoint: it has those of all blocks, this module only one
         if self._block is None or f"{entry_prefix}1.weight" not in state_dict:
             return
         saved = {k: state_dict.pop(k) for k in list(state_dict) if k.startswith(entry_prefix)}
@@ -171,6 +174,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
             )  # layers call in order: a lower number is a new forward pass
         projected = cast("PreciseLinear", module)(self.vectors(pos, again))
         heads = self.num_heads if self.multi_head else 1
+        # (b or 1, n, 2 h d_h) -> (2, b or 1, h, n, d_h), with h = 1 for shared heads
         pair = projected.reshape(*projected.shape[:2], 2, heads, -1).permute(2, 0, 3, 1, 4)
         return pair[0], pair[1]
 
@@ -188,6 +192,7 @@ class SeqPE(DigitEncoding, Rotary, Biased):
         if self.mode != "attn_scalar":
             return None
         pq, pk = self._factors(pos, layer)
+        # scaled like the logits q . k, to which the bias is added
         scale = self._resolve_head_dim() ** -0.5
         return LowRankBias(self._bare(pq * scale, pos, 0.0), self._bare(pk, pos, 0.0), pos)
 

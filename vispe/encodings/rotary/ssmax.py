@@ -90,4 +90,5 @@ class Ssmax(Rotary):
         """Return the scaling of queries."""
         self._need_axes(pos)
         logs = log_keys(pos, self.causal, self.normalize, self.reference)
+        # a factor of the query scales its logits, but not a bias that is added later
         return Affine(q_mul=head_factor(self.seq_scale, logs))

@@ -100,6 +100,7 @@ class TPE2D(Rotary):
 
     def gates(self, x: Tensor) -> Tensor:
         """Return the weights of both orders, (b, h, n, 2), for the tokens `x` (b, n, d)."""
+        # (b, n, d) -> (b, h, n, d / h)
         heads = at_least_float32(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         inner = F.silu(self.gate_1(heads)) * self.gate_2(heads)
         return self.gate_3(inner).softmax(-1)
@@ -114,6 +115,7 @@ class TPE2D(Rotary):
         orders = pos.remember(key, lambda: [self._order(pos, axis) for axis in (0, 1)])
         return [
             Branch(
+                # (b, h, n) -> (b, h, n, 1), one weight per query
                 gate[..., None],
                 PairRotation(cos, sin, "half"),
                 None if mask is None else DenseBias(mask, pos),
@@ -127,12 +129,14 @@ class TPE2D(Rotary):
         rank = cells[..., slow] * grid.shape[1 - slow] + cells[..., 1 - slow]
         # tokens without a position have cell 0, so they are not rotated
         rates = inverse_frequencies(self.width, self.temperature, torch.float64).to(pos.coords)
+        # (b or 1, n) -> (b or 1, 1, n, pairs)
         angle = (rank[..., None].to(pos.coords.dtype) * rates)[:, None]
         if not self.causal:
             return angle.cos(), angle.sin(), None
         # negative ranks for tokens without a position: they precede all others
         count = torch.arange(pos.tokens, device=rank.device) - pos.tokens
         rank = torch.where(pos.spatial, rank, count)
+        # of shape (b or 1, 1, queries, keys)
         later = rank[:, None, None] > rank[:, None, :, None]
         mask = torch.zeros(later.shape, device=rank.device).masked_fill(later, float("-inf"))
         return angle.cos(), angle.sin(), mask

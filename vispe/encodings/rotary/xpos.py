@@ -85,12 +85,15 @@ class Xpos(AxialRotary):
     def _rotation(self, pos: Positions) -> PairRotation:
         spaced = pos if self.spacing is None else pos.with_spacing(self.spacing)
         pair = torch.arange(self.pairs, dtype=torch.float64)
+        # from 0.4 / 1.4 towards 1: pairs of low frequency decay slowest
         zeta = (pair + 0.4 * self.pairs) / (1.4 * self.pairs)
         # relative to the middle, to stay within the range of half precision on both sides
         half = spaced.extent / 2
         middle = half.floor() if self.centre == "down" else half.ceil()
         power = (spaced.coords - middle[:, None]) / self.scale_base * pos.spatial[..., None]
+        # zeta ** power as exp(power log zeta), with the logarithm in float64
         scale = (power * zeta.log().to(power)).exp()[:, None]
         angle = self.angles(pos)
         cos, sin = angle.cos(), angle.sin()
+        # queries times zeta^p and keys times zeta^-p: their product depends on the offset only
         return PairRotation(cos * scale, sin * scale, self.layout, keys=(cos / scale, sin / scale))

@@ -136,6 +136,7 @@ class PixelClusters:
         if self._near is not None:
             squared = self._near.squared(self.estimator.transform(features))
         else:
+            # KMeans.transform returns distances, not their squares
             squared = self.estimator.transform(features).astype(np.float64) ** 2
         squared = squared[:, self._order]
         # subtract the minimum before exp, so that at least one weight is 1: (n, K)

@@ -26,6 +26,7 @@ def digits_of(cells: Tensor, count: int, base: int = 10) -> tuple[Tensor, Tensor
         digits (p, a * count) int64 and a bool mask of the same shape; the number 0 has one digit.
     """
     powers = base ** torch.arange(count - 1, -1, -1, device=cells.device)
+    # cells // base^k is 0 before the leading digit; the last digit is never padding
     lead = cells[..., None].div(powers, rounding_mode="floor")
     real = (lead > 0) | (powers == 1)
     return (lead % base).flatten(1), real.flatten(1)
@@ -36,6 +37,7 @@ def may_attend(real: Tensor, direction: Direction, mask_padding: bool, class_tok
     keys = real if mask_padding else torch.ones_like(real)
     if class_token:
         keys = F.pad(keys, (0, 1), value=True)
+    # (p, s) -> (p, s, s): all digits have the same keys, before the causal mask
     mask = keys[:, None].expand(-1, keys.shape[1], -1)
     return mask.tril() if direction == "causal" else mask
 
@@ -65,6 +67,7 @@ class DigitAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return the sequences (p, s, e) after attention within `mask` (p, s, s)."""
+        # (p, s, 3 e) -> three of (p, heads, s, e / heads)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
         logits = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
         # a padded digit may have no visible key; its output is not used, but must not be NaN
@@ -180,6 +183,7 @@ class DigitEncoder(nn.Module):
             x = embed.index_select(0, digits.flatten()).reshape(*digits.shape, -1)
             x = x + at_least_float32(self.pos_of_seqpe_embed.weight)
             if self.dim_token_embed is not None:
+                # (axes, 1, e) -> (axes * digits, e): digits of an axis are adjacent
                 x = x + at_least_float32(self.dim_token_embed).expand(-1, self.max_digits, -1).flatten(0, 1)
             if self.cls_token_embed is not None:
                 last = at_least_float32(self.cls_token_embed).expand(x.shape[0], -1, -1)

@@ -37,6 +37,7 @@ def contrastive_loss(
             f"{tuple(candidates.shape)}, {tuple(pivot.shape)} and heads={heads}."
         )
     a = pivot.reshape(b, heads or 1, 1, -1)
+    # (b n, d) -> (b, h, n, d / h)
     c = candidates.reshape(b, -1, heads or 1, a.shape[-1]).transpose(1, 2)
     logits = (a @ c.transpose(-1, -2)).squeeze(2) * logit_scale  # (b, h, n)
     label = labels[:, None].expand(-1, logits.shape[1])
@@ -81,16 +82,19 @@ def transfer_loss(
         )
 
     def similarity(rows: Tensor) -> Tensor:
+        # (n, d) -> (samples, h, n / samples, d / h)
         e = rows.reshape(samples, -1, heads or 1, d // (heads or 1)).transpose(1, 2)
         return (e @ e.transpose(-1, -2) * logit_scale).log_softmax(-1)
 
     teacher, student = similarity(main.index_select(0, main_indices)), similarity(transfer)
     measure = _symmetric_kl if metric == "kl_div" else F.mse_loss
+    # the first term moves the far window towards the training window, the second one vice versa
     loss = beta * measure(teacher.detach(), student)
     return loss if beta >= 1 else loss + (1 - beta) * measure(teacher, student.detach())
 
 
 def _symmetric_kl(a: Tensor, b: Tensor) -> Tensor:
+    # KL(a, b) + KL(b, a) of log-probabilities: (p - q) (log p - log q)
     return ((a.exp() - b.exp()) * (a - b)).mean()
 
 
@@ -155,8 +159,10 @@ def _others(
     """Return uniform draws (b, count, a) from a window of `side` cells per axis at `corner`, never the pivot."""
     b, axes = pivot.shape
     powers = side ** torch.arange(axes - 1, -1, -1)
+    # row-major index of the pivot in the window
     pivot_index = ((pivot - corner) * powers).sum(1, keepdim=True)
     flat = torch.randint(side**axes - 1, (b, count), generator=generator)
+    # skip the pivot: indices from it on move up by one
     flat = flat + (flat >= pivot_index)
     return flat[..., None].div(powers, rounding_mode="floor") % side + corner[:, None]
 
@@ -179,6 +185,7 @@ def _edited(
     swapped = value + (digit - left_digit) * (base - 1) * unit  # with its left neighbour
     deleted = value // (unit * base) * unit + value % unit
     inserted = value // unit * (unit * base) + new * unit + value % unit
+    # an insertion can exceed `max_digits`: the leading digit is dropped
     edits = torch.stack([changed, swapped, deleted, inserted], -1) % base**max_digits
     return many.scatter(-1, axis, edits.gather(-1, action[..., None]))
 
@@ -197,6 +204,7 @@ def transfer_positions(
     """
     side = base**max_digits
     size = torch.tensor(shape)
+    # the far window starts after the training window where the range of positions permits it
     low = torch.where(2 * size <= side, size, torch.zeros_like(size))
     offset = low + (torch.rand(len(shape), generator=generator) * (side - size - low + 1)).long()
     total = int(size.prod())

@@ -54,6 +54,7 @@ class DigitEncoding(Encoding):
             raise OptionError(
                 f"{self.name} with direction='bi' needs the class token, got class_token=false. Use class_token=true."
             )
+        # 10^4 positions on one axis, 10^2 per axis on several
         self.digits = self.max_digits or (4 if self.coordinates == 1 else 2)
         self.encoder = DigitEncoder(
             self.width,
@@ -98,11 +99,13 @@ class DigitEncoding(Encoding):
             device = pos.coords.device
             if self.shift and "seqpe_shift" not in given:
                 uniform = torch.rand(1 + pos.axes, generator=generator, device=device)
+                # largest shift for which all cells have at most `digits` digits
                 room = 10**self.digits - torch.tensor(pos.grid.shape, device=device)
                 given["seqpe_shift"] = (uniform[1:] * (room + 1)).long() * (uniform[0] < self.shift)
             if self.dropout and "seqpe_dropout" not in given:
                 size = (pos.grid.patches, self.encoder.length, self.width)
                 drawn = torch.rand(self.layers, 2, *size, generator=generator, device=device)
+                # inverted dropout: factors 0 or 1 / (1 - p)
                 given["seqpe_dropout"] = (drawn >= self.dropout) / (1 - self.dropout)
         return pos.replace(attrs={**pos.attrs, **given, "seqpe_drawn": True}) if given else pos
 
@@ -128,6 +131,7 @@ class DigitEncoding(Encoding):
             first = self.prefix_vector[None].to(table.dtype)
         if pos.regular:
             return torch.cat([first.expand(pos.grid.prefix, -1), table])[None]
+        # row 0 is the vector of prefix tokens
         row = torch.where(pos.spatial, pos.numbers() + 1, 0)
         return torch.cat([first, table]).index_select(0, row.flatten()).reshape(*row.shape, -1)
 
@@ -139,6 +143,7 @@ class DigitEncoding(Encoding):
                 "Use a larger max_digits."
             )
         lines = [torch.arange(n, device=pos.coords.device) for n in shape]
+        # of shape (cells, axes), row-major
         cells = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
         offset, keep = pos.attrs.get("seqpe_shift"), pos.attrs.get("seqpe_dropout")
         return self.encoder(cells if offset is None else cells + offset, keep)
@@ -174,8 +179,11 @@ class DigitEncoding(Encoding):
         axes, digits = self.coordinates, self.digits
         pivot, others, labels = contrastive_positions(axes, digits, pivots, candidates, generator)
         index, far = transfer_positions(tuple(shape), digits, cells, generator)
+        # strides of the training window, row-major
         strides = [int(torch.tensor(shape[i + 1 :]).prod()) for i in range(axes)]
+        # cells of the training window from their row-major index
         near = index[:, None].div(torch.tensor(strides), rounding_mode="floor") % torch.tensor(shape)
+        # one pass of the encoder for the positions of both losses
         parts = (pivot, others.flatten(0, 1), near, far)
         made = self.encoder(torch.cat(parts).to(device)).split([len(p) for p in parts])
         rows = torch.arange(len(index), device=device)
