@@ -104,7 +104,8 @@ def attention(
     Fully masked rows return 0, and their gradients are 0.
 
     Raises:
-        ShapeError: shapes, dtypes or devices disagree.
+        ShapeError: shapes, dtypes or devices disagree; there are no heads; a dtype is complex, integer or not
+            supported; or head_dim is 0 and no `scale` is given.
         OptionError: `dropout_p` is outside of [0, 1).
         UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
         BackendUnavailable: the named backend does not support the call.

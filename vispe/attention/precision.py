@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from vispe.errors import ShapeError
+
 
 def autocast_on(device: torch.device) -> bool:
     """Whether autocast is active for tensors on `device`."""
@@ -24,6 +26,24 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that disables autocast on `device`."""
     return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+
+
+def check_floating(owner: str, **tensors: Tensor | None) -> None:
+    """Raise if a tensor is not floating point: a cast would drop imaginary parts, and turn masks into numbers.
+
+    Args:
+        owner: the class or function that the tensors are passed to.
+        **tensors: the tensors by parameter name.
+
+    Raises:
+        ShapeError: a tensor is complex, integer or bool.
+    """
+    for name, tensor in tensors.items():
+        # tracers pass proxies, whose dtype is not known
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            raise ShapeError(
+                f"{owner}: {name} must be floating point, got {tensor.dtype}. Convert it to a floating-point dtype."
+            )
 
 
 def exporting() -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.precision import exact_product, no_infinity
+from vispe.attention.precision import check_floating, exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -22,7 +22,7 @@ class GatedBias(Bias):
         profile: the bias to gate.
 
     Raises:
-        ShapeError: both gates are None.
+        ShapeError: both gates are None, or one is not floating point.
 
     Example:
         >>> import torch
@@ -40,6 +40,7 @@ class GatedBias(Bias):
         super().__init__(profile.pos)
         if row is None and col is None and type(self) is GatedBias:
             raise ShapeError("GatedBias needs row, col or both, got neither.")
+        check_floating("GatedBias", row=row, col=col)
         self.row, self.col, self.profile = row, col, profile
 
     @property
@@ -79,7 +80,7 @@ class ContextBias(Bias):
         known: cache key of these buckets; tensors derived from them are cached with `pos`. Not cached if None.
 
     Raises:
-        ShapeError: shapes of `weights` or `buckets` are wrong.
+        ShapeError: shapes of `weights` or `buckets` are wrong, or a tensor is not floating point.
 
     Example:
         >>> import torch
@@ -108,6 +109,7 @@ class ContextBias(Bias):
                 "ContextBias needs weights (h, buckets, d_h) and buckets (n, m) or (b, n, m), got "
                 f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
             )
+        check_floating("ContextBias", weights=weights, content=content)
         self.weights, self.buckets, self.dot, self.scaled = weights, buckets, dot, scaled
         self.content, self.known = content, known
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backend_selection import environment
+from vispe.attention.precision import check_floating
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
 from vispe.errors import ShapeError
@@ -30,7 +31,8 @@ class PairRotation(Transform):
         keys: cos and sin of the keys, of the same shape except for samples and heads; those of the queries by default.
 
     Raises:
-        ShapeError: tables differ in shape, `layout` is unknown, or on use, there are more pairs than channels.
+        ShapeError: tables differ in shape or are not floating point, `layout` is unknown, or on use, there are
+            more pairs than channels.
 
     Example:
         >>> import torch
@@ -65,6 +67,7 @@ class PairRotation(Transform):
                 f"PairRotation needs tables of the keys with the shape of those of the queries, {tuple(cos.shape)}, "
                 f"except for samples and heads, got {tuple(keys[0].shape)} and {tuple(keys[1].shape)}."
             )
+        check_floating("PairRotation", cos=cos, sin=sin)
         self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
 
