@@ -131,6 +131,9 @@ def attention(
         mask = sdpa.cached_mask(q, k, v, bias)
         if mask is not None:
             return sdpa.attend(q, k, v, mask, scale)
+    # kernels of transforms follow the selection, too; on the CPU there are none unless they are interpreted
+    if transform is not None and (named.backend != "auto" or not q.is_cpu):
+        transform = transform.with_backend(named.backend)
     call = Call(
         q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
         enable_gqa, deterministic,

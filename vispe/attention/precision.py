@@ -1,4 +1,4 @@
-"""Compute dtypes under autocast, exact products, and checks of tensor values without a device sync."""
+"""Compute dtypes under autocast, exact products, active differentiation modes, and checks of tensors without a sync."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from vispe.errors import ShapeError
 
@@ -26,6 +27,23 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that disables autocast on `device`."""
     return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is active: torch.func.jvp, jacfwd, hessian, or `forward_ad.dual_level`."""
+    return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def differentiation_unsupported_reason() -> str | None:
+    """Return why kernels that only have a reverse-mode derivative cannot be used now, or None.
+
+    torch would ignore the tangents of their inputs, or fail within the transform.
+    """
+    if forward_mode():
+        return "there is no forward-mode derivative (torch.func.jvp, jacfwd and hessian, torch.autograd.forward_ad)"
+    if torch._C._are_functorch_transforms_active():  # pyright: ignore
+        return "torch.func transforms (grad, vjp, vmap, jacrev) are not implemented"
+    return None
 
 
 def check_floating(owner: str, **tensors: Tensor | None) -> None:

@@ -23,7 +23,7 @@ from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.mask_cache import lookup
 from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, forward_mode, narrowed, no_infinity, rounded
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
 # Keys from which swapping axes is faster. Forward time relative to SDPA without mask, one thread, b 2 and 8, d 64,
@@ -34,6 +34,8 @@ MIN_SWAPPED_KEYS = 2000
 
 def unsupported_reason(call: Call) -> str | None:
     """Return why this backend does not support `call`, or None."""
+    if forward_mode():
+        return "the kernels of SDPA have no forward-mode derivative"
     if call.value_term is not None:
         return "a value term needs the attention weights, which SDPA does not return"
     return None
@@ -74,7 +76,7 @@ def run(call: Call) -> Tensor:
 def cached_mask(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
     """Return the cached mask for a bias-only call that was validated before with equal shapes and dtypes, or None."""
     pos, key = bias.pos, bias.key
-    if bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling():
+    if bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling() or forward_mode():
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
         return None

@@ -41,6 +41,10 @@ class Chain(Transform):
         """Whether any link transforms values or the output."""
         return any(link.changes_values for link in self.links)
 
+    def with_backend(self, backend: str) -> Chain:
+        """Return the same links for a call with the selected backend."""
+        return Chain(*(link.with_backend(backend) for link in self.links))
+
     def query(self, q: Tensor) -> Tensor:
         """Return queries after all links."""
         for link in self.links:

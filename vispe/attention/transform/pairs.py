@@ -10,8 +10,8 @@ import os
 import torch
 from torch import Tensor
 
-from vispe.attention.backend_selection import environment
-from vispe.attention.precision import check_floating
+from vispe.attention.backend_selection import selected
+from vispe.attention.precision import check_floating, differentiation_unsupported_reason
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
 from vispe.errors import ShapeError
@@ -43,7 +43,7 @@ class PairRotation(Transform):
                 [0., 1.]])
     """
 
-    __slots__ = ("cos", "layout", "of_keys", "sin", "values")
+    __slots__ = ("backend", "cos", "layout", "of_keys", "sin", "values")
 
     def __init__(
         self,
@@ -70,6 +70,14 @@ class PairRotation(Transform):
         check_floating("PairRotation", cos=cos, sin=sin)
         self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
+        self.backend: str | None = None  # by default the backend selected when the rotation is applied
+
+    def with_backend(self, backend: str) -> PairRotation:
+        """Return the same rotation, fused only if `backend` is 'auto' or 'triton'."""
+        keys = None if self.of_keys is self else (self.of_keys.cos, self.of_keys.sin)
+        rotation = PairRotation(self.cos, self.sin, self.layout, self.values, keys)
+        rotation.backend = rotation.of_keys.backend = backend
+        return rotation
 
     @property
     def changes_values(self) -> bool:
@@ -128,7 +136,8 @@ class PairRotation(Transform):
             and n == x.shape[2]
             and 0 < 2 * pairs <= x.shape[3]
             and all(x.shape)
-            and environment() in ("auto", "triton")
+            and (self.backend or selected().backend) in ("auto", "triton")
+            and differentiation_unsupported_reason() is None
         )
         # kernels that failed before are not used again; warn once
         if not fits or (device_unsupported_reason(x) or failure_reason(x, "rotation")) is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vispe.attention.backend_selection import selected
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.dispatch import MIN_LOWRANK_KEYS
-from vispe.attention.precision import compute_dtype, exporting
+from vispe.attention.precision import compute_dtype, exporting, forward_mode
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of
 from vispe.grid import Positions
@@ -99,7 +99,12 @@ class Context:
         if isinstance(x, torch.fx.Proxy):
             return None
         bias_only = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
-        if not bias_only or self.positions.tokens >= MIN_LOWRANK_KEYS or torch.compiler.is_compiling():
+        if (
+            not bias_only
+            or self.positions.tokens >= MIN_LOWRANK_KEYS
+            or torch.compiler.is_compiling()
+            or forward_mode()
+        ):
             return None
         # rotations and several softmaxes cannot be written as one mask
         if any(

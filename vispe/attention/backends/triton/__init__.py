@@ -26,7 +26,7 @@ from vispe.attention.bias.lower_to_table import (
 )
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting, no_autocast
+from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -37,9 +37,9 @@ MAX_HEAD_DIM = 128  # maximum head_dim
 def unsupported_reason(call: Call) -> str | None:
     """Return why this backend does not support `call`, or None."""
     q, k, v = call.q, call.k, call.v
-    device = _no_device(q)
-    if device:
-        return device
+    unavailable = _no_device(q) or differentiation_unsupported_reason()
+    if unavailable:
+        return unavailable
     for excluded, why in (
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.whole, "a bias that replaces the product of queries and keys is not fused"),
