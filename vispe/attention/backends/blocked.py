@@ -54,9 +54,6 @@ def attend(call: Call) -> Tensor | None:
     q, k, v = (t.to(call.dtype) for t in call.transformed())
     if is_learned:
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    else:
-        # a mask in half precision costs less time than one in float32
-        runs, prefix_biases = rounded(runs, call.dtype), rounded(prefix_biases, call.dtype)
     key_padding, dead = call.key_padding_mask, None
     if key_padding is not None:
         # rows without any key: computed with all keys to avoid NaN, and set to 0 afterwards
@@ -230,18 +227,19 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, strip: _Strip, keep: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3])
-    for block in _blocks(q.shape[1], strip.layout, FORWARD_BLOCK // q.itemsize):
+    for block in _blocks(q.shape[1], strip.layout, FORWARD_BLOCK // strip.runs.itemsize):
         heads, tokens = block.heads, block.tokens
         mask = strip.mask(block)
         # swap batch and head axes, so that one mask is reused for the whole batch
         if keep is None:
             swapped = (t.transpose(0, 1) for t in (q[:, heads, tokens], k[:, heads], v[:, heads]))
-            part, sums = _KERNEL(*swapped, attn_mask=mask[:, None], scale=scale)
+            # a mask in half precision costs less time than one in float32
+            part, sums = _KERNEL(*swapped, attn_mask=rounded(mask, q.dtype)[:, None], scale=scale)
             out[:, heads, tokens], lse[:, heads, tokens] = part.transpose(0, 1), sums.transpose(0, 1)
             continue
         for i in range(len(q)):
             # key padding differs between samples, so each has a separate mask
-            sample_mask = mask.masked_fill(~keep[i], float("-inf"))[None]
+            sample_mask = rounded(mask.masked_fill(~keep[i], float("-inf")), q.dtype)[None]
             sample = slice(i, i + 1)
             part, sums = _KERNEL(
                 q[sample, heads, tokens],

@@ -1,9 +1,10 @@
 """SDPA backend: `torch.nn.functional.scaled_dot_product_attention` with the bias as one dense mask.
 
-The mask has the dtype of q (a float32 mask with bfloat16 inputs takes 1.4 times as long on CPU). Masks of fixed biases
-are cached with their positions, masks of learned biases until their parameters change; content-dependent tables are
-computed for some rows at a time (`rows`). Batch and head axes are swapped if each head has its own large mask, which
-lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB is computed and used for groups of heads.
+The mask has the dtype of q (a float32 mask with bfloat16 inputs takes 1.4 times as long on CPU), with a constant
+subtracted from each row before it is rounded. Masks of fixed biases are cached with their positions, masks of learned
+biases until their parameters change; content-dependent tables are computed for some rows at a time (`rows`). Batch and
+head axes are swapped if each head has its own large mask, which lets the CPU kernel reuse a mask for the whole batch. A
+mask above 1 GiB is computed and used for groups of heads.
 
 With a few hundred tokens on CPU, validation and dispatch take a tenth of the time of attention. Their result is cached
 with the mask, so calls of the same shapes and dtypes that have nothing but this bias go directly to SDPA.
@@ -23,7 +24,7 @@ from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.mask_cache import lookup
 from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import autocast_on, exporting, forward_mode, narrowed, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, forward_mode, no_infinity, rounded
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
 # Keys from which swapping axes is faster. Forward time relative to SDPA without mask, one thread, b 2 and 8, d 64,
@@ -121,15 +122,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -
 
 
 def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) -> Tensor:
-    dense = call.dense_bias(heads, cache_dtype=call.dtype)
     added, allowed = (
         t[:, heads] if t is not None and heads is not None and t.shape[1] > 1 else t
         for t in (call.added(), call.allowed())
     )
+    # cached masks in half precision are shifted by constants that depend on all keys, which another mask may hide
+    alone = added is None and allowed is None
+    wide = torch.promote_types(call.dtype, torch.float32)
+    dense = call.dense_bias(heads, cache_dtype=call.dtype if alone else wide)
     mask, dead = combine_masks(dense, added, allowed, call.finite)
     if mask is not None:
-        # a user's additive mask may exceed the range of half precision
-        mask = narrowed(mask, call.dtype) if added is None else rounded(mask, call.dtype)
+        # without biases there are only 0 and -inf
+        mask = mask.to(call.dtype) if dense is added is None else rounded(mask, call.dtype)
     if mask is not None and _swap(q, mask):
         swapped = (t.transpose(0, 1) for t in (q, k, v))
         out = _sdpa(call, *swapped, mask=mask.transpose(0, 1)).transpose(0, 1)

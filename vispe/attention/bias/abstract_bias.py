@@ -169,6 +169,8 @@ class Bias:
     def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
         """Return a fixed bias as a dense mask in `dtype`, cached with its positions.
 
+        In half precision a constant is subtracted from each row, which softmax ignores (see `precision.rounded`).
+
         Args:
             dtype: of the mask.
             heads: heads to return; all by default.

@@ -34,7 +34,8 @@ class CachedMask:
     """Cache entry of one learned bias on one grid.
 
     Attributes:
-        mask: (1, h or 1, n, n) in the dtype of attention; None after the first call, or if the cache is full.
+        mask: (1, h or 1, n, n) in the dtype of attention, from `precision.rounded`; None after the first call, or if
+            the cache is full.
         finite: whether the mask contains no infinity.
         checked: shapes and dtypes of validated calls that only need this mask.
     """

@@ -22,7 +22,7 @@ from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.content import ContextBias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.call import Call
-from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, readable
+from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
 
 MIN_BIAS_BYTES = (
     8 << 20
@@ -40,9 +40,7 @@ def attend(call: Call) -> Tensor | None:
     q, k, v = call.transformed()
     heads, explicit = q.shape[1], prefers_explicit(call.dtype)
     wide = torch.promote_types(call.dtype, torch.float32)
-    # SDPA needs a mask in the dtype of q; with a single table the products are rounded before they are gathered
-    dtype = wide if explicit or len(terms) > 1 else call.dtype
-    methods = _methods(terms, dtype)
+    methods = _methods(terms, wide)
     blocks = _blocks(methods, q.shape[2], ROWS if explicit else SDPA_ROWS)
     heads_per_group = 1 if explicit else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].stop))
     # padding keys in front, which some methods need; their bias is -inf
@@ -78,7 +76,7 @@ def attend(call: Call) -> Tensor | None:
                     )
                     _attend_head(*head, out=outputs[0, block])
                 else:
-                    mask = narrowed(bias, call.dtype)
+                    mask = rounded(bias, call.dtype)
                     outputs[:, block] = F.scaled_dot_product_attention(
                         queries[:, block], keys_of_heads, values, attn_mask=mask, scale=call.factor
                     )
