@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vispe.attention.backends.triton.coords.operands import cell_numbers, extended, segments
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason, record_failures
-from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
+from vispe.attention.bias.lower_to_table import lower_to_table, shifted, table_unsupported_reason
 from vispe.attention.call import Call
 from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
 from vispe.errors import BackendUnavailable, ShapeError
@@ -192,7 +192,7 @@ def _bias(call: Call) -> tuple[Tensor | None, Tensor | None]:
     pos = bias.pos
 
     def compute() -> Tensor:
-        table = extended(*lower_to_table(bias)).to(call.q.device, torch.float32)
+        table = extended(*shifted(*lower_to_table(bias), True)).to(call.q.device, torch.float32)
         if table.shape[0] not in (1, heads):
             raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
         return table.expand(heads, -1).contiguous()

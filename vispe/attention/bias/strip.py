@@ -163,8 +163,8 @@ def pack(
 
     They are divided by the scale of the logits, since kernels add them before scaling, and each head is shifted to a
     maximum of 0, which softmax ignores, so that the largest biases are stored most precisely. Use ``shift=False`` for a
-    profile that is multiplied by gates. Use float16 only if `fits_float16`. Kernels that order patches first need
-    `Layout.lead`.
+    profile that is multiplied by gates, and for tables from `lower_to_table.shifted`. Use float16 only if
+    `fits_float16`. Kernels that order patches first need `Layout.lead`.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
     # softmax ignores a constant per row; the largest biases become small numbers with small rounding errors

@@ -21,6 +21,7 @@ from vispe.attention.bias.float16_strip import fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
     causal_unsupported_reason,
     lower_to_table,
+    shifted,
     table_unsupported_reason,
     with_causal_mask,
 )
@@ -157,10 +158,12 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             table, edge = lower_to_table(bias)
             if table.shape[0] not in (1, heads):
                 raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
-            table = table.to(call.q.device, torch.float32)
+            table = table.to(call.q.device)
             # causal masking is part of the table
             if call.is_causal:
                 table, edge = with_causal_mask(table, edge, grid)
+            table, edge = shifted(table, edge, bool(grid.prefix))
+            table = table.float()
             # small grids (row layout) have one or two tiles, so skipping is useless there
             visible = (
                 visible_offsets(table, heads)
@@ -174,7 +177,9 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             return *pack_with_copy(
                 runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead
             ), visible
-        return *pack(runs, prefix_runs, layout, call.factor, stored, lead=layout.lead), None, visible
+        # the table is shifted already
+        packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
+        return *packed, None, visible
 
     if bias.key is not None:
         dtype = call.dtype if both else stored
