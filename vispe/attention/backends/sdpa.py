@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.mask_cache import lookup
+from vispe.attention.bias.mask_cache import is_open, lookup
 from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, narrowed, rounded
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
 # Keys from which swapping axes is faster. Forward time relative to SDPA without mask, one thread, b 2 and 8, d 64,
@@ -103,9 +103,9 @@ def cache_mask(call: Call) -> None:
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if bias.key is None:
         entry = lookup(bias, q.dtype, q.shape[1])
-        if entry is not None and entry.finite:
+        if entry is not None and entry.is_open:
             entry.checked.add(signature)
-    elif bias.pos.remember(("open", bias.key, call.dtype), lambda: no_infinity(bias.mask(call.dtype))):
+    elif is_open(bias, call.dtype, q.shape[1]):
         bias.pos.remember(("checked", bias.key, *signature), lambda: bias.mask(call.dtype))
 
 
@@ -124,7 +124,11 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
         t[:, heads] if t is not None and heads is not None and t.shape[1] > 1 else t
         for t in (call.added(), call.allowed())
     )
-    mask, dead = combine_masks(dense, added, allowed, call.finite)
+    # a cached mask with a key in each row needs no search for rows without any
+    if added is None and allowed is None and heads is None and _is_open(call):
+        mask, dead = dense, None
+    else:
+        mask, dead = combine_masks(dense, added, allowed, call.finite)
     if mask is not None:
         # a user's additive mask may exceed the range of half precision
         mask = narrowed(mask, call.dtype) if added is None else rounded(mask, call.dtype)
@@ -134,6 +138,13 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
     else:
         out = _sdpa(call, q, k, v, mask)
     return out if dead is None else out.masked_fill(dead, 0.0)
+
+
+def _is_open(call: Call) -> bool:
+    """Whether the mask of the bias of a call is cached and has a key in each row."""
+    if call.bias is None or call.q.device.type != "cpu" or torch.compiler.is_compiling() or exporting():
+        return False
+    return not call.finite and is_open(call.bias, call.dtype, call.q.shape[1])
 
 
 def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
