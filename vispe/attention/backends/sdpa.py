@@ -105,7 +105,7 @@ def cache_mask(call: Call) -> None:
         entry = lookup(bias, q.dtype, q.shape[1])
         if entry is not None and entry.is_open:
             entry.checked.add(signature)
-    elif is_open(bias, call.dtype, q.shape[1]):
+    elif not blocked.applies(call) and is_open(bias, call.dtype):
         bias.pos.remember(("checked", bias.key, *signature), lambda: bias.mask(call.dtype))
 
 

@@ -99,6 +99,11 @@ def is_cacheable(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
     return _same_positions(bias, pos) and _size(bias, dtype, heads) <= MAX_MASK_BYTES and readable(pos.coords)
 
 
+def exceeds_cache(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
+    """Whether the mask of a fixed or learned bias is larger than a cached mask may be."""
+    return _size(bias, dtype, heads) > MAX_MASK_BYTES
+
+
 def is_cached(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
     """Whether the mask of a learned bias is cached now: no gradient is needed."""
     return _cache_and_key(bias, dtype, heads) is not None
