@@ -23,7 +23,7 @@ from vispe.attention.backends import content_cpu
 from vispe.attention.backends.block_bias import Block, BlockBias, StripBias, SumOfBlocks, blocks
 from vispe.attention.backends.block_content import block_content
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
 from vispe.attention.bias.mask_cache import exceeds_cache, is_cacheable
@@ -102,6 +102,9 @@ def _plan(call: Call) -> _Plan | None:
     table = None if not tables else tables[0] if len(tables) == 1 else SumBias(tables)
     # without a table any number of rows is a block
     layout = Layout((call.q.shape[2],), 0, rows=False)
+    grid = next((t.pos.grid for t in content if isinstance(t.pair_buckets, OffsetBuckets) and t.pos), None)
+    if grid is not None:
+        layout = Layout(grid.shape, grid.prefix, rows=False)
     if table is not None:
         if table_unsupported_reason(table) is not None or table.pos is None or table.pos.grid is None:
             return None
@@ -158,7 +161,7 @@ def _block_bias(call: Call, plan: _Plan) -> SumOfBlocks:
     terms: list[BlockBias] = []
     if plan.table is not None:
         terms.append(StripBias(_strip(call, plan, plan.table), plan.layout))
-    return SumOfBlocks(terms + [block_content(term, call) for term in plan.content])
+    return SumOfBlocks(terms + [block_content(term, call, plan.layout) for term in plan.content])
 
 
 def _strip(call: Call, plan: _Plan, table: Bias) -> tuple[Tensor, Tensor]:

@@ -224,10 +224,10 @@ class IRPE(Biased):
         if self.method == "cross":
             lines = buckets.grid_lines(pos, self.ratio, self.prefix_buckets)
             return CrossBias((tables[0], tables[1]), lines, dot, pos)
-        pairs, known = self._pairs(pos)[0], ("irpe", letter, self.method, self.ratio, self.prefix_buckets)
-        if dot == "key":  # the table on q is indexed by the offset from the key
-            pairs = pairs.transpose(-1, -2)
-        return ContextBias(tables[0], pairs, dot, True, pos, known=known)
+        options = self.method, self.ratio, self.prefix_buckets
+        # the table on q is indexed by the offset from the key
+        pairs = buckets.grid_buckets(pos, *options, transposed=dot == "key")
+        return ContextBias(tables[0], pairs, dot, True, pos, known=("irpe", letter, *options))
 
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = list(self.get_submodule(f"rpe_{letter}").parameters())

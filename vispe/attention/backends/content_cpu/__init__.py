@@ -19,8 +19,9 @@ from vispe.attention.backends.content_cpu.lookup import Lookup, Method
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import Windows, windows_of
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
 from vispe.attention.call import Call
 from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, readable
 
@@ -139,6 +140,10 @@ def supports(call: Call, terms: list[ContextBias]) -> bool:
     if torch.is_grad_enabled() and any(t.requires_grad for t in numbers):
         return False
     if 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= MIN_BIAS_BYTES:
+        return False
+    # buckets of all pairs (int64) take as much memory as masks may
+    pairs = 8 * q.shape[2] * k.shape[2]
+    if pairs > MAX_TOTAL_BYTES and any(isinstance(t.pair_buckets, OffsetBuckets) for t in terms):
         return False
     return no_infinity(*(t.weights for t in terms))
 
