@@ -103,7 +103,7 @@ def _plan(call: Call) -> _Plan | None:
     # without a table any number of rows is a block
     layout = Layout((call.q.shape[2],), 0, rows=False)
     grid = next((t.pos.grid for t in content if isinstance(t.pair_buckets, OffsetBuckets) and t.pos), None)
-    if grid is not None:
+    if grid is not None and Layout(grid.shape, grid.prefix, rows=False).pitch >= SHORTEST_ROW:
         layout = Layout(grid.shape, grid.prefix, rows=False)
     if table is not None:
         if table_unsupported_reason(table) is not None or table.pos is None or table.pos.grid is None:
