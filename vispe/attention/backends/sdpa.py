@@ -55,7 +55,7 @@ def run(call: Call) -> Tensor:
         and call.cu_seqlens is None
     ):
         return call.finish(_sdpa(call, q, k, v, None, call.is_causal))
-    step = _heads_per_group(call)
+    step = heads_per_group(call)
     if step >= q.shape[1]:
         return call.finish(_masked(call, q, k, v, None))
     outs: list[Tensor] = []
@@ -96,7 +96,7 @@ def cache_mask(call: Call) -> None:
         or torch.compiler.is_compiling()
         or not q.is_cpu
         or q.shape[1] != k.shape[1]
-        or _heads_per_group(call) < q.shape[1]
+        or heads_per_group(call) < q.shape[1]
         or autocast_on(q.device)
     ):
         return
@@ -165,7 +165,8 @@ def _swap(q: Tensor, mask: Tensor) -> bool:
     )
 
 
-def _heads_per_group(call: Call) -> int:
+def heads_per_group(call: Call) -> int:
+    """Return the number of heads whose mask is computed at a time; all of them up to `MASK_LIMIT`."""
     h, n, m = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     if call.bias is None or not call.bias.per_head or exporting():
         return h
