@@ -207,6 +207,22 @@ def test_half_precision(spec, prefix, dtype, calls):
         close(grad, other, 2 * tol)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spec", ["lookhere", "rpb", "irpe.ctx_product_50_shared_qk", "shaw"])
+def test_half_precision_without_gradient(spec, dtype, calls):
+    pos, encoding = Grid((6, 7), 1).positions(), made(spec, (6, 7)).float()
+    leaves, _ = inputs(pos, dtype=dtype)
+    keep = padding(pos)
+    with torch.no_grad():
+        bias = encoding.bias(pos, 0)
+        out = attention(*leaves, bias=bias, key_padding_mask=keep)
+        exact = (t.double() for t in leaves)
+        expected = attention(*exact, bias=bias, key_padding_mask=keep, backend="reference")
+    assert out.dtype == dtype
+    assert len(calls) == 1
+    close(out, expected, 5e-3 if dtype == torch.float16 else 2e-2)
+
+
 @pytest.mark.parametrize("offset", [0.0, 30.0, -200.0])
 def test_half_precision_of_fixed_biases_far_from_zero(offset, calls):
     """Softmax ignores a constant, so a fixed bias is rounded after its maximum is subtracted."""

@@ -71,7 +71,7 @@ def attend(call: Call) -> Tensor | None:
     ):
         return None  # the dense path raises the error
     q, k, v = (t.to(call.dtype) for t in call.transformed())
-    if plan.is_learned or plan.content:
+    if plan.is_learned:
         wide = torch.promote_types(call.dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
     key_padding, dead = call.key_padding_mask, None
@@ -202,7 +202,10 @@ def _rounded(
 
 
 def _shifted(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    top = rows.amax(1, keepdim=True)
+    """Return rows (..., n) in `dtype`; if that is narrower, they are shifted to a maximum of 0 first."""
+    if dtype.itemsize >= rows.dtype.itemsize:
+        return rows.to(dtype)
+    top = rows.amax(-1, keepdim=True)
     return rounded(rows - torch.where(top.isfinite(), top, 0.0), dtype)
 
 
@@ -286,12 +289,12 @@ def _masks(
     bias: SumOfBlocks, block: Block, keep: Tensor | None, batch: int, dtype: torch.dtype
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield samples and their mask of a block (h or 1, rows, n), one for all samples if they share it."""
-    mask = None if bias.per_sample else bias.mask(block, 0).to(dtype)
+    mask = None if bias.per_sample else _shifted(bias.mask(block, 0), dtype)
     if mask is not None and keep is None:
         yield slice(None), mask
         return
     for i in range(batch):
-        own = bias.mask(block, i).to(dtype) if mask is None else mask
+        own = _shifted(bias.mask(block, i), dtype) if mask is None else mask
         # key padding differs between samples
         yield slice(i, i + 1), own if keep is None else own.masked_fill(~keep[i], float("-inf"))
 

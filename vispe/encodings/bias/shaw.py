@@ -60,7 +60,7 @@ class Shaw(Biased):
     Shapes: pos of a grid -> bias (b, h, n, n). Tables, initialised with 0, so that a pretrained model is unchanged:
         (offsets, d_h), numbers (offsets, 1), both h times as wide unless `shared`. Prefix rows and columns are 0.
     New resolution: the table is resampled in each forward, see `resample`; with `clip` it needs no resampling.
-    Cost: prod(2 n_a - 1) d_h parameters per layer; b h n prod(2 n_a - 1) d_h and a gather of n x n.
+    Cost: prod(2 n_a - 1) d_h parameters per layer; b h n prod(2 n_a - 1) d_h and a gather per score.
     Invariant to: translation, at equal queries and keys; distance_factor: reflection of an axis, too.
     Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for incompatible options.
     Differs from the reference: several axes; tables start at 0, so that a pretrained model is unchanged at first; a
