@@ -172,7 +172,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     call = Call(q, k, v, **arguments)
     name, reason = _select_backend(call, named)
     if name == "sdpa" and blocked.applies(call):
-        reason = "the mask is computed in blocks, because it is too large to cache or needs a gradient"
+        reason = (
+            "the mask is computed in blocks, because it is too large to cache or needs a gradient; the backward pass "
+            "computes it again"
+        )
     unsupported = {
         other: unsupported_reason(call)
         for other, (unsupported_reason, _) in BACKENDS.items()
@@ -248,6 +251,12 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
         return (
             "flex",
             f"FlexAttention needs no n x n tensor; triton is unavailable: {triton.unsupported_reason(call)}",
+        )
+    heads, group = call.q.shape[1], sdpa.heads_per_group(call)
+    if group < heads:
+        return "sdpa", (
+            f"one dense mask for {group} of {heads} heads at a time, since all together exceed "
+            f"{sdpa.MASK_LIMIT / 2**30:.3g} GiB; computed in each call and again in the backward pass"
         )
     caching = "cached with its positions" if call.bias.key is not None else "computed in each call"
     if is_cached(call.bias, call.dtype, call.q.shape[1]):

@@ -112,6 +112,14 @@ def no_infinity(*tensors: Tensor | None) -> bool:
     )
 
 
+def every_row_open(mask: Tensor) -> bool:
+    """Whether each row of an additive mask (..., n, m) has a finite maximum; False if that cannot be read for free.
+
+    SDPA gives NaN in rows that are -inf throughout, and in rows that contain +inf or NaN.
+    """
+    return readable(mask) and bool(mask.detach().amax(-1).isfinite().all())
+
+
 def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an additive mask (..., n, m) cast to `dtype`; in half precision, a constant per row is subtracted first.
 

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.mask_cache import lookup
+from vispe.attention.bias.mask_cache import is_open, lookup
 from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import autocast_on, exporting, forward_mode, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, forward_mode, rounded
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
 # Keys from which swapping axes is faster. Forward time relative to SDPA without mask, one thread, b 2 and 8, d 64,
@@ -58,7 +58,7 @@ def run(call: Call) -> Tensor:
         and call.cu_seqlens is None
     ):
         return call.finish(_sdpa(call, q, k, v, None, call.is_causal))
-    step = _heads_per_group(call)
+    step = heads_per_group(call)
     if step >= q.shape[1]:
         return call.finish(_masked(call, q, k, v, None))
     outs: list[Tensor] = []
@@ -99,16 +99,16 @@ def cache_mask(call: Call) -> None:
         or torch.compiler.is_compiling()
         or not q.is_cpu
         or q.shape[1] != k.shape[1]
-        or _heads_per_group(call) < q.shape[1]
+        or heads_per_group(call) < q.shape[1]
         or autocast_on(q.device)
     ):
         return
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if bias.key is None:
         entry = lookup(bias, q.dtype, q.shape[1])
-        if entry is not None and entry.finite:
+        if entry is not None and entry.is_open:
             entry.checked.add(signature)
-    elif bias.pos.remember(("open", bias.key, call.dtype), lambda: no_infinity(bias.mask(call.dtype))):
+    elif not blocked.applies(call) and is_open(bias, call.dtype):
         bias.pos.remember(("checked", bias.key, *signature), lambda: bias.mask(call.dtype))
 
 
@@ -130,7 +130,11 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
     alone = added is None and allowed is None
     wide = torch.promote_types(call.dtype, torch.float32)
     dense = call.dense_bias(heads, cache_dtype=call.dtype if alone else wide)
-    mask, dead = combine_masks(dense, added, allowed, call.finite)
+    # a cached mask with a key in each row needs no search for rows without any
+    if alone and heads is None and _is_open(call):
+        mask, dead = dense, None
+    else:
+        mask, dead = combine_masks(dense, added, allowed, call.finite)
     if mask is not None:
         # without biases there are only 0 and -inf
         mask = mask.to(call.dtype) if dense is added is None else rounded(mask, call.dtype)
@@ -140,6 +144,13 @@ def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) ->
     else:
         out = _sdpa(call, q, k, v, mask)
     return out if dead is None else out.masked_fill(dead, 0.0)
+
+
+def _is_open(call: Call) -> bool:
+    """Whether the mask of the bias of a call is cached and has a key in each row."""
+    if call.bias is None or call.q.device.type != "cpu" or torch.compiler.is_compiling() or exporting():
+        return False
+    return not call.finite and is_open(call.bias, call.dtype, call.q.shape[1])
 
 
 def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -160,7 +171,8 @@ def _swap(q: Tensor, mask: Tensor) -> bool:
     )
 
 
-def _heads_per_group(call: Call) -> int:
+def heads_per_group(call: Call) -> int:
+    """Return the number of heads whose mask is computed at a time; all of them up to `MASK_LIMIT`."""
     h, n, m = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     if call.bias is None or not call.bias.per_head or exporting():
         return h

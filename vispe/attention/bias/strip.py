@@ -149,6 +149,13 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
     return torch.cat(parts, 1), prefix_values[:, 1:]
 
 
+def fill_dense(out: Tensor, table: Tensor, shape: tuple[int, ...], prefix: int) -> None:
+    """Write the bias of all pairs into `out` (h, n, n), from a table (h, 2 n_1 - 1, ...); 0 for prefix tokens."""
+    out[:, :prefix] = 0
+    out[:, :, :prefix] = 0
+    out[:, prefix:, prefix:].unflatten(2, shape).unflatten(1, shape).copy_(_windows(table, shape, 1))
+
+
 def pack(
     runs: Tensor,
     edge: Tensor,

@@ -11,6 +11,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from vispe.attention.backend_selection import selected
+from vispe.attention.bias.mask_cache import is_open
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.dispatch import MIN_LOWRANK_KEYS
 from vispe.attention.precision import compute_dtype, exporting, forward_mode
@@ -117,11 +118,12 @@ class Context:
         layer = module.vispe_layer
         bias = bias_of(self.encodings, self.positions, layer, x)
         # a bias without a cache key would be computed in every call
-        if bias is None or bias.key is None or bias.whole or not bias.finite or bias.per_sample:
+        if bias is None or bias.key is None or bias.whole or bias.per_sample:
             return None
         if value_term_of(self.encodings, self.positions, layer) is not None:
             return None
-        return bias.mask(compute_dtype(x))
+        dtype = compute_dtype(x)
+        return bias.mask(dtype) if bias.finite or is_open(bias, dtype) else None
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float

@@ -19,8 +19,9 @@ from vispe.attention.backends.content_cpu.lookup import Lookup, Method
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import Windows, windows_of
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
 from vispe.attention.call import Call
 from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
 
@@ -35,7 +36,7 @@ SPLIT = 256  # queries per work item of an SDPA thread
 def attend(call: Call) -> Tensor | None:
     """Return attention (b, h, n, d_v) computed for blocks of queries, or None if a dense mask has to be used."""
     terms = _terms(call.bias)
-    if not terms or not _supports(call) or not no_infinity(*(t.weights for t in terms)):
+    if not terms or not supports(call, terms):
         return None
     q, k, v = call.transformed()
     heads, explicit = q.shape[1], prefers_explicit(call.dtype)
@@ -120,18 +121,29 @@ def _terms(bias: Bias | None) -> list[ContextBias]:
     return tables if len(tables) == len(terms) else []
 
 
-def _supports(call: Call) -> bool:
-    """Whether nothing needs a gradient, the call has only a bias, and that is too large for the CPU cache."""
+def supports(call: Call, terms: list[ContextBias]) -> bool:
+    """Whether nothing needs a gradient, the call has only a bias, and that is too large for the CPU cache.
+
+    Args:
+        call: the call.
+        terms: the tables that its bias consists of.
+    """
     q, k, v = call.q, call.k, call.v
     if not all(map(readable, (q, k, v))) or exporting() or autocast_on(q.device):
         return False
     masked = call.attn_mask is not None or call.key_padding_mask is not None or call.cu_seqlens is not None
     if masked or call.is_causal or call.dropout_p or call.value_term is not None:
         return False
-    numbers = [q, k, v] + [t.weights for t in _terms(call.bias)]
+    numbers = [q, k, v] + [t.weights for t in terms]
     if torch.is_grad_enabled() and any(t.requires_grad for t in numbers):
         return False
-    return 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > MIN_BIAS_BYTES
+    if 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= MIN_BIAS_BYTES:
+        return False
+    # buckets of all pairs (int64) take as much memory as masks may
+    pairs = 8 * q.shape[2] * k.shape[2]
+    if pairs > MAX_TOTAL_BYTES and any(isinstance(t.pair_buckets, OffsetBuckets) for t in terms):
+        return False
+    return no_infinity(*(t.weights for t in terms))
 
 
 def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:
