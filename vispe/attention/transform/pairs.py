@@ -68,7 +68,8 @@ class PairRotation(Transform):
                 f"except for samples and heads, got {tuple(keys[0].shape)} and {tuple(keys[1].shape)}."
             )
         check_floating("PairRotation", cos=cos, sin=sin)
-        self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
+        self.cos, self.sin, self.values = cos, sin, values
+        self.layout: Layout = layout
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
         self.backend: str | None = None  # by default the backend selected when the rotation is applied
 

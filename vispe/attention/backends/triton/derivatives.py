@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.library import CustomOpDef
-
 from vispe.attention.precision import forward_mode
 from vispe.errors import BackendUnavailable
 
@@ -29,11 +27,11 @@ def check_backward() -> None:
         )
 
 
-def refuse_second_derivative(gradients: CustomOpDef) -> None:
+def refuse_second_derivative(gradients: Any) -> None:
     """Register a derivative of an operator that returns gradients: an error of vispe instead of torch's.
 
     Args:
-        gradients: the operator.
+        gradients: the operator, from `torch.library.custom_op`.
     """
 
     def backward(ctx: Any, *grads: Any) -> None:
