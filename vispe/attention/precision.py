@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,7 @@ def no_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 def forward_mode() -> bool:
     """Whether forward-mode differentiation is active: torch.func.jvp, jacfwd, hessian, or `forward_ad.dual_level`."""
-    level: int = forward_ad._current_level  # pyright: ignore
-    return bool(level >= 0)
+    return cast("int", forward_ad._current_level) >= 0  # pyright: ignore
 
 
 def differentiation_unsupported_reason() -> str | None:
