@@ -1,10 +1,16 @@
 """What `import vispe` brings into a program, and what it leaves alone. Few processes, as torch is slow to import."""
 
+import importlib
+import inspect
 import json
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import vispe
 
 HEAVY = {
     "scipy", "sklearn", "skimage", "skops", "tifffile", "matplotlib", "pandas", "jsonargparse", "rich", "onnx",
@@ -78,3 +84,38 @@ def test_timm_is_imported_by_what_needs_it_alone():
     assert same == [True, True]
     assert text == "module 'vispe' has no attribute 'nothing'"
     assert timm
+
+
+def _names(pattern):
+    """Return the names of modules of vispe whose files match, found without importing them."""
+    root = Path(vispe.__file__).parent
+    paths = (p.relative_to(root.parent).with_suffix("").parts for p in root.rglob(pattern))
+    names = {".".join(p[:-1] if p[-1] == "__init__" else p) for p in paths if p[-1] != "__main__"}
+    return sorted(names - {"vispe"})
+
+
+@pytest.mark.parametrize(
+    "pattern", ["__init__.py", "attention/**/*.py", pytest.param("*.py", marks=pytest.mark.slow)]
+)
+def test_every_module_is_an_attribute_of_its_package(pattern):
+    """`import a.b.c as x` fails or gives something else if a package has another attribute of this name."""
+    failed = []
+    for name in _names(pattern):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:  # optional dependency
+            continue
+        namespace = {}
+        exec(f"import {name} as x", namespace)
+        if vars(namespace["x"]) is not vars(module):
+            failed.append(name)
+    assert not failed
+
+
+def test_functions_with_the_name_of_a_package_stay_functions():
+    import vispe.train
+
+    assert "q" in inspect.signature(vispe.attention).parameters
+    for function in (vispe.attention, vispe.train.retrofit):
+        assert inspect.isfunction(function)
+        assert pickle.loads(pickle.dumps(function)) is function

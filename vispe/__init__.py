@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vispe import encodings as encodings
 from vispe import symmetry as symmetry
-from vispe._lazy import lazy_exports
+from vispe._lazy import lazy_exports, share_namespace
 from vispe.attention import attention, explain, use_backend
 from vispe.encodings.attention_layer import Attention
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
@@ -69,4 +69,6 @@ __getattr__, __dir__ = lazy_exports(
         "symmetrize": "vispe.symmetry.symmetrization",
     },
 )
+# `import vispe.attention.bias.table as x` finds the submodules of the package that the function hides
+share_namespace(attention, "vispe.attention")
 install_import_hooks()

@@ -1,8 +1,9 @@
-"""Lazy attribute access for package `__init__` modules (PEP 562)."""
+"""Attribute access of packages: lazy names (PEP 562), and functions with the name of a package."""
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 
@@ -26,3 +27,17 @@ def lazy_exports(
         return value
 
     return get, lambda: sorted({*vars(sys.modules[package]), *names})
+
+
+def share_namespace(function: Callable[..., Any], package: str) -> None:
+    """Share the attributes of a package with the function that hides it, so that its submodules can be imported.
+
+    `import a.b.c as x` reads attribute `b` of `a`, then `c` of that: without this, it fails if `b` is a function.
+
+    Args:
+        function: a function that has the name of the package and is an attribute of its parent package.
+        package: full name of the package, which has been imported.
+    """
+    if isinstance(function, FunctionType):
+        # the same dictionary, not a copy: submodules may be imported later
+        function.__dict__ = vars(sys.modules[package])

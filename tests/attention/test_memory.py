@@ -17,7 +17,7 @@ from tests.attention.cases import (
     tensors,
 )
 from vispe import Grid, attention
-from vispe.attention import DistanceBias, SumBias, TableBias
+from vispe.attention import DistanceBias, SumBias, TableBias, explain
 from vispe.attention.backends import sdpa
 from vispe.errors import ShapeError
 
@@ -129,3 +129,14 @@ def test_positions_of_dropped_tokens_differ_between_samples():
     close(outs[0], outs[2], 1e-5)
     across = TableBias(torch.randn(1, 7, 9), pos).dense(kept, pos)
     assert across.shape == (3, 1, 10, 21)
+
+
+def test_explain_reports_groups_of_heads(monkeypatch):
+    pos = Grid((3, 3)).positions()
+    q, k, v = tensors(2, 9)
+    bias, arguments = DistanceBias((0.5, 0.2, 0.1), pos), {"attn_mask": torch.zeros(9, 9)}
+    assert explain(q, k, v, bias=bias, **arguments).reason == "one dense mask, cached with its positions"
+    monkeypatch.setattr(sdpa, "MASK_LIMIT", 2 * 9 * 9 * 4)
+    reason = explain(q, k, v, bias=bias, **arguments).reason
+    assert reason.startswith("one dense mask for 2 of 3 heads at a time")
+    assert reason.endswith("computed in each call and again in the backward pass")

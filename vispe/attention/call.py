@@ -14,13 +14,15 @@ from vispe.attention.precision import autocast_on, compute_dtype, no_autocast, r
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import OptionError, ShapeError, UnsupportedCombination
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of queries, keys and values
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
     """The arguments of `vispe.attention.attention`, validated.
 
     Raises:
-        ShapeError: shapes, dtypes or devices disagree.
+        ShapeError: shapes, dtypes or devices disagree; there are no heads; or a dtype is not supported.
         OptionError: `dropout_p` is outside of [0, 1).
         UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
     """
@@ -47,6 +49,16 @@ class Call:
                 "attention needs q, k, v of shape (b, h, n, d), got "
                 f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}."
             )
+        if any(t.dtype not in DTYPES for t in (q, k, v)):
+            raise ShapeError(
+                "attention: q, k, v must be float16, bfloat16, float32 or float64, got "
+                f"q={q.dtype}, k={k.dtype}, v={v.dtype}. Convert them first."
+            )
+        if not (q.shape[1] and k.shape[1] and v.shape[1]):
+            raise ShapeError(
+                "attention: q, k, v must have at least one head, got "
+                f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}. Pass tensors (b, h, n, d) with h >= 1."
+            )
         # under autocast a norm returns q and k in float32
         same_dtype = q.dtype == k.dtype == v.dtype or autocast_on(q.device)
         if not (same_dtype and q.device == k.device == v.device):
@@ -67,6 +79,11 @@ class Call:
             raise ShapeError(
                 f"attention got {q.shape[1]} query heads and {k.shape[1]} key heads. Pass enable_gqa=True, which "
                 "requires the number of query heads to be a multiple of the number of key heads."
+            )
+        if self.scale is None and not q.shape[3]:
+            raise ShapeError(
+                "attention: the default scale head_dim ** -0.5 needs head_dim >= 1, got "
+                f"q={tuple(q.shape)}, k={tuple(k.shape)}. Pass scale, or queries and keys with channels."
             )
         if not 0.0 <= self.dropout_p < 1.0:
             raise OptionError(f"dropout_p must be in [0, 1), got {self.dropout_p}.")

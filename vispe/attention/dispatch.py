@@ -104,7 +104,8 @@ def attention(
     Fully masked rows return 0, and their gradients are 0.
 
     Raises:
-        ShapeError: shapes, dtypes or devices disagree.
+        ShapeError: shapes, dtypes or devices disagree; there are no heads; a dtype is complex, integer or not
+            supported; or head_dim is 0 and no `scale` is given.
         OptionError: `dropout_p` is outside of [0, 1).
         UnsupportedCombination: the bias replaces the product of queries and keys, and `transform` only acts on these.
         BackendUnavailable: the named backend does not support the call.
@@ -130,6 +131,9 @@ def attention(
         mask = sdpa.cached_mask(q, k, v, bias)
         if mask is not None:
             return sdpa.attend(q, k, v, mask, scale)
+    # kernels of transforms follow the selection, too; on the CPU there are none unless they are interpreted
+    if transform is not None and (named.backend != "auto" or not q.is_cpu):
+        transform = transform.with_backend(named.backend)
     call = Call(
         q, k, v, bias, transform, value_term, attn_mask, key_padding_mask, is_causal, cu_seqlens, scale, dropout_p,
         enable_gqa, deterministic,
@@ -168,7 +172,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Backend = "auto", **arg
     call = Call(q, k, v, **arguments)
     name, reason = _select_backend(call, named)
     if name == "sdpa" and blocked.applies(call):
-        reason = "the mask is computed in blocks, because it is too large to cache or needs a gradient"
+        reason = (
+            "the mask is computed in blocks, because it is too large to cache or needs a gradient; the backward pass "
+            "computes it again"
+        )
     unsupported = {
         other: unsupported_reason(call)
         for other, (unsupported_reason, _) in BACKENDS.items()
@@ -244,6 +251,12 @@ def _select_backend(call: Call, named: Selected) -> tuple[str, str]:
         return (
             "flex",
             f"FlexAttention needs no n x n tensor; triton is unavailable: {triton.unsupported_reason(call)}",
+        )
+    heads, group = call.q.shape[1], sdpa.heads_per_group(call)
+    if group < heads:
+        return "sdpa", (
+            f"one dense mask for {group} of {heads} heads at a time, since all together exceed "
+            f"{sdpa.MASK_LIMIT / 2**30:.3g} GiB; computed in each call and again in the backward pass"
         )
     caching = "cached with its positions" if call.bias.key is not None else "computed in each call"
     if is_cached(call.bias, call.dtype, call.q.shape[1]):

@@ -1,12 +1,19 @@
-"""Compute dtypes under autocast, exact products, and checks of tensor values without a device sync."""
+"""Compute dtypes under autocast, exact products, active differentiation modes, and checks of tensors without a sync."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from vispe.errors import ShapeError
+
+ROUNDED_BLOCK = 1 << 17  # elements of a mask that are rounded at once
+SAMPLED_KEYS = 128  # keys per row from which the constant that is subtracted from a row is estimated
 
 
 def autocast_on(device: torch.device) -> bool:
@@ -24,6 +31,41 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context that disables autocast on `device`."""
     return torch.autocast(device.type, enabled=False) if autocast_on(device) else nullcontext()
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is active: torch.func.jvp, jacfwd, hessian, or `forward_ad.dual_level`."""
+    return cast("int", forward_ad._current_level) >= 0  # pyright: ignore
+
+
+def differentiation_unsupported_reason() -> str | None:
+    """Return why kernels that only have a reverse-mode derivative cannot be used now, or None.
+
+    torch would ignore the tangents of their inputs, or fail within the transform.
+    """
+    if forward_mode():
+        return "there is no forward-mode derivative (torch.func.jvp, jacfwd and hessian, torch.autograd.forward_ad)"
+    if torch._C._are_functorch_transforms_active():  # pyright: ignore
+        return "torch.func transforms (grad, vjp, vmap, jacrev) are not implemented"
+    return None
+
+
+def check_floating(owner: str, **tensors: Tensor | None) -> None:
+    """Raise if a tensor is not floating point: a cast would drop imaginary parts, and turn masks into numbers.
+
+    Args:
+        owner: the class or function that the tensors are passed to.
+        **tensors: the tensors by parameter name.
+
+    Raises:
+        ShapeError: a tensor is complex, integer or bool.
+    """
+    for name, tensor in tensors.items():
+        # tracers pass proxies, whose dtype is not known
+        if isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            raise ShapeError(
+                f"{owner}: {name} must be floating point, got {tensor.dtype}. Convert it to a floating-point dtype."
+            )
 
 
 def exporting() -> bool:
@@ -71,18 +113,60 @@ def no_infinity(*tensors: Tensor | None) -> bool:
     )
 
 
+def every_row_open(mask: Tensor) -> bool:
+    """Whether each row of an additive mask (..., n, m) has a finite maximum; False if that cannot be read for free.
+
+    SDPA gives NaN in rows that are -inf throughout, and in rows that contain +inf or NaN.
+    """
+    return readable(mask) and bool(mask.detach().amax(-1).isfinite().all())
+
+
 def rounded(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return an additive mask cast to `dtype`; finite values are clamped to its range, -inf remains."""
-    # casting large finite values would give infinities
-    largest = torch.finfo(dtype).max
-    if largest >= torch.finfo(mask.dtype).max:
+    """Return an additive mask (..., n, m) cast to `dtype`; in half precision, a constant per row is subtracted first.
+
+    Softmax ignores the constant. Rounding errors are proportional to a value, and are relevant for keys with large
+    weights, so their biases should be near 0. Hidden keys must be -inf already, since they would determine the
+    constant. -inf remains, and values below the range of float16 become -inf; rows with any key keep one.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        largest = torch.finfo(dtype).max
+        if largest >= torch.finfo(mask.dtype).max:
+            return mask.to(dtype)
+        # casting large finite values would give infinities
+        return torch.where(mask == float("-inf"), mask, mask.clamp(-largest, largest)).to(dtype)
+    keys = mask.shape[-1]
+    if mask.dtype == dtype or (fixed_size(keys) and keys == 0):
         return mask.to(dtype)
-    return torch.where(mask == float("-inf"), mask, mask.clamp(-largest, largest)).to(dtype)
+    mask = at_least_float32(mask)
+    if not readable(mask) or (mask.requires_grad and torch.is_grad_enabled()):
+        return (mask - _row_constant(mask.detach())).to(dtype)
+    # blocks of rows that stay in the CPU cache: 4 times as fast, and no second tensor in float32
+    out = torch.empty(mask.shape, dtype=dtype)
+    source, target, size = mask.detach().reshape(-1, keys), out.view(-1, keys), max(1, ROUNDED_BLOCK // keys)
+    for start in range(0, len(source), size):
+        rows = source[start : start + size]
+        target[start : start + size] = rows - _row_constant(rows)
+    return out
 
 
-def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a bias cast to `dtype`; clamped only for float16, whose range is smaller than that of float32."""
-    return rounded(bias, dtype) if dtype == torch.float16 else bias.to(dtype)
+def _row_constant(mask: Tensor) -> Tensor:
+    """Return an estimate of the mean bias of each row, weighted by the squared attention weights, (..., n, 1).
+
+    The mean is that of a sample of the keys and the key with the largest bias. For the bias alone, it minimises the
+    error of the output. With only the maximum subtracted, a table of normal random numbers gives 1.6 times the error
+    of no bias (1370 keys, bfloat16), with the mean 1.2 times.
+    """
+    maximum = mask.amax(-1, keepdim=True)
+    finite, keys = maximum.isfinite(), mask.shape[-1]
+    if not fixed_size(keys):
+        return maximum.where(finite, 0.0)
+    # an odd step visits all columns of a grid with an even number of columns
+    sample = mask[..., :: 2 * (keys // (2 * SAMPLED_KEYS)) + 1]
+    below = (sample - maximum).clamp(min=-50)
+    weight = (2 * below).exp()
+    mean = (weight * below).sum(-1, keepdim=True) / (weight.sum(-1, keepdim=True) + sample.shape[-1] / keys)
+    # not finite: rows without any key, or with a key of infinite weight
+    return (maximum + mean).where(finite, 0.0)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -365,6 +365,9 @@ class Positions:
         if self.memo is None or not self.static:
             return make()
         if key not in self.memo:
+            # torch.func transforms wrap new tensors, and the wrappers are only valid within the transform
+            if torch._C._are_functorch_transforms_active():  # pyright: ignore
+                return make()
             if torch.compiler.is_compiling():
                 self.memo[key] = make()
             else:

@@ -87,6 +87,10 @@ class HalvesRotation(Transform):
     def __init__(self, first: PairRotation, second: PairRotation) -> None:
         self.first, self.second = first, second
 
+    def with_backend(self, backend: str) -> HalvesRotation:
+        """Return the same rotations for a call with the selected backend."""
+        return HalvesRotation(self.first.with_backend(backend), self.second.with_backend(backend))
+
     def query(self, q: Tensor) -> Tensor:
         """Rotate queries (b, h, n, d_h)."""
         return self._halves(self.first.query(q), self.second.query(q))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import vispe.train.retrofit  # noqa: F401 - before the function of the same name, which would be shadowed
-from vispe._lazy import lazy_exports
+from vispe._lazy import lazy_exports, share_namespace
 
 if TYPE_CHECKING:
     from vispe.train.data.dataset import Source
@@ -58,3 +58,6 @@ def retrofit(
     from vispe.train.retrofit.distillation import retrofit as run
 
     return run(config, source=source, on_step=on_step, say=say)
+
+
+share_namespace(retrofit, "vispe.train.retrofit")

@@ -191,7 +191,8 @@ def test_explain_says_when_blocks_are_taken():
         table = torch.randn(2, 15, 15, requires_grad=learned)
         said[learned] = explain(q, q, q, bias=TableBias(table, pos)).reason
     assert said == {
-        True: "the mask is computed in blocks, because it is too large to cache or needs a gradient",
+        True: "the mask is computed in blocks, because it is too large to cache or needs a gradient; "
+        "the backward pass computes it again",
         False: "one dense mask, cached until its parameters change",
     }
 

@@ -216,7 +216,7 @@ def test_memory_is_bounded_and_given_back(monkeypatch):
 def test_what_is_too_large_is_made_block_by_block(dtype, prefix, monkeypatch):
     pos = Grid((9, 5), prefix).positions()
     monkeypatch.setattr(mask_cache, "MAX_MASK_BYTES", 100)
-    monkeypatch.setattr(sdpa.blocked, "LEAST", 0)
+    monkeypatch.setattr(sdpa.blocked, "MIN_QUERIES", 0)
     monkeypatch.setattr(sdpa.blocked, "FORWARD_BLOCK", 900)
     monkeypatch.setattr(sdpa, "_masked", None)
     table, edge = torch.randn(3, 17, 9, requires_grad=True), torch.randn(3, 3)

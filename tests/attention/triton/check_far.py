@@ -7,15 +7,19 @@ from tests.attention.cases import HEADS, close, leaf, tensors
 from vispe import Grid, attention
 from vispe.attention import DistanceBias, GatedBias, SumBias, TableBias
 from vispe.attention.bias.decomposed import DecomposedBias
+from vispe.attention.bias.strip import Layout
 
 GRID = Grid((5, 4), 2)
 
 
 def closed(pos, low):
-    """Patches see rows of the grid above their own, those of the first row hardly any; prefix tokens hardly patches."""
+    """Patches see rows of the grid above their own, those of the first row hardly any; prefix tokens hardly patches.
+
+    If prefix tokens saw each other as little, the kernels would be exact and the float32 reference would not.
+    """
     values = torch.randn(HEADS, 9, 7)
     values[:, :5] = low
-    edge = torch.tensor([[low, low, low]]).expand(HEADS, -1)
+    edge = torch.tensor([[low, low, 0.0]]).expand(HEADS, -1)
     return [values.requires_grad_(), edge.clone().requires_grad_()]
 
 
@@ -92,3 +96,49 @@ def test_tokens_far_apart_in_memory(name):
         found.append([out, *torch.autograd.grad(out, leaves, cotangent)])
     for mine, other in zip(*found, strict=True):
         assert torch.equal(mine, other)
+
+
+def _far(name):
+    pos = Grid((5, 6), 1).positions()
+    table = torch.randn(1, 9, 11)
+    subset = pos.gather(torch.randperm(pos.tokens)[None])
+    if name in ("large", "large, subset"):
+        table[:, 4, 5] = 1e4  # each patch for itself; the class token has a bias of 0
+        return TableBias(table, pos if name == "large" else subset)
+    if name == "large between prefix tokens":
+        return TableBias(table, pos, torch.tensor([[0.0, 0.0, 1e4]]))
+    if name == "large for prefix tokens":
+        return TableBias(table, pos, torch.tensor([[3e3, 1.0, 2990.0]]))
+    if name == "all large":
+        return TableBias(table + 1e4, pos, torch.full((1, 3), -1e4))
+    if name == "all low":
+        return TableBias(table - 1e4, Grid((5, 6)).positions())
+    if name == "all low, subset":
+        return TableBias(table - 1e4, subset, torch.full((1, 3), -1e3))
+    return SumBias([TableBias(table + 1e4, pos), DistanceBias(torch.tensor([-0.1]), pos)])
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["large", "large, subset", "large between prefix tokens", "large for prefix tokens", "all large", "all low",
+     "all low, subset", "sum"],
+)  # fmt: skip
+def test_rows_far_from_the_largest_bias_keep_their_digits(name, rows, monkeypatch):
+    """The limit of float32, row by row: the product of queries and keys is not added to a number far from 0."""
+    fused = pytest.importorskip("vispe.attention.backends.triton")
+    monkeypatch.setattr(fused, "layout_of", lambda shape, prefix: Layout(shape, prefix, rows))
+    bias = _far(name)
+    q, k, v = (torch.randn(1, 1, bias.pos.tokens, 64) for _ in range(3))
+    q, k, v = (t.requires_grad_() for t in (q, k, v))
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    out = attention(q, k, v, bias=bias, backend="triton")
+    # in float64 the biases are exact
+    wanted = attention(*exact, bias=bias, backend="reference")
+    error = (out.double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+    assert error.max() <= 2e-6
+    cotangent = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), cotangent)
+    others = torch.autograd.grad(wanted, exact, cotangent.double())
+    for mine, other in zip(grads, others, strict=True):
+        assert (mine.double() - other).norm() <= 5e-6 * other.norm()

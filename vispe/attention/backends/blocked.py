@@ -1,12 +1,13 @@
-"""Blockwise attention on CPU with a learned bias table: gradients of the table, and masks too large to cache.
+"""Blockwise attention on CPU: gradients of learned and content-dependent tables, and masks too large to cache.
 
-SDPA does not use its fast CPU kernel if the mask needs a gradient, and stores several (b, h, n, n) tensors. Here the
-fast kernel runs with a mask without gradient, computed for some heads and grid rows at a time, and returns the
-log-sum-exp of the rows. The backward pass computes ``dS = P (dO v^T - delta)`` for one block after the other, sums it
-over the batch and adds it to the strip of `vispe.attention.bias.strip`, where the queries of one grid row share one
-window per column. Nothing of size n x n is stored and blocks have a fixed size, so the memory is linear in n.
+SDPA does not use its fast CPU kernel if the mask needs a gradient, and stores several (b, h, n, n) tensors; with a
+fixed mask it stores one. Here the fast kernel runs with the mask of some heads and query rows at a time (`block_bias`),
+and returns the log-sum-exp of the rows. The backward pass recomputes the masks. If the bias has a gradient, it computes
+``dS = P (dO v^T - delta)`` for one block after the other and passes it to the bias; otherwise the backward pass of the
+fast kernel runs for each block. Nothing of size n x n is stored and blocks have a fixed size, so the memory is linear
+in n (for content-dependent tables, in addition to their buckets).
 
-Half precision is computed in float32, as SDPA does with such masks.
+Half precision is computed in float32 if the bias has a gradient, as SDPA does with such masks.
 """
 
 from __future__ import annotations
@@ -18,8 +19,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from vispe.attention.backends import content_cpu
+from vispe.attention.backends.block_bias import Block, BlockBias, StripBias, SumOfBlocks, blocks
+from vispe.attention.backends.block_content import block_content
+from vispe.attention.bias.abstract_bias import Bias
+from vispe.attention.bias.content import ContextBias, OffsetBuckets
+from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
-from vispe.attention.bias.mask_cache import is_cacheable
+from vispe.attention.bias.mask_cache import exceeds_cache, is_cacheable
 from vispe.attention.bias.strip import Layout, build
 from vispe.attention.call import Call
 from vispe.attention.precision import exporting, no_autocast, rounded
@@ -32,83 +39,158 @@ BACKWARD_BLOCK = 1 << 21
 # 257 tokens: b 1 2.2 / 1.7, b 2 1.8 / 2.0, b 8 1.5 / 1.9; 576 tokens: b 1 1.9 / 1.7;
 # 1025 tokens: b 1 1.9 / 2.2, b 2 1.9 / 2.6.
 MIN_QUERIES: float = 1024
+# bytes of a dense content-dependent bias from which blocks are used, with and without a gradient
+MIN_CONTENT_BYTES = 1 << 25
+MIN_FIXED_CONTENT_BYTES = 1 << 26
 SHORTEST_ROW = 4  # grid columns from which processing whole grid rows is faster
 _KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+_BACKWARD_KERNEL: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+
+
+class _Plan(NamedTuple):
+    """How a call is computed: the terms with an offset table, the others, and whether the bias needs a gradient."""
+
+    table: Bias | None
+    content: list[ContextBias]
+    layout: Layout
+    is_learned: bool
 
 
 def attend(call: Call) -> Tensor | None:
     """Return attention (b, h, n, d_v) computed in blocks, or None if a dense mask has to be used."""
-    if not _supports(call) or call.bias is None or call.bias.pos is None or call.bias.pos.grid is None:
+    plan = _plan(call)
+    if plan is None:
         return None
-    grid = call.bias.pos.grid
-    layout = Layout(grid.shape, grid.prefix, rows=False)
-    wide = torch.promote_types(call.dtype, torch.float32)
     with no_autocast(call.q.device):
-        table, edge = lower_to_table(call.bias)
-        is_learned = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (table, edge))
-        if not is_learned and not _too_large_to_cache(call):
-            return None
-        runs, prefix_biases = build(table.to(wide), edge, layout)
-    if runs.shape[0] not in (1, call.q.shape[1]):
+        bias = _block_bias(call, plan)
+    if any(
+        t.shape[0] not in (1, call.q.shape[1])
+        for term in bias.terms
+        if not term.per_sample
+        for t in term.tensors
+    ):
         return None  # the dense path raises the error
     q, k, v = (t.to(call.dtype) for t in call.transformed())
-    if is_learned:
+    if plan.is_learned:
+        wide = torch.promote_types(call.dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    else:
-        # a mask in half precision costs less time than one in float32
-        runs, prefix_biases = rounded(runs, call.dtype), rounded(prefix_biases, call.dtype)
     key_padding, dead = call.key_padding_mask, None
     if key_padding is not None:
         # rows without any key: computed with all keys to avoid NaN, and set to 0 afterwards
         dead = ~key_padding.any(1)[:, None, None, None]
         key_padding = key_padding | dead[:, :, 0, 0]
-    if is_learned:
-        out: Tensor = _StripAttention.apply(q, k, v, runs, prefix_biases, key_padding, layout, call.factor)  # pyright: ignore
-    else:
-        with no_autocast(q.device):
-            out = _forward(q, k, v, _Strip(runs, prefix_biases, layout), key_padding, call.factor)[0]
+    # the node of the graph must not keep the tensors in addition to those it saves
+    template = bias.replace([t.new_empty(0) for t in bias.tensors])
+    out: Tensor = _StripAttention.apply(  # pyright: ignore
+        q, k, v, key_padding, template, plan.layout, call.factor, *bias.tensors
+    )
     out = out.to(call.dtype)
     return call.finish(out if dead is None else out.masked_fill(dead, 0.0))
 
 
 def applies(call: Call) -> bool:
     """Whether `attend` supports the call."""
-    if not _supports(call) or call.bias is None:
-        return False
-    with no_autocast(call.q.device):
-        is_learned = any(t is not None and t.requires_grad for t in lower_to_table(call.bias))
-    return (torch.is_grad_enabled() and is_learned) or _too_large_to_cache(call)
+    return _plan(call) is not None
 
 
-def _too_large_to_cache(call: Call) -> bool:
-    """Whether nothing needs a gradient, and a mask would be computed in every call."""
-    if call.bias is None or (
-        torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v))
+def _plan(call: Call) -> _Plan | None:
+    """Return how the call is computed in blocks, or None if a dense mask is faster or has to be used."""
+    bias = call.bias
+    if bias is None or not _supports(call):
+        return None
+    tables, content = _split(bias)
+    table = None if not tables else tables[0] if len(tables) == 1 else SumBias(tables)
+    # without a table any number of rows is a block
+    layout = Layout((call.q.shape[2],), 0, rows=False)
+    grid = next((t.pos.grid for t in content if isinstance(t.pair_buckets, OffsetBuckets) and t.pos), None)
+    if grid is not None and Layout(grid.shape, grid.prefix, rows=False).pitch >= SHORTEST_ROW:
+        layout = Layout(grid.shape, grid.prefix, rows=False)
+    if table is not None:
+        if table_unsupported_reason(table) is not None or table.pos is None or table.pos.grid is None:
+            return None
+        layout = Layout(table.pos.grid.shape, table.pos.grid.prefix, rows=False)
+        if layout.pitch < SHORTEST_ROW:
+            return None
+    is_learned = _needs_gradient(call, table, content)
+    # a small bias that depends on content is faster as a dense mask, or is computed in the CPU cache
+    size = 4 * call.q.shape[0] * call.q.shape[1] * call.q.shape[2] ** 2
+    if content and (
+        size <= (MIN_CONTENT_BYTES if is_learned else MIN_FIXED_CONTENT_BYTES)
+        or (table is None and content_cpu.supports(call, content))
     ):
+        return None
+    if content or is_learned or _is_too_large(call, bias):
+        return _Plan(table, content, layout, is_learned)
+    return None
+
+
+def _split(bias: Bias) -> tuple[list[Bias], list[ContextBias]]:
+    """Return the content-dependent tables of a bias, and all other terms first."""
+    if isinstance(bias, SumBias):
+        parts = [_split(term) for term in bias.terms]
+        return [t for tables, _ in parts for t in tables], [t for _, content in parts for t in content]
+    return ([], [bias]) if type(bias) is ContextBias else ([bias], [])
+
+
+def _needs_gradient(call: Call, table: Bias | None, content: list[ContextBias]) -> bool:
+    if not torch.is_grad_enabled():
         return False
-    return not is_cacheable(call.bias, call.dtype, call.q.shape[1]) and call.bias.finite
+    tensors: list[Tensor | None] = []
+    if table is not None and table.key is None:
+        with no_autocast(call.q.device):
+            tensors += lower_to_table(table)
+    for term in content:
+        tensors += [
+            term.weights,
+            term.content if term.content is not None else call.q if term.dot == "query" else call.k,
+        ]
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _is_too_large(call: Call, bias: Bias) -> bool:
+    """Whether a fixed mask would be computed in every call, or take too much memory."""
+    heads = call.q.shape[1]
+    if exceeds_cache(bias, call.dtype, heads):
+        return True
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (call.q, call.k, call.v)):
+        return False
+    return bias.key is None and not is_cacheable(bias, call.dtype, heads) and bias.finite
+
+
+def _block_bias(call: Call, plan: _Plan) -> SumOfBlocks:
+    terms: list[BlockBias] = []
+    if plan.table is not None:
+        terms.append(StripBias(_strip(call, plan, plan.table), plan.layout))
+    return SumOfBlocks(terms + [block_content(term, call, plan.layout) for term in plan.content])
+
+
+def _strip(call: Call, plan: _Plan, table: Bias) -> tuple[Tensor, Tensor]:
+    """Return runs and biases of prefix keys of a table; those of a fixed one are cached with its positions."""
+    dtype = torch.promote_types(call.dtype, torch.float32)
+
+    def make() -> tuple[Tensor, Tensor]:
+        values, edge = lower_to_table(table)
+        return build(values.to(dtype), edge, plan.layout)
+
+    if table.key is None or table.pos is None:
+        return make()
+    return table.pos.remember(("strip", table.key, dtype), make)
 
 
 def _supports(call: Call) -> bool:
-    """Whether the bias is learned and on the CPU, and everything else is supported by blocks."""
+    """Whether everything but the bias is supported by blocks."""
     if torch.compiler.is_compiling() or exporting() or torch.jit.is_tracing():  # pyright: ignore
         return False
-    q, k, v, bias = call.q, call.k, call.v, call.bias
-    if bias is None or bias.key is not None or q.device.type != "cpu":
+    q, k, v = call.q, call.k, call.v
+    if q.device.type != "cpu":
         return False
     if call.value_term is not None or call.attn_mask is not None or call.is_causal or call.dropout_p:
         return False
     if call.cu_seqlens is not None or q.shape[2] != k.shape[2] or q.shape[3] != v.shape[3] or not q.numel():
         return False
-    if (
-        _KERNEL is None
-        or q.shape[0] * q.shape[2] < MIN_QUERIES
-        or not (_is_plain(q) and _is_plain(k) and _is_plain(v))
-    ):
+    if _KERNEL is None or _BACKWARD_KERNEL is None or q.shape[0] * q.shape[2] < MIN_QUERIES:
         return False
-    if table_unsupported_reason(bias) is not None or bias.pos is None or bias.pos.grid is None:
-        return False
-    return Layout(bias.pos.grid.shape, bias.pos.grid.prefix, rows=False).pitch >= SHORTEST_ROW
+    return _is_plain(q) and _is_plain(k) and _is_plain(v)
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -118,146 +200,103 @@ def _is_plain(x: Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is None  # pyright: ignore[reportUnknownMemberType]
 
 
-class _Block(NamedTuple):
-    """Some heads and the queries of whole grid rows `first` to `last`; prefix queries belong to the first row."""
-
-    heads: slice
-    first: int
-    last: int
-    tokens: slice
-
-
-def _blocks(heads: int, layout: Layout, limit: int) -> Iterator[_Block]:
-    """Yield blocks of at most `limit` scores, at least one grid row each."""
-    n, heads_per_block = layout.tokens, max(1, min(heads, limit // layout.tokens**2))
-    rows = layout.shape[0] if n * n <= limit else max(1, limit // n // layout.pitch)
-    for head in range(0, heads, heads_per_block):
-        for first in range(0, layout.shape[0], rows):
-            last = min(first + rows, layout.shape[0])
-            start = layout.prefix + first * layout.pitch if first else 0
-            tokens = slice(start, layout.prefix + last * layout.pitch)
-            yield _Block(slice(head, min(head + heads_per_block, heads)), first, last, tokens)
-
-
-class _Strip:
-    """Runs and biases of prefix keys, accessed as windows of one grid row of queries."""
-
-    def __init__(self, runs: Tensor, prefix_biases: Tensor, layout: Layout) -> None:
-        self.runs, self.prefix_biases, self.layout = runs, prefix_biases, layout
-        length = layout.pitch * (2 * layout.shape[0] - 1) * layout.pitch
-        self.windows = runs[:, layout.prefix : layout.prefix + length].view(len(runs), layout.pitch, -1)
-
-    def pick(self, heads: slice) -> slice:
-        return heads if len(self.runs) > 1 else slice(None)
-
-    def rows(self, block: _Block) -> Tensor:
-        """Return the windows of a block, last grid row first, (h or 1, pitch, grid rows, patches)."""
-        layout = self.layout
-        # the window of the last grid row comes first in memory
-        windows = self.windows[self.pick(block.heads), :, (layout.shape[0] - block.last) * layout.pitch :]
-        return windows.unfold(2, layout.patches, layout.pitch)[:, :, : block.last - block.first]
-
-    def patches(self, block: _Block, scores: Tensor) -> Tensor:
-        """Return the patch part of scores (h or 1, rows, n) as a view (h or 1, grid rows, pitch, patches)."""
-        count, pitch = block.last - block.first, self.layout.pitch
-        return scores[:, -count * pitch :, self.layout.prefix :].view(len(scores), count, pitch, -1)
-
-    def mask(self, block: _Block) -> Tensor:
-        """Return the bias of a block, (h or 1, rows, n)."""
-        prefix, heads = self.layout.prefix, self.pick(block.heads)
-        prefix_biases, bias = self.prefix_biases[heads], self.rows(block).transpose(1, 2).flip(1)
-        if not prefix:
-            return bias.flatten(1, 2)
-        mask = prefix_biases.new_empty(
-            len(prefix_biases), block.tokens.stop - block.tokens.start, self.layout.tokens
-        )
-        self.patches(block, mask).copy_(bias)
-        mask[:, :, :prefix] = prefix_biases[:, None, :1]
-        if not block.first:
-            mask[:, :prefix, :prefix] = prefix_biases[:, None, 1:]
-            mask[:, :prefix, prefix:] = self.runs[heads, -1:, None]
-        return mask
-
-    def add(self, block: _Block, scores: Tensor) -> None:
-        """Add the gradients `scores` (h, rows, n) of the bias of a block."""
-        prefix, heads = self.layout.prefix, self.pick(block.heads)
-        # heads that share one bias share its gradient
-        if len(self.runs) == 1:
-            scores = scores.sum(0, keepdim=True)
-        windows, parts = self.rows(block).unbind(2), self.patches(block, scores).unbind(1)
-        # windows overlap, so they are added one at a time
-        for window, part in zip(windows[::-1], parts, strict=True):
-            window.add_(part)
-        if not prefix:
-            return
-        prefix_queries = prefix if not block.first else 0  # prefix queries of this block
-        self.prefix_biases[heads, 0] += scores[:, prefix_queries:, :prefix].sum((1, 2))
-        if prefix_queries:
-            self.prefix_biases[heads, 1] += scores[:, :prefix_queries, :prefix].sum((1, 2))
-            self.runs[heads, -self.layout.patches :] += scores[:, :prefix_queries, prefix:].sum(1)
-
-
 class _StripAttention(torch.autograd.Function):
-    """Attention (b, h, n, d) from q, k, v, runs, ends, keep (b, n) or None, layout and scale."""
+    """Attention (b, h, n, d) from q, k, v, keep (b, n) or None, a bias without tensors, layout, scale, and tensors."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: Tensor, prefix_biases: Tensor, keep: Tensor | None,
-                layout: Layout, scale: float) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, template: SumOfBlocks, layout: Layout,
+                scale: float, *tensors: Tensor) -> Tensor:  # fmt: skip
         with no_autocast(q.device):
-            out, lse = _forward(q, k, v, _Strip(runs, prefix_biases, layout), keep, scale)
-        ctx.save_for_backward(q, k, v, runs, prefix_biases, keep, out, lse)
-        ctx.rest = layout, scale
+            out, lse = _forward(q, k, v, template.replace(tensors), keep, layout, scale)
+        ctx.save_for_backward(q, k, v, keep, out, lse, *tensors)
+        ctx.rest = template, layout, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        q, k, v, runs, prefix_biases, keep, out, lse = ctx.saved_tensors
-        layout, scale = ctx.rest
+        q, k, v, keep, out, lse, *tensors = ctx.saved_tensors
+        template, layout, scale = ctx.rest
         with no_autocast(q.device):
             # double backward: differentiate the plain definition, which the kernel is not
             if torch.is_grad_enabled():
-                saved = (q, k, v, runs, prefix_biases)
-                inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in saved]
-                q, k, v, runs, prefix_biases = inputs
-                output = _by_definition(q, k, v, runs, prefix_biases, keep, layout, scale)
+                inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (q, k, v, *tensors)]
+                output = _by_definition(*inputs[:3], template.replace(inputs[3:]), keep, scale)
                 grads = torch.autograd.grad(output, inputs, grad, create_graph=True, allow_unused=True)
+            elif any(ctx.needs_input_grad[7:]):
+                grads = _backward(grad, q, k, v, out, lse, template.replace(tensors), keep, layout, scale)
             else:
-                grads = _backward(grad, q, k, v, out, lse, _Strip(runs, prefix_biases, layout), keep, scale)
-        return *grads, None, None, None
+                bias = template.replace(tensors)
+                grads = _backward_of_fixed(grad, q, k, v, out, lse, bias, keep, layout, scale)
+                grads += (None,) * len(tensors)
+        return *grads[:3], None, None, None, None, *grads[3:]
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, strip: _Strip, keep: Tensor | None, scale: float
+    q: Tensor, k: Tensor, v: Tensor, bias: SumOfBlocks, keep: Tensor | None, layout: Layout, scale: float
 ) -> tuple[Tensor, Tensor]:
-    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3])
-    for block in _blocks(q.shape[1], strip.layout, FORWARD_BLOCK // q.itemsize):
+    out, lse = (
+        q.new_empty(q.shape),
+        q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32)),
+    )
+    for block in blocks(q.shape[1], layout, FORWARD_BLOCK // q.itemsize):
         heads, tokens = block.heads, block.tokens
-        mask = strip.mask(block)
-        # swap batch and head axes, so that one mask is reused for the whole batch
-        if keep is None:
-            swapped = (t.transpose(0, 1) for t in (q[:, heads, tokens], k[:, heads], v[:, heads]))
-            part, sums = _KERNEL(*swapped, attn_mask=mask[:, None], scale=scale)
-            out[:, heads, tokens], lse[:, heads, tokens] = part.transpose(0, 1), sums.transpose(0, 1)
-            continue
-        for i in range(len(q)):
-            # key padding differs between samples, so each has a separate mask
-            sample_mask = mask.masked_fill(~keep[i], float("-inf"))[None]
-            sample = slice(i, i + 1)
-            part, sums = _KERNEL(
-                q[sample, heads, tokens],
-                k[sample, heads],
-                v[sample, heads],
-                attn_mask=sample_mask,
-                scale=scale,
+        for samples, mask in _masks(bias, block, keep, len(q), q.dtype):
+            # swap batch and head axes, so that one mask is reused for the whole batch
+            swapped = (
+                t.transpose(0, 1) for t in (q[samples, heads, tokens], k[samples, heads], v[samples, heads])
             )
-            out[sample, heads, tokens], lse[sample, heads, tokens] = part, sums
+            part, sums = _KERNEL(*swapped, attn_mask=mask[:, None], scale=scale)
+            out[samples, heads, tokens], lse[samples, heads, tokens] = (
+                part.transpose(0, 1),
+                sums.transpose(0, 1),
+            )
     return out, lse
 
 
+def _masks(
+    bias: SumOfBlocks, block: Block, keep: Tensor | None, batch: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield samples and their mask of a block (h or 1, rows, n), one for all samples if they share it."""
+    # a mask in half precision costs less time than one in float32
+    mask = None if bias.per_sample else bias.mask(block, 0)
+    if mask is not None and keep is None:
+        yield slice(None), rounded(mask, dtype)
+        return
+    for i in range(batch):
+        own = bias.mask(block, i) if mask is None else mask
+        # key padding differs between samples
+        own = own if keep is None else own.masked_fill(~keep[i], float("-inf"))
+        yield slice(i, i + 1), rounded(own, dtype)
+
+
+def _backward_of_fixed(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: SumOfBlocks, keep: Tensor | None,
+    layout: Layout, scale: float,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Return the gradients of q, k and v for a bias without gradient."""
+    # rows without any key
+    lse = torch.where(lse.isfinite(), lse, 0.0)
+    dq, wide = torch.empty_like(q), torch.promote_types(q.dtype, torch.float32)
+    dk, dv = (torch.zeros(t.shape, dtype=wide) for t in (k, v))
+    for block in blocks(q.shape[1], layout, FORWARD_BLOCK // q.itemsize):
+        heads, tokens = block.heads, block.tokens
+        for samples, mask in _masks(bias, block, keep, len(q), q.dtype):
+            rows, keys = (samples, heads, tokens), (samples, heads)
+            swapped = (
+                t.transpose(0, 1) for t in (grad[rows], q[rows], k[keys], v[keys], out[rows], lse[rows])
+            )
+            parts = _BACKWARD_KERNEL(*swapped, 0.0, False, attn_mask=mask[:, None], scale=scale)
+            dq[rows] = parts[0].transpose(0, 1)
+            dk[keys] += parts[1].transpose(0, 1)
+            dv[keys] += parts[2].transpose(0, 1)
+    return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, strip: _Strip, keep: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, bias: SumOfBlocks, keep: Tensor | None,
+    layout: Layout, scale: float,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Return the gradients of q, k, v and of the tensors of the bias."""
     b, h, n, d = q.shape
     # one extra channel subtracts log-sum-exp and delta within the matrix products
     q1 = torch.cat([q, -lse[..., None]], -1)
@@ -266,16 +305,19 @@ def _backward(
     torch.mul(k.transpose(-1, -2), scale, out=k1[:, :, :d])
     v1[:, :, :d] = v.transpose(-1, -2)
     dq, dk, dv = (q.new_empty(b, h, n, d) for _ in range(3))
-    summed = _Strip(torch.zeros_like(strip.runs), torch.zeros_like(strip.prefix_biases), strip.layout)
+    summed = bias.replace([torch.zeros_like(t, memory_format=torch.contiguous_format) for t in bias.tensors])
     memory: list[Tensor] = []
-    for block in _blocks(h, strip.layout, BACKWARD_BLOCK * torch.get_num_threads() // q.itemsize):
+    for block in blocks(h, layout, BACKWARD_BLOCK * torch.get_num_threads() // q.itemsize):
         heads, tokens = block.heads, block.tokens
         # the first block of rows writes the gradients of keys and values, others add to them
-        mask, beta = strip.mask(block), 1 if block.first else 0
-        p, ds, total = _buffers(mask, heads.stop - heads.start, memory)
+        beta = 1 if block.first else 0
+        shape = heads.stop - heads.start, tokens.stop - tokens.start, n
+        p, ds, total = _buffers(q, shape, memory)
+        mask = None if bias.per_sample else bias.mask(block, 0)
         for i in range(b):
             # logits of this block minus log-sum-exp: their exponential is P
-            torch.baddbmm(mask, q1[i, heads, tokens], k1[i, heads], out=p)
+            own = bias.mask(block, i).to(q.dtype) if mask is None else mask
+            torch.baddbmm(own, q1[i, heads, tokens], k1[i, heads], out=p)
             if keep is not None:
                 p.masked_fill_(~keep[i], float("-inf"))
             p.exp_()
@@ -286,32 +328,30 @@ def _backward(
             dv[i, heads].baddbmm_(p.transpose(1, 2), grad[i, heads, tokens], beta=beta)
             dk[i, heads].baddbmm_(ds.transpose(1, 2), q[i, heads, tokens], beta=beta, alpha=scale)
             dq[i, heads, tokens].baddbmm_(ds, k[i, heads], beta=0, alpha=scale)
-            if b > 1:
+            if bias.per_sample:
+                summed.add(bias, block, i, ds)
+            elif b > 1:
                 # samples share the bias, so its gradient is summed over the batch
                 total = total.copy_(ds) if i == 0 else total.add_(ds)
-        summed.add(block, total if b > 1 else ds)
-    return dq, dk, dv, summed.runs, summed.prefix_biases
+        if not bias.per_sample:
+            summed.add(bias, block, 0, total if b > 1 else ds)
+    return dq, dk, dv, *summed.tensors
 
 
-def _buffers(mask: Tensor, heads: int, memory: list[Tensor]) -> Iterator[Tensor]:
-    """Return three tensors (heads, rows, n) for a mask (heads or 1, rows, n), in memory shared by all blocks."""
-    shape = heads, *mask.shape[1:]
-    size = heads * mask.shape[1] * mask.shape[2]
+def _buffers(like: Tensor, shape: tuple[int, int, int], memory: list[Tensor]) -> Iterator[Tensor]:
+    """Return three tensors (heads, rows, n) in memory shared by all blocks."""
+    size = shape[0] * shape[1] * shape[2]
     # allocated once: the first block is the largest
     if not memory:
-        memory += [mask.new_empty(size) for _ in range(3)]
+        memory += [like.new_empty(size) for _ in range(3)]
     return (t[:size].view(shape) for t in memory)
 
 
 def _by_definition(
-    q: Tensor, k: Tensor, v: Tensor, runs: Tensor, prefix_biases: Tensor, keep: Tensor | None, layout: Layout, scale:
-    float
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, block_bias: SumOfBlocks, keep: Tensor | None, scale: float
+) -> Tensor:
     """Return the same attention by plain differentiable operations, for double backward."""
-    token = torch.arange(layout.tokens)
-    prefix = token < layout.prefix
-    bias = runs[:, (layout.base()[:, None] + token).clamp(max=runs.shape[1] - 1)]
-    bias = torch.where(prefix, prefix_biases[:, prefix.long()][:, :, None], bias)
+    bias = block_bias.dense()
     if keep is not None:
         bias = torch.where(keep[:, None, None], bias, float("-inf"))
     dead = (bias == float("-inf")).all(-1, keepdim=True)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from vispe.attention.backends.triton.coords.operands import cell_numbers, extended, segments
 from vispe.attention.backends.triton.device import device_unsupported_reason, failure_reason, record_failures
-from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupported_reason
+from vispe.attention.bias.lower_to_table import lower_to_table, shifted, table_unsupported_reason
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting, no_autocast
+from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
 from vispe.errors import BackendUnavailable, ShapeError
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256  # bounds of head_dim
@@ -34,7 +34,9 @@ def unsupported_reason(call: Call) -> str | None:
     widths = q.shape[3], v.shape[3]
     # the CPU implementation of FlexAttention is forward-only
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    transforms = differentiation_unsupported_reason()
     for excluded, why in (
+        (transforms is not None, f"FlexAttention is not used here: {transforms}"),
         (q.device.type not in ("cpu", "cuda"), f"FlexAttention is not used on {q.device}"),
         (not q.is_cuda and needs_grad, "FlexAttention has no gradients on CPU"),
         (call.whole, "FlexAttention always multiplies queries and keys, which the bias replaces"),
@@ -190,7 +192,7 @@ def _bias(call: Call) -> tuple[Tensor | None, Tensor | None]:
     pos = bias.pos
 
     def compute() -> Tensor:
-        table = extended(*lower_to_table(bias)).to(call.q.device, torch.float32)
+        table = extended(*shifted(*lower_to_table(bias), True)).to(call.q.device, torch.float32)
         if table.shape[0] not in (1, heads):
             raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
         return table.expand(heads, -1).contiguous()

@@ -1,9 +1,10 @@
 """SDPA backend: `torch.nn.functional.scaled_dot_product_attention` with the bias as one dense mask.
 
-The mask has the dtype of q (a float32 mask with bfloat16 inputs takes 1.4 times as long on CPU). Masks of fixed biases
-are cached with their positions, masks of learned biases until their parameters change; content-dependent tables are
-computed for some rows at a time (`rows`). Batch and head axes are swapped if each head has its own large mask, which
-lets the CPU kernel reuse a mask for the whole batch. A mask above 1 GiB is computed and used for groups of heads.
+The mask has the dtype of q (a float32 mask with bfloat16 inputs takes 1.4 times as long on CPU), with a constant
+subtracted from each row before it is rounded. Masks of fixed biases are cached with their positions, masks of learned
+biases until their parameters change; content-dependent tables are computed for some rows at a time (`rows`). Batch and
+head axes are swapped if each head has its own large mask, which lets the CPU kernel reuse a mask for the whole batch. A
+mask above 1 GiB is computed and used for groups of heads.
 
 With a few hundred tokens on CPU, validation and dispatch take a tenth of the time of attention. Their result is cached
 with the mask, so calls of the same shapes and dtypes that have nothing but this bias go directly to SDPA.
@@ -21,9 +22,9 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from vispe.attention.backends import blocked, content_cpu
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.mask_cache import lookup
+from vispe.attention.bias.mask_cache import is_open, lookup
 from vispe.attention.call import Call, combine_masks
-from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, rounded
+from vispe.attention.precision import autocast_on, exporting, forward_mode, rounded
 
 MASK_LIMIT = 1 << 30  # bytes of the mask of one group of heads
 # Keys from which swapping axes is faster. Forward time relative to SDPA without mask, one thread, b 2 and 8, d 64,
@@ -34,6 +35,8 @@ MIN_SWAPPED_KEYS = 2000
 
 def unsupported_reason(call: Call) -> str | None:
     """Return why this backend does not support `call`, or None."""
+    if forward_mode():
+        return "the kernels of SDPA have no forward-mode derivative"
     if call.value_term is not None:
         return "a value term needs the attention weights, which SDPA does not return"
     return None
@@ -55,7 +58,7 @@ def run(call: Call) -> Tensor:
         and call.cu_seqlens is None
     ):
         return call.finish(_sdpa(call, q, k, v, None, call.is_causal))
-    step = _heads_per_group(call)
+    step = heads_per_group(call)
     if step >= q.shape[1]:
         return call.finish(_masked(call, q, k, v, None))
     outs: list[Tensor] = []
@@ -74,7 +77,7 @@ def run(call: Call) -> Tensor:
 def cached_mask(q: Tensor, k: Tensor, v: Tensor, bias: Bias) -> Tensor | None:
     """Return the cached mask for a bias-only call that was validated before with equal shapes and dtypes, or None."""
     pos, key = bias.pos, bias.key
-    if bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling():
+    if bias.whole or pos is None or pos.memo is None or torch.compiler.is_compiling() or forward_mode():
         return None
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or torch.is_autocast_enabled("cpu"):
         return None
@@ -96,16 +99,16 @@ def cache_mask(call: Call) -> None:
         or torch.compiler.is_compiling()
         or not q.is_cpu
         or q.shape[1] != k.shape[1]
-        or _heads_per_group(call) < q.shape[1]
+        or heads_per_group(call) < q.shape[1]
         or autocast_on(q.device)
     ):
         return
     signature = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if bias.key is None:
         entry = lookup(bias, q.dtype, q.shape[1])
-        if entry is not None and entry.finite:
+        if entry is not None and entry.is_open:
             entry.checked.add(signature)
-    elif bias.pos.remember(("open", bias.key, call.dtype), lambda: no_infinity(bias.mask(call.dtype))):
+    elif not blocked.applies(call) and is_open(bias, call.dtype):
         bias.pos.remember(("checked", bias.key, *signature), lambda: bias.mask(call.dtype))
 
 
@@ -119,21 +122,35 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None) -
 
 
 def _masked(call: Call, q: Tensor, k: Tensor, v: Tensor, heads: slice | None) -> Tensor:
-    dense = call.dense_bias(heads, cache_dtype=call.dtype)
     added, allowed = (
         t[:, heads] if t is not None and heads is not None and t.shape[1] > 1 else t
         for t in (call.added(), call.allowed())
     )
-    mask, dead = combine_masks(dense, added, allowed, call.finite)
+    # cached masks in half precision are shifted by constants that depend on all keys, which another mask may hide
+    alone = added is None and allowed is None
+    wide = torch.promote_types(call.dtype, torch.float32)
+    dense = call.dense_bias(heads, cache_dtype=call.dtype if alone else wide)
+    # a cached mask with a key in each row needs no search for rows without any
+    if alone and heads is None and _is_open(call):
+        mask, dead = dense, None
+    else:
+        mask, dead = combine_masks(dense, added, allowed, call.finite)
     if mask is not None:
-        # a user's additive mask may exceed the range of half precision
-        mask = narrowed(mask, call.dtype) if added is None else rounded(mask, call.dtype)
+        # without biases there are only 0 and -inf
+        mask = mask.to(call.dtype) if dense is added is None else rounded(mask, call.dtype)
     if mask is not None and _swap(q, mask):
         swapped = (t.transpose(0, 1) for t in (q, k, v))
         out = _sdpa(call, *swapped, mask=mask.transpose(0, 1)).transpose(0, 1)
     else:
         out = _sdpa(call, q, k, v, mask)
     return out if dead is None else out.masked_fill(dead, 0.0)
+
+
+def _is_open(call: Call) -> bool:
+    """Whether the mask of the bias of a call is cached and has a key in each row."""
+    if call.bias is None or call.q.device.type != "cpu" or torch.compiler.is_compiling() or exporting():
+        return False
+    return not call.finite and is_open(call.bias, call.dtype, call.q.shape[1])
 
 
 def _sdpa(call: Call, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -154,7 +171,8 @@ def _swap(q: Tensor, mask: Tensor) -> bool:
     )
 
 
-def _heads_per_group(call: Call) -> int:
+def heads_per_group(call: Call) -> int:
+    """Return the number of heads whose mask is computed at a time; all of them up to `MASK_LIMIT`."""
     h, n, m = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     if call.bias is None or not call.bias.per_head or exporting():
         return h

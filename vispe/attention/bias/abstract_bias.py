@@ -15,9 +15,12 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from vispe.attention.precision import rounded
+from vispe.attention.bias.strip import fill_dense
+from vispe.attention.precision import at_least_float32, rounded
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
+
+ROUNDED_ROWS = 512  # rows of a mask that are rounded at a time
 
 
 class DenseRequest(NamedTuple):
@@ -169,6 +172,8 @@ class Bias:
     def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
         """Return a fixed bias as a dense mask in `dtype`, cached with its positions.
 
+        In half precision a constant is subtracted from each row, which softmax ignores (see `precision.rounded`).
+
         Args:
             dtype: of the mask.
             heads: heads to return; all by default.
@@ -181,7 +186,33 @@ class Bias:
             raise ShapeError(
                 f"{type(self).__name__} is learned or has no positions, so its mask cannot be cached. Use dense()."
             )
-        request = DenseRequest(None, None, None, None, None, heads, cacheable=False)
+        pos, request = self.pos, DenseRequest(None, None, None, None, None, heads, cacheable=False)
+
+        def make() -> Tensor:
+            grid = pos.grid
+            if (
+                torch.compiler.is_compiling()
+                or grid is None
+                or not (self.invariant and pos.regular and pos.static)
+            ):
+                return rounded(self._dense(request), dtype)
+            # a copy of windows of the table needs no further tensors of this size, unlike distances of all pairs
+            table = at_least_float32(request.pick(self.table(grid)))
+            mask = table.new_empty(len(table), pos.tokens, pos.tokens, dtype=dtype)
+            for one, out in zip(table.split(1), mask.split(1), strict=True):
+                dense = (
+                    out
+                    if dtype.itemsize >= table.dtype.itemsize
+                    else torch.empty_like(out, dtype=table.dtype)
+                )
+                fill_dense(dense, one, grid.shape, grid.prefix)
+                if dense is not out:
+                    for rows, rounded_rows in zip(
+                        dense.split(ROUNDED_ROWS, 1), out.split(ROUNDED_ROWS, 1), strict=True
+                    ):
+                        rounded_rows.copy_(rounded(rows, dtype))
+            return mask[None]
+
         # slices are not hashable
         span = (None, None) if heads is None else (heads.start, heads.stop)
-        return self.pos.remember(("mask", key, dtype, span), lambda: rounded(self._dense(request), dtype))
+        return pos.remember(("mask", key, dtype, span), make)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.precision import exact_product, no_infinity
+from vispe.attention.precision import check_floating, exact_product, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -22,7 +22,7 @@ class GatedBias(Bias):
         profile: the bias to gate.
 
     Raises:
-        ShapeError: both gates are None.
+        ShapeError: both gates are None, or one is not floating point.
 
     Example:
         >>> import torch
@@ -40,6 +40,7 @@ class GatedBias(Bias):
         super().__init__(profile.pos)
         if row is None and col is None and type(self) is GatedBias:
             raise ShapeError("GatedBias needs row, col or both, got neither.")
+        check_floating("GatedBias", row=row, col=col)
         self.row, self.col, self.profile = row, col, profile
 
     @property
@@ -66,12 +67,34 @@ class GatedBias(Bias):
         return profile if gate is None else gate * profile
 
 
+class OffsetBuckets:
+    """Buckets that depend on the offset between two tokens of a full grid; all pairs are computed on demand.
+
+    Args:
+        table: bucket of every offset, query minus key, (2 n_1 - 1, 2 n_2 - 1, ...) int64.
+        prefix: buckets of pairs from prefix token to patch, from patch to prefix token, and of two prefix tokens.
+        pairs: returns the bucket of each pair, (1, n, n) int64.
+    """
+
+    __slots__ = ("pairs", "prefix", "table")
+
+    def __init__(self, table: Tensor, prefix: tuple[int, int, int], pairs: Callable[[], Tensor]) -> None:
+        self.table, self.prefix, self.pairs = table, prefix, pairs
+
+    def transposed(self) -> OffsetBuckets:
+        """Return the buckets with queries and keys exchanged."""
+        pairs, (to_patch, to_prefix, between) = self.pairs, self.prefix
+        flipped = self.table.flip(list(range(self.table.ndim)))
+        return OffsetBuckets(flipped, (to_prefix, to_patch, between), lambda: pairs().transpose(-1, -2))
+
+
 class ContextBias(Bias):
     """``q_i . w[bucket(i, j)]`` or ``k_j . w[bucket(i, j)]``: contextual relative positions.
 
     Args:
         weights: (h or 1, buckets, d_h).
-        buckets: bucket index of each pair, (n, m) or, if samples differ, (b or 1, n, m), int64.
+        buckets: bucket index of each pair, (n, m) or, if samples differ, (b or 1, n, m), int64; or `OffsetBuckets` of
+            the grid of `pos`, from which attention computes the buckets of a few rows at a time.
         dot: whether queries or keys are multiplied with the weights.
         scaled: whether the term is multiplied by the scale of the logits.
         pos: the positions it is bound to.
@@ -79,7 +102,7 @@ class ContextBias(Bias):
         known: cache key of these buckets; tensors derived from them are cached with `pos`. Not cached if None.
 
     Raises:
-        ShapeError: shapes of `weights` or `buckets` are wrong.
+        ShapeError: shapes of `weights` or `buckets` are wrong, or a tensor is not floating point.
 
     Example:
         >>> import torch
@@ -90,12 +113,12 @@ class ContextBias(Bias):
                 [15.,  3.]])
     """
 
-    __slots__ = ("buckets", "content", "dot", "known", "scaled", "weights")
+    __slots__ = ("content", "dot", "known", "pair_buckets", "scaled", "weights")
 
     def __init__(
         self,
         weights: Tensor,
-        buckets: Tensor,
+        buckets: Tensor | OffsetBuckets,
         dot: Literal["query", "key"],
         scaled: bool,
         pos: Positions | None = None,
@@ -103,13 +126,21 @@ class ContextBias(Bias):
         known: Hashable | None = None,
     ) -> None:
         super().__init__(pos)
-        if weights.ndim != 3 or buckets.ndim not in (2, 3):
+        if weights.ndim != 3 or (isinstance(buckets, Tensor) and buckets.ndim not in (2, 3)):
+            shape = tuple(buckets.shape) if isinstance(buckets, Tensor) else "OffsetBuckets"
             raise ShapeError(
                 "ContextBias needs weights (h, buckets, d_h) and buckets (n, m) or (b, n, m), got "
-                f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
+                f"{tuple(weights.shape)} and {shape}."
             )
-        self.weights, self.buckets, self.dot, self.scaled = weights, buckets, dot, scaled
+        check_floating("ContextBias", weights=weights, content=content)
+        self.weights, self.pair_buckets, self.dot, self.scaled = weights, buckets, dot, scaled
         self.content, self.known = content, known
+
+    @property
+    def buckets(self) -> Tensor:
+        """The bucket index of each pair, (n, m) or (b or 1, n, m) int64."""
+        buckets = self.pair_buckets
+        return buckets if isinstance(buckets, Tensor) else buckets.pairs()
 
     @property
     def per_sample(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.precision import at_least_float32, no_infinity
+from vispe.attention.precision import at_least_float32, check_floating, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -25,7 +25,7 @@ class DecomposedBias(Bias):
         pos: the positions it is bound to, those of a 2-axis grid.
 
     Raises:
-        ShapeError: `pos` is not from a 2-axis grid, or `rows` or `cols` do not fit it.
+        ShapeError: `pos` is not from a 2-axis grid, or `rows` or `cols` do not fit it or are not floating point.
 
     Example:
         >>> import torch
@@ -51,6 +51,7 @@ class DecomposedBias(Bias):
                     f"DecomposedBias needs {name} (b, h, {expected[0]}, {expected[1]}) for {pos.grid}, got "
                     f"{tuple(tensor.shape)}."
                 )
+        check_floating("DecomposedBias", rows=rows, cols=cols)
         self.rows, self.cols, self.dot = rows, cols, dot
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.precision import at_least_float32, exact_product, no_infinity
+from vispe.attention.precision import at_least_float32, check_floating, exact_product, no_infinity
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
 
@@ -21,7 +21,7 @@ class LowRankBias(Bias):
         pos: the positions it is bound to, if any.
 
     Raises:
-        ShapeError: `row` or `col` have another shape.
+        ShapeError: `row` or `col` have another shape, or are not floating point.
 
     Example:
         >>> import torch
@@ -40,6 +40,7 @@ class LowRankBias(Bias):
                 "LowRankBias needs row (b, h, n, r) and col (b, h, m, r), got "
                 f"{tuple(row.shape)} and {tuple(col.shape)}."
             )
+        check_floating("LowRankBias", row=row, col=col)
         self.row, self.col = row, col
 
     @property
@@ -69,7 +70,7 @@ class DenseBias(Bias):
         pos: the positions it is bound to, if any.
 
     Raises:
-        ShapeError: `values` is not 4-dimensional.
+        ShapeError: `values` is not 4-dimensional, or not floating point.
 
     Example:
         >>> import torch
@@ -83,6 +84,7 @@ class DenseBias(Bias):
         super().__init__(pos)
         if values.ndim != 4:
             raise ShapeError(f"DenseBias needs a tensor (b, h, n, m), got {tuple(values.shape)}.")
+        check_floating("DenseBias", values=values)
         self.values = values
 
     @property

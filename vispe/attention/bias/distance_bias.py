@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
-from vispe.attention.precision import no_infinity
+from vispe.attention.precision import check_floating, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -60,6 +60,7 @@ class DistanceBias(Bias):
             raise ShapeError(
                 f"DistanceBias needs one slope per head, a tuple or a tensor (h,), got {slopes!r}."
             )
+        check_floating("DistanceBias", slopes=slopes if isinstance(slopes, Tensor) else None)
         self.slopes, self.wrap, self.reference, self.spacing = slopes, wrap, reference, spacing
         self.metric: Metric = metric
         self.normalize: Normalize = normalize

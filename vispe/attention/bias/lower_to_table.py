@@ -47,6 +47,32 @@ def lower_to_table(bias: Bias) -> tuple[Tensor, Tensor | None]:
     return at_least_float32(bias.table(_grid(bias))), None
 
 
+def shifted(table: Tensor, edge: Tensor | None, prefix: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the results of `lower_to_table` shifted to a maximum of 0, separately for patch and prefix queries.
+
+    Softmax ignores a constant per query. Kernels add the product of queries and keys to the bias, so that a bias far
+    from 0 would cost the product its last digits. The bias of prefix queries may be far below that of patches.
+
+    Args:
+        table: (h or 1, 2 n_1 - 1, ...).
+        edge: (h or 1, 3), or None for zeros.
+        prefix: whether there are prefix tokens.
+    """
+    maximum = table.detach().flatten(1).amax(1)
+    if prefix:
+        edge = table.new_zeros(1, 3) if edge is None else edge
+        prefix_to_patch, patch_to_prefix, between = edge.detach().unbind(1)
+        maximum = _finite(torch.maximum(maximum, patch_to_prefix))
+        prefix_maximum = _finite(torch.maximum(prefix_to_patch, between)).expand_as(maximum)
+        edge = edge - torch.stack([prefix_maximum, maximum, prefix_maximum], 1)
+    return table - _finite(maximum).reshape(-1, *[1] * (table.ndim - 1)), edge
+
+
+def _finite(maximum: Tensor) -> Tensor:
+    """Return the maximum, 0 where all biases are -inf."""
+    return maximum.where(maximum.isfinite(), 0.0)
+
+
 def causal_unsupported_reason(bias: Bias | None) -> str | None:
     """Return why causal masking cannot be part of the table of `bias`, or None if it can."""
     if bias is None:

@@ -22,7 +22,7 @@ from vispe.attention.bias.lower_to_table import lower_to_table, table_unsupporte
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.bias.radial import RadialBias
 from vispe.attention.bias.table import ProfileBias, TableBias
-from vispe.attention.precision import no_autocast, no_infinity, readable, rounded
+from vispe.attention.precision import every_row_open, no_autocast, readable, rounded
 from vispe.grid import Positions
 
 MAX_MASK_BYTES = 64 << 20  # bytes of one mask
@@ -34,17 +34,18 @@ class CachedMask:
     """Cache entry of one learned bias on one grid.
 
     Attributes:
-        mask: (1, h or 1, n, n) in the dtype of attention; None after the first call, or if the cache is full.
-        finite: whether the mask contains no infinity.
+        mask: (1, h or 1, n, n) in the dtype of attention, from `precision.rounded`; None after the first call, or if
+            the cache is full.
+        is_open: whether each query has a key, so that SDPA can read the mask as it is.
         checked: shapes and dtypes of validated calls that only need this mask.
     """
 
-    __slots__ = ("checked", "finite", "mask", "numbers", "rule", "used")
+    __slots__ = ("checked", "is_open", "mask", "numbers", "rule", "used")
 
     def __init__(self, rule: Hashable, numbers: _Parameters, used: int) -> None:
         self.rule, self.numbers, self.used = rule, numbers, used
         self.mask: Tensor | None = None
-        self.finite = False
+        self.is_open = False
         self.checked: set[Hashable] = set()
 
 
@@ -99,6 +100,11 @@ def is_cacheable(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
     return _same_positions(bias, pos) and _size(bias, dtype, heads) <= MAX_MASK_BYTES and readable(pos.coords)
 
 
+def exceeds_cache(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
+    """Whether the mask of a fixed or learned bias is larger than a cached mask may be."""
+    return _size(bias, dtype, heads) > MAX_MASK_BYTES
+
+
 def is_cached(bias: Bias, dtype: torch.dtype, heads: int) -> bool:
     """Whether the mask of a learned bias is cached now: no gradient is needed."""
     return _cache_and_key(bias, dtype, heads) is not None
@@ -131,8 +137,19 @@ def mask(bias: Bias, dtype: torch.dtype, heads: int) -> Tensor | None:
         # a mask cached in inference mode must also be usable in training
         with torch.inference_mode(False), torch.no_grad(), no_autocast(key[1][0].device):
             entry.mask = rounded(bias.dense(), dtype)
-            entry.finite = no_infinity(entry.mask)
+            entry.is_open = every_row_open(entry.mask)
     return entry.mask
+
+
+def is_open(bias: Bias, dtype: torch.dtype, heads: int = 1) -> bool:
+    """Whether the mask of a bias is cached, and each query has a key in it."""
+    pos, key = bias.pos, bias.key
+    if key is None:
+        entry = lookup(bias, dtype, heads)
+        return entry is not None and entry.is_open
+    if pos is None or pos.memo is None or not pos.static or not readable(pos.coords):
+        return False
+    return pos.remember(("open", key, dtype), lambda: every_row_open(bias.mask(dtype)))
 
 
 def _cache_and_key(

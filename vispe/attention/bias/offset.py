@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.table import TableBias
-from vispe.attention.precision import no_infinity, readable
+from vispe.attention.precision import check_floating, no_infinity, readable
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -82,6 +82,7 @@ class OffsetBias(Bias):
         flat = offset.flatten(0, -2)
         values = self.function(flat)
         # not len(steps), which would specialise a symbolic size
+        check_floating("OffsetBias", values=values)
         if values.ndim != 2 or values.shape[1] != flat.shape[0]:
             raise ShapeError(
                 f"OffsetBias: function must return (heads or 1, {flat.shape[0]}) for {flat.shape[0]} offsets, got "

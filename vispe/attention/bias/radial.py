@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
 from vispe.attention.bias.table import TableBias
-from vispe.attention.precision import no_infinity, readable
+from vispe.attention.precision import check_floating, no_infinity, readable
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -87,6 +87,7 @@ class RadialBias(Bias):
     def _of(self, distance: Tensor) -> Tensor:
         """Return the values of the function (h or 1, ...) at distances of any shape."""
         values = self.function(distance.flatten())
+        check_floating("RadialBias", values=values)
         if values.ndim != 2 or values.shape[1] != distance.numel():
             raise ShapeError(
                 f"RadialBias: function must return (heads or 1, {distance.numel()}) for {distance.numel()} distances, "

@@ -149,6 +149,13 @@ def build(table: Tensor, edge: Tensor | None, layout: Layout) -> tuple[Tensor, T
     return torch.cat(parts, 1), prefix_values[:, 1:]
 
 
+def fill_dense(out: Tensor, table: Tensor, shape: tuple[int, ...], prefix: int) -> None:
+    """Write the bias of all pairs into `out` (h, n, n), from a table (h, 2 n_1 - 1, ...); 0 for prefix tokens."""
+    out[:, :prefix] = 0
+    out[:, :, :prefix] = 0
+    out[:, prefix:, prefix:].unflatten(2, shape).unflatten(1, shape).copy_(_windows(table, shape, 1))
+
+
 def pack(
     runs: Tensor,
     edge: Tensor,
@@ -163,8 +170,8 @@ def pack(
 
     They are divided by the scale of the logits, since kernels add them before scaling, and each head is shifted to a
     maximum of 0, which softmax ignores, so that the largest biases are stored most precisely. Use ``shift=False`` for a
-    profile that is multiplied by gates. Use float16 only if `fits_float16`. Kernels that order patches first need
-    `Layout.lead`.
+    profile that is multiplied by gates, and for tables from `lower_to_table.shifted`. Use float16 only if
+    `fits_float16`. Kernels that order patches first need `Layout.lead`.
     """
     runs, edge = runs.detach().float(), edge.detach().float()
     # softmax ignores a constant per row; the largest biases become small numbers with small rounding errors

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.dense import SumBias
-from vispe.attention.precision import at_least_float32, no_infinity
+from vispe.attention.precision import at_least_float32, check_floating, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 
@@ -24,7 +24,8 @@ class TableBias(Bias):
         is_sparse: whether so many values are -inf that kernels should skip fully masked blocks.
 
     Raises:
-        ShapeError: `prefix` does not have 3 columns, or on use, `values` do not fit the grid.
+        ShapeError: a tensor is not floating point, `prefix` does not have 3 columns, or on use, `values` do not fit
+            the grid.
 
     Example:
         >>> import torch
@@ -49,6 +50,7 @@ class TableBias(Bias):
         super().__init__(pos)
         if prefix is not None and (prefix.ndim != 2 or prefix.shape[1] != 3):
             raise ShapeError(f"TableBias needs prefix values (heads or 1, 3), got {tuple(prefix.shape)}.")
+        check_floating("TableBias", values=values, prefix=prefix)
         self.values, self.prefix, self.one_grid, self._is_sparse = values, prefix, one_grid, is_sparse
 
     @property
@@ -103,6 +105,9 @@ class ProfileBias(Bias):
         profile: offset table (1, 2 n_1 - 1, ...).
         pos: the positions it is bound to.
 
+    Raises:
+        ShapeError: a tensor is not floating point.
+
     Example:
         >>> import torch
         >>> from vispe import Grid
@@ -116,6 +121,7 @@ class ProfileBias(Bias):
 
     def __init__(self, slopes: Tensor, profile: Tensor, pos: Positions | None = None) -> None:
         super().__init__(pos)
+        check_floating("ProfileBias", slopes=slopes, profile=profile)
         self.slopes, self.profile = slopes, TableBias(profile, pos)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from vispe.attention.bias.content import with_head_axis
-from vispe.attention.precision import exact_product
+from vispe.attention.precision import check_floating, exact_product
 from vispe.errors import ShapeError
 
 
@@ -17,7 +17,7 @@ class ValueTerm:
         buckets: bucket index of each pair, (n, m) or, if samples differ, (b or 1, n, m), int64.
 
     Raises:
-        ShapeError: shapes of `weights` or `buckets` are wrong.
+        ShapeError: shapes of `weights` or `buckets` are wrong, or `weights` is not floating point.
 
     Example:
         >>> import torch
@@ -36,6 +36,7 @@ class ValueTerm:
                 "ValueTerm needs weights (h, buckets, d_v) and buckets (n, m) or (b, n, m), got "
                 f"{tuple(weights.shape)} and {tuple(buckets.shape)}."
             )
+        check_floating("ValueTerm", weights=weights)
         self.weights, self.buckets = weights, buckets
 
     def apply(self, attn: Tensor) -> Tensor:

@@ -47,6 +47,15 @@ class Transform:
         """Transform the attention output (b, h, n, d_v)."""
         return out
 
+    def with_backend(self, backend: str) -> Transform:
+        """Return this transform for a call with the selected backend; transforms with fused kernels override this.
+
+        Args:
+            backend: 'auto' or 'triton' for fused kernels where available, any other name for plain operations.
+        """
+        del backend
+        return self
+
     def inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Transform queries (b, h, n, d_h), keys (b, h_kv, m, d_h) and values (b, h_kv, m, d_v)."""
         return self.query(q), self.key(k), self.value(v)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vispe.attention.precision import check_floating
 from vispe.attention.transform.abstract_transform import Transform
 
 
@@ -13,6 +14,9 @@ class Affine(Transform):
 
     Args:
         q_mul, k_mul, q_add, k_add: broadcastable to (b, h, n, d_h), or None for the identity.
+
+    Raises:
+        ShapeError: a tensor is not floating point.
 
     Example:
         >>> import torch
@@ -30,6 +34,7 @@ class Affine(Transform):
         q_add: Tensor | None = None,
         k_add: Tensor | None = None,
     ) -> None:
+        check_floating("Affine", q_mul=q_mul, k_mul=k_mul, q_add=q_add, k_add=k_add)
         self.q_mul, self.k_mul, self.q_add, self.k_add = q_mul, k_mul, q_add, k_add
 
     def query(self, q: Tensor) -> Tensor:

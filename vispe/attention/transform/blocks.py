@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vispe.attention.precision import exact_product
+from vispe.attention.precision import check_floating, exact_product
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.errors import ShapeError
 
@@ -18,7 +18,8 @@ class BlockTransform(Transform):
             ``blocks * s`` channels from the left as a block-diagonal matrix.
 
     Raises:
-        ShapeError: a tensor has another shape, or on use, the blocks cover more channels than the head has.
+        ShapeError: a tensor has another shape or is not floating point, or on use, the blocks cover more channels
+            than the head has.
 
     Example:
         >>> import torch
@@ -41,6 +42,7 @@ class BlockTransform(Transform):
                 raise ShapeError(
                     f"BlockTransform needs {name} of shape (b, h, n, blocks, s, s), got {tuple(m.shape)}."
                 )
+        check_floating("BlockTransform", q=q, k=k, v=v, out=out)
         self.q, self.k, self.v, self.out = q, k, v, out
 
     @property

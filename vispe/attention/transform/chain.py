@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.attention.precision import exact_product
+from vispe.attention.precision import check_floating, exact_product
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import widened
 from vispe.errors import ShapeError
@@ -40,6 +40,10 @@ class Chain(Transform):
     def changes_values(self) -> bool:
         """Whether any link transforms values or the output."""
         return any(link.changes_values for link in self.links)
+
+    def with_backend(self, backend: str) -> Chain:
+        """Return the same links for a call with the selected backend."""
+        return Chain(*(link.with_backend(backend) for link in self.links))
 
     def query(self, q: Tensor) -> Tensor:
         """Return queries after all links."""
@@ -82,7 +86,7 @@ class Calibrate(Transform):
         k_down: (h_kv, r, d_h), or None.
 
     Raises:
-        ShapeError: only one of `up` and `down` is given.
+        ShapeError: only one of `up` and `down` is given, or a tensor is not floating point.
 
     Example:
         >>> import torch
@@ -108,6 +112,7 @@ class Calibrate(Transform):
                 raise ShapeError(
                     f"Calibrate needs both matrices for {which}, got only {present}. Pass both or neither."
                 )
+        check_floating("Calibrate", q_up=q_up, q_down=q_down, k_up=k_up, k_down=k_down)
         self.q_up, self.q_down, self.k_up, self.k_down = q_up, q_down, k_up, k_down
 
     def query(self, q: Tensor) -> Tensor:

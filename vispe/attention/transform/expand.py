@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vispe.attention.precision import check_floating
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
 from vispe.errors import OptionError, ShapeError
@@ -28,7 +29,8 @@ class Expand(Transform):
         layout: 'half' puts all cosine parts before all sine parts, 'interleaved' alternates them.
 
     Raises:
-        ShapeError: tables differ in shape, there are more angles than channels, or `layout` is unknown.
+        ShapeError: tables differ in shape or are not floating point, there are more angles than channels, or
+            `layout` is unknown.
         OptionError: `magnitude` is unknown.
 
     Example:
@@ -59,6 +61,7 @@ class Expand(Transform):
             raise ShapeError(f"Expand: layout must be 'half' or 'interleaved', got {layout!r}.")
         if magnitude not in (None, "softplus"):
             raise OptionError(f"magnitude must be None or 'softplus', got {magnitude!r}.")
+        check_floating("Expand", cos=cos, sin=sin)
         self.cos, self.sin, self.layout = cos, sin, layout
         self.magnitude: Magnitude = magnitude
         self.of_keys = self if keys is None else Expand(*keys, None, magnitude, layout)

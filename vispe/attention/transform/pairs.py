@@ -10,7 +10,8 @@ import os
 import torch
 from torch import Tensor
 
-from vispe.attention.backend_selection import environment
+from vispe.attention.backend_selection import selected
+from vispe.attention.precision import check_floating, differentiation_unsupported_reason
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.affine import widened
 from vispe.errors import ShapeError
@@ -30,7 +31,8 @@ class PairRotation(Transform):
         keys: cos and sin of the keys, of the same shape except for samples and heads; those of the queries by default.
 
     Raises:
-        ShapeError: tables differ in shape, `layout` is unknown, or on use, there are more pairs than channels.
+        ShapeError: tables differ in shape or are not floating point, `layout` is unknown, or on use, there are
+            more pairs than channels.
 
     Example:
         >>> import torch
@@ -41,7 +43,7 @@ class PairRotation(Transform):
                 [0., 1.]])
     """
 
-    __slots__ = ("cos", "layout", "of_keys", "sin", "values")
+    __slots__ = ("backend", "cos", "layout", "of_keys", "sin", "values")
 
     def __init__(
         self,
@@ -65,8 +67,18 @@ class PairRotation(Transform):
                 f"PairRotation needs tables of the keys with the shape of those of the queries, {tuple(cos.shape)}, "
                 f"except for samples and heads, got {tuple(keys[0].shape)} and {tuple(keys[1].shape)}."
             )
-        self.cos, self.sin, self.layout, self.values = cos, sin, layout, values
+        check_floating("PairRotation", cos=cos, sin=sin)
+        self.cos, self.sin, self.values = cos, sin, values
+        self.layout: Layout = layout
         self.of_keys = self if keys is None else PairRotation(*keys, layout)
+        self.backend: str | None = None  # by default the backend selected when the rotation is applied
+
+    def with_backend(self, backend: str) -> PairRotation:
+        """Return the same rotation, fused only if `backend` is 'auto' or 'triton'."""
+        keys = None if self.of_keys is self else (self.of_keys.cos, self.of_keys.sin)
+        rotation = PairRotation(self.cos, self.sin, self.layout, self.values, keys)
+        rotation.backend = rotation.of_keys.backend = backend
+        return rotation
 
     @property
     def changes_values(self) -> bool:
@@ -125,7 +137,8 @@ class PairRotation(Transform):
             and n == x.shape[2]
             and 0 < 2 * pairs <= x.shape[3]
             and all(x.shape)
-            and environment() in ("auto", "triton")
+            and (self.backend or selected().backend) in ("auto", "triton")
+            and differentiation_unsupported_reason() is None
         )
         # kernels that failed before are not used again; warn once
         if not fits or (device_unsupported_reason(x) or failure_reason(x, "rotation")) is None:

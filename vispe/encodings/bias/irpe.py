@@ -105,7 +105,7 @@ class IRPE(Biased):
     Shapes: pos (n, 2) of a grid -> bias (b, h, n, n), contextual, or (1, h or 1, n, n). Tables, all 0 at first:
         (h or 1, d_h, buckets) on q and k, (h or 1, buckets, d_h) on v, (h or 1, buckets) as bias.
     New resolution: no resampling needed; offsets beyond 8 ratio share the outer bucket.
-    Cost: contextual k or q: b h n buckets d_h and a gather of n x n; 'cross' gathers n (h + w) and adds; v: sums per
+    Cost: contextual k or q: b h n buckets d_h and a gather per score; 'cross' gathers n (h + w) and adds; v: sums per
         bucket, nothing of n x n x d_h, but attention weights are materialised.
     Invariant to: translation. Euclidean and quantization: rotation by 90 degrees and flips of a square grid too.
     Raises: ShapeError if `pos` is not of a 2-axis grid; OptionError for incompatible options.
@@ -226,10 +226,10 @@ class IRPE(Biased):
         if self.method == "cross":
             lines = buckets.grid_lines(pos, self.ratio, self.prefix_buckets)
             return CrossBias((tables[0], tables[1]), lines, dot, pos)
-        pairs, known = self._pairs(pos)[0], ("irpe", letter, self.method, self.ratio, self.prefix_buckets)
-        if dot == "key":  # the table on q is indexed by the offset from the key
-            pairs = pairs.transpose(-1, -2)
-        return ContextBias(tables[0], pairs, dot, True, pos, known=known)
+        options = self.method, self.ratio, self.prefix_buckets
+        # the table on q is indexed by the offset from the key
+        pairs = buckets.grid_buckets(pos, *options, transposed=dot == "key")
+        return ContextBias(tables[0], pairs, dot, True, pos, known=("irpe", letter, *options))
 
     def _fixed(self, pos: Positions, letter: str) -> Bias:
         tables = list(self.get_submodule(f"rpe_{letter}").parameters())

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import same_grid
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import Table
-from vispe.encodings.parts.relative import FactorBias, offset_rows, pair_rows, with_none
+from vispe.encodings.parts.relative import FactorBias, grid_rows, offset_rows, with_none
 from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.parts.table_interpolation import Resample, resample_table, take
 from vispe.encodings.registry import register
@@ -60,7 +60,7 @@ class Shaw(Biased):
     Shapes: pos of a grid -> bias (b, h, n, n). Tables, initialised with 0, so that a pretrained model is unchanged:
         (offsets, d_h), numbers (offsets, 1), both h times as wide unless `shared`. Prefix rows and columns are 0.
     New resolution: the table is resampled in each forward, see `resample`; with `clip` it needs no resampling.
-    Cost: prod(2 n_a - 1) d_h parameters per layer; b h n prod(2 n_a - 1) d_h and a gather of n x n.
+    Cost: prod(2 n_a - 1) d_h parameters per layer; b h n prod(2 n_a - 1) d_h and a gather per score.
     Invariant to: translation, at equal queries and keys; distance_factor: reflection of an axis, too.
     Raises: ShapeError if `pos` is not of a grid with as many axes; OptionError for incompatible options.
     Differs from the reference: several axes; tables start at 0, so that a pretrained model is unchanged at first; a
@@ -187,7 +187,7 @@ class Shaw(Biased):
         )
         if "factor" in self.method:
             # (h or 1, rows, 1) -> (h or 1, rows)
-            return FactorBias(table[..., 0], pairs, pos)
+            return FactorBias(table[..., 0], pairs if isinstance(pairs, Tensor) else pairs.pairs(), pos)
         dots = ("query", "key") if self.method == "key_query" else ("query",)
         terms = [ContextBias(table, pairs, dot, True, pos, known=known) for dot in dots]
         return SumBias(terms) if len(terms) > 1 else terms[0]
@@ -197,18 +197,18 @@ class Shaw(Biased):
         if self.value_embedding is None:
             return None
         pairs, table, _ = self._read(pos, self.value_embedding, None, False)
-        return ValueTerm(table, pairs)
+        return ValueTerm(table, pairs if isinstance(pairs, Tensor) else pairs.pairs())
 
     def _read(
         self, pos: Positions, embedding: Table, channels: int | None, folded: bool
-    ) -> tuple[Tensor, Tensor, Hashable]:
-        """Return the row of each pair (b or 1, n, n), the table (h or 1, rows, channels), and a cache key."""
+    ) -> tuple[Tensor | OffsetBuckets, Tensor, Hashable]:
+        """Return the row of each pair (b or 1, n, n) or offset, the table (h or 1, rows, channels), and a cache key."""
         grid, weight = self._need_grid(pos), embedding.weight
         if self.clip is None and self.grid is not None and (folded or not same_grid(self.grid, grid.shape)):
             # (channels, 2 n_1 - 1, ...) -> (rows, channels)
             weight = self._resampled(weight, self.grid, grid.shape, folded).flatten(1).t()
         key = ("shaw", self.clip, self.index, folded)
-        pairs = pair_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))
+        pairs = grid_rows(pos, key, lambda: self._rows(grid.shape, folded, pos.coords.device))
         # (rows, h * channels) -> (h, rows, channels)
         table = weight.unflatten(1, (-1, channels or self._resolve_head_dim())).transpose(0, 1)
         return pairs, with_none(table), key

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.bias.abstract_bias import DenseRequest
+from vispe.attention.bias.content import OffsetBuckets
 from vispe.attention.bias.decomposed import DecomposedBias, grid_line_index
 from vispe.attention.bias.table import table_index
 from vispe.attention.bias.value_term import ValueTerm
@@ -121,6 +122,29 @@ def pair_buckets(pos: Positions, method: Method, ratio: float, prefix_buckets: i
         )
 
     return pos.remember(("irpe pairs", method, ratio, prefix_buckets), make)
+
+
+def grid_buckets(
+    pos: Positions, method: Method, ratio: float, prefix_buckets: int, transposed: bool
+) -> Tensor | OffsetBuckets:
+    """Return the buckets of a table, by offset on a full grid, else of every pair (b or 1, n, n).
+
+    Args:
+        pos: positions of a grid.
+        method: all but 'cross'.
+        ratio: offset from which on buckets are shared.
+        prefix_buckets: number of buckets for pairs with a prefix token.
+        transposed: exchange queries and keys.
+    """
+
+    def pairs() -> Tensor:
+        return pair_buckets(pos, method, ratio, prefix_buckets)[0]
+
+    if torch.compiler.is_compiling() or not pos.regular or not pos.static:
+        return pairs().transpose(-1, -2) if transposed else pairs()
+    to_patch, to_prefix, both = prefix_entries(patch_buckets(method, ratio), prefix_buckets)
+    by_offset = OffsetBuckets(offset_buckets(pos, method, ratio)[0], (to_patch, to_prefix, both), pairs)
+    return by_offset.transposed() if transposed else by_offset
 
 
 def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tensor, Tensor]:

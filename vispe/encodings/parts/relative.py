@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.content import ContextBias, with_head_axis
+from vispe.attention.bias.content import ContextBias, OffsetBuckets, with_head_axis
 from vispe.attention.bias.table import table_index
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.parts.buckets import CrossBias, shifted
@@ -178,6 +178,14 @@ def pair_rows(pos: Positions, key: Hashable, rows: Callable[[], Tensor]) -> Tens
         return F.pad(rows().flatten() + 1, (0, 3))[index]
 
     return pos.remember(("rows of pairs", key), make)
+
+
+def grid_rows(pos: Positions, key: Hashable, rows: Callable[[], Tensor]) -> Tensor | OffsetBuckets:
+    """Return the result of `pair_rows`, by offset on a full grid."""
+    if torch.compiler.is_compiling() or not pos.regular or not pos.static:
+        return pair_rows(pos, key, rows)
+    table = pos.remember(("rows of offsets", key), lambda: rows() + 1)
+    return OffsetBuckets(table, (0, 0, 0), lambda: pair_rows(pos, key, rows))
 
 
 def line_rows(pos: Positions, key: Hashable, axis: int, rows: Callable[[], Tensor], dot: Dot) -> Tensor:

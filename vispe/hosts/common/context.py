@@ -11,9 +11,10 @@ import torch.fx
 from torch import Tensor, nn
 
 from vispe.attention.backend_selection import selected
+from vispe.attention.bias.mask_cache import is_open
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.dispatch import MIN_LOWRANK_KEYS
-from vispe.attention.precision import compute_dtype, exporting
+from vispe.attention.precision import compute_dtype, exporting, forward_mode
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import bias_of, value_term_of
 from vispe.grid import Positions
@@ -99,7 +100,12 @@ class Context:
         if isinstance(x, torch.fx.Proxy):
             return None
         bias_only = module.pos_enc is None and self.mask is None and not self.is_causal and module.fused_attn
-        if not bias_only or self.positions.tokens >= MIN_LOWRANK_KEYS or torch.compiler.is_compiling():
+        if (
+            not bias_only
+            or self.positions.tokens >= MIN_LOWRANK_KEYS
+            or torch.compiler.is_compiling()
+            or forward_mode()
+        ):
             return None
         # rotations and several softmaxes cannot be written as one mask
         if any(
@@ -112,11 +118,12 @@ class Context:
         layer = module.vispe_layer
         bias = bias_of(self.encodings, self.positions, layer, x)
         # a bias without a cache key would be computed in every call
-        if bias is None or bias.key is None or bias.whole or not bias.finite or bias.per_sample:
+        if bias is None or bias.key is None or bias.whole or bias.per_sample:
             return None
         if value_term_of(self.encodings, self.positions, layer) is not None:
             return None
-        return bias.mask(compute_dtype(x))
+        dtype = compute_dtype(x)
+        return bias.mask(dtype) if bias.finite or is_open(bias, dtype) else None
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, x: Tensor, dropout_p: float

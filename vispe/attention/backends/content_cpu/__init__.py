@@ -19,10 +19,11 @@ from vispe.attention.backends.content_cpu.lookup import Lookup, Method
 from vispe.attention.backends.content_cpu.runs import Runs, runs_of
 from vispe.attention.backends.content_cpu.windows import Windows, windows_of
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.content import ContextBias
+from vispe.attention.bias.content import ContextBias, OffsetBuckets
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.mask_cache import MAX_TOTAL_BYTES
 from vispe.attention.call import Call
-from vispe.attention.precision import autocast_on, exporting, narrowed, no_infinity, readable
+from vispe.attention.precision import autocast_on, exporting, no_infinity, readable, rounded
 
 MIN_BIAS_BYTES = (
     8 << 20
@@ -35,14 +36,12 @@ SPLIT = 256  # queries per work item of an SDPA thread
 def attend(call: Call) -> Tensor | None:
     """Return attention (b, h, n, d_v) computed for blocks of queries, or None if a dense mask has to be used."""
     terms = _terms(call.bias)
-    if not terms or not _supports(call) or not no_infinity(*(t.weights for t in terms)):
+    if not terms or not supports(call, terms):
         return None
     q, k, v = call.transformed()
     heads, explicit = q.shape[1], prefers_explicit(call.dtype)
     wide = torch.promote_types(call.dtype, torch.float32)
-    # SDPA needs a mask in the dtype of q; with a single table the products are rounded before they are gathered
-    dtype = wide if explicit or len(terms) > 1 else call.dtype
-    methods = _methods(terms, dtype)
+    methods = _methods(terms, wide)
     blocks = _blocks(methods, q.shape[2], ROWS if explicit else SDPA_ROWS)
     heads_per_group = 1 if explicit else min(heads, max(1, torch.get_num_threads() * SPLIT // blocks[0].stop))
     # padding keys in front, which some methods need; their bias is -inf
@@ -78,7 +77,7 @@ def attend(call: Call) -> Tensor | None:
                     )
                     _attend_head(*head, out=outputs[0, block])
                 else:
-                    mask = narrowed(bias, call.dtype)
+                    mask = rounded(bias, call.dtype)
                     outputs[:, block] = F.scaled_dot_product_attention(
                         queries[:, block], keys_of_heads, values, attn_mask=mask, scale=call.factor
                     )
@@ -122,18 +121,29 @@ def _terms(bias: Bias | None) -> list[ContextBias]:
     return tables if len(tables) == len(terms) else []
 
 
-def _supports(call: Call) -> bool:
-    """Whether nothing needs a gradient, the call has only a bias, and that is too large for the CPU cache."""
+def supports(call: Call, terms: list[ContextBias]) -> bool:
+    """Whether nothing needs a gradient, the call has only a bias, and that is too large for the CPU cache.
+
+    Args:
+        call: the call.
+        terms: the tables that its bias consists of.
+    """
     q, k, v = call.q, call.k, call.v
     if not all(map(readable, (q, k, v))) or exporting() or autocast_on(q.device):
         return False
     masked = call.attn_mask is not None or call.key_padding_mask is not None or call.cu_seqlens is not None
     if masked or call.is_causal or call.dropout_p or call.value_term is not None:
         return False
-    numbers = [q, k, v] + [t.weights for t in _terms(call.bias)]
+    numbers = [q, k, v] + [t.weights for t in terms]
     if torch.is_grad_enabled() and any(t.requires_grad for t in numbers):
         return False
-    return 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] > MIN_BIAS_BYTES
+    if 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= MIN_BIAS_BYTES:
+        return False
+    # buckets of all pairs (int64) take as much memory as masks may
+    pairs = 8 * q.shape[2] * k.shape[2]
+    if pairs > MAX_TOTAL_BYTES and any(isinstance(t.pair_buckets, OffsetBuckets) for t in terms):
+        return False
+    return no_infinity(*(t.weights for t in terms))
 
 
 def _methods(terms: list[ContextBias], dtype: torch.dtype) -> list[Method]:

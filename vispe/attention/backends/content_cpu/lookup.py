@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
-from vispe.attention.precision import narrowed
 from vispe.grid import Grid
 
 
@@ -48,7 +47,7 @@ class Lookup:
         buckets = self.term.buckets
         if buckets.ndim == 3:
             buckets = buckets[sample if len(buckets) > 1 else 0]
-        return narrowed(self.term.products(request, slice(sample, sample + 1))[0], self.dtype), buckets
+        return self.term.products(request, slice(sample, sample + 1))[0].to(self.dtype), buckets
 
     def rows(self, read: tuple[Tensor, Tensor], heads: slice, block: slice) -> Tensor:
         """Return the bias of some heads and queries, (h, rows, m)."""

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from vispe.attention.backends.content_cpu.lookup import on_grid
 from vispe.attention.bias.abstract_bias import DenseRequest
 from vispe.attention.bias.content import ContextBias
-from vispe.attention.precision import narrowed
 from vispe.grid import Grid
 
 MIN_RUN_LENGTH = 16  # keys per run, below which copying is slower than lookup
@@ -63,7 +62,7 @@ class Runs:
 
     def read(self, request: DenseRequest, sample: int) -> Tensor:
         """Return the products of the queries of a sample with all buckets, followed by -inf, (h, n, buckets + 1)."""
-        products = narrowed(self.term.products(request, slice(sample, sample + 1))[0], self.dtype)
+        products = self.term.products(request, slice(sample, sample + 1))[0].to(self.dtype)
         return F.pad(products, (0, 1), value=float("-inf"))
 
     def rows(self, read: Tensor, heads: slice, block: slice) -> Tensor:

@@ -21,12 +21,13 @@ from vispe.attention.bias.float16_strip import fits_float16, pack_with_copy
 from vispe.attention.bias.lower_to_table import (
     causal_unsupported_reason,
     lower_to_table,
+    shifted,
     table_unsupported_reason,
     with_causal_mask,
 )
 from vispe.attention.bias.strip import Layout, build, layout_of, pack, visible_offsets
 from vispe.attention.call import Call
-from vispe.attention.precision import exporting, no_autocast
+from vispe.attention.precision import differentiation_unsupported_reason, exporting, no_autocast
 from vispe.errors import ShapeError
 from vispe.grid import Positions
 
@@ -37,9 +38,9 @@ MAX_HEAD_DIM = 128  # maximum head_dim
 def unsupported_reason(call: Call) -> str | None:
     """Return why this backend does not support `call`, or None."""
     q, k, v = call.q, call.k, call.v
-    device = _no_device(q)
-    if device:
-        return device
+    unavailable = _no_device(q) or differentiation_unsupported_reason()
+    if unavailable:
+        return unavailable
     for excluded, why in (
         (call.value_term is not None, "a value term needs the attention weights, which are not materialised"),
         (call.whole, "a bias that replaces the product of queries and keys is not fused"),
@@ -157,10 +158,12 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             table, edge = lower_to_table(bias)
             if table.shape[0] not in (1, heads):
                 raise ShapeError(f"The bias must have 1 or {heads} heads, got {table.shape[0]}.")
-            table = table.to(call.q.device, torch.float32)
+            table = table.to(call.q.device)
             # causal masking is part of the table
             if call.is_causal:
                 table, edge = with_causal_mask(table, edge, grid)
+            table, edge = shifted(table, edge, bool(grid.prefix))
+            table = table.float()
             # small grids (row layout) have one or two tiles, so skipping is useless there
             visible = (
                 visible_offsets(table, heads)
@@ -174,7 +177,9 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             return *pack_with_copy(
                 runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead
             ), visible
-        return *pack(runs, prefix_runs, layout, call.factor, stored, lead=layout.lead), None, visible
+        # the table is shifted already
+        packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
+        return *packed, None, visible
 
     if bias.key is not None:
         dtype = call.dtype if both else stored

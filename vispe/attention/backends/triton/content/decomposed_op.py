@@ -11,6 +11,7 @@ from triton import cdiv
 from vispe.attention.backends.triton.content.axis_tables import Slots, rows_of, slots_of
 from vispe.attention.backends.triton.content.decomposed import decomposed_forward
 from vispe.attention.backends.triton.content.decomposed_backward import decomposed_grad_kv, decomposed_grad_q
+from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
@@ -125,12 +126,14 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    check_backward()
     dq, dk, dv, *terms_grads = decomposed_attention_grad(grad_out, *ctx.saved_tensors, *ctx.rest)
     by_query, by_key = (grad if needed else None for grad, needed in zip(terms_grads, ctx.read, strict=True))
     return dq, dk, dv, by_query, by_key, *[None] * 7
 
 
 decomposed_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+refuse_second_derivative(decomposed_attention_grad)
 
 
 def _operands(first: Tensor | None, second: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:

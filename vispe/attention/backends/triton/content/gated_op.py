@@ -14,6 +14,7 @@ from vispe.attention.backends.triton.content.gated import (
     gated_grad_profile,
     gated_grad_q,
 )
+from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.grid.launch import (
     LOG2E,
@@ -142,6 +143,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    check_backward()
     prefix, scale, sharers, deterministic = ctx.rest
     length = ctx.length if any(ctx.needs_input_grad[10:12]) else 0
     *grads, runs, prefix_runs = gated_attention_grad(
@@ -152,6 +154,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 
 gated_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+refuse_second_derivative(gated_attention_grad)
 
 
 def _constants(q: Tensor, v: Tensor, size: Tiles, keep: Tensor | None) -> dict[str, int | bool | str]:

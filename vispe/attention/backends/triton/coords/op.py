@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.backends.triton.coords.launch import Operands, run_backward, run_forward, run_table
+from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.grid.launch import fake_output, grads_like, scaled_grad, with_row_pitch
 
@@ -68,6 +69,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    check_backward()
     learns_table, learns_slopes = ctx.needs_input_grad[3], ctx.needs_input_grad[5]
     dq, dk, dv, table, slopes = coords_attention_grad(
         grad, *ctx.saved_tensors, *ctx.rest, learns_table, learns_slopes
@@ -78,3 +80,4 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 
 coords_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+refuse_second_derivative(coords_attention_grad)

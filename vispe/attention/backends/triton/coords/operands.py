@@ -15,7 +15,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.distance_metrics import largest
-from vispe.attention.bias.lower_to_table import lower_to_table
+from vispe.attention.bias.lower_to_table import lower_to_table, shifted
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
@@ -67,15 +67,14 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with no_autocast(device):
         # masks of windows: one table for mask and bias together, with separate cells
         for term in masks:
-            bias_table = lower_to_table(SumBias(tables))[0] if tables else None
+            bias_table = shifted(*lower_to_table(SumBias(tables)), False)[0] if tables else None
             cells, table = term.cell_numbers(), term.widened(bias_table).flatten(1).to(device, torch.float32)
         for term in tables[:1] if not masks else ():
             pos = _bound(term)
             cells = pos.remember("cell numbers", lambda pos=pos: cell_numbers(pos))
             # all tables are summed, since they share one index
-            table = extended(*lower_to_table(term if len(tables) == 1 else SumBias(tables))).to(
-                device, torch.float32
-            )
+            lowered = lower_to_table(term if len(tables) == 1 else SumBias(tables))
+            table = extended(*shifted(*lowered, True)).to(device, torch.float32)
         for term in distances:
             pos, metric = _bound(term), METRICS[term.metric]
             # coordinates depend on positions only and are cached

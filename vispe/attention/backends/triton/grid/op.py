@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.grid.launch import (
     fake_output,
@@ -103,6 +104,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    check_backward()
     prefix, scale, sharers, deterministic = ctx.rest
     # needs_input_grad of runs and prefix_runs
     length = ctx.length if any(ctx.needs_input_grad[8:10]) else 0
@@ -114,3 +116,4 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 
 table_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+refuse_second_derivative(table_attention_grad)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
+from vispe.attention.backends.triton.derivatives import check_backward, refuse_second_derivative
 from vispe.attention.backends.triton.device import record_failures
 from vispe.attention.backends.triton.grid.launch import tokens_first
 from vispe.attention.backends.triton.rotary.kernels import grad_tables, rotate
@@ -115,6 +116,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    check_backward()
     half, back, count = ctx.rest
     cos, sin, *inputs = ctx.saved_tensors
     grads_in: tuple[Tensor | None, ...] = (None, None, None)
@@ -130,6 +132,7 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
 
 
 rotate_pairs.register_autograd(_backward, setup_context=_keep_for_backward)
+refuse_second_derivative(rotate_pairs_grad)
 
 
 def _contiguous_channels(x: Tensor) -> Tensor:
