@@ -193,7 +193,10 @@ class SumOfBlocks:
         """Return the bias of a block, (h or 1, rows, n)."""
         total = self.terms[0].mask(block, sample)
         for term in self.terms[1:]:
-            total = total + term.mask(block, sample)
+            mask = term.mask(block, sample)
+            # in memory of the masks, unless heads or dtypes differ
+            fits = total.shape == mask.shape and total.dtype == mask.dtype
+            total = total.add_(mask) if fits else total + mask
         return total
 
     def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
