@@ -58,7 +58,7 @@ class BlockBias(Protocol):
         """Return the bias of a block, (h or 1, rows, n); its memory may be overwritten by the next call."""
         ...
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradients of the tensors of `source`, given the gradients `scores` (h, rows, n) of its mask."""
         ...
 
@@ -140,7 +140,7 @@ class StripBias:
             mask[:, :prefix, prefix:] = self.runs[heads, -1:, None]
         return mask
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradients of runs and prefix biases, given those of the mask of a block (h, rows, n)."""
         del source, sample
         prefix, heads = self.layout.prefix, self.pick(block.heads)

@@ -117,7 +117,7 @@ class ProductBias:
         out = self.memory.take((len(products), *buckets.shape), products)
         return torch.gather(products.transpose(-1, -2), 1, buckets.expand(len(products), -1, -1), out=out)
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradient of the products, given that of the mask of a block (h, rows, n)."""
         del source
         total, buckets = self.tensors[0][sample, block.heads], self.buckets.rows(block, sample)
@@ -156,7 +156,7 @@ class VectorBias(ProductBias):
         products = x @ _pick(weights, block.heads).transpose(-1, -2)
         return self._gather(products, self.buckets.rows(block, sample))
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradients of vectors and weights, given that of the mask of a block (h, rows, n)."""
         vectors, weights = source.tensors
         x = vectors[sample, block.heads, block.tokens]

@@ -260,7 +260,8 @@ class _StripAttention(torch.autograd.Function):
             # double backward: differentiate the plain definition, which the kernel is not
             if torch.is_grad_enabled():
                 inputs = [t if t.requires_grad else t.detach().requires_grad_() for t in (q, k, v, *tensors)]
-                output = _by_definition(*inputs[:3], template.replace(inputs[3:]), keep, scale)
+                q, k, v, *tensors = inputs
+                output = _by_definition(q, k, v, template.replace(tensors), keep, scale)
                 grads = torch.autograd.grad(output, inputs, grad, create_graph=True, allow_unused=True)
             elif any(ctx.needs_input_grad[7:]):
                 grads = _backward(grad, q, k, v, out, lse, template.replace(tensors), keep, layout, scale)
