@@ -51,7 +51,7 @@ def calls(monkeypatch):
     calls = []
     original = blocked._StripAttention.apply
     monkeypatch.setattr(blocked._StripAttention, "apply", lambda *a: calls.append(a[0].shape) or original(*a))
-    for name in ("MIN_QUERIES", "MIN_CONTENT_BYTES", "MIN_FIXED_CONTENT_BYTES"):
+    for name in ("MIN_QUERIES", "MIN_CONTENT_BYTES", "MIN_CONTENT_TOKENS"):
         monkeypatch.setattr(blocked, name, 0)
     monkeypatch.setattr(blocked, "FORWARD_BLOCK", 2800)
     monkeypatch.setattr(blocked, "BACKWARD_BLOCK", 1500)

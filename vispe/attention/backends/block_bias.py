@@ -58,7 +58,7 @@ class BlockBias(Protocol):
         """Return the bias of a block, (h or 1, rows, n); its memory may be overwritten by the next call."""
         ...
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradients of the tensors of `source`, given the gradients `scores` (h, rows, n) of its mask."""
         ...
 
@@ -140,7 +140,7 @@ class StripBias:
             mask[:, :prefix, prefix:] = self.runs[heads, -1:, None]
         return mask
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradients of runs and prefix biases, given those of the mask of a block (h, rows, n)."""
         del source, sample
         prefix, heads = self.layout.prefix, self.pick(block.heads)
@@ -193,7 +193,10 @@ class SumOfBlocks:
         """Return the bias of a block, (h or 1, rows, n)."""
         total = self.terms[0].mask(block, sample)
         for term in self.terms[1:]:
-            total = total + term.mask(block, sample)
+            mask = term.mask(block, sample)
+            # in memory of the masks, unless heads or dtypes differ
+            fits = total.shape == mask.shape and total.dtype == mask.dtype
+            total = total.add_(mask) if fits else total + mask
         return total
 
     def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:

@@ -113,18 +113,18 @@ class ProductBias:
         products, buckets = self.tensors[0][sample, block.heads], self.buckets.rows(block, sample)
         if self.dot == "query":
             return self._gather(products[:, block.tokens], buckets)
-        gathered = products.gather(-1, buckets.t().expand(len(products), -1, -1))
-        return gathered.transpose(-1, -2).contiguous()
+        # along the axis of buckets, so that the result has contiguous rows
+        out = self.memory.take((len(products), *buckets.shape), products)
+        return torch.gather(products.transpose(-1, -2), 1, buckets.expand(len(products), -1, -1), out=out)
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradient of the products, given that of the mask of a block (h, rows, n)."""
         del source
         total, buckets = self.tensors[0][sample, block.heads], self.buckets.rows(block, sample)
         if self.dot == "query":
             total[:, block.tokens].scatter_add_(-1, buckets.expand_as(scores), scores)
         else:
-            scores = scores.transpose(-1, -2)
-            total.scatter_add_(-1, buckets.t().expand_as(scores), scores)
+            total.transpose(-1, -2).scatter_add_(1, buckets.expand_as(scores), scores)
 
     def dense(self) -> Tensor:
         """Return the complete bias (b, h, n, n), differentiable."""
@@ -156,7 +156,7 @@ class VectorBias(ProductBias):
         products = x @ _pick(weights, block.heads).transpose(-1, -2)
         return self._gather(products, self.buckets.rows(block, sample))
 
-    def add(self, source: Self, block: Block, sample: int, scores: Tensor) -> None:
+    def add(self, source: BlockBias, block: Block, sample: int, scores: Tensor) -> None:
         """Add the gradients of vectors and weights, given that of the mask of a block (h, rows, n)."""
         vectors, weights = source.tensors
         x = vectors[sample, block.heads, block.tokens]

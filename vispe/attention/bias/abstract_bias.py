@@ -199,18 +199,16 @@ class Bias:
             # a copy of windows of the table needs no further tensors of this size, unlike distances of all pairs
             table = at_least_float32(request.pick(self.table(grid)))
             mask = table.new_empty(len(table), pos.tokens, pos.tokens, dtype=dtype)
-            for one, out in zip(table.split(1), mask.split(1), strict=True):
-                dense = (
-                    out
-                    if dtype.itemsize >= table.dtype.itemsize
-                    else torch.empty_like(out, dtype=table.dtype)
-                )
-                fill_dense(dense, one, grid.shape, grid.prefix)
-                if dense is not out:
-                    for rows, rounded_rows in zip(
-                        dense.split(ROUNDED_ROWS, 1), out.split(ROUNDED_ROWS, 1), strict=True
-                    ):
-                        rounded_rows.copy_(rounded(rows, dtype))
+            for head in range(len(table)):
+                out, one = mask[head], table[head : head + 1]
+                if dtype.itemsize >= table.dtype.itemsize:
+                    fill_dense(out[None], one, grid.shape, grid.prefix)
+                    continue
+                dense = torch.empty_like(out, dtype=table.dtype)
+                fill_dense(dense[None], one, grid.shape, grid.prefix)
+                for start in range(0, len(out), ROUNDED_ROWS):
+                    rows = slice(start, start + ROUNDED_ROWS)
+                    out[rows] = rounded(dense[rows], dtype)
             return mask[None]
 
         # slices are not hashable

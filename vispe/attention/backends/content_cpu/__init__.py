@@ -139,8 +139,8 @@ def supports(call: Call, terms: list[ContextBias]) -> bool:
         return False
     if 4 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= MIN_BIAS_BYTES:
         return False
-    # buckets of all pairs (int64) take as much memory as masks may
-    pairs = 8 * q.shape[2] * k.shape[2]
+    # the offset and the bucket of each pair (int64) are cached; larger grids are computed in blocks
+    pairs = 16 * q.shape[2] * k.shape[2]
     if pairs > MAX_TOTAL_BYTES and any(isinstance(t.pair_buckets, OffsetBuckets) for t in terms):
         return False
     return no_infinity(*(t.weights for t in terms))
