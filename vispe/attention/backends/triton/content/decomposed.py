@@ -63,9 +63,10 @@ def panel_bias(bias, OWN, OTHER, slot, ly, lx, row, start, ls, BA: tl.constexpr,
         # one row term, repeated for all columns
         bias += tl.reshape(tl.broadcast_to(row_terms[:, :, None], (BA, R, W)), (BA, R * W))
         if HAS_OTHER:
-            return bias + other_bias(OTHER, ly, lx, start, R * W)
-        return bias
-    return other_bias(OTHER, ly, lx, start, R * W)
+            bias += other_bias(OTHER, ly, lx, start, R * W)
+    else:
+        bias = other_bias(OTHER, ly, lx, start, R * W)
+    return bias
 
 
 @triton.jit

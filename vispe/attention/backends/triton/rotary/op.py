@@ -147,7 +147,7 @@ def _tile(pairs: int, n: int) -> int:
 
 
 def _pad_to_three(tensors: list[Tensor]) -> list[Tensor]:
-    """Return three tensors; the first is a placeholder for missing ones, which kernels do not read."""
+    """Return three tensors; the first stands in for missing ones, which have its dtype and are not read."""
     return tensors + tensors[:1] * (3 - len(tensors))
 
 
