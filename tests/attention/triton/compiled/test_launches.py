@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 from tests.attention.triton.compiled.calls import BIASES, LaunchCase, all_cases, pairwise_cases, run
 from tests.attention.triton.compiled.stand_in_driver import SHARED, stand_in_gpu
+from vispe import Grid
 
 EVERY = os.environ.get("VISPE_EVERY") == "1"
 FEW = (
@@ -81,6 +82,28 @@ def test_operands_have_one_dtype_whether_present_or_missing(dtype, fresh_kernels
                 dtypes.setdefault((kernel, argument), set()).add(type_)
     assert {kernel for kernel, _ in dtypes} == KERNELS
     assert {operand: sorted(several) for operand, several in dtypes.items() if len(several) > 1} == {}
+
+
+SIZES = ((1, 2), (16, 2), (3, 16), (16, 12))  # batch sizes and heads: 1, multiples of 16, others
+# with the same layout of strips
+OTHER_GRIDS = (Grid((16, 16), 0), Grid((14, 20), 1), Grid((16, 18), 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "bias"), [(family, bias) for family, biases in BIASES.items() for bias in biases]
+)
+def test_other_sizes_launch_the_same_kernels(family, bias, fresh_kernels):
+    """Triton compiles a kernel again where an integer is 1 or a multiple of 16, unless told not to."""
+    case = LaunchCase(family, bias, "bfloat16", 64, "short", 90)
+    with stand_in_gpu(90, compiles=False) as gpu:
+        run(case)
+        kernels = set(gpu.signatures)
+        for batch, heads in SIZES:
+            run(case, batch, heads)
+        # panels of decomposed biases depend on the grid
+        for grid in OTHER_GRIDS if family != "decomposed" else ():
+            run(case, grid=grid)
+    assert set(gpu.signatures) == kernels
 
 
 if __name__ == "__main__":

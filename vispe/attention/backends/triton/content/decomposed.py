@@ -105,7 +105,7 @@ def attend_keys(acc, row_max, row_sum, q, K, V, KEEP, j, bias, kn, vn, n, c, D: 
     return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
+@triton.jit(do_not_specialize=["n", "p", "gh", "gw", "high", "wide", "many", "heads"])
 def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, n, p, gh,
                        gw, high, wide, ls, many, c, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
                        BE: tl.constexpr, BA: tl.constexpr, R: tl.constexpr, W: tl.constexpr, HAS_OWN: tl.constexpr,

@@ -165,5 +165,6 @@ def _widths(x: Tensor, pairs: int) -> tuple[int, int]:
 
 
 def _table_strides(table: Tensor) -> tuple[int, int, int]:
-    """Return the strides of batch, heads and tokens, with 0 for the batch if samples share one table."""
-    return table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), table.stride(2)
+    """Return the strides of batch, heads and tokens, with 0 for the batch or the heads if these share one table."""
+    batch, heads, tokens = table.stride()[:3]
+    return batch if table.shape[0] > 1 else 0, heads if table.shape[1] > 1 else 0, tokens
