@@ -74,7 +74,8 @@ class StandInDriver:
     def launcher_cls(self, source, metadata):
         """Return the launch function of a kernel; Triton loads its binary next."""
         self.loading = kernel = Kernel(source, metadata)
-        return lambda *args: self.launches.append(kernel)
+        # Triton keeps compiled kernels for the process, so the driver of the launch may be another one
+        return lambda *args: driver.active.launches.append(kernel)
 
     def load_binary(self, name, binary, shared, index):
         self.loading.binary = binary

@@ -108,23 +108,29 @@ def test_float32_on_tensor_cores(fresh_kernels, arch):
 def test_heads_of_64_and_32_columns(fresh_kernels, arch, monkeypatch):
     from vispe.attention.backends.triton.tiles import table_for
 
-    compiled = reports("grid", "slopes", arch, 72)
+    compiled = reports("grid", "distance", arch, 72)
+    compiled = compiled | {"grad_bias": reports("grid", "slopes", arch, 72)["grad_bias"]}
+    # one tile of 128 columns may exceed the shared memory
+    monkeypatch.setitem(SHARED, arch, 1 << 20)
     for (_, tokens, _), by_width in table_for("half", arch < 90).items():
         if tokens == "long":
             monkeypatch.setitem(by_width, 128, by_width[96])
-    padded = reports.__wrapped__("grid", "slopes", arch, 128)
+    padded = reports.__wrapped__("grid", "distance", arch, 128)
+    monkeypatch.undo()
     for kernel, (most, spills) in WIDER[arch].items():
         report = compiled[kernel]
         loop = plain_loop(report)
         assert loop["per_score"] <= 1.1 * most, report
         assert loop["spills"] <= spills, report
-        assert report["shared"] < padded[kernel]["shared"], (report, padded[kernel])
         assert report["shared"] <= SHARED[120 if arch == 80 else arch], report
-        # narrow tiles do not take longer than those of 128 columns
-        narrow, wide = (
-            max(loop["scores"] * loop["per_score"] for loop in r["loops"]) for r in (report, padded[kernel])
-        )
-        assert narrow <= 1.1 * wide, (report, padded[kernel])
+        if kernel in padded:
+            assert report["shared"] < padded[kernel]["shared"], (report, padded[kernel])
+            # narrow tiles do not take longer than those of 128 columns
+            narrow, wide = (
+                max(loop["scores"] * loop["per_score"] for loop in r["loops"])
+                for r in (report, padded[kernel])
+            )
+            assert narrow <= 1.1 * wide, (report, padded[kernel])
 
 
 @pytest.mark.slow
