@@ -10,6 +10,7 @@ from typing import Any
 import timing  # noqa: F401  (finds vispe)
 import timm
 import torch
+from stages import Results
 from torch.nn import functional as F
 
 import vispe
@@ -26,32 +27,37 @@ MODELS = (
 ENCODINGS = ("learn", "alibi2d", "rpb")  # timm's own table, a fixed bias, a learned one
 
 
-def replay(args: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds (quartiles) of one forward call for one sample, as called and as a CUDA graph that is replayed."""
-    device, heads = ("cpu", 2) if args.dry else ("cuda", 12)
-    width, dtype = (16, torch.float32) if args.dry else (64, torch.bfloat16)
-    found: dict[str, Any] = {}
+def replay(args: argparse.Namespace, results: Results) -> None:
+    """Measure milliseconds (quartiles) of a forward call for one sample: called, and replayed as a CUDA graph."""
+    device = "cpu" if args.dry else "cuda"
     for grid in (Grid((3, 4), 1),) if args.dry else GRIDS:
-        pos = grid.positions(device)
-        q, k, v = (torch.randn(1, heads, grid.tokens, width, device=device, dtype=dtype) for _ in range(3))
-        table = torch.randn(heads, *(2 * n - 1 for n in grid.shape), device=device)
-        distance, learned = DistanceBias((0.5,) * heads, pos), TableBias(table, pos)
-        mask = distance.dense().to(dtype)
-        calls: dict[str, Callable[[], Any]] = {
-            "vispe distance": lambda: vispe.attention(q, k, v, bias=distance, backend="triton"),  # noqa: B023
-            "vispe table": lambda: vispe.attention(q, k, v, bias=learned, backend="triton"),  # noqa: B023
-            "sdpa no bias": lambda: F.scaled_dot_product_attention(q, k, v),  # noqa: B023
-            "sdpa dense bias kept": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),  # noqa: B023
-        }
-        for name, call in calls.items():
-            row = found[f"{'x'.join(map(str, grid.shape))}+{grid.prefix} {name}"] = {
-                "called": spread(call, device)
-            }
+        for name, call in calls(grid, device, args.dry).items():
+            key = f"{'x'.join(map(str, grid.shape))}+{grid.prefix} {name}"
+            if key in results:
+                continue
+            row: dict[str, Any] = {"called": spread(call, device)}
             try:
                 row["replayed"] = spread(captured(call), device) if device == "cuda" else None
-            except RuntimeError as error:  # what cannot be captured is a result
+            # a call that cannot be captured is a result
+            except RuntimeError as error:
                 row["replayed"] = f"{type(error).__name__}: {error}"[:200]
-    return found
+            results[key] = row
+
+
+def calls(grid: Grid, device: str, dry: bool) -> dict[str, Callable[[], Any]]:
+    """Return the calls of `replay` on a grid by name."""
+    heads, width, dtype = (2, 16, torch.float32) if dry else (12, 64, torch.bfloat16)
+    pos = grid.positions(device)
+    q, k, v = (torch.randn(1, heads, grid.tokens, width, device=device, dtype=dtype) for _ in range(3))
+    table = torch.randn(heads, *(2 * n - 1 for n in grid.shape), device=device)
+    distance, learned = DistanceBias((0.5,) * heads, pos), TableBias(table, pos)
+    mask = distance.dense().to(dtype)
+    return {
+        "vispe distance": lambda: vispe.attention(q, k, v, bias=distance, backend="triton"),
+        "vispe table": lambda: vispe.attention(q, k, v, bias=learned, backend="triton"),
+        "sdpa no bias": lambda: F.scaled_dot_product_attention(q, k, v),
+        "sdpa dense bias kept": lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+    }
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -68,23 +74,31 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     return graph.replay
 
 
-def models(args: argparse.Namespace) -> dict[str, Any]:
-    """Images a second of whole ViTs in bfloat16, forward and a training step, stock and with an encoding."""
+def models(args: argparse.Namespace, results: Results) -> None:
+    """Measure images per second of complete ViTs in bfloat16, forward and a training step, with several encodings."""
     device = "cpu" if args.dry else "cuda"
-    found: dict[str, Any] = {}
     cases = (("vit_tiny_patch16_224", 32, 1),) if args.dry else MODELS
     for (arch, size, batch), spec in product(cases, ENCODINGS):
-        small = {"depth": 1} if args.dry else {}
-        torch.manual_seed(0)
-        model = timm.create_model(arch, img_size=size, num_classes=10, pos_embed=spec, **small).to(device)
-        images = torch.randn(batch, 3, size, size, device=device)
-        for name, step in (("forward", forward(model, images)), ("training step", training(model, images))):
+        name = f"{arch} {size} px b{batch} {spec}"
+        if f"{name} training step" in results:
+            continue
+        steps = step_functions(arch, size, batch, spec, device, 1 if args.dry else None)
+        for kind, step in steps.items():
             low, middle, high = spread(step, device, 1 if args.dry else 20)
-            found[f"{arch} {size} px b{batch} {spec} {name}"] = {
+            results[f"{name} {kind}"] = {
                 "images_per_s": round(1000 * batch / middle, 1), "ms": [low, middle, high],
             }  # fmt: skip
-        del model
-    return found
+
+
+def step_functions(
+    arch: str, size: int, batch: int, spec: str, device: str, depth: int | None = None
+) -> dict[str, Callable[[], Any]]:
+    """Return the steps of `models` by name; `depth` is that of the architecture by default."""
+    torch.manual_seed(0)
+    options = {} if depth is None else {"depth": depth}
+    model = timm.create_model(arch, img_size=size, num_classes=10, pos_embed=spec, **options).to(device)
+    images = torch.randn(batch, 3, size, size, device=device)
+    return {"forward": forward(model, images), "training step": training(model, images)}
 
 
 def forward(model: torch.nn.Module, images: torch.Tensor) -> Callable[[], Any]:

@@ -101,11 +101,15 @@ def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     assert list(found) == [
         "facts", "precompile", "ceilings", "quick", "sanitizer", "kernels", "replay", "models",
     ]  # fmt: skip
-    assert found["precompile"]["result"] == {"kernels": 8, "failures": []}
+    compiled = found["precompile"]["result"]
+    assert len(compiled) == 6  # a job of each kind
+    assert all(isinstance(seconds, float) for seconds in compiled.values()), compiled
     assert found["quick"]["result"]["failed"] == []
     # what is there is not measured again, what failed is
     found["kernels"] = {"failure": "exit 1"}
     (tmp_path / "first.json").write_text(json.dumps(found))
+    lines = (tmp_path / "kernels.jsonl").read_text().split("\n")
+    (tmp_path / "kernels.jsonl").write_text("\n".join(lines[:4]))
     program(*words, folder=tmp_path)
     again = json.loads((tmp_path / "first.json").read_text())
     assert again["facts"] == found["facts"]

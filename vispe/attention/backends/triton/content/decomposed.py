@@ -63,9 +63,10 @@ def panel_bias(bias, OWN, OTHER, slot, ly, lx, row, start, ls, BA: tl.constexpr,
         # one row term, repeated for all columns
         bias += tl.reshape(tl.broadcast_to(row_terms[:, :, None], (BA, R, W)), (BA, R * W))
         if HAS_OTHER:
-            return bias + other_bias(OTHER, ly, lx, start, R * W)
-        return bias
-    return other_bias(OTHER, ly, lx, start, R * W)
+            bias += other_bias(OTHER, ly, lx, start, R * W)
+    else:
+        bias = other_bias(OTHER, ly, lx, start, R * W)
+    return bias
 
 
 @triton.jit
@@ -104,7 +105,7 @@ def attend_keys(acc, row_max, row_sum, q, K, V, KEEP, j, bias, kn, vn, n, c, D: 
     return weighted_sum(weight, v, scaled(acc, rescale[:, None]), DOT), row_max, row_sum
 
 
-@triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
+@triton.jit(do_not_specialize=["n", "p", "gh", "gw", "high", "wide", "many", "heads"])
 def decomposed_forward(Q, K, V, OWN, OTHER, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, n, p, gh,
                        gw, high, wide, ls, many, c, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
                        BE: tl.constexpr, BA: tl.constexpr, R: tl.constexpr, W: tl.constexpr, HAS_OWN: tl.constexpr,

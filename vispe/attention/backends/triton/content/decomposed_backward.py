@@ -59,7 +59,7 @@ def step_q(acc, q, do, lse, delta, K, V, KEEP, j, bias, kn, vn, n, c, D: tl.cons
     return weighted_sum(ds, k, acc, DOT), ds
 
 
-@triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
+@triton.jit(do_not_specialize=["n", "p", "gh", "gw", "high", "wide", "many", "heads"])
 def decomposed_grad_q(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DQ, GRAD_OWN, qb, qh, qn, kb, kh, kn, vb, vh, vn,
                       gb, gt, gn, db, dh, dn, n, p, gh, gw, high, wide, ls, many, c, scale, heads,
                       D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BA: tl.constexpr,
@@ -129,7 +129,7 @@ def step_kv(dk, dv, k, v, real, Q, GRAD, LSE, DELTA, i, bias, qn, gn, n, c, D: t
     return update_dkv(dk, dv, x, q, v, do, tl.load(LSE + i), tl.load(DELTA + i), c, DOT)
 
 
-@triton.jit(do_not_specialize=["n", "p", "gh", "gw"])
+@triton.jit(do_not_specialize=["n", "p", "gh", "gw", "high", "wide", "many", "heads"])
 def decomposed_grad_kv(Q, K, V, OWN, OTHER, KEEP, GRAD, LSE, DELTA, DK, DV, GRAD_OWN, qb, qh, qn, kb, kh, kn, vb, vh,
                        vn, gb, gt, gn, db, dh, dn, eb, et, en, n, p, gh, gw, high, wide, ls, many, c, scale, heads,
                        D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BA: tl.constexpr,

@@ -20,6 +20,7 @@ from vispe.attention.backends.triton.grid.launch import (
     fake_output,
     grads_like,
     mask_of,
+    missing,
     scaled_grad,
     strides,
     sums_of,
@@ -137,12 +138,13 @@ refuse_second_derivative(decomposed_attention_grad)
 
 
 def _operands(first: Tensor | None, second: Tensor | None, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both; `q` is a placeholder for a missing one."""
-    return q if first is None else first, q if second is None else second
+    """Return both, or the stand-in of a missing one."""
+    stand_in = missing(torch.float32, q.device)
+    return stand_in if first is None else first, stand_in if second is None else second
 
 
 def _grad_like(terms: Tensor | None, lse: Tensor) -> Tensor:
-    """Return a tensor for the gradient of terms, zero-filled since kernels do not write padding."""
+    """Return a tensor for the gradient of terms, zero-filled since kernels do not write padding; empty for None."""
     return lse.new_empty(0) if terms is None else lse.new_zeros(terms.shape)
 
 

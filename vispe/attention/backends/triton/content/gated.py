@@ -55,7 +55,7 @@ def gated_scores(q, a, K, COL, S, address, edge, KEEP, start, kn, n, p, D: tl.co
     return x, k, profile, gate
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"])
 def gated_forward(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
                   sh, eh, n, p, c, batch, heads, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
                   BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
@@ -119,7 +119,7 @@ def gated_step_q(acc, da, q, a, do, lse, delta, K, V, COL, S, address, edge, KEE
     return weighted_sum(ds, k, acc, DOT), da + tl.sum(ds * profile, 1)
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"])
 def gated_grad_q(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DQ, DROW, qb, qh, qn, kb, kh, kn, vb, vh,
                  vn, gb, gh, gn, db, dh, dn, sh, eh, n, p, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
                  E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_KEEP: tl.constexpr,
@@ -180,7 +180,7 @@ def gated_step_kv(dk, dv, dc, k, v, g, j, real, Q, GRAD, LSE, DELTA, ROW, S, ADD
     return dk, dv, dc + tl.sum(ds * profile, 1)
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"])
 def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, DK, DV, DCOL, qb, qh, qn, kb, kh, kn,
                   vb, vh, vn, gb, gh, gn, db, dh, dn, eb, et, en, sh, eh, n, p, c, scale, batch, heads,
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
@@ -221,7 +221,7 @@ def gated_grad_kv(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, D
     tl.store(DCOL + gate_row + j, dc * scale, mask=j < n)
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["eh", "rh", "n", "p", "batch", "heads"])
 def gated_grad_profile(Q, K, V, S, ADDRESS, EDGE, ROW, COL, KEEP, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh,
                        qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, sh, eh, rh, n, p, c, batch, heads, D: tl.constexpr,
                        BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

@@ -24,6 +24,7 @@ from vispe.attention.backends.triton.grid.launch import (
     fake_output,
     grads_like,
     mask_of,
+    missing,
     scaled_grad,
     strides,
     sums_of,
@@ -108,7 +109,7 @@ def gated_attention_grad(
     # one program per tile of scores
     down, across = cdiv(n, size.queries), cdiv(n, size.keys)
     fixed = deterministic and sharers > 1
-    unit = lse
+    unit = missing(torch.float64, q.device)
     if fixed:
         # the gradient of the profile is that of a logit times a gate, so the unit is scaled by the largest gate
         largest = row.abs().amax().double() + col.abs().amax().double()

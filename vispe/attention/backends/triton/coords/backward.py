@@ -37,7 +37,7 @@ def step_q(acc, slope_grad, x, k, gap, V, do, lse, delta, start, vn, n, c, E: tl
     return weighted_sum(ds, k, acc, DOT), slope_grad
 
 
-@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "batch", "heads"])
 def grad_q_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DQ, STEEP, qb, qh, qn,
                   kb, kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, th, cb, pb, wb, n, c, scale, batch, heads,
                   D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
@@ -110,7 +110,7 @@ def step_kv(dk, dv, k, v, j, to, sj, yj, xj, zj, py, px, pz, slope, first, last,
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "batch", "heads"])
 def grad_kv_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DK, DV, qb, qh, qn, kb,
                    kh, kn, vb, vh, vn, gb, gh, gn, db, dh, dn, eb, eh_, en, th, cb, pb, wb, n, c, scale, batch, heads,
                    D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
@@ -151,7 +151,7 @@ def grad_kv_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, G
     store_rows(DV + b * eb + h * eh_, masked_rows(dv, real), j, j < n, en, E, BE)
 
 
-@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "length", "n", "batch", "heads", "together"])
 def grad_table(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, GRAD, LSE, DELTA, DTABLE, UNIT, qb, qh, qn,
                kb, kh, kn, vb, vh, vn, gb, gh, gn, th, cb, pb, wb, length, n, c, scale, batch, heads, together,
                D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,

@@ -160,7 +160,7 @@ def slope_factor(SLOPE, h, si, scale, METRIC: tl.constexpr):
     return si
 
 
-@triton.jit(do_not_specialize=["n", "th", "cb", "pb"])
+@triton.jit(do_not_specialize=["th", "cb", "pb", "wb", "n", "batch", "heads"])
 def forward_coords(Q, K, V, TABLE, CELL, COORDS, PERIOD, SLOPE, SEGMENT, KEEP, OUT, LSE, qb, qh, qn, kb, kh, kn, vb,
                    vh, vn, ob, oh, on, th, cb, pb, wb, n, c, scale, batch, heads, D: tl.constexpr, BD: tl.constexpr,
                    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GATHER: tl.constexpr,

@@ -16,12 +16,17 @@ from vispe.attention.backends.triton.grid.launch import (
     constants,
     grads_like,
     is_older,
+    mask_of,
+    missing,
     strides,
     sums_of,
     tokens_first,
 )
 from vispe.attention.backends.triton.grid.launch_backward import row_sums_of, unit_of
 from vispe.attention.backends.triton.tiles import Tiles
+
+# of table, cells, coords, period, slopes and segment
+OPERAND_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.float32, torch.int32
 
 
 class Operands(NamedTuple):
@@ -49,16 +54,21 @@ class Operands(NamedTuple):
     metric: int
     scale: float
 
-    def read(self, like: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors in the order of the kernels' arguments; `like` is a placeholder for missing ones."""
+    def read(self, q: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors in the order of the kernels' arguments, or their stand-ins on the device of `q`."""
         table = self.table
         # softmax ignores a constant per head; the largest biases become small numbers with small rounding errors
         if table is not None:
             top = table.amax(1, keepdim=True)
             table = ((table - torch.where(top.isfinite(), top, 0.0)) / self.scale).contiguous()
-        keep = None if self.keep is None else self.keep.contiguous()
-        read = (table, self.cells, self.coords, self.period, self.slopes, self.segment, keep)
-        return tuple(like if tensor is None else tensor for tensor in read)
+        operands = (table, self.cells, self.coords, self.period, self.slopes, self.segment)
+        return (
+            *(
+                missing(dtype, q.device) if tensor is None else tensor
+                for tensor, dtype in zip(operands, OPERAND_DTYPES, strict=True)
+            ),
+            mask_of(self.keep, q),
+        )
 
     def steps(self) -> tuple[int, ...]:
         """Return the strides of heads or samples, 0 if these are shared."""
@@ -129,7 +139,7 @@ def run_backward(
     grad_q_coords[(tiles * b * h,)](
         *tensors,
         dq,
-        slope_grad if learned else lse,
+        slope_grad,
         *strides(q, k, v, grad, dq),
         *numbers,
         **compile_constants,
@@ -164,7 +174,7 @@ def run_table(
     size = size_of("grad_bias", q, v, more)
     # samples that share cells are summed in one program
     groups = cells.shape[0]
-    unit = unit_of(grad, v, b * n) if deterministic else lse
+    unit = unit_of(grad, v, b * n) if deterministic else missing(torch.float64, q.device)
     # fixed point needs int64
     table_grad = torch.zeros(
         h, table.shape[1], dtype=torch.int64 if deterministic else torch.float32, device=q.device

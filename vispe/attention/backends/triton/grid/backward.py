@@ -34,7 +34,7 @@ from vispe.attention.backends.triton.grid.shared import (
 )
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["n", "p", "heads"])
 def row_sums(OUT, GRAD, DELTA, ob, oh, on, gb, gh, gn, n, p, heads, E: tl.constexpr, BE: tl.constexpr,
              BM: tl.constexpr):  # fmt: skip
     """Write delta = ``sum_e dO O`` of one tile of queries; the first `p` queries are stored at the end."""
@@ -100,7 +100,7 @@ def accumulate_dq(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, DQ
     store_rows(DQ, scaled(acc, scale), token_index(u, m, n), u < n, dn, D, BD)
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"])
 def grad_q(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, GRAD, LSE, DELTA, DQ, qb, qh, qn, kb, kh, kn, vb, vh,
            vn, gb, gh, gn, db, dh, dn, sh, eh, n, p, c, drop, scale, batch, heads, groups, D: tl.constexpr,
            BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -227,7 +227,8 @@ def accumulate_dkv(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, GRAD, LSE, DELTA, D
     store_rows(DV, dv, token_index(j, m, n), j < n, en, E, BE)
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+# groups = 1 remains a kernel of its own: the loop over heads of a group would spill registers
+@triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"])
 def grad_kv(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, GRAD, LSE, DELTA, DK, DV, SUM, qb, qh, qn, kb, kh, kn,
             vb, vh, vn, gb, gh, gn, db, dh, dn, eb, et, en, ub, uh, un, sh, eh, n, p, c, drop, scale, batch, heads,
             groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,

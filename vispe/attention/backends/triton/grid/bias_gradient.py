@@ -78,7 +78,9 @@ def tile_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUN
     )
 
 
-@triton.jit(do_not_specialize=["rh", "n", "p"])
+@triton.jit(
+    do_not_specialize=["eh", "rh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"]
+)
 def grad_bias(Q, K, V, S, ADDRESS, EDGE, KEEP, SEED, GRAD, LSE, DELTA, BASE, RUNS, ENDS, UNIT, qb, qh, qn, kb, kh, kn,
               vb, vh, vn, gb, gh, gn, sh, eh, rh, n, p, c, drop, batch, heads, groups, D: tl.constexpr,
               BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

@@ -148,7 +148,7 @@ def attend_tile(Q, K, V, S, ADDRESS, EDGE, VISIBLE, KEEP, OUT, LSE, SHARE, rng, 
     store_output(OUT, LSE, SHARE, acc, row_max, row_sum, token_index(u, m, n), u, on, n, E, BE)
 
 
-@triton.jit(do_not_specialize=["n", "p"])
+@triton.jit(do_not_specialize=["eh", "n", "p", "batch", "heads"], do_not_specialize_on_alignment=["groups"])
 def forward(Q, K, V, S, COPY, ADDRESS, EDGE, VISIBLE, KEEP, SEED, OUT, LSE, qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh,
             on, sh, eh, n, p, c, drop, batch, heads, groups, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
             BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_COPY: tl.constexpr,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -115,14 +116,24 @@ def fake_output(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> tuple[Tensor,
     return tokens_first(q, v.shape[-1]), sums_of(q)
 
 
+@cache
+def missing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the stand-in for a missing operand, which kernels do not read: an empty tensor (a null pointer).
+
+    Its dtype must be that of the operand: Triton also compiles the code after a compile-time `if` that returned, so
+    another dtype would be another kernel, or one that does not compile.
+    """
+    return torch.empty(0, dtype=dtype, device=device)
+
+
 def mask_of(keep: Tensor | None, q: Tensor) -> Tensor:
-    """Return the key mask; `q` is a placeholder if there is none."""
-    return q if keep is None else keep.contiguous()
+    """Return the key mask, or its stand-in."""
+    return missing(torch.bool, q.device) if keep is None else keep.contiguous()
 
 
 def seed_of(seed: Tensor | None, q: Tensor) -> Tensor:
-    """Return the seed of dropout; `q` is a placeholder if there is none."""
-    return q if seed is None else seed
+    """Return the seed of dropout, or its stand-in."""
+    return missing(torch.int64, q.device) if seed is None else seed
 
 
 def tile_of(width: int) -> int:
@@ -175,8 +186,14 @@ def bias_of(
     packed: Tensor | None, copy: Tensor | None, address: Tensor | None, edge: Tensor | None, visible: Tensor | None,
     q: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the bias operands; `q` is a placeholder for missing ones."""
-    return tuple(q if tensor is None else tensor for tensor in (packed, copy, address, edge, visible))
+    """Return the bias operands, or their stand-ins."""
+    strip = torch.float32 if q.dtype == torch.float32 else torch.float16
+    dtypes = strip, torch.float16, torch.int32, torch.float32, torch.int32
+    operands = packed, copy, address, edge, visible
+    return tuple(
+        missing(dtype, q.device) if tensor is None else tensor
+        for tensor, dtype in zip(operands, dtypes, strict=True)
+    )
 
 
 def bias_strides(packed: Tensor | None, edge: Tensor | None) -> tuple[int, int]:

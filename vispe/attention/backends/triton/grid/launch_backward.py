@@ -16,6 +16,7 @@ from vispe.attention.backends.triton.grid.launch import (
     constants,
     grads_like,
     mask_of,
+    missing,
     numbers_of_rows,
     seed_of,
     strides,
@@ -52,10 +53,10 @@ def run_backward(
         )
     size = choose("grad_kv", q, v, packed)
     keys = "few keys" if 96 in (tile_of(q.shape[-1]), tile_of(v.shape[-1])) else "keys"
-    added = torch.zeros_like(dq, dtype=torch.float32) if once else q
+    added = torch.zeros_like(dq, dtype=torch.float32) if once else missing(torch.float32, q.device)
     grad_kv[(tiles_of(n, prefix, size.keys, keys) * b * k.shape[1],)](
-        *common, dk, dv, added, *strides(q, k, v, grad, dk, dv, added), *sizes,
-        **constants(q, v, size, packed, keep), **modes, ONCE=once,
+        *common, dk, dv, added, *strides(q, k, v, grad, dk, dv), *(strides(added) if once else (0, 0, 0)),
+        *sizes, **constants(q, v, size, packed, keep), **modes, ONCE=once,
     )  # fmt: skip
     if once:
         torch.mul(added, scale, out=dq)
@@ -121,7 +122,7 @@ def run_bias(
     # without shared elements the result is deterministic anyway
     fixed = deterministic and sharers > 1
     # fixed point: int64 multiples of 1 / unit
-    unit = unit_of(grad, v, b * sharers / (1 - dropout)) if fixed else lse
+    unit = unit_of(grad, v, b * sharers / (1 - dropout)) if fixed else missing(torch.float64, q.device)
     runs = torch.zeros(h, length, dtype=torch.int64 if fixed else torch.float32, device=q.device)
     prefix_runs = torch.zeros(h, programs, 2, dtype=torch.float32, device=q.device)
     grad_bias[(h * programs,)](

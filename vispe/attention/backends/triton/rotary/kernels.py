@@ -86,7 +86,7 @@ def rotate_tile(X, OUT, COS, SIN, cos, sin, h, heads, xh, xn, ch, cn, sh, sn, ta
             tl.store(OUT + 2 * PAIRS + i[:, None] * (heads * D) + d[None, :], rest, mask=real)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "x_heads", "y_heads", "z_heads", "most", "tables"])
 def rotate(X, Y, Z, XO, YO, ZO, COS, SIN, xb, xh, xn, yb, yh, yn, zb, zh, zn, cb, ch, cn, sb, sh, sn, n, x_heads,
            y_heads, z_heads, most, tables, D: tl.constexpr, BR: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
            PAIRS: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, PER: tl.constexpr, COUNT: tl.constexpr,
@@ -135,7 +135,7 @@ def add_products(cos, sin, X, G, heads, xb, xh, xn, gb, gh, gn, b, t, part, part
     return cos, sin
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "x_heads", "y_heads", "z_heads", "tables", "parts", "fields", "samples"])
 def grad_tables(X, Y, Z, GX, GY, GZ, DCOS, DSIN, xb, xh, xn, yb, yh, yn, zb, zh, zn, ub, uh, un, vb, vh, vn, wb, wh,
                 wn, n, x_heads, y_heads, z_heads, tables, parts, fields, samples, PAIRS: tl.constexpr,
                 BP: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, HALF: tl.constexpr,

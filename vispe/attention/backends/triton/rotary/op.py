@@ -150,7 +150,7 @@ def _tile(pairs: int, n: int) -> int:
 
 
 def _pad_to_three(tensors: list[Tensor]) -> list[Tensor]:
-    """Return three tensors; the first is a placeholder for missing ones, which kernels do not read."""
+    """Return three tensors; the first stands in for missing ones, which have its dtype and are not read."""
     return tensors + tensors[:1] * (3 - len(tensors))
 
 
@@ -168,5 +168,6 @@ def _widths(x: Tensor, pairs: int) -> tuple[int, int]:
 
 
 def _table_strides(table: Tensor) -> tuple[int, int, int]:
-    """Return the strides of batch, heads and tokens, with 0 for the batch if samples share one table."""
-    return table.stride(0) if table.shape[0] > 1 else 0, table.stride(1), table.stride(2)
+    """Return the strides of batch, heads and tokens, with 0 for the batch or the heads if these share one table."""
+    batch, heads, tokens = table.stride()[:3]
+    return batch if table.shape[0] > 1 else 0, heads if table.shape[1] > 1 else 0, tokens
