@@ -169,8 +169,8 @@ class Deberta(Biased, Rotary):
         self._need_axes(pos)
         if not self.rescale:
             return Transform()
-        placed = pos.spatial.to(torch.promote_types(self.rel_embeddings.dtype, torch.float32))
-        return Affine(q_mul=(1 + (self._factor - 1) * placed)[:, None, :, None])
+        has_position = pos.spatial.to(torch.promote_types(self.rel_embeddings.dtype, torch.float32))
+        return Affine(q_mul=(1 + (self._factor - 1) * has_position)[:, None, :, None])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the terms of block `layer`."""

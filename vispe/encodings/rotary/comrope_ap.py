@@ -128,8 +128,8 @@ class ComRoPEAP(ComRoPE):
         mask = torch.arange(self.axes, device=self.skew.device)[:, None] == self._axis_of(self.skew.device)
         return skew_matrix(at_least_float32(self.skew), self.width) * mask[..., None, None]
 
-    def _phases(self, places: Tensor) -> Tensor:
-        return places.index_select(-1, self._axis_of(places.device))
+    def _phases(self, coordinates: Tensor) -> Tensor:
+        return coordinates.index_select(-1, self._axis_of(coordinates.device))
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         matrices = skew_matrix(at_least_float32(self.skew), self.width)

@@ -108,8 +108,8 @@ class ComRoPELD(ComRoPE):
         theta = at_least_float32(self.theta)[..., None, None]
         return skew_matrix(at_least_float32(self.skew), self.width) * theta
 
-    def _phases(self, places: Tensor) -> Tensor:
-        return exact_product(places, self.theta)
+    def _phases(self, coordinates: Tensor) -> Tensor:
+        return exact_product(coordinates, self.theta)
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         generators = self.generators()
