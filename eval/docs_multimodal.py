@@ -146,7 +146,7 @@ def _cost(p: SchemeProperties) -> list[str]:
 
 def _position(p: SchemeProperties) -> list[str]:
     first = "sequence" if create_scheme(p.scheme).numbers_tokens else "time"
-    follows = "yes" if all(p.follows) else f"{first} only" if p.follows[0] else "no"
+    follows = "yes" if all(p.follows_text) else f"{first} only" if p.follows_text[0] else "no"
     tiles = "refused" if p.distinct_tiles is None else _yes(p.distinct_tiles)
     return [f"`{p.scheme}`", follows, _range(p.image_gap), _range(p.video_gap), _yes(p.distinct_image), tiles,
             _yes(p.distinct_video), _yes(p.mirrored), _yes(p.level), _yes(p.timed), _yes(p.random)]  # fmt: skip

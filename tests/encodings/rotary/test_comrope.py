@@ -253,7 +253,7 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
     for shape in ((4, 6), (2, 3, 5)):
         encoding = build(name, axes=len(shape), block=2, jitter=1.0, jitter_offset=0.3, normalize="none")
         pos = Grid(shape, prefix=1).positions()
-        still = encoding.eval().places(encoding.prepare(pos))
+        still = encoding.eval().coordinates(encoding.prepare(pos))
         assert torch.equal(still, pos.coords)
         noise, offset = torch.randn(1, pos.tokens, len(shape)), torch.randn(len(shape))
         given = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
