@@ -97,8 +97,8 @@ def _beyond(rows: dict[float, Measurement], at0: bool) -> str:
         if not effects
         else f", {figure_style.short_number(abs(float(np.mean(effects))))} beyond resampling"
     )
-    mean = figure_style.short_number(float(np.mean([values[a] for a in tilted])))
-    return f"off multiples of 90°: {mean} on average{beyond}"
+    average = figure_style.short_number(float(np.mean([values[a] for a in tilted])))
+    return f"off multiples of 90°: {average} on average{beyond}"
 
 
 def _few(n: int):
