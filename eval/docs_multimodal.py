@@ -42,7 +42,7 @@ PICTURES = {
     "squares": "squares of the configured size",
     "sizes": "`image_sizes`, row ends; else squares",
     "runs": "equal squares, counted",
-    "places": "positions of patches",
+    "patch_positions": "positions of patches",
     "patches": "`target_sizes`; slices are images",
     "regions": "`image_grids`: thumbnail, full image, row ends",
     "tiles": "`image_sizes`: thumbnail, tiles, row ends",
@@ -59,14 +59,14 @@ def families() -> str:
         own = str(family.own(CONFIG_MAPPING[name]()))
         videos = (
             "frames with text timestamps"
-            if family.separate_frames or family.pictures in ("places", "patches", "regions")
+            if family.separate_frames or family.image_layout in ("patch_positions", "patches", "regions")
             else "one block"
-            if family.pictures == "grids"
+            if family.image_layout == "grids"
             else "-"
         )
-        videos = "one block for all frames" if family.pictures == "one_vision" else videos
-        videos = "frames with text timestamps" if family.pictures == "places" else videos
-        rows.setdefault((PICTURES[family.pictures], videos, f"`{own}`"), []).append(f"`{name}`")
+        videos = "one block for all frames" if family.image_layout == "one_vision" else videos
+        videos = "frames with text timestamps" if family.image_layout == "patch_positions" else videos
+        rows.setdefault((PICTURES[family.image_layout], videos, f"`{own}`"), []).append(f"`{name}`")
     heads = ("model types", "how images are located", "videos", "trained with")
     return _table(heads, [[", ".join(names), *key] for key, names in rows.items()])
 

@@ -79,7 +79,7 @@ def test_a_model_with_images_and_masks(folder, tmp_path, capsys):
         "test_vit (random weights), 2 image(s)\nfeatures under rotation and reflection: strong"
     )
     assert "The patch kernel breaks the symmetry" in said.out
-    assert "turned by quarters and mirrored" in said.out
+    assert "rotated by quarter turns and mirrored" in said.out
     assert "area of bright, largest minus smallest" in said.out
     assert "Fixed pattern" in said.out
     assert "note: Images of 65 x 63 px" in said.out

@@ -47,7 +47,7 @@ class LayerAttention:
             embedding of the model's own is already applied.
         x: input of the layer (b, n, d).
         grid: grid of the tokens: prefix, then the patches row-major; a text is one row (1, n).
-        turned: rotation of the patches by a rotary embedding of the model's own; None without.
+        rotation: rotation of the patches by a rotary embedding of the model's own; None without.
     """
 
     layer: int
@@ -55,7 +55,7 @@ class LayerAttention:
     call: Call
     x: Tensor
     grid: Grid
-    turned: PairRotation | None = None
+    rotation: PairRotation | None = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def remember(self, name: str, make: Callable[[], T]) -> T:
@@ -244,7 +244,7 @@ def _hook(
     on_layer: Callable[[LayerAttention], None],
 ) -> Callable[..., None]:
     def describe(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        turned = None
+        rotation = None
         if isinstance(module, Attention):
             call, x, pos = _own_call(module, *args, **kwargs)
         elif of_transformers(tower):
@@ -269,22 +269,22 @@ def _hook(
                 bound.arguments["attn_mask"] = recorder
                 swapped.forward(*bound.args, **bound.kwargs)
             ((call, x),), pos = recorder.calls, recorder.positions
-            turned = _rotation(bound.arguments.get("rope"), bool(getattr(module, "rotate_half", False)))
+            rotation = _rotation(bound.arguments.get("rope"), bool(getattr(module, "rotate_half", False)))
         grid = pos.grid if pos is not None and pos.grid is not None else _grid(tower, size, x.shape[1])
-        on_layer(_observed(number, path, call, x, grid, turned))
+        on_layer(_observed(number, path, call, x, grid, rotation))
 
     return describe
 
 
 def _observed(
-    number: int, path: str, call: Call, x: Tensor, grid: Grid, turned: PairRotation | None = None
+    number: int, path: str, call: Call, x: Tensor, grid: Grid, rotation: PairRotation | None = None
 ) -> LayerAttention:
     if grid.axes != 2 or grid.tokens != x.shape[1]:
         raise ShapeError(
             f"{path} must have {grid.prefix} prefix tokens and a grid of {grid.shape} patches, got {x.shape[1]} "
             "tokens. Pass complete images, without dropped patches."
         )
-    return LayerAttention(number, path, call, x, grid, turned)
+    return LayerAttention(number, path, call, x, grid, rotation)
 
 
 def _rotation(rope: Tensor | None, half: bool) -> PairRotation | None:

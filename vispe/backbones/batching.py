@@ -12,7 +12,7 @@ FeatureFunction = Callable[[Tensor], Tensor]
 """Images (b, c, H, W) -> feature maps (b, d, h, w); wrap a function of one image in `PerImage`."""
 
 Segmenter = Callable[[Tensor], "np.ndarray | Tensor"]
-"""One image (c, H, W) -> integer labels (H, W): 1..K are classes, 0 is no data."""
+"""One image (c, H, W) -> integer labels (H, W): 1..K are classes, 0 means no data."""
 
 
 class PerImage:

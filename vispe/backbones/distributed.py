@@ -34,12 +34,12 @@ class Processes:
     Attributes:
         rank: index of this process, from 0.
         count: number of processes.
-        place: device of this process in a training.
+        torch_device: device of this process in a training.
     """
 
     rank: int = 0
     count: int = 1
-    place: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    torch_device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
     def started(cls) -> Processes:
@@ -75,8 +75,12 @@ class Processes:
                     f"A retrofit supports data-parallel processes only, got {feature} from accelerate launch. Launch "
                     "it with --multi_gpu."
                 )
-        process = cls._accelerated(device) if _world() > 1 else cls(place=torch.device(choose_device(device)))
-        if amp == "fp16" and process.place.type == "cpu":
+        process = (
+            cls._accelerated(device)
+            if _world() > 1
+            else cls(torch_device=torch.device(choose_device(device)))
+        )
+        if amp == "fp16" and process.torch_device.type == "cpu":
             raise OptionError("amp=fp16 needs a GPU, got a CPU. Use bf16 or no.")
         return process
 
@@ -144,7 +148,7 @@ class Processes:
 
     def total(self, value: float) -> float:
         """Return the sum of a number over all processes."""
-        tensor = torch.tensor([value], dtype=torch.float64, device=self.place)
+        tensor = torch.tensor([value], dtype=torch.float64, device=self.torch_device)
         self.sum_([tensor])
         return float(tensor)
 

@@ -44,12 +44,12 @@ class D4Segmenter:
         return labels.numpy()
 
 
-def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
+def named_callable(text: str, source: str, name: str) -> Callable[..., Any]:
     """Import a callable from a module or a Python file.
 
     Args:
         text: the user's text, for messages.
-        place: name of the module, or path of the file with its suffix `.py`.
+        source: name of the module, or path of the file with its suffix `.py`.
         name: name of the callable in the module.
 
     Raises:
@@ -59,7 +59,7 @@ def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
     >>> named_callable("math:floor", "math", "floor")(2.5)
     2
     """
-    module = _from_file(text, expanded(place)) if place.endswith(".py") else _imported(text, place)
+    module = _from_file(text, expanded(source)) if source.endswith(".py") else _imported(text, source)
     if not hasattr(module, name):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UnknownName(
@@ -73,16 +73,16 @@ def named_callable(text: str, place: str, name: str) -> Callable[..., Any]:
     return value
 
 
-def _imported(text: str, place: str) -> ModuleType:
+def _imported(text: str, source: str) -> ModuleType:
     check_code(text)
     # the working directory comes first, as with `python -m`
     cwd = str(Path.cwd())
     sys.path.insert(0, cwd)
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(source)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{text}: the Python module {place!r} cannot be imported ({error}). Run vispe in its folder, or name the "
+            f"{text}: the Python module {source!r} cannot be imported ({error}). Run vispe in its folder, or name the "
             "file: folder/file.py:name."
         ) from error
     finally:

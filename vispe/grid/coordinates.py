@@ -323,7 +323,7 @@ class Positions:
         return gathered
 
     def replace(self, **changes: Any) -> Positions:
-        """Return a copy with some fields replaced; the cache and `in_place` are kept if only `attrs` changes."""
+        """Return a copy with some fields replaced; the cache and `in_place` are reused if only `attrs` changes."""
         excluded = ("__weakref__", "in_place", "memo")
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in excluded}
         copy = Positions(**{**fields, **changes})

@@ -112,7 +112,8 @@ def _convert_named(model: nn.Module, options: dict[str, Any]) -> None:
 def restore(model: M) -> M:
     """Restore the original classes, absolute table and rotary embedding of a converted model, in place.
 
-    Outputs equal those before the conversion, bit for bit, if no weight has changed; weights trained since are kept.
+    Outputs equal those before the conversion, bit for bit, if no weight has changed; weights trained since are
+    preserved.
 
     Example:
         >>> import timm

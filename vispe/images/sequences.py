@@ -31,7 +31,7 @@ class FileImages(Sequence[Tensor]):
 
     Attributes:
         names: names of the pages.
-        places: file and page of each image.
+        pages: file and page of each image.
         notes: notes of the files that were read, without duplicates.
 
     Raises:
@@ -49,17 +49,17 @@ class FileImages(Sequence[Tensor]):
         self._last: tuple[Path, np.ndarray] | None = None
         self.frame = AS_STORED  # of the last file
         self.notes: list[str] = []
-        self.places = [(p, z) for p in paths for z in range(self._count(p))]
-        multipage = {p for p, z in self.places if z}
-        self.names = tuple(f"{p.name} page {z}" if p in multipage else p.name for p, z in self.places)
+        self.pages = [(p, z) for p in paths for z in range(self._count(p))]
+        multipage = {p for p, z in self.pages if z}
+        self.names = tuple(f"{p.name} page {z}" if p in multipage else p.name for p, z in self.pages)
 
     def __len__(self) -> int:
         """Return the number of pages."""
-        return len(self.places)
+        return len(self.pages)
 
     def __getitem__(self, number: int) -> Tensor:
         """Return one image (c, H, W)."""
-        path, page = self.places[number]
+        path, page = self.pages[number]
         return self._tensor(self._pages(path)[page])
 
     def shape(self, path: Path) -> tuple[int, int, int]:
@@ -103,7 +103,7 @@ class FileMasks(Sequence[np.ndarray]):
         self._images, self._zero = images, zero
         self._last: tuple[Path, np.ndarray] | None = None
         self.notes: list[str] = []
-        self._files = self._match(list(dict.fromkeys(p for p, _ in images.places)), files)
+        self._files = self._match(list(dict.fromkeys(p for p, _ in images.pages)), files)
         self.n_classes = n_classes
         if n_classes is None:
             self.n_classes = self._count_classes()
@@ -114,7 +114,7 @@ class FileMasks(Sequence[np.ndarray]):
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Return one mask (H, W)."""
-        path, page = self._images.places[number]
+        path, page = self._images.pages[number]
         return self._read(path)[page]
 
     def _read(self, image: Path) -> np.ndarray:

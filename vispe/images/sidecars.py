@@ -80,12 +80,12 @@ def _is_chart(path: Path) -> bool:
 
 
 def split_sidecars(
-    found: dict[Path, bool], labels: Iterable[Path], made: Callable[[Path], bool]
+    files: dict[Path, bool], labels: Iterable[Path], made: Callable[[Path], bool]
 ) -> tuple[list[Path], list[Path]]:
     """Split the files that match the image patterns into images and sidecar files.
 
     Args:
-        found: files, and whether each was named individually by the user.
+        files: files, and whether each was named individually by the user.
         labels: label or ground-truth files, which are not images.
         made: returns whether a file is a result of the current run.
 
@@ -95,10 +95,10 @@ def split_sidecars(
     Raises:
         InputError: no images remain.
     """
-    sidecar_stems, label_paths = companions(path.stem for path in found), {path.resolve() for path in labels}
-    single = len(found) == 1
+    sidecar_stems, label_paths = companions(path.stem for path in files), {path.resolve() for path in labels}
+    single = len(files) == 1
     images, sidecars = [], []
-    for path, named in found.items():
+    for path, named in files.items():
         companion = path.stem in sidecar_stems or _is_chart(path)
         if (path.resolve() in label_paths and not single) or (companion and not named):
             sidecars.append(path)

@@ -111,7 +111,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
     rule = create_scheme(scheme)
     images = {(1, h, w): _cost(rule, Image(h, w)) for h, w in _IMAGES}
     videos = {size: _cost(rule, Video(*size)) for size in _VIDEOS}
-    picture = unfolded(_inside(rule, Image(24, 36)), 1, (24, 36))
+    image = unfolded(_inside(rule, Image(24, 36)), 1, (24, 36))
     moved = _inside(rule, Image(5, 7), 50) - _inside(rule, Image(5, 7), 3)
     tiles = _tiles(rule)
     return SchemeProperties(
@@ -119,7 +119,7 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
         axes=rule.axes,
         text_exact=is_text_exact(rule),
         whole=is_whole(rule),
-        decode_safe=all(_decode_safe(rule, picture) for picture in (Image(5, 7), Image(1, 9), _LONG)),
+        decode_safe=all(_decode_safe(rule, image) for image in (Image(5, 7), Image(1, 9), _LONG)),
         image=_formula(images),
         video=_formula(videos),
         image_cost=images[1, 24, 36],
@@ -129,11 +129,11 @@ def properties(scheme: str | dict[str, Any] | Scheme) -> SchemeProperties:
         image_gap=_gap(rule, Image(24, 36)),
         video_gap=_gap(rule, _LONG),
         follows_text=tuple(bool((row != 0).any()) for row in moved),
-        distinct_image=_distinct(picture.flatten(1)),
+        distinct_image=_distinct(image.flatten(1)),
         distinct_tiles=None if tiles is None else tiles[0],
         distinct_video=_distinct(_inside(rule, _LONG)),
-        mirrored=all(_rows(picture) == _rows(picture.flip(axis)) for axis in (1, 2)),
-        level=bool(((mean := picture.mean(0)) - mean[0, 0]).abs().max() < 1e-9),
+        mirrored=all(_rows(image) == _rows(image.flip(axis)) for axis in (1, 2)),
+        level=bool(((mean := image.mean(0)) - mean[0, 0]).abs().max() < 1e-9),
         timed=not torch.equal(_inside(rule, Video(4, 2, 3, 0.5)), _inside(rule, Video(4, 2, 3, 3.0))),
         random=_random(rule),
     )
@@ -164,9 +164,9 @@ def _of(rule: Scheme, *segments: Segment, training: bool = False) -> Coordinates
     return rule.coordinates(Stream.of([list(segments)]), training=training, generator=generator)
 
 
-def _inside(rule: Scheme, picture: Segment, before: int = 4) -> Tensor:
+def _inside(rule: Scheme, image: Segment, before: int = 4) -> Tensor:
     """Return the coordinates of a visual segment after some text (axes, k)."""
-    return _of(rule, Text(before), picture).ids[:, 0, before:]
+    return _of(rule, Text(before), image).ids[:, 0, before:]
 
 
 def _samples(rule: Scheme) -> list[Tensor]:
@@ -178,16 +178,16 @@ def _samples(rule: Scheme) -> list[Tensor]:
     return [_of(rule, *s, training=training).ids for s in streams for training in (False, True)]
 
 
-def _decode_safe(rule: Scheme, picture: Segment) -> bool:
+def _decode_safe(rule: Scheme, image: Segment) -> bool:
     """Compare generated tokens with the same tokens in a prompt, and the first one with the preceding step."""
-    prompt, whole = _of(rule, Text(3), picture, Text(4)), _of(rule, Text(3), picture, Text(9))
+    prompt, whole = _of(rule, Text(3), image, Text(4)), _of(rule, Text(3), image, Text(9))
     following, last = prompt.decode(5), prompt.ids[..., -2:]
     steady = torch.equal(following[..., 0] - last[..., 1], last[..., 1] - last[..., 0])
     return steady and torch.equal(following, whole.ids[..., -5:])
 
 
-def _cost(rule: Scheme, picture: Segment) -> float:
-    after, before = (_of(rule, *s).decode(1)[0, 0, 0] for s in ([Text(4), picture], [Text(4)]))
+def _cost(rule: Scheme, image: Segment) -> float:
+    after, before = (_of(rule, *s).decode(1)[0, 0, 0] for s in ([Text(4), image], [Text(4)]))
     return float(after - before)
 
 
@@ -199,8 +199,8 @@ def _tiles(rule: Scheme) -> tuple[bool, float] | None:
         return None
 
 
-def _gap(rule: Scheme, picture: Segment) -> tuple[float, float]:
-    ids = _of(rule, Text(4), picture, Text(1)).ids[:, 0]
+def _gap(rule: Scheme, image: Segment) -> tuple[float, float]:
+    ids = _of(rule, Text(4), image, Text(1)).ids[:, 0]
     gap = ids[:, -1] - ids[:, 4:-1].amax(1)
     return float(gap.min()), float(gap.max())
 
@@ -209,9 +209,9 @@ def _distinct(ids: Tensor) -> bool:
     return len(distinct(ids.T, 0)) == ids.shape[1]
 
 
-def _rows(picture: Tensor) -> list[list[float]]:
+def _rows(image: Tensor) -> list[list[float]]:
     """Return the coordinates of each axis as a list, sorted to be independent of the order of axes."""
-    return sorted(listed(picture.flatten(1)))
+    return sorted(listed(image.flatten(1)))
 
 
 def _random(rule: Scheme) -> bool:

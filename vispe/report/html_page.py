@@ -119,25 +119,25 @@ class Page:
         """Embed a matplotlib figure as PNG, with a caption that is also its alternative text."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
-        self.picture(buffer.getvalue(), caption)
+        self.image(buffer.getvalue(), caption)
 
-    def picture(self, data: bytes, caption: str) -> None:
+    def image(self, data: bytes, caption: str) -> None:
         """Embed a PNG or JPEG, with a caption that is also its alternative text."""
         kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
         words, text = escape(caption, quote=True), base64.b64encode(data).decode()
         image = f'<img alt="{words}" src="data:image/{kind};base64,{text}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
 
-    def panels(self, pictures: Sequence[tuple[str, bytes, tuple[int, int]]], caption: str) -> None:
+    def panels(self, images: Sequence[tuple[str, bytes, tuple[int, int]]], caption: str) -> None:
         """Add a row of images at equal height.
 
         Args:
-            pictures: title, PNG or JPEG, and size (width, height) of each.
+            images: title, PNG or JPEG, and size (width, height) of each.
             caption: caption of the row.
         """
         row_height, gap, title_height = 300, 12, 24
         left, parts = 0.0, []
-        for title, data, (width, height) in pictures:
+        for title, data, (width, height) in images:
             kind, scaled_width = "png" if data.startswith(b"\x89PNG") else "jpeg", row_height * width / height
             text = base64.b64encode(data).decode()
             parts.append(

@@ -253,7 +253,7 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
     for shape in ((4, 6), (2, 3, 5)):
         encoding = build(name, axes=len(shape), block=2, jitter=1.0, jitter_offset=0.3, normalize="none")
         pos = Grid(shape, prefix=1).positions()
-        still = encoding.eval().places(encoding.prepare(pos))
+        still = encoding.eval().coordinates(encoding.prepare(pos))
         assert torch.equal(still, pos.coords)
         noise, offset = torch.randn(1, pos.tokens, len(shape)), torch.randn(len(shape))
         given = encoding.prepare(pos, draws={"comrope_jitter": noise, "comrope_offset": offset})
@@ -261,10 +261,10 @@ def test_jitter_moves_less_than_half_a_cell_and_frames_not(name):
         if len(shape) == 3:
             moved[..., 0] = 0
         wanted = (pos.coords + moved + 0.3 * offset) * pos.spatial[..., None]
-        torch.testing.assert_close(encoding.places(given), wanted)
+        torch.testing.assert_close(encoding.coordinates(given), wanted)
         drawn = encoding.train().prepare(pos, generator=torch.Generator().manual_seed(1))
         again = encoding.prepare(pos, generator=torch.Generator().manual_seed(1))
-        assert torch.equal(encoding.places(drawn), encoding.places(again))
+        assert torch.equal(encoding.coordinates(drawn), encoding.coordinates(again))
         assert encoding.prepare(drawn) is drawn
         with pytest.raises(ShapeError, match=r"needs a draw of comrope_jitter of shape \(1, .*got \(2, 2\)"):
             encoding.prepare(pos, draws={"comrope_jitter": torch.zeros(2, 2)})

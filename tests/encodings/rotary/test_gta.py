@@ -214,8 +214,8 @@ def test_poses_may_come_per_token():
 def test_another_size():
     whole, trained = (create_encoding("gta", dim=16, num_heads=2, normalize=n) for n in ("axis", "train"))
     large = Grid((6, 8), reference=(3, 4)).positions()
-    assert whole.places(large)[0, -1].tolist() == pytest.approx([5 / 6, 7 / 8])
-    assert trained.places(large)[0, -1].tolist() == pytest.approx([5 / 3, 7 / 4])
+    assert whole.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 6, 7 / 8])
+    assert trained.coordinates(large)[0, -1].tolist() == pytest.approx([5 / 3, 7 / 4])
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,15 @@ def test_fixed_generators_are_axial_rotations(kind, shape):
 
 def test_a_patch_keeps_its_coordinate_at_another_size():
     encoding = build(reference=[3, 4])
-    small, large = (encoding.places(Grid(s).positions())[0] for s in ((3, 4), (6, 8)))
+    small, large = (encoding.coordinates(Grid(s).positions())[0] for s in ((3, 4), (6, 8)))
     torch.testing.assert_close(large.reshape(6, 8, 2)[:3, :4], small.reshape(3, 4, 2))
     host = build()
-    torch.testing.assert_close(host.places(Grid((6, 8), reference=(3, 4)).positions())[0], large)
+    torch.testing.assert_close(host.coordinates(Grid((6, 8), reference=(3, 4)).positions())[0], large)
     drifting = build(
         reference=[3, 4], normalize="linspace"
     )  # as in the reference: 2 / 5, not 1 / 2 of the step
-    assert drifting.places(Grid((6, 8)).positions())[0, 1, 1].item() == pytest.approx(2 / 7)
-    assert drifting.places(Grid((3, 4)).positions())[0, 1, 1].item() == pytest.approx(1 / 3)
+    assert drifting.coordinates(Grid((6, 8)).positions())[0, 1, 1].item() == pytest.approx(2 / 7)
+    assert drifting.coordinates(Grid((3, 4)).positions())[0, 1, 1].item() == pytest.approx(1 / 3)
 
 
 @given(h=st.integers(1, 5), w=st.integers(1, 5), down=st.floats(-2, 2), right=st.floats(-2, 2))

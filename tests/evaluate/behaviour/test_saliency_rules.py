@@ -5,13 +5,13 @@ import torch
 
 from vispe.evaluate.behaviour.saliency_rules import (
     over,
+    rotated,
     split_epsilon,
     split_ratio,
     swapped,
     through_product,
     through_rotation,
     through_softmax,
-    turned,
 )
 
 G = torch.Generator().manual_seed(0)
@@ -54,10 +54,10 @@ def test_rotations_hand_everything_on(layout):
     twice = torch.cat([angle, angle], -1) if layout == "half" else angle.repeat_interleave(2, -1)
     parts = through_rotation(x, twice.cos(), twice.sin(), relevance, layout=layout, eps=0.0)
     assert torch.allclose(sum(p.sum() for p in parts), relevance.sum(), rtol=1e-9)
-    assert torch.allclose(turned(turned(x, layout), layout), -x)
+    assert torch.allclose(rotated(rotated(x, layout), layout), -x)
     assert torch.allclose(swapped(swapped(x, layout), layout), x)
     # cosines have half of the straight part, and tokens the other half
-    straight = relevance * x * twice.cos() / (x * twice.cos() + turned(x, layout) * twice.sin())
+    straight = relevance * x * twice.cos() / (x * twice.cos() + rotated(x, layout) * twice.sin())
     assert torch.allclose(parts[1], straight / 2)
 
 

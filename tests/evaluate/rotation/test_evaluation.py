@@ -212,7 +212,7 @@ def test_the_short_table_speaks_plainly(everything):
     report, _, _ = everything
     table = report.to_markdown()
     assert len(table.splitlines()) == len(report.headlines) + 2
-    assert "turned by quarters and mirrored" in table
+    assert "rotated by quarter turns and mirrored" in table
     assert "area of bright" in table
     assert "resampling alone" in table
     for word in ("D4", "equivariance", "roll"):

@@ -49,7 +49,7 @@ def _positions(case):
         "comrope_jitter": torch.cat([noise.new_zeros(prefix, axes), noise])[None],
         "comrope_offset": case.input("offset_noise"),
     }
-    return encoding.places(encoding.prepare(grid.positions(), draws=draws))[0]
+    return encoding.coordinates(encoding.prepare(grid.positions(), draws=draws))[0]
 
 
 def _spec(case):

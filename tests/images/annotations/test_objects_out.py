@@ -34,7 +34,7 @@ def test_every_object_comes_back_pixel_for_pixel(tmp_path, seed):
         assert [s.name for s in shapes] == [NAMES[classes[n] - 1] for n in present]
         back = np.zeros(h * w, int)
         for number, shape in zip(present, shapes, strict=True):
-            places = shape.places(h, w)
+            places = shape.pixel_indices(h, w)
             assert not back[places].any()
             back[places] = number
             left, top, right, bottom = shape.box()
@@ -85,7 +85,9 @@ def test_what_imagej_reads(tmp_path):
     assert last.stroke_color == bytes([255, 230, 159, 0])
     shapes = read_shapes(path, instances.shape)
     for number, shape in enumerate(shapes, 1):
-        np.testing.assert_array_equal(shape.places(*instances.shape), np.flatnonzero(instances == number))
+        np.testing.assert_array_equal(
+            shape.pixel_indices(*instances.shape), np.flatnonzero(instances == number)
+        )
 
 
 def test_what_coco_programs_read(tmp_path):

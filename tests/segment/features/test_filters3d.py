@@ -161,7 +161,7 @@ def test_notes_say_what_was_assumed():
     known = Stack(micrograph(pages, size=(0.5, 0.5), step=2.0), pages)
     assert known.step == 4.0
     assert known.notes == (
-        "the slices of s.tif are 2 microns apart, 4 times the pixel size: 3D filters take this into account.",
+        "the slice spacing of s.tif is 2 microns, 4 times the pixel size: 3D filters take this into account.",
     )
     guessed = Stack(micrograph(pages, (("Q", 3),), step=None), pages)
     assert guessed.step == 1.0

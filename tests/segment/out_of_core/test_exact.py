@@ -188,7 +188,7 @@ def test_colours_in_labels_are_those_of_read_labels(tmp_path, small_blocks):
         expected = read_labels(tmp_path / name, (1, 300, 40))
         found, names, colors, notes = read_scribbles([tmp_path / name], [image], LabelOptions())
         full = np.zeros(300 * 40, np.int32)
-        full[found[0].places] = found[0].classes
+        full[found[0].indices] = found[0].classes
         np.testing.assert_array_equal(full.reshape(1, 300, 40), expected.values)
         assert (names, colors, tuple(notes)) == (expected.names, expected.colors, expected.notes)
 

@@ -38,7 +38,7 @@ def test_a_tag_is_not_applied_and_labels_fit(tmp_path, tag):
         Image.fromarray(array.astype(np.uint8)).save(tmp_path / "l.png")
         ((found,), *_) = read_scribbles([tmp_path / "l.png"], [image], LabelOptions())
         flat = np.zeros(H * W, int)
-        flat[found.places] = found.classes
+        flat[found.indices] = found.classes
         np.testing.assert_array_equal(flat.reshape(H, W), drawn(1, 2))
 
 
@@ -70,7 +70,7 @@ def test_void_levels_are_those_of_labels_in_memory(tmp_path, kind):
 
     (found,), names, _, notes = read(drawn(1, 2, rest=255))
     assert len(names) == 2
-    np.testing.assert_array_equal(np.flatnonzero(drawn(1, 2)), found.places)
+    np.testing.assert_array_equal(np.flatnonzero(drawn(1, 2)), found.indices)
     assert any("is treated as unlabelled" in note for note in notes)
     (found,), names, _, _ = read(drawn(85, 170, 255))
     assert len(names) == 3
@@ -86,7 +86,7 @@ def test_planes_are_slices_where_the_image_has_as_many(tmp_path):
     image = open_image(tmp_path / "a.tif")
     ((found,), *_) = read_scribbles([tmp_path / "l.tif"], [image], LabelOptions())
     expected = read_labels(tmp_path / "l.tif", labels.shape).values
-    np.testing.assert_array_equal(found.places, np.flatnonzero(expected))
+    np.testing.assert_array_equal(found.indices, np.flatnonzero(expected))
     tifffile.imwrite(tmp_path / "p.tif", np.stack([GREY] * 3))
     assert any(
         "3 planes are read as one colour image" in note for note in open_image(tmp_path / "p.tif").notes

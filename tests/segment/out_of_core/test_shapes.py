@@ -32,7 +32,7 @@ def test_shapes_label_a_store_as_they_label_an_image(tmp_path):
     (found,), names, colors, notes = read_scribbles([path], [image], LabelOptions())
     whole = read_labels(path, (1, 70, 90))
     values = np.zeros(70 * 90, np.int32)
-    values[found.places] = found.classes
+    values[found.indices] = found.classes
     np.testing.assert_array_equal(values.reshape(1, 70, 90), whole.values)
     assert (names, colors, tuple(notes)) == (whole.names, whole.colors, whole.notes)
-    assert np.array_equal(found.places, np.unique(found.places))
+    assert np.array_equal(found.indices, np.unique(found.indices))

@@ -395,6 +395,6 @@ def test_3d_filters_by_command(folder, capsys):
         f"segment {folder}/s.tif --labels {folder}/drawn.tif --features filters --filters-3d -o {folder}/out"
     )
     assert main(words.split()) == 0
-    assert "the slices of s.tif are 1 microns apart, 2 times the pixel size" in capsys.readouterr().err
+    assert "the slice spacing of s.tif is 1 microns, 2 times the pixel size" in capsys.readouterr().err
     report = json.loads((folder / "out" / "report.json").read_text())
     assert report["features"]["filters_3d"] is True

@@ -60,7 +60,7 @@ def convert_weights(
             "pos_embed": list(done.specs),
             "renamed": [list(pair) for pair in done.renamed],
             "dropped": list(done.dropped),
-            "kept": done.kept,
+            "kept": done.unchanged,
             "left_out": rest,
             "notes": list(done.notes),
             "written": dst,
@@ -76,5 +76,5 @@ def convert_weights(
         print(f"  {name} skipped: not part of the state dict")
     for note in done.notes:
         print(f"  {note}")
-    print(f"{dst}: {len(done.renamed)} entries renamed, {done.kept} unchanged")
+    print(f"{dst}: {len(done.renamed)} entries renamed, {done.unchanged} unchanged")
     print(f"load it with pos_embed={' or '.join(repr(s) for s in done.specs)}")

@@ -24,14 +24,14 @@ Basis = Literal["gaussian", "identity", "octaves", "none"]
 class Fourier(FourierEncoding):
     """Adds sines and cosines of the coordinates along random directions to the tokens.
 
-    [sin(2 pi B x), cos(2 pi B x)], B (features / 2, axes) drawn from N(0, scale^2) and kept       arXiv 2006.10739
+    [sin(2 pi B x), cos(2 pi B x)], B (features / 2, axes) drawn once from N(0, scale^2)       arXiv 2006.10739
 
     On its own, ``encode(x)`` takes free coordinates (..., axes), in [0, 1) as the authors use them. ``fourier.tancik``
     has the scale that they take for photographs; ``fourier.basic`` one wave per axis; ``fourier.nerf`` octaves.
 
     Args:
         dim: width of the tokens, d.
-        grid: shape of the model's grid; says how many coordinates there are.
+        grid: shape of the model's grid; determines the number of coordinates.
         axes: number of coordinates, 1 to 3, where no grid is known; 2 by default.
         basis: 'gaussian' (random), 'identity' (B = 1) or 'octaves' (2^(k-1) along every axis, k = 0, 1, ..), or
             'none' for the coordinates themselves.

@@ -118,7 +118,7 @@ def resample(
     """Return a table (1, h * w, d) resampled from grid `old` to grid `new` (1, h' * w', d), in its dtype.
 
     Bicubic, by default with antialiasing towards the target size, computed in float32 or better; or by a rule of
-    `longer.places`.
+    `Longer`.
     """
     if not exporting() and tuple(old) == tuple(new):  # the size must remain symbolic in an export
         return table

@@ -149,12 +149,16 @@ class Legendre(FieldEncoder):
             values.append(value)
         return torch.cat(values, -1)
 
-    def _check_inside(self, places: Tensor, pos: Positions | None) -> None:
-        if not readable(places) or not places.numel():
+    def _check_inside(self, coordinates: Tensor, pos: Positions | None) -> None:
+        if not readable(coordinates) or not coordinates.numel():
             return
         # augmentation may move border tokens out of the field by less than a cell
         margin = 0.0 if pos is None else 2 * float((pos.cell / pos.extent).detach().max())
-        radius = places.detach().square().sum(-1).sqrt() if self.basis == "zernike" else places.detach().abs()
+        radius = (
+            coordinates.detach().square().sum(-1).sqrt()
+            if self.basis == "zernike"
+            else coordinates.detach().abs()
+        )
         if float(radius.max()) > 1 + margin + 1e-6:
             domain = "the disc of radius 1" if self.basis == "zernike" else "[-1, 1]"
             raise ShapeError(

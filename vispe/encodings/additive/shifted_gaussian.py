@@ -114,12 +114,12 @@ class ShiftedGaussian(FieldEncoder):
 
     def _largest(self, features: Tensor, pos: Positions | None) -> Tensor:
         """Return the largest norm of all points at hand; of the whole grid when tokens have been dropped."""
-        placed = None if pos is None else pos.spatial
+        has_position = None if pos is None else pos.spatial
         if pos is not None and pos.grid is not None and pos.index is not None:
             whole = pos.grid.positions(pos.coords.device)
-            features, placed = self._bumps(self.place(whole)), whole.spatial
+            features, has_position = self._bumps(self.place(whole)), whole.spatial
         norms = features.square().sum(-1).sqrt()
         # prefix tokens must not determine the largest norm
-        norms = norms if placed is None else norms.masked_fill(~placed, 0.0)
+        norms = norms if has_position is None else norms.masked_fill(~has_position, 0.0)
         # positive, since features are divided by it
         return norms.max().clamp(min=torch.finfo(norms.dtype).tiny)

@@ -28,17 +28,17 @@ class Target(Additive):
     Args:
         dim: width of the tokens, d.
         grid: shape of the token grid, if `of` has a table of it.
-        of: the table: any spec of kind additive, such as sincos2d or learned. It is built anew, so a learned one is a
+        of: the table: any spec of kind additive, such as sincos2d or learned. It is built again, so a learned one is a
             second table; give the same numbers to both for one.
 
     Shapes: pos of n tokens -> what `of` returns, (1 or b, n, d) float32; 0 for the last token, and for those before one
-        without a place. Prefix tokens get 0 but for the last one before an order, which says where that begins.
+        without a position. Prefix tokens get 0, except the last one before an order, which marks its beginning.
     New resolution: as for `of`.   Cost: that of `of`.
-    Invariant to: nothing; tokens that change places with their order change places.
+    Invariant to: nothing; permuting the order permutes the rows of the table.
     Raises: OptionError where `of` is not additive; ShapeError as `of`, where a sampler moved tokens after they were put
         in order, and where some of those without a grid were dropped before they were.
     Differs from the reference: tables are those of `of`, on grids of 1 to 3 axes; the paper has text, and any order of
-        places for the next token.
+        positions for the next token.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -81,14 +81,14 @@ class Target(Additive):
         self.following.reset_parameters()
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
-        """Return the table of the next places, (1 or b, n, d), 0 for tokens without one."""
+        """Return the table of the next positions, (1 or b, n, d), 0 for tokens without one."""
         self._need_axes(pos)
         after = _after(pos)
         return self.following.table(after, image) * after.spatial[..., None]
 
 
 def _after(pos: Positions) -> Positions:
-    """Return the places that come after those of the tokens; without a place where there is none."""
+    """Return the position that follows each token's own; tokens without a successor have no position."""
     moved = sorted(pos.attrs.get("sampled", ()))
     if moved != pos.attrs.get(TARGET_SAMPLED, moved):
         raise ShapeError(

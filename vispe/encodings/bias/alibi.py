@@ -37,7 +37,7 @@ class Alibi(AlibiBase):
         factor: multiplier of the slopes of 'alibi', 'geometric' and 'constant'; 96 in BiPE, between segments.
         radius: r of slopes='radius', in tokens: two numbers, for the first and the last head, with geometric
             logarithm, or one for each head.
-        randomized_offsets: draw the distances instead (arXiv 2305.16843): in training, tokens 1, 2, ... positions apart
+        randomized_offsets: draw the distances instead (arXiv 2305.16843): in training, tokens at distances 1, 2, ...
             get distinct, ordered integer distances below this number; half a token less for earlier keys. In
             evaluation, distances are evenly spaced. All tokens of the line are required.
         both_sides: draw distances of earlier keys separately.

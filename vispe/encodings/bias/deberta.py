@@ -169,9 +169,9 @@ class Deberta(Biased, Rotary):
         self._need_axes(pos)
         if not self.rescale:
             return Transform()
-        placed = pos.spatial.to(torch.promote_types(self.rel_embeddings.dtype, torch.float32))
+        has_position = pos.spatial.to(torch.promote_types(self.rel_embeddings.dtype, torch.float32))
         # the factor for patches, 1 for prefix tokens
-        return Affine(q_mul=(1 + (self._factor - 1) * placed)[:, None, :, None])
+        return Affine(q_mul=(1 + (self._factor - 1) * has_position)[:, None, :, None])
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias:
         """Return the terms of block `layer`."""

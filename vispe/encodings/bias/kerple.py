@@ -61,9 +61,9 @@ class Kerple(RadialEncoding):
     Args:
         num_heads: heads, h.
         kernel: 'log' or 'power'.
-        positive: how p and a are kept positive. 'softplus': they are softplus of the parameters, p of 'power' twice a
-            sigmoid; 'clamp': as the reference, parameters are raised to `eps` (and p of 'power' cut to 2) when
-            used, with straight-through gradients.
+        positive: parametrisation that makes p and a positive. 'softplus': they are softplus of the parameters, p of
+            'power' twice a sigmoid; 'clamp': as the reference, parameters are raised to `eps` (and p of 'power' cut
+            to 2) when used, with straight-through gradients.
         eps: the smallest p and a of positive='clamp', 0.01 by default.
         weighted: also multiply the products of queries and keys by exp(-a' d^p'), with separate a' and p'. It then
             replaces the whole logit, computed before any rotation; rotary encodings cannot be combined with it.

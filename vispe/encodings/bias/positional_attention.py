@@ -40,7 +40,7 @@ class PositionalAttention(Biased):
     Invariant to: nothing, as the table; to the content of the patches, except for values.
     Raises: OptionError for a table that is not additive; ShapeError for axes that the table does not support.
     Differs from the reference: any table of positions, on grids; the layer only, not the network around it. A
-        pretrained model starts anew, since its queries and keys are no longer read.
+        pretrained model must be trained again, since its queries and keys are no longer read.
 
     Example:
         >>> from vispe import Grid, create_encoding

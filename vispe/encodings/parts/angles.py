@@ -34,9 +34,9 @@ class AxialRotary(Rotary):
 
     def __post_init__(self) -> None:
         self.pairs = self._pair_count()
-        given = self.spacing
+        spacing = self.spacing
         # without spacing: every number of axes with at least one pair each
-        self._accept(*(n for n in self.ndim if (n <= self.pairs if given is None else n == len(given))))
+        self._accept(*(n for n in self.ndim if (n <= self.pairs if spacing is None else n == len(spacing))))
 
     def _pair_count(self) -> int:
         """Return the number of channel pairs per head; raise `OptionError` for an odd head_dim."""
@@ -60,9 +60,9 @@ class AxialRotary(Rotary):
 
     def angles(self, pos: Positions) -> Tensor:
         """Return the angles of RoPE (b or 1, 1, n, pairs) in float32 or better, 0 for tokens without a position."""
-        placed = pos if self.spacing is None else pos.with_spacing(self.spacing)
+        scaled = pos if self.spacing is None else pos.with_spacing(self.spacing)
         counts = even_counts(self.pairs, pos.axes)
-        return spread_angles(placed, counts, self.base) * pos.spatial[:, None, :, None]
+        return spread_angles(scaled, counts, self.base) * pos.spatial[:, None, :, None]
 
 
 def even_counts(total: int, axes: int) -> list[int]:

@@ -153,14 +153,14 @@ def grid_lines(pos: Positions, ratio: float, prefix_buckets: int) -> tuple[Tenso
     grid = grid_of(pos)
 
     def make() -> tuple[Tensor, Tensor]:
-        placed = pos.spatial[..., None]
+        has_position = pos.spatial[..., None]
         lines: list[Tensor] = []
         for axis, n in enumerate(grid.shape):
             cell = pos.cells()[..., axis]
             buckets = bucket_of(cell[..., None] - torch.arange(n, device=cell.device), ratio)
             # the last column is for prefix keys
-            reads = F.pad(torch.where(placed, buckets, to_patch), (0, 1), value=to_prefix)
-            reads[..., -1:].masked_fill_(~placed, both)
+            reads = F.pad(torch.where(has_position, buckets, to_patch), (0, 1), value=to_prefix)
+            reads[..., -1:].masked_fill_(~has_position, both)
             lines.append(reads)
         return lines[0], lines[1]
 

@@ -91,16 +91,16 @@ class ComRoPE(SkewRotary):
         """Return the geometric frequencies (blocks, planes): `init_std` times powers of `base`, per axis."""
         order, count = self._order()
         planes = self.width // 2
-        place = order[:, None] * planes + torch.arange(planes)
+        exponents = order[:, None] * planes + torch.arange(planes)
         # by default, frequencies fall to about 0.01 of the first
         base = 0.01 ** (1.0 / (count * planes)) if self.base is None else self.base
-        return (self.init_std * float(base) ** place.double()).to(like.device, torch.float32)
+        return (self.init_std * float(base) ** exponents.double()).to(like.device, torch.float32)
 
     def _order(self) -> tuple[Tensor, int]:
         """Return the index of each block within its axis (blocks,), and the number of blocks per axis."""
         raise NotImplementedError
 
-    def _phases(self, places: Tensor) -> Tensor:
+    def _phases(self, coordinates: Tensor) -> Tensor:
         """Return the factors (b, n, blocks) of the rates of each block."""
         raise NotImplementedError
 
@@ -115,13 +115,13 @@ class ComRoPE(SkewRotary):
             draws: standard normal numbers to use instead: 'comrope_jitter' (1 or b, n, axes) and
                 'comrope_offset' (axes,).
         """
-        given = draws or {}
-        found: dict[str, Any] = {}
+        supplied = draws or {}
+        noises: dict[str, Any] = {}
         for key, amount, shape in (
             ("comrope_jitter", self.jitter, (1, pos.tokens, pos.axes)),
             ("comrope_offset", self.jitter_offset, (pos.axes,)),
         ):
-            noise = given.get(key)
+            noise = supplied.get(key)
             if noise is None and self.training and amount and key not in pos.attrs:
                 noise = torch.randn(shape, generator=generator, device=pos.coords.device)
             if noise is None:
@@ -130,10 +130,10 @@ class ComRoPE(SkewRotary):
                 raise ShapeError(
                     f"{self.name} needs a draw of {key} of shape {shape}, got {tuple(noise.shape)}."
                 )
-            found[key] = PerToken(noise, (1,)) if len(shape) > 1 else noise
-        return pos.replace(attrs={**pos.attrs, **found}) if found else pos
+            noises[key] = PerToken(noise, (1,)) if len(shape) > 1 else noise
+        return pos.replace(attrs={**pos.attrs, **noises}) if noises else pos
 
-    def places(self, pos: Positions) -> Tensor:
+    def coordinates(self, pos: Positions) -> Tensor:
         """Return the coordinates (b or 1, n, axes), normalised, with the displacements of `prepare`."""
         noise = pos.attrs.get("comrope_jitter") if self.jitter else None
         offset = pos.attrs.get("comrope_offset") if self.jitter_offset else None
@@ -155,14 +155,14 @@ class ComRoPE(SkewRotary):
             extent = pos.extent if self.normalize == "axis" else pos.extent[:, -2:].amax(-1, keepdim=True)
             # centres of cells, as fractions of the extent
             x = (x + 0.5 * pos.cell[:, None]) / extent[:, None]
-        placed = pos.spatial[..., None]
+        has_position = pos.spatial[..., None]
         # prefix tokens are shifted only if `cls_position` is set
         if offset is not None:
             shift = offset.to(x) * self.jitter_offset
             return torch.where(
-                placed, x + shift, self._prefix(x) + (0 if self.cls_position is None else shift)
+                has_position, x + shift, self._prefix(x) + (0 if self.cls_position is None else shift)
             )
-        return torch.where(placed, x, self._prefix(x))
+        return torch.where(has_position, x, self._prefix(x))
 
     def _prefix(self, like: Tensor) -> Tensor:
         return torch.full_like(like, 0.0 if self.cls_position is None else self.cls_position)
@@ -170,7 +170,7 @@ class ComRoPE(SkewRotary):
     def angles(self, pos: Positions) -> Tensor:
         """Return the angles of the folded form, (b or 1, h or 1, n, pairs)."""
         rate = at_least_float32(self.rate)
-        phases = self._phases(promoted(self.places(pos), rate))  # (b, n, blocks)
+        phases = self._phases(promoted(self.coordinates(pos), rate))  # (b, n, blocks)
         # (b, 1, n, blocks, 1) * (1, h or 1, 1, blocks, planes) -> (b, h or 1, n, pairs)
         return (phases[:, None, ..., None] * rate[None, :, None]).flatten(-2)
 
@@ -193,15 +193,15 @@ class ComRoPE(SkewRotary):
         """
         if self.form == "folded":
             raise OptionError(f"{self.name} has no matrices with form=folded, only angles. Use form=matrix.")
-        places = self.places(pos)
+        coordinates = self.coordinates(pos)
         # one exponential per row and column is possible only for a full grid without displacements
-        if not pos.regular or torch.compiler.is_compiling() or not pos.static or len(places) > 1:
+        if not pos.regular or torch.compiler.is_compiling() or not pos.static or len(coordinates) > 1:
             return super().rotations(pos)
         key = ("comrope_lines", self.normalize, self.cls_position)
         moved = bool(self.jitter or self.jitter_offset) and (
             "comrope_jitter" in pos.attrs or "comrope_offset" in pos.attrs
         )
-        lines = None if moved or places.is_meta else pos.remember(key, lambda: _lines(places, pos))
+        lines = None if moved or coordinates.is_meta else pos.remember(key, lambda: _lines(coordinates, pos))
         return super().rotations(pos) if lines is None else self._on_grid(lines)
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -255,11 +255,11 @@ class ComRoPE(SkewRotary):
         """Return the weight (h d_h, c) or bias (h d_h,) of a projection to queries or keys in the basis of `fold`."""
         head = basis.shape[-1]
         # of shape (h or 1, d_h, d_h) @ (h, d_h, c)
-        turned = basis.to(torch.float64) @ rows.reshape(-1, head, rows[0].numel()).double()
-        return turned.reshape(rows.shape).to(rows.dtype)
+        rotated = basis.to(torch.float64) @ rows.reshape(-1, head, rows[0].numel()).double()
+        return rotated.reshape(rows.shape).to(rows.dtype)
 
 
-def _lines(places: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None:
+def _lines(coordinates: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None:
     """Return, per axis, its coordinates (n_i + 1,), that of prefix tokens last, and each token's index into them (n,).
 
     None if the coordinates are not those of a grid, that is, after displacements.
@@ -270,14 +270,14 @@ def _lines(places: Tensor, pos: Positions) -> list[tuple[Tensor, Tensor]] | None
     lines: list[tuple[Tensor, Tensor]] = []
     cells = pos.cells()[0]
     for axis, count in enumerate(shape):
-        picture = places[0, prefix:, axis].reshape(shape)
+        on_grid = coordinates[0, prefix:, axis].reshape(shape)
         # coordinates along this axis, at the first cell of the other axes
-        first = picture.movedim(axis, 0).reshape(count, -1)[:, 0]
-        outside = places[0, :1, axis] if prefix else first[:1]
+        first = on_grid.movedim(axis, 0).reshape(count, -1)[:, 0]
+        outside = coordinates[0, :1, axis] if prefix else first[:1]
         line = torch.cat([first, outside])
         index = torch.where(pos.spatial[0], cells[:, axis], count)
         # exact comparison: a sampler may have moved tokens off the lines of the grid
-        if not torch.equal(line.index_select(0, index), places[0, :, axis]):
+        if not torch.equal(line.index_select(0, index), coordinates[0, :, axis]):
             return None
         lines.append((line, index))
     return lines

@@ -15,7 +15,7 @@ FRACTIONS = "reads fractions of the field"
 
 
 class CoordinateEncoder(Additive):
-    """Additive encoding of each token's coordinates; subclasses define their range (`place`) and `_encode`."""
+    """Additive encoding of each token's coordinates; subclasses define their range and `_encode`."""
 
     ndim = (1, 2, 3)
 
@@ -90,8 +90,8 @@ def cell_centres(pos: Positions) -> Tensor:
         # joined grids have cells of several sizes: relative to the corner of their common field
         return (pos.coords - pos.attrs["corner"][:, None]) * pos.spatial[..., None]
     # free coordinates have no cells and are returned unchanged
-    placed = pos.grid is not None or "sampled" in pos.attrs
-    return pos.coords + pos.cell[:, None] / 2 if placed else pos.coords
+    centred = pos.grid is not None or "sampled" in pos.attrs
+    return pos.coords + pos.cell[:, None] / 2 if centred else pos.coords
 
 
 def coordinate_count(name: str, axes: int | None, grid: tuple[int, ...] | None) -> int:

@@ -79,13 +79,13 @@ def _field(gates: Tensor, pos: Positions, grid: Grid) -> Tensor:
     """Return gates (b, h, n) scattered to the grid (b, h, n_1, ...), 0 at cells without a token."""
     empty = gates.new_zeros(*gates.shape[:2], grid.patches + 1)
     # tokens without a position share one extra cell, which is cut off
-    field = empty.scatter(-1, _place(pos, grid)[:, None].expand_as(gates), gates)
+    field = empty.scatter(-1, _cell_index(pos, grid)[:, None].expand_as(gates), gates)
     return field[..., :-1].reshape(*gates.shape[:2], *grid.shape)
 
 
-def _place(pos: Positions, grid: Grid) -> Tensor:
+def _cell_index(pos: Positions, grid: Grid) -> Tensor:
     """Return the cell index of each token, (b or 1, n); an extra index for tokens without a position."""
-    return pos.remember("path place", lambda: torch.where(pos.spatial, pos.numbers(), grid.patches))
+    return pos.remember("path index", lambda: torch.where(pos.spatial, pos.numbers(), grid.patches))
 
 
 def _middles(gates: Tensor) -> Tensor:
@@ -96,11 +96,11 @@ def _middles(gates: Tensor) -> Tensor:
 def _line(first: Tensor, second: Tensor, pos: Positions, grid: Grid, causal: bool) -> Bias:
     """Return the bias of tokens on a line, from gates (b, h, n) of paths from the left and from the right."""
     n = first.shape[-1]
-    place = _place(pos, grid)[:, None].expand(*first.shape[:2], -1)
+    cell = _cell_index(pos, grid)[:, None].expand(*first.shape[:2], -1)
 
     def gated(sums: Tensor, sides: Tensor) -> Bias:
         # tokens without a position read the 0 appended to the line; their profile is 0 too
-        at = F.pad(sums, (0, 1)).gather(-1, place)
+        at = F.pad(sums, (0, 1)).gather(-1, cell)
         return GatedBias(at, -at, TableBias(sides[None].to(at.dtype), pos, one_grid=False))
 
     offset = torch.arange(1 - n, n, device=first.device)
@@ -120,19 +120,19 @@ def _plane(along: Tensor, down: Tensor, pos: Positions) -> Bias:
     return SumBias([DecomposedBias(rows, cols, "query", pos), DecomposedBias(rows, cols, "key", pos)])
 
 
-def _stretches(sums: Tensor, line: Tensor, place: Tensor) -> Tensor:
-    """Return half of the cost from each token to every position on its line, (b, h, n, places + 1).
+def _stretches(sums: Tensor, line: Tensor, cell: Tensor) -> Tensor:
+    """Return half of the cost from each token to every position on its line, (b, h, n, positions + 1).
 
     Args:
-        sums: (b, h, lines, places).
+        sums: (b, h, lines, positions).
         line: (b or 1, 1, n), line of each token; an extra index for tokens without a position.
-        place: likewise the position on the line.
+        cell: likewise the position on the line.
     """
     shape = (*sums.shape[:2], line.shape[-1])
     # a padded line and position of zeros for tokens without a position
     padded = F.pad(sums, (0, 1, 0, 1))
     index = line.expand(shape)[..., None].expand(*shape, padded.shape[-1])
     lines = padded.gather(-2, index)
-    cost = -(lines - lines.gather(-1, place.expand(shape)[..., None])).abs() / 2
+    cost = -(lines - lines.gather(-1, cell.expand(shape)[..., None])).abs() / 2
     # no cost for paths to them
     return F.pad(cost[..., :-1], (0, 1))

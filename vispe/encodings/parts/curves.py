@@ -255,8 +255,8 @@ def pooled(image: Tensor, size: tuple[int, int]) -> Tensor:
 def with_coordinates(image: Tensor) -> Tensor:
     """Return an image with two more channels: row and column from -1 to 1, first to last pixel."""
     lines = [_line(n, image) for n in image.shape[-2:]]
-    places = torch.stack(torch.meshgrid(*lines, indexing="ij"))
-    return torch.cat([image, places.expand(image.shape[0], -1, -1, -1)], 1)
+    coordinates = torch.stack(torch.meshgrid(*lines, indexing="ij"))
+    return torch.cat([image, coordinates.expand(image.shape[0], -1, -1, -1)], 1)
 
 
 def _line(n: int, like: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ def rotate_rank2(x: Tensor, a: Tensor, b: Tensor, angle: Tensor) -> Tensor:
     # L x and L^2 x need only the products of x with a and b, and those of a and b
     u, v = (a * x).sum(-1, keepdim=True), (b * x).sum(-1, keepdim=True)
     alpha, beta, gamma = _gram(a, b)
-    turned = a * v - b * u
+    rotated = a * v - b * u
     twice = gamma * (a * v + b * u) - beta * (a * u) - alpha * (b * v)
-    return x + first * turned + second * twice
+    return x + first * rotated + second * twice
 
 
 def _gram(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,8 +143,8 @@ def path_bias(p: Tensor, time: Tensor, slopes: Tensor, base: float) -> Tensor:
     angle = (time[..., None].to(p.dtype) * rates)[:, None]
     x, y = unit[..., :half], unit[..., half:]
     cos, sin = angle.cos(), angle.sin()
-    turned = torch.cat([x * cos + y * sin, y * cos - x * sin], -1)
+    rotated = torch.cat([x * cos + y * sin, y * cos - x * sin], -1)
     # penalties e[t, l] of every pair; path sums are differences of cumulative sums
-    steps = F.logsigmoid(p @ turned.transpose(-1, -2) / p.shape[-1]) * slopes[:, None, None]
+    steps = F.logsigmoid(p @ rotated.transpose(-1, -2) / p.shape[-1]) * slopes[:, None, None]
     upto = steps.tril().cumsum(-1)
     return (upto[..., -1:] - upto).tril(-1)

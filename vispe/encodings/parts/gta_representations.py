@@ -86,19 +86,19 @@ def circle(angles: Tensor) -> Tensor:
     return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
 
 
-def shifts(places: Tensor) -> Matrices:
+def shifts(coordinates: Tensor) -> Matrices:
     """Return the matrices of 2D translations (b, n, 2) on triples of channels (homogeneous coordinates)."""
-    eye = torch.eye(3, dtype=places.dtype, device=places.device)
+    eye = torch.eye(3, dtype=coordinates.dtype, device=coordinates.device)
     # (b, n, 2) -> (b, n, 3, 3) with the translation in the last row; its inverse has the opposite sign
-    row = F.pad(places[..., None, :], (0, 1, 2, 0))
+    row = F.pad(coordinates[..., None, :], (0, 1, 2, 0))
     forward, backward = eye + row, eye - row
     return Matrices(backward.mT[:, :, None], forward[:, :, None], backward[:, :, None])
 
 
-def angles_of(places: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
+def angles_of(coordinates: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
     """Return 2 pi top x f (b, n, freqs * axes), axes innermost, for x (b, n, axes), f (freqs,), top (axes,)."""
     # (b, n, 1, axes) * (freqs, 1) -> (b, n, freqs * axes)
-    return (2 * math.pi * (places * top)[..., None, :] * freqs[:, None]).flatten(-2)
+    return (2 * math.pi * (coordinates * top)[..., None, :] * freqs[:, None]).flatten(-2)
 
 
 def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTransform:

@@ -23,11 +23,11 @@ def count_nearer(gates: Tensor, pos: Positions, causal: bool) -> tuple[Tensor, T
         pos: positions of the tokens.
         causal: whether only keys up to the query count, along one axis.
     """
-    order, last, seen = pos.remember(("nearer", causal), lambda: _order(pos, causal))
+    order, last, visible = pos.remember(("nearer", causal), lambda: _order(pos, causal))
     order, last = (index[:, None].expand_as(gates) for index in (order, last))
-    seen = seen[:, None]
+    visible = visible[:, None]
     # sort keys by distance, cumulative sum, then read the sum at the last key of equal distance
-    return gates.where(seen, 0.0).gather(-1, order).cumsum(-1).gather(-1, last), seen
+    return gates.where(visible, 0.0).gather(-1, order).cumsum(-1).gather(-1, last), visible
 
 
 def _order(pos: Positions, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,13 +35,13 @@ def _order(pos: Positions, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     away = distances(pos, pos, "euclidean", wrap=False, normalize="none").detach()
     # distances equal up to rounding are ties, so that rotating the grid changes nothing
     steps = (away / pos.cell.detach().amin(-1)[:, None, None] * FINE).round()
-    seen = (pos.spatial[:, :, None] & pos.spatial[:, None]).expand_as(steps)
+    visible = (pos.spatial[:, :, None] & pos.spatial[:, None]).expand_as(steps)
     if causal:
-        seen = seen & (pos.coords[:, :, None, 0] >= pos.coords[:, None, :, 0])
-    steps = steps.masked_fill(~seen, float("inf"))
+        visible = visible & (pos.coords[:, :, None, 0] >= pos.coords[:, None, :, 0])
+    steps = steps.masked_fill(~visible, float("inf"))
     ranked, order = steps.sort(dim=-1)
     # index of each distinct distance, then the last key of that distance (ONNX has no searchsorted)
     number = F.pad((ranked[..., 1:] != ranked[..., :-1]).long().cumsum(-1), (1, 0))
     ends = torch.zeros_like(number).scatter_add(-1, number, torch.ones_like(number)).cumsum(-1) - 1
     last = torch.zeros_like(order).scatter(-1, order, ends.gather(-1, number))
-    return order, last, seen
+    return order, last, visible

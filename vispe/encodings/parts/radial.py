@@ -30,10 +30,10 @@ class RadialEncoding(Biased):
     spacing: tuple[PositiveFloat, ...] | None = None
 
     def __post_init__(self) -> None:
-        given = [len(option) for option in (self.spacing, self.reference) if option is not None]
-        if given:
+        lengths = [len(option) for option in (self.spacing, self.reference) if option is not None]
+        if lengths:
             # spacing and reference determine the number of axes
-            axes = given[0]
+            axes = lengths[0]
             if axes not in self.ndim:
                 raise OptionError(
                     f"{self.name} needs {' or '.join(map(str, self.ndim))} axes, got spacing={self.spacing}, "

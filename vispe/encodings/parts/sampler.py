@@ -60,9 +60,9 @@ class Sampler(Encoding):
         del cells, device
         return None
 
-    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length of an axis and the mean spacing of neighbours, in cells, for each row of `places`."""
-        one = torch.ones_like(places[:, 0])
+    def field(self, cells: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the length of an axis and the mean spacing of neighbours, in cells, for each row of `positions`."""
+        one = torch.ones_like(positions[:, 0])
         return cells * one, one
 
     def prepare(
@@ -85,10 +85,10 @@ def _resampled(
     names = [f"{sampler.name}.{axis}" for axis in range(pos.axes)]
     if names[0] in done:
         return pos
-    given = [(draws or {}).get(name) for name in names]
+    supplied = [(draws or {}).get(name) for name in names]
     counts = _counts(pos)
-    if any(draw is not None for draw in given):
-        maps = [_checked(n, draw, c) for n, draw, c in zip(names, given, counts, strict=True)]
+    if any(draw is not None for draw in supplied):
+        maps = [_checked(n, draw, c) for n, draw, c in zip(names, supplied, counts, strict=True)]
     elif sampler.training or sampler.always:
         # one map per sample, or one for the batch
         rows = pos.coords.shape[0] if sampler.per == "sample" else 1

@@ -57,5 +57,5 @@ class ScoreBias(Bias):
         scale = q.shape[-1] ** -0.5 if request.scale is None else request.scale
         scores = self.scores(q, k, scale, pos_q, pos_k, request)
         # tokens without a position attend, and are attended to, by content alone
-        placed = (pos_q.spatial[:, :, None] & pos_k.spatial[:, None])[:, None]
-        return torch.where(placed, scores, scale * q @ k.transpose(-1, -2))
+        has_position = (pos_q.spatial[:, :, None] & pos_k.spatial[:, None])[:, None]
+        return torch.where(has_position, scores, scale * q @ k.transpose(-1, -2))

@@ -56,13 +56,13 @@ class SkewRotary(Rotary):
         """Return the generators (h or 1, axes, blocks, s, s), float32 or better."""
         raise NotImplementedError
 
-    def places(self, pos: Positions) -> Tensor:
+    def coordinates(self, pos: Positions) -> Tensor:
         """Return the coordinates (b or 1, n, axes) that multiply the generators."""
         raise NotImplementedError
 
     def rotations(self, pos: Positions) -> Tensor:
         """Return the rotation matrices (b or 1, h or 1, n, blocks, s, s)."""
-        return exponential(self.generators(), self.places(pos))
+        return exponential(self.generators(), self.coordinates(pos))
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the rotation of queries and keys, by the same matrix per token."""
@@ -71,10 +71,10 @@ class SkewRotary(Rotary):
         return BlockTransform(q=rotations, k=rotations)
 
 
-def exponential(generators: Tensor, places: Tensor) -> Tensor:
+def exponential(generators: Tensor, coordinates: Tensor) -> Tensor:
     """Return exp(sum_i x_i A_i) (b, h, n, blocks, s, s) for A (h, axes, blocks, s, s) and x (b, n, axes)."""
     # (b, 1, n, axes) @ (h, axes, blocks s s) -> (b, h, n, blocks s s)
-    total = exact_product(places[:, None], generators.flatten(2))
+    total = exact_product(coordinates[:, None], generators.flatten(2))
     total = total.reshape(*total.shape[:3], *generators.shape[2:])
     return matrix_exponential(total)
 
@@ -129,6 +129,6 @@ def plane_entries(size: int) -> list[int]:
     return [2 * k * size - k * (2 * k + 1) for k in range(size // 2)]
 
 
-def promoted(places: Tensor, like: Tensor) -> Tensor:
-    """Return `places` in the higher of the two precisions, at least float32."""
-    return at_least_float32(places.to(torch.promote_types(places.dtype, like.dtype)))
+def promoted(coordinates: Tensor, like: Tensor) -> Tensor:
+    """Return `coordinates` in the higher of the two precisions, at least float32."""
+    return at_least_float32(coordinates.to(torch.promote_types(coordinates.dtype, like.dtype)))

@@ -13,10 +13,10 @@ RANK = "rank"
 
 def bind_ranks(name: str, pos: Positions) -> Positions:
     """Return positions whose ranks are gathered when tokens are dropped; unchanged without ranks."""
-    given = pos.attrs.get(RANK)
-    if not isinstance(given, Tensor):
+    ranks = pos.attrs.get(RANK)
+    if not isinstance(ranks, Tensor):
         return pos
-    return pos.replace(attrs={**pos.attrs, RANK: PerToken(check_ranks(name, given, pos), (1,))})
+    return pos.replace(attrs={**pos.attrs, RANK: PerToken(check_ranks(name, ranks, pos), (1,))})
 
 
 def ranks_of(name: str, pos: Positions) -> Tensor:
@@ -25,11 +25,11 @@ def ranks_of(name: str, pos: Positions) -> Tensor:
     Raises:
         ShapeError: there are neither ranks nor a grid, or ranks are not an integer per token.
     """
-    given = pos.attrs.get(RANK)
-    if isinstance(given, PerToken):
-        given = given.values
-    if given is not None:
-        return check_ranks(name, given, pos)
+    ranks = pos.attrs.get(RANK)
+    if isinstance(ranks, PerToken):
+        ranks = ranks.values
+    if ranks is not None:
+        return check_ranks(name, ranks, pos)
     if pos.grid is None:
         raise ShapeError(
             f"{name} needs the rank of every token, got {pos} without any. Set Positions.attrs[{RANK!r}] to integers "
@@ -38,15 +38,15 @@ def ranks_of(name: str, pos: Positions) -> Tensor:
     return pos.numbers()
 
 
-def check_ranks(name: str, given: object, pos: Positions) -> Tensor:
+def check_ranks(name: str, ranks: object, pos: Positions) -> Tensor:
     """Return checked ranks: integers (1 or b, n) for the tokens of `pos`, prefix tokens included."""
     b, n = pos.coords.shape[:2]
-    if isinstance(given, Tensor) and given.ndim == 2 and given.shape[1] == n:
-        is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    if isinstance(ranks, Tensor) and ranks.ndim == 2 and ranks.shape[1] == n:
+        is_integer = not (ranks.is_floating_point() or ranks.is_complex() or ranks.dtype == torch.bool)
         # one row for all samples, or one per sample
-        if is_integer and (b == 1 or len(given) in (1, b)):
-            return given
-    description = f"{tuple(given.shape)} {given.dtype}" if isinstance(given, Tensor) else type(given).__name__
+        if is_integer and (b == 1 or len(ranks) in (1, b)):
+            return ranks
+    description = f"{tuple(ranks.shape)} {ranks.dtype}" if isinstance(ranks, Tensor) else type(ranks).__name__
     raise ShapeError(
         f"{name} needs an integer per token ({n} tokens, prefix included) in Positions.attrs[{RANK!r}], got "
         f"{description}. Pass a tensor ({b if b > 1 else 'b'}, {n}), before tokens are dropped."

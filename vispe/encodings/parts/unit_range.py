@@ -31,7 +31,7 @@ class ReachSampler(Sampler):
         # the longest side of the training grid spans the range
         return max(self.grid) / self.reach if self.spacing == "kept" and self.grid else 1.0
 
-    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
+    def field(self, cells: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the length of the range, and its length per cell."""
-        length = torch.full_like(places[:, 0], self.reach * self.unit)
+        length = torch.full_like(positions[:, 0], self.reach * self.unit)
         return length, length / cells

@@ -40,10 +40,10 @@ class SinCos(ProgressiveBands, Additive):
         full = pos.grid.positions(pos.coords.device) if dropped else pos
         waves = self._waves(full) if dropped else table
         # mean and standard deviation over tokens with positions
-        placed = full.spatial[..., None].expand_as(waves)
-        count = placed.sum((1, 2), keepdim=True)
+        has_position = full.spatial[..., None].expand_as(waves)
+        count = has_position.sum((1, 2), keepdim=True)
         mean = waves.sum((1, 2), keepdim=True) / count
-        spread = (((waves - mean) * placed).square().sum((1, 2), keepdim=True) / (count - 1)).sqrt()
+        spread = (((waves - mean) * has_position).square().sum((1, 2), keepdim=True) / (count - 1)).sqrt()
         return table / spread * self.std
 
     def _waves(self, pos: Positions) -> Tensor:

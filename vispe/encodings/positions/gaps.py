@@ -23,7 +23,7 @@ class Gaps(Sampler):
 
     Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
     New resolution: any; positions are unchanged in evaluation.   Cost: in training no fused table of offsets.
-    Invariant to: nothing; neighbours on both sides of a gap are further apart.
+    Invariant to: nothing; the distance of neighbours is larger across a gap.
     Differs from the reference: the paper puts random spaces between the digits of texts; missing rows and columns, as
         between tiles, are ours.
 
@@ -50,7 +50,7 @@ class Gaps(Sampler):
         steps = 1.0 + (opens * sizes).double()
         return torch.cat([steps.new_zeros(1), steps.cumsum(0)])
 
-    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
+    def field(self, cells: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the length including gaps; the spacing remains 1."""
         # the last cell has a width of 1 as well
-        return places[:, -1] + 1, torch.ones_like(places[:, 0])
+        return positions[:, -1] + 1, torch.ones_like(positions[:, 0])

@@ -19,7 +19,7 @@ class Randomized(ReachSampler):
 
     Args:
         reach: number of integers to draw from, at least as many as cells.
-        spacing: ``'drawn'`` uses the integers; ``'kept'`` divides them so that neighbours are 1 apart, in
+        spacing: ``'drawn'`` uses the integers; ``'kept'`` divides them so that neighbours have distance 1, in
             the mean, on the training grid (its longest side): recommended with distance biases.
         grid: the training grid; the host supplies it.
         per: one draw for the whole batch, as the authors', or one for every sample (slower).

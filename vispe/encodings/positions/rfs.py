@@ -16,7 +16,7 @@ class Rfs(ReachSampler):
 
     Args:
         reach: end of the range.
-        spacing: ``'drawn'`` uses the numbers; ``'kept'`` divides them so that neighbours are 1 apart, in
+        spacing: ``'drawn'`` uses the numbers; ``'kept'`` divides them so that neighbours have distance 1, in
             the mean, on the training grid (its longest side): recommended with distance biases.
         grid: the training grid; the host supplies it.
         per: one draw for the whole batch, or one per sample (slower).

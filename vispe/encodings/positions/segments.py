@@ -21,7 +21,7 @@ class Segments(Sampler):
         per: one draw for the whole batch, or one per sample (slower).
 
     Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
-    New resolution: up to `canvas` cells an axis; evaluation places the image at the origin of the canvas, which
+    New resolution: up to `canvas` cells an axis; in evaluation the image is at the origin of the canvas, which
         remains the field of view of encodings that normalise.   Cost: no fused table of offsets.
     Invariant to: nothing; distances within a segment are preserved.
     Raises: ShapeError if an axis has more cells than the canvas.
@@ -61,9 +61,9 @@ class Segments(Sampler):
         self._free_cells(cells)
         return torch.arange(cells, dtype=torch.float64, device=device)
 
-    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length of the canvas; neighbours are 1 apart."""
-        one = torch.ones_like(places[:, 0])
+    def field(self, cells: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the length of the canvas; neighbours have distance 1."""
+        one = torch.ones_like(positions[:, 0])
         return self.canvas * one, one
 
     def _free_cells(self, cells: int) -> int:

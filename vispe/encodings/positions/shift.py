@@ -24,7 +24,7 @@ class Shift(Sampler):
         per: one draw for the whole batch, or one per sample (slower).
 
     Shapes: coordinates (1 or b, n, a) -> (1 or b, n, a); prefix tokens are unchanged.
-    New resolution: up to `reach` cells an axis; evaluation places the image at the origin of the canvas, which
+    New resolution: up to `reach` cells an axis; in evaluation the image is at the origin of the canvas, which
         remains the field of view of encodings that normalise.   Cost: no fused table of offsets.
     Invariant to: no effect with encodings that are invariant to translation.
     Raises: ShapeError if the canvas, or the last shift of the curriculum, is too small for the image.
@@ -33,9 +33,9 @@ class Shift(Sampler):
     Example:
         >>> from vispe import Grid, create_encoding
         >>> encoding = create_encoding("shift(reach=28)+sincos2d", dim=16)
-        >>> places = encoding.prepare(Grid((1, 3)).positions(), draws={"shift.0": torch.tensor([7.0]),
-        ...                                                            "shift.1": torch.tensor([20.0, 21.0, 22.0])})
-        >>> places.coords[0, :, 1]
+        >>> shifted = encoding.prepare(Grid((1, 3)).positions(), draws={"shift.0": torch.tensor([7.0]),
+        ...                                                             "shift.1": torch.tensor([20.0, 21.0, 22.0])})
+        >>> shifted.coords[0, :, 1]
         tensor([20., 21., 22.])
     """
 
@@ -76,9 +76,9 @@ class Shift(Sampler):
         self._free_cells(cells)
         return torch.arange(cells, dtype=torch.float64, device=device)
 
-    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the length of the canvas; neighbours are 1 apart."""
-        one = torch.ones_like(places[:, 0])
+    def field(self, cells: int, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the length of the canvas; neighbours have distance 1."""
+        one = torch.ones_like(positions[:, 0])
         return self.reach * one, one
 
     def _free_cells(self, cells: int) -> int:

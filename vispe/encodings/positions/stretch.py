@@ -55,8 +55,8 @@ class Stretch(Sampler):
         unit = torch.rand(1, dtype=torch.float64, generator=generator, device=device)
         return torch.arange(cells, dtype=torch.float64, device=device) * (low + (high - low) * unit).exp()
 
-    def field(self, cells: int, places: Tensor) -> tuple[Tensor, Tensor]:
+    def field(self, cells: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scaled length and spacing."""
         # all steps are equal to the factor
-        step = places[:, 1] if cells > 1 else torch.ones_like(places[:, 0])
+        step = positions[:, 1] if cells > 1 else torch.ones_like(positions[:, 0])
         return cells * step, step

@@ -129,9 +129,9 @@ class ComRoPEAP(ComRoPE):
         # of shape (h or 1, 1, blocks, s, s) * (axes, blocks, 1, 1)
         return skew_matrix(at_least_float32(self.skew), self.width) * mask[..., None, None]
 
-    def _phases(self, places: Tensor) -> Tensor:
+    def _phases(self, coordinates: Tensor) -> Tensor:
         # (b, n, axes) -> (b, n, blocks): each block reads the coordinate of its axis
-        return places.index_select(-1, self._axis_of(places.device))
+        return coordinates.index_select(-1, self._axis_of(coordinates.device))
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         matrices = skew_matrix(at_least_float32(self.skew), self.width)

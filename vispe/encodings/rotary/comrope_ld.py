@@ -109,9 +109,9 @@ class ComRoPELD(ComRoPE):
         # (h or 1, 1, blocks, s, s) times the factors of the axes, (axes, blocks, 1, 1)
         return skew_matrix(at_least_float32(self.skew), self.width) * theta
 
-    def _phases(self, places: Tensor) -> Tensor:
+    def _phases(self, coordinates: Tensor) -> Tensor:
         # (b, n, axes) @ (axes, blocks) -> (b, n, blocks)
-        return exact_product(places, self.theta)
+        return exact_product(coordinates, self.theta)
 
     def _on_grid(self, lines: list[tuple[Tensor, Tensor]]) -> Tensor:
         generators = self.generators()

@@ -205,7 +205,7 @@ class GTA(Rotary):
         eye = torch.eye(4, dtype=poses_per_token.values.dtype, device=poses_per_token.values.device)
         return torch.where(pos.spatial[..., None, None], poses_per_token.values, eye)
 
-    def places(self, pos: Positions) -> Tensor:
+    def coordinates(self, pos: Positions) -> Tensor:
         """Return the coordinates (b or 1, n, axes) in fractions of the image, 0 for tokens without a position."""
         x = pos.coords
         if self.normalize == "axis":
@@ -226,7 +226,7 @@ class GTA(Rotary):
         freqs = torch.ones_like(powers) if self.share_freqs else 2.0**powers
         top = pos.coords.new_tensor(self.top)
         # axes in reverse order: x before y
-        return angles_of(self.places(pos).flip(-1), freqs, top.flip(-1))
+        return angles_of(self.coordinates(pos).flip(-1), freqs, top.flip(-1))
 
     def transform(self, pos: Positions, layer: int, x: Tensor | None = None) -> Transform:
         """Return the transform of queries, keys, values and outputs."""
@@ -254,7 +254,7 @@ class GTA(Rotary):
             # rotations are orthogonal: rho^-T = rho, and the inverse is the transpose
             return Matrices(rotation, rotation, rotation.mT)
         if group.name == "t2":
-            matrices = shifts(self.places(pos).flip(-1))
+            matrices = shifts(self.coordinates(pos).flip(-1))
         elif group.name == "se3":
             matrices = poses(at_least_float32(self._poses(pos)), at_least_float32(self.scale))
         else:

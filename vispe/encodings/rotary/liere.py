@@ -163,7 +163,7 @@ class LieRE(SkewRotary):
             raise OptionError(f"{self.name} has matrices with kind=learned only, got {self.kind!r}.")
         return skew_matrix(at_least_float32(self.skew), self.width) / self.scale_factor
 
-    def places(self, pos: Positions) -> Tensor:
+    def coordinates(self, pos: Positions) -> Tensor:
         """Return the coordinates (b or 1, n, axes), 0 for tokens without a position."""
         key = (self.name, self.normalize, self.reference)
         return pos.remember(key, lambda: self._places(pos))
@@ -196,7 +196,7 @@ class LieRE(SkewRotary):
         even = torch.linspace(0, 1, self.head // self.axes // 2, device=pos.coords.device)
         phases = (-4 * even).exp() if self.kind == "inverse_exp" else even
         # (b, n, axes, pairs of an axis) -> (b, 1, n, pairs)
-        angles = (self.places(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
+        angles = (self.coordinates(pos)[..., None] * phases.to(pos.coords)).flatten(2)[:, None]
         return angles.cos(), angles.sin()
 
     def rename_checkpoint_keys(self, state_dict: dict[str, Any], parent_prefix: str, prefix: str) -> None:

@@ -103,15 +103,15 @@ class String(Rotary):
 
     def rotations(self, pos: Positions) -> Tensor:
         """Return the rotation matrices (b or 1, h, n, blocks, s, s), float32 or better."""
-        placed = pos if self.spacing is None else pos.with_spacing(self.spacing)
+        scaled = pos if self.spacing is None else pos.with_spacing(self.spacing)
         odd, size = at_least_float32(self.odd), self.width
         # angles k m / s of the Fourier basis, reduced in integers before anything is rounded
         number = torch.arange(size, device=odd.device)
-        turns = (number[:, None] * number % size).to(torch.promote_types(odd.dtype, placed.coords.dtype))
+        turns = (number[:, None] * number % size).to(torch.promote_types(odd.dtype, scaled.coords.dtype))
         cos, sin = (turns * (2 * math.pi / size)).cos(), (turns * (2 * math.pi / size)).sin()
         # the eigenvalues of the generators, (h, axes, blocks, s), and by how much each wave of a token has turned
         rates = -2 * exact_product(odd, sin[1 : odd.shape[-1] + 1]).transpose(1, 2)
-        angle = exact_product(placed.coords[:, None], rates.flatten(2)).unflatten(-1, (-1, size))
+        angle = exact_product(scaled.coords[:, None], rates.flatten(2)).unflatten(-1, (-1, size))
         # back to channels: the first column of R(p), of which every other is a cyclic shift
         column = (exact_product(angle.cos(), cos) - exact_product(angle.sin(), sin)) / size
         shift = (number[:, None] - number) % size

@@ -54,21 +54,21 @@ class ClipAnswers:
         self.model, self.tokenizer, self.sentence = model, tokenizer, sentence
 
     @torch.no_grad()
-    def __call__(self, pictures: Sequence[Tensor], question: str, answers: Sequence[str]) -> Tensor:
+    def __call__(self, images: Sequence[Tensor], question: str, answers: Sequence[str]) -> Tensor:
         """Return the log-probability of each answer, (answers,), up to a common constant.
 
         Raises:
             OptionError: several images, which this model cannot process together.
         """
-        if len(pictures) != 1:
+        if len(images) != 1:
             raise OptionError(
-                f"ClipAnswers: pictures must be a single image, got {len(pictures)}. Omit measures with several "
+                f"ClipAnswers: images must be a single image, got {len(images)}. Omit measures with several "
                 "images, such as order."
             )
         visual, parameter = self.model.visual, next(self.model.parameters())
         size = visual.image_size if isinstance(visual.image_size, tuple) else (visual.image_size,) * 2
         image = torch.nn.functional.interpolate(
-            pictures[0][None].float(), size, mode="bicubic", antialias=True, align_corners=False
+            images[0][None].float(), size, mode="bicubic", antialias=True, align_corners=False
         ).clamp(0, 1)
         mean, std = (torch.tensor(v)[:, None, None] for v in (visual.image_mean, visual.image_std))
         texts = self.tokenizer([self.sentence.format(question=question, answer=a) for a in answers])
@@ -103,13 +103,13 @@ class ChatAnswers:
         self.model, self.processor = model, processor
 
     @torch.no_grad()
-    def __call__(self, pictures: Sequence[Tensor], question: str, answers: Sequence[str]) -> Tensor:
+    def __call__(self, images: Sequence[Tensor], question: str, answers: Sequence[str]) -> Tensor:
         """Return the log-probability of each answer, (answers,)."""
-        content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": question}]
+        content = [*({"type": "image"} for _ in images), {"type": "text", "text": question}]
         prompt = self.processor.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True
         )
-        inputs = self.processor(text=[prompt], images=[[_image(p) for p in pictures]], return_tensors="pt")
+        inputs = self.processor(text=[prompt], images=[[_image(p) for p in images]], return_tensors="pt")
         inputs = {name: _to_model(value, self.model) for name, value in inputs.items()}
         return torch.stack([self._one(inputs, a) for a in answers]).float().cpu()
 
@@ -144,9 +144,9 @@ def answers_of(whole: Any, reader: Any) -> ClipAnswers | ChatAnswers:
     return ChatAnswers(whole, reader())
 
 
-def _image(picture: Tensor) -> Image.Image:
+def _image(image: Tensor) -> Image.Image:
     """Return an image (3, H, W) in [0, 1] as a PIL image for processors."""
-    return Image.fromarray(np.asarray((picture.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu()))
+    return Image.fromarray(np.asarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu()))
 
 
 def _to_model(value: Any, model: Any) -> Any:

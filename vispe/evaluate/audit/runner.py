@@ -286,9 +286,9 @@ def _facts(
 ) -> str:
     """Return a fingerprint that must be equal to resume an audit."""
     first = np.asarray(images[0], dtype=np.float64)
-    asked = ", ".join(repr(m) for m in measures)
+    names = ", ".join(repr(m) for m in measures)
     # models of the same name may have different weights
     parameters = () if audited.model is None else audited.model.parameters()
     weights = sum(float(p.detach().double().sum()) for p in parameters)
-    pictures = f"{len(images)} images {first.shape} {first.sum():.6f}"
-    return f"{audited.title} {weights:.9g}; {asked}; {list(controls)}; {pictures}; seed {seed}"
+    data = f"{len(images)} images {first.shape} {first.sum():.6f}"
+    return f"{audited.title} {weights:.9g}; {names}; {list(controls)}; {data}; seed {seed}"

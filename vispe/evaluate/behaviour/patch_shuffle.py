@@ -51,8 +51,8 @@ class PatchShuffle(Measure):
         first = runs.maps()
         h, w = first.shape[-2:]
         for g in (g for g in BLOCKS if 2 * g <= min(step.grid)):
-            picture = shuffled(runs.image, g * step.pixels, runs.generator(g))
-            moved = runs.maps(f"shuffle {g}", picture).flatten(1)
+            image = shuffled(runs.image, g * step.pixels, runs.generator(g))
+            moved = runs.maps(f"shuffle {g}", image).flatten(1)
             # shuffling the indices of cells with the same generator gives the permutation to undo
             cells = torch.arange(h * w).reshape(1, h, w)
             order = shuffled(cells, g * step.cells, runs.generator(g)).flatten()

@@ -59,19 +59,19 @@ class PerturbedRuns:
         """Return a generator that depends only on the seed, the index of the image and the purpose."""
         return torch.Generator().manual_seed((self.seed * 1009 + self.number) * 101 + purpose)
 
-    def maps(self, name: str = ORIGINAL, picture: Tensor | None = None) -> Tensor:
+    def maps(self, name: str = ORIGINAL, perturbed: Tensor | None = None) -> Tensor:
         """Return the final features (d, h, w) float32 of an image (c, H, W), cached by name.
 
         Args:
             name: of the perturbation, such as "roll 0,2"; equal names must mean equal images.
-            picture: the perturbed image; the original by default.
+            perturbed: the perturbed image; the original by default.
         """
-        self._run(name, picture)
+        self._run(name, perturbed)
         return self._maps[name]
 
-    def pooled(self, name: str = ORIGINAL, picture: Tensor | None = None) -> Tensor:
+    def pooled(self, name: str = ORIGINAL, perturbed: Tensor | None = None) -> Tensor:
         """Return the descriptor (d,) float32 of an image: its class token, or the mean of its patches."""
-        self._run(name, picture)
+        self._run(name, perturbed)
         return self._pooled[name]
 
     def step(self) -> Step:
@@ -96,7 +96,9 @@ class PerturbedRuns:
         if outputs is not None:
             self._maps[ORIGINAL], self._pooled[ORIGINAL] = outputs[0][0], outputs[1][0]
 
-    def _run(self, name: str, picture: Tensor | None) -> None:
+    def _run(self, name: str, perturbed: Tensor | None) -> None:
         if name not in self._pooled:
-            maps, pooled = self.audited.maps_and_pooled((self.image if picture is None else picture)[None])
+            maps, pooled = self.audited.maps_and_pooled(
+                (self.image if perturbed is None else perturbed)[None]
+            )
             self._maps[name], self._pooled[name] = maps[0], pooled[0]

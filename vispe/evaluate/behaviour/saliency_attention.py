@@ -47,8 +47,8 @@ class RelevanceContext(Context):
 
     __slots__ = ("layer", "run")
 
-    def __init__(self, run: RelevanceSums, layer: int, given: Any) -> None:
-        super().__init__(getattr(given, "positions", None), getattr(given, "encodings", ()), None, False)
+    def __init__(self, run: RelevanceSums, layer: int, own: Any) -> None:
+        super().__init__(getattr(own, "positions", None), getattr(own, "encodings", ()), None, False)
         self.run, self.layer = run, layer
 
     def attend(
@@ -108,10 +108,10 @@ class RelevanceContext(Context):
         def split(g: Tensor) -> Tensor | None:
             position_relevance, content_gradient = added * g, None
             if run.rule == "ratio":
-                seen, position_relevance = split_ratio(
+                content_relevance, position_relevance = split_ratio(
                     product.detach(), added.expand_as(g), logits.detach() * g
                 )
-                content_gradient = torch.where(product == 0, 0.0, seen / product.detach())
+                content_gradient = torch.where(product == 0, 0.0, content_relevance / product.detach())
             pairs = position_relevance.sum((0, 1)).double().cpu()
             run.positions[self.layer] += pairs.sum(0)
             # (patches, patches) -> offsets of query minus key, as flat indices into `run.offsets`

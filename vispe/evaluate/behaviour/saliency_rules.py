@@ -49,7 +49,7 @@ def split_ratio(x: Tensor, e: Tensor, relevance: Tensor, eps: float = 1e-9) -> t
     return first, second
 
 
-def turned(x: Tensor, layout: Layout) -> Tensor:
+def rotated(x: Tensor, layout: Layout) -> Tensor:
     """Rotate each channel pair by 90 degrees: (a, b) becomes (-b, a), the `rotate_half` of rotary encodings."""
     if layout == "half":
         a, b = x.chunk(2, -1)
@@ -61,12 +61,12 @@ def turned(x: Tensor, layout: Layout) -> Tensor:
 def through_rotation(
     x: Tensor, cos: Tensor, sin: Tensor, relevance: Tensor, *, layout: Layout, eps: float = 1e-8, signed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Split the relevance of x cos + turned(x) sin between x, cosines and sines, each with the shape of x.
+    """Split the relevance of x cos + rotated(x) sin between x, cosines and sines, each with the shape of x.
 
     The sum is split by the epsilon rule, and each product in halves; the relevance of rotated channels is returned to
     the channels that they were rotated from.
     """
-    cos_term, sin_term = x * cos, turned(x, layout) * sin
+    cos_term, sin_term = x * cos, rotated(x, layout) * sin
     cos_relevance, sin_relevance = split_epsilon(cos_term, sin_term, relevance, eps, signed=signed)
     # the rotation by 90 degrees permutes channels and flips signs; relevance is only permuted
     back = swapped(sin_relevance / 2, layout)

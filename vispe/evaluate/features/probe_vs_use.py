@@ -115,7 +115,7 @@ class ProbeVersusUse(Measure):
         audited = runs.audited
         assert audited.answers is not None
         image, right = render_squares(runs.number, (audited.side, audited.side))
-        pooled = runs.pooled(picture=audited.normalised(image))
+        pooled = runs.pooled(perturbed=audited.normalised(image))
         # one row per image in a table of fixed size, so that sums over processes join it
         table = torch.zeros(self.items, len(pooled))
         table[runs.number] = pooled

@@ -133,8 +133,8 @@ def _coordinates(scheme: Scheme, stream: Stream, spec: Spec) -> _Drawn:
         names = ("position",) if axes == 1 else tuple(f"axis {a}" for a in range(axes))
         colours = tuple((INK,) if axes == 1 else (COLOURS[a % len(COLOURS)] for a in range(axes)))
     visuals = []
-    for picture in blocks.picture[blocks.visual].unique().tolist():
-        parts = (blocks.picture == picture).nonzero()[:, 0]
+    for image in blocks.picture[blocks.visual].unique().tolist():
+        parts = (blocks.picture == image).nonzero()[:, 0]
         start, end = int(blocks.first[parts[0]]), int(blocks.first[parts[-1]] + blocks.tokens[parts[-1]])
         t, h, w = blocks.size[parts[0]].tolist()
         kind = "image" if int(blocks.kind[parts[0]]) == IMAGE else "video"

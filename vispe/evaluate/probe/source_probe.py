@@ -95,7 +95,7 @@ def probe_source(
     source: str,
     what: Sequence[str | Path] | int,
     question: Question,
-    shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]] = lambda pictures, words: pictures,
+    shown: Callable[[Iterable[Tensor], str], Iterable[Tensor]] = lambda images, words: images,
 ) -> SourceProbe:
     """Probe a subject on one source of images; remarks on files are issued as warnings.
 
@@ -115,15 +115,15 @@ def probe_source(
             f"{audited.title} has only final features, got layers=True. Pass `layers=False`."
         )
     paths, generated = (what, {}) if source == "images" else ((), {source: what})
-    pictures, _, notes = load_images(subject, paths, **generated, seed=seed)
+    images, _, notes = load_images(subject, paths, **generated, seed=seed)
     fit = {"step": question.step, "masks_per_image": question.masks}
     fit |= {"regressor": question.regressor, "alpha": question.alpha, "generator": seed}
-    shown_images = shown(pictures, f"probing {source}")
+    shown_images = shown(images, f"probing {source}")
     probe = positional_probe(audited.f, shown_images, targets=(question.target, *TARGETS), **fit)
     layers = baselines = None
     fit |= {"targets": (question.target, *POSITIONS)}
     if question.layers:
-        layers = probe_layers(audited.f, shown(pictures, f"probing {source} after every block"), **fit)
+        layers = probe_layers(audited.f, shown(images, f"probing {source} after every block"), **fit)
     if question.baselines:
         blank = 4 if question.blank is None else question.blank
         # another seed than that of the probed noise
@@ -132,7 +132,7 @@ def probe_source(
         mixed = load_images(subject, (), noise=_MIXED, textures=_MIXED, seed=seed + 1)[0]
         black = subject.tensor(np.zeros((1, 1, 1), np.float32))
         fit |= {"blank": blank, "choose_on": others, "mixed": mixed, "black": black, "patch": audited.patch}
-        each = _Reiterable(lambda: shown(pictures, f"remedies on {source}"))
+        each = _Reiterable(lambda: shown(images, f"remedies on {source}"))
         baselines = probe_baselines(audited.f, each, shifts=question.shifts, **fit)
     for note in notes:
         warnings.warn(note, stacklevel=2)

@@ -18,7 +18,7 @@ _TRUTH = "mIoU, 1 = right"
 _AFTER = "classifier trained on all poses"
 
 _ORDER = "for comparison: patches in random order"
-_D4 = "turned by quarters and mirrored"
+_D4 = "rotated by quarter turns and mirrored"
 _SAME = "mIoU, 0 = same"
 
 HEADLINES = {
@@ -30,7 +30,7 @@ HEADLINES = {
     ),
     (record_key.D4_MEAN, "error", record_key.RANDOM): ("for comparison: random weights", _CHANGE),
     (record_key.SHUFFLED, "error", record_key.FULL): (_ORDER, _CHANGE),
-    (record_key.ALL_ANGLES, "error", record_key.FULL): ("turned by other angles", _CHANGE),
+    (record_key.ALL_ANGLES, "error", record_key.FULL): ("rotated by other angles", _CHANGE),
     (f"{record_key.ROLL}, {record_key.WHOLE}", "error", record_key.FULL): (
         "shifted around by whole patches",
         _CHANGE,
@@ -48,7 +48,7 @@ HEADLINES = {
         _CHANGE,
     ),
     (record_key.UNMOVED, "r2", record_key.FULL): (
-        "place in the image, read from the features",
+        "position in the image, decoded from the features",
         "R², 0 or less = not readable, 1 = exact",
     ),
     (record_key.SHUFFLED_POSITIONS, "r2", record_key.FULL): (_ORDER, "R², 0 or less"),

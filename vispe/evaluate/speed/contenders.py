@@ -60,25 +60,25 @@ class Contender:
 
 def contenders(plan: Plan, device: str) -> list[Contender]:
     """Return the implementations for a device, fast ones first."""
-    kept: tuple[Mode, ...] = ("forward", "frozen")
+    modes: tuple[Mode, ...] = ("forward", "frozen")
     every = [
         Contender("vispe", "mode", ours("mode")),
         Contender("vispe, table", "table", ours("table"), ("forward",)),
-        Contender("vispe, no bias", None, ours(None), kept),
+        Contender("vispe, no bias", None, ours(None), modes),
         *(
-            Contender(f"sdpa {k}, no bias", None, plain(k), kept, device="cuda")
+            Contender(f"sdpa {k}, no bias", None, plain(k), modes, device="cuda")
             for k in ("flash", "cudnn", "efficient")
         ),
-        Contender("sdpa flash, no bias", None, plain("flash"), kept, device="cpu"),
+        Contender("sdpa flash, no bias", None, plain("flash"), modes, device="cpu"),
         *(
-            Contender(f"sdpa {k}, dense bias kept", "distance", dense(k, True), kept, device="cuda")
+            Contender(f"sdpa {k}, dense bias kept", "distance", dense(k, True), modes, device="cuda")
             for k in ("efficient", "cudnn")
         ),
         *(
             Contender(f"sdpa {k}, dense bias built", "mode", dense(k, False), device="cuda")
             for k in ("efficient", "cudnn")
         ),
-        Contender("sdpa, dense bias kept", "distance", dense(None, True), kept, device="cpu"),
+        Contender("sdpa, dense bias kept", "distance", dense(None, True), modes, device="cpu"),
         Contender("sdpa, dense bias built", "mode", dense(None, False), device="cpu"),
         *(
             Contender(f"sdpa, {r} extra columns", "distance", columns(r), ("forward", "frozen", "slopes"), exact=False)
@@ -87,11 +87,11 @@ def contenders(plan: Plan, device: str) -> list[Contender]:
         Contender("eager", "mode", eager),
         Contender("flex, distance", "distance", make_flex("distance"), ("forward", "frozen", "slopes"), slow=True),
         Contender("flex, table", "table", make_flex("table"), ("forward", "frozen", "table"), slow=True),
-        Contender("flex flash, distance", "distance", flex_flash, kept, slow=True, device="cuda"),
-        Contender("flex max-autotune, distance", "distance", make_flex("distance", None, AUTOTUNE), kept, slow=True,
+        Contender("flex flash, distance", "distance", flex_flash, modes, slow=True, device="cuda"),
+        Contender("flex max-autotune, distance", "distance", make_flex("distance", None, AUTOTUNE), modes, slow=True,
                   device="cuda"),
-        Contender("flash-attention 3, no bias", None, flash3, kept, device="cuda"),
-        Contender("vispe by flex", "mode", ours("mode", "flex"), kept, slow=True, device="cuda"),
+        Contender("flash-attention 3, no bias", None, flash3, modes, device="cuda"),
+        Contender("vispe by flex", "mode", ours("mode", "flex"), modes, slow=True, device="cuda"),
         Contender("vispe", "structured", structured(), STRUCTURED),
         Contender("sdpa, dense bias built", "structured", structured("sdpa"), STRUCTURED),
     ]  # fmt: skip
@@ -131,10 +131,10 @@ def plain(setup: Setup, kernel: str) -> Attend:
 
 
 @maker
-def dense(setup: Setup, kernel: str | None, kept: bool) -> Attend:
+def dense(setup: Setup, kernel: str | None, cached: bool) -> Attend:
     """Return SDPA with a dense bias (1, h, n, n) in the dtype of q, built once or in every call."""
     dtype = setup.case.torch_dtype
-    mask = setup.bias().dense().to(dtype) if kept else None
+    mask = setup.bias().dense().to(dtype) if cached else None
     backends = list(_KERNELS.values()) if kernel is None else [_KERNELS[kernel]]
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

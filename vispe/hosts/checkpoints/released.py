@@ -72,7 +72,7 @@ class Converted:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def kept(self) -> int:
+    def unchanged(self) -> int:
         """Number of entries with unchanged names."""
         return len(self.weights) - len({new for _, new in self.renamed})
 

@@ -441,7 +441,7 @@ def _use_or_detach(
 
 
 def _raise_missing(family: Family, stock: type[Any], verb: str, name: str, lost: Sequence[str]) -> NoReturn:
-    """Raise because the stock model's own table or RoPE does not exist and cannot be kept or restored."""
+    """Raise because the stock model's own table or RoPE does not exist and cannot be preserved or restored."""
     reason = f"{family.title}{stock.__name__} has none. Do not request it."
     if lost:
         reason = (

@@ -168,9 +168,9 @@ def serve_positions(
         )
     inner: Any = model_inside(built)
     config = inner.config
-    if config.model_type not in FAMILIES or family_of(config).pictures != "grids":
-        names = ", ".join(name for name, family in FAMILIES.items() if family.pictures == "grids")
-        newlines = config.model_type in FAMILIES and family_of(config).pictures == "newline_grids"
+    if config.model_type not in FAMILIES or family_of(config).image_layout != "grids":
+        names = ", ".join(name for name, family in FAMILIES.items() if family.image_layout == "grids")
+        newlines = config.model_type in FAMILIES and family_of(config).image_layout == "newline_grids"
         numbered = (
             "whose positions they compute themselves" if newlines else "whose tokens they number one by one"
         )

@@ -88,7 +88,7 @@ class Shape:
         """Return the lines as strokes."""
         return [_pen(points, width) for points, width in self.lines]
 
-    def places(self, h: int, w: int) -> np.ndarray:
+    def pixel_indices(self, h: int, w: int) -> np.ndarray:
         """Return the pixels that the shape covers in an image (h, w), as indices y * w + x, ascending (n,) int64."""
         pixels = [fill(rings, h, w) for rings in self.areas]
         for points, width in self.lines:
@@ -168,7 +168,7 @@ def painted(
                 "annotations belong to this image."
             )
         cut += left < 0 or top < 0 or right > w or bottom > h
-        pixels = each.places(h, w)
+        pixels = each.pixel_indices(h, w)
         empty += not len(pixels)
         n_covered += len(pixels)
         if n_covered > most:

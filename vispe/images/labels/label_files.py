@@ -373,7 +373,7 @@ def _placed(
 
 def check_pages(
     path: Path,
-    found: tuple[int, ...],
+    in_file: tuple[int, ...],
     shape: tuple[int, ...],
     page: int | None,
     what: str = "labels",
@@ -383,7 +383,7 @@ def check_pages(
 
     Args:
         path: the file.
-        found: (pages, h, w) of the file.
+        in_file: (pages, h, w) of the file.
         shape: (z, h, w) of the image.
         page: page of a single-page file, or None.
         what: 'labels', 'truth' or 'mask', for messages.
@@ -396,21 +396,21 @@ def check_pages(
     z, h, w = shape
     verb, plural = ("are", "have") if what == "labels" else ("is", "has")
     option = "page" if what == "truth" else "label_page"
-    if found[1:] != (h, w):
-        swapped = " (height and width are exchanged)" if found[1:] == (w, h) else ""
+    if in_file[1:] != (h, w):
+        swapped = " (height and width are exchanged)" if in_file[1:] == (w, h) else ""
         raise InputError(
-            f"{path}: the {what} {verb} {found[1]} x {found[2]} pixels (height x width), but the image is {h} x {w}"
+            f"{path}: the {what} {verb} {in_file[1]} x {in_file[2]} pixels (height x width), but the image is {h} x {w}"
             f"{hint or swapped}. Sizes must be equal; labels are never resized."
         )
-    if found[0] not in (1, z):
+    if in_file[0] not in (1, z):
         raise InputError(
-            f"{path}: the {what} {plural} {found[0]} pages, but the image has {z}. Numbers of pages must be equal."
+            f"{path}: the {what} {plural} {in_file[0]} pages, but the image has {z}. Numbers of pages must be equal."
         )
-    if found[0] != 1 and page is not None:
+    if in_file[0] != 1 and page is not None:
         raise OptionError(
             f"{path}: {option} needs a single page, got {option}={page} and {z} pages. Omit `{option}`."
         )
-    if found[0] == 1 and page is None and z > 1:
+    if in_file[0] == 1 and page is None and z > 1:
         raise InputError(
             f"{path}: the {what} {plural} 1 page, but the image has {z}. Set `{option}` to their page in the image."
         )

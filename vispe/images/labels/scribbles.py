@@ -73,7 +73,7 @@ def draw_strokes(
     levels = sorted({s.level for s in strokes})
     index = np.zeros(shape, np.int64)
     covered = np.zeros(shape, bool)
-    for stroke, rows, columns in placed(path, strokes, shape, hint):
+    for stroke, rows, columns in rasterized(path, strokes, shape, hint):
         page, value = index[stroke.page], levels.index(stroke.level) + 1
         before = page[rows, columns]
         covered[stroke.page][rows, columns] |= (before > 0) & (before != value)
@@ -81,7 +81,7 @@ def draw_strokes(
     return index, levels, overlap_note(path, int(covered.sum()))
 
 
-def placed(
+def rasterized(
     path: Path, strokes: list[Stroke], shape: tuple[int, int, int], hint: str = ""
 ) -> Iterator[tuple[Stroke, np.ndarray, np.ndarray]]:
     """Yield each stroke with the rows and columns of its pixels.

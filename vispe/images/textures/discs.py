@@ -48,8 +48,8 @@ class DiscPacking(Texture):
         """Exact area fraction of the discs over one period."""
         return float(np.pi * np.square(self.radii).sum() / (self.period[0] * self.period[1]))
 
-    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
-        points = places.points()
+    def _evaluate(self, coordinates: Places) -> tuple[np.ndarray, np.ndarray]:
+        points = coordinates.points()
         _, nearest = self._tree.query(np.concatenate([points, np.zeros_like(points[..., :1])], -1))
         offset = shortest(points - self.centres[nearest], self.period)
         inside = self.radii[nearest] - np.hypot(offset[..., 0], offset[..., 1])

@@ -40,8 +40,8 @@ class Voronoi(Texture):
         frozen(self.seeds, self.phases, self.levels)
         object.__setattr__(self, "_tree", neighbours(self.seeds, self.period))
 
-    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
-        points = places.points()
+    def _evaluate(self, coordinates: Places) -> tuple[np.ndarray, np.ndarray]:
+        points = coordinates.points()
         grain, distance = self._nearest(points.reshape(-1, 2), 4)
         grain, distance = grain.reshape(points.shape[:-1]), distance.reshape(points.shape[:-1])
         grey = self.levels[grain]

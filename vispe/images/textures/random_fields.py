@@ -30,8 +30,8 @@ class RandomField(Texture):
     thresholds: np.ndarray
     contrast: float
 
-    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
-        values = self.waves.on(places)
+    def _evaluate(self, coordinates: Places) -> tuple[np.ndarray, np.ndarray]:
+        values = self.waves.on(coordinates)
         return 0.5 + self.contrast * values, np.searchsorted(self.thresholds, values)
 
 
@@ -121,11 +121,11 @@ class Layered(Texture):
     levels: np.ndarray
     edge: float
 
-    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
-        depth = places.points()[..., 0]
+    def _evaluate(self, coordinates: Places) -> tuple[np.ndarray, np.ndarray]:
+        depth = coordinates.points()[..., 0]
         # interfaces are parallel: one deviation for all of them
         if self.waves is not None:
-            depth = depth - self.waves.on(places)
+            depth = depth - self.waves.on(coordinates)
         grey = np.full(depth.shape, self.levels[0])
         for y, step in zip(self.interfaces, np.diff(self.levels), strict=True):
             # 0 above and 1 below the interface, with a transition of `edge` pixels

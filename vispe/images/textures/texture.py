@@ -45,7 +45,7 @@ class Texture(ABC):
     detail: Waves | None = field(default=None, repr=False)
 
     @abstractmethod
-    def _evaluate(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
+    def _evaluate(self, coordinates: Places) -> tuple[np.ndarray, np.ndarray]:
         """Return grey level (without detail) and class at positions."""
 
     def at(self, points: np.ndarray | Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -130,9 +130,9 @@ class Texture(ABC):
                 image[:, *tile], classes[tile] = self._shown(raster)
         return torch.from_numpy(grey), torch.from_numpy(label)
 
-    def _shown(self, places: Places) -> tuple[np.ndarray, np.ndarray]:
-        grey, label = self._evaluate(places)
-        return grey if self.detail is None else grey + self.detail.on(places), label
+    def _shown(self, coordinates: Places) -> tuple[np.ndarray, np.ndarray]:
+        grey, label = self._evaluate(coordinates)
+        return grey if self.detail is None else grey + self.detail.on(coordinates), label
 
     def unstretched(self) -> np.ndarray:
         """Return the matrix (2, 2) from positions in the sample to positions before stretching."""

@@ -114,9 +114,9 @@ class Waves:
     def __post_init__(self) -> None:
         frozen(self.vectors, self.phases, self.amplitudes)
 
-    def on(self, places: Places) -> np.ndarray:
+    def on(self, coordinates: Places) -> np.ndarray:
         """Return the values (...) at positions."""
-        return places.waves(self.vectors, self.phases, self.amplitudes)
+        return coordinates.waves(self.vectors, self.phases, self.amplitudes)
 
 
 def ring_waves(

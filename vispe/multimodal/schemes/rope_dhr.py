@@ -30,15 +30,15 @@ class RoPEDHR(Scheme):
     share a position differ by features and causal order only.
 
     The rule of ID-Align (arXiv 2505.21465) is the same: tokens of high resolution have the position of the thumbnail's
-    token at their place; its thumbnail comes first, ``Image(..., thumbnail='first')``. Its form for LLaVA-NeXT, where
-    one grid of any size with a token at the end of each row takes the place of the tiles, is not here, and how its
+    token at their position; its thumbnail comes first, ``Image(..., thumbnail='first')``. Its form for LLaVA-NeXT,
+    where one grid of any size with a token at the end of each row replaces the tiles, is not implemented, and how its
     authors round was not compared.
 
     Args:
         tile_order: how tiles follow one another: ``'row_major'``, as they are cut, or ``'column_major'``, as the
             reference takes them to be.
-        sampling: ``'centre'`` for the formula above, or ``'corner'``: as many evenly spaced places from one edge of a
-            tile to the other, both included, less a millionth, truncated, as the reference has it.
+        sampling: ``'centre'`` for the formula above, or ``'corner'``: as many evenly spaced positions from one edge of
+            a tile to the other, both included, less a millionth, truncated, as the reference has it.
 
     Differs from the reference: by these two defaults; any size of tiles and of grids; batches; thumbnails in front.
     """
@@ -65,7 +65,7 @@ class RoPEDHR(Scheme):
         return torch.where(blocks.ends, blocks.tokens.double(), 0.0)
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the number of the thumbnail's token at the place of each token (1, k)."""
+        """Return the number of the thumbnail's token at the position of each token (1, k)."""
         blocks = tokens.blocks
         height, width = blocks.size[:, 1].double(), blocks.size[:, 2].double()
         row, column, rows, columns = blocks.tile.unbind(1)
@@ -110,8 +110,8 @@ def _check_thumbnails(blocks: Blocks) -> None:
     cut = blocks.visual & (blocks.tile[:, 2] * blocks.tile[:, 3] > 1)
     small = cut & (blocks.tile[:, 0] < 0)
     run = (blocks.part == 0).long().cumsum(0) - 1
-    found = torch.zeros_like(run).index_add_(0, run, small.long())[run]
-    lonely = cut & (found == 0)
+    counts = torch.zeros_like(run).index_add_(0, run, small.long())[run]
+    lonely = cut & (counts == 0)
     if bool(lonely.any()):
         m = int(lonely.nonzero()[0, 0])
         rows, columns = listed(blocks.tile[m, 2:])

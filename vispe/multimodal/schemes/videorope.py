@@ -33,8 +33,8 @@ class VideoRoPE(Scheme):
             largest coordinate of the visual segment (``'max'``).
         layout: ``'paper'`` is h w h w ... t t t; ``'package'`` is t h w h w ... t t t, as the package Multimodal-RoPEs
             has it: pair 0 is time's, and rows have as many pairs as their section says, columns one less.
-        tokens_per_second: where set, and the seconds between frames are known, frames are
-            ``tokens_per_second * seconds`` apart instead of `scale`; fractions are kept.
+        tokens_per_second: where set, and the seconds between frames are known, the distance of frames is
+            ``tokens_per_second * seconds`` instead of `scale`; fractions are preserved.
     """
 
     name: ClassVar[str] = "videorope"

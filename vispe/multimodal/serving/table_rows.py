@@ -106,14 +106,14 @@ class Rows:
         clips = [
             Video(max(1, frames - less), height, width, seconds=s) for less in (0, 1) for s in (None, 0.7391)
         ]
-        found = [
+        requests = [
             scheme.coordinates(
                 Stream.of([[Text(start), one, Text(1)] if start else [one, Text(1)]])
             ).ids.flatten()
             for one in (*stills, *clips)
             for start in (0, 1)
         ]
-        values = torch.cat(found)
+        values = torch.cat(requests)
         below = max(0, -int(values.min().floor()))
         ordered = (values - values.floor()).sort().values
         # merge fractions that differ by rounding
@@ -123,7 +123,7 @@ class Rows:
                 return cls(scheme, positions, below, parts)
         if not nearest:
             raise InputError(
-                f"{scheme} gives coordinates that are no fractions of up to {MOST_PARTS} parts; nearest=True rounds "
+                f"{scheme} gives coordinates that are not fractions of up to {MOST_PARTS} parts; nearest=True rounds "
                 f"them to {NEAREST}, which moves tokens by 1/{2 * NEAREST} of a step at most, or take a scheme whose "
                 "coordinates are whole."
             )
@@ -188,8 +188,8 @@ class Rows:
             "shared runs": blocks.shared,
             "Parallel members": None if blocks.parallel is None else blocks.parallel[:, 0] >= 0,
         }
-        for what, found in unsupported.items():
-            if found is not None and bool(found.any()):
+        for what, mask in unsupported.items():
+            if mask is not None and bool(mask.any()):
                 raise UnsupportedCombination(
                     f"Engines need one causal sample per prompt, got a stream with {what}."
                 )

@@ -122,19 +122,19 @@ def steps(parallel: Tensor, advance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def apply_set_rules(seen: Tensor, alike: Tensor, q: Tensor, k: Tensor) -> Tensor:
+def apply_set_rules(visible: Tensor, same_sample: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """Return the attention mask with the rules of sets applied, (b, 1, s, s) bool.
 
     Args:
-        seen: causal mask (b, 1, n, m).
-        alike: whether both tokens are in the same packed sample (b, 1, n, m).
+        visible: causal mask (b, 1, n, m).
+        same_sample: whether both tokens are in the same packed sample (b, 1, n, m).
         q: rows of `Blocks.parallel` of queries (4, b, n).
         k: those of keys (4, b, m).
     """
     of_q, of_k = q[:, :, None, :, None], k[:, :, None, None, :]
     same = (of_q[SET] >= 0) & (of_q[SET] == of_k[SET])
     own = same & (of_q[MEMBER] == of_k[MEMBER])
-    seen = torch.where(of_q[RULE] == SELF, seen & own, seen)
-    seen = torch.where(of_q[RULE] == TARGET, seen & same, seen)
+    visible = torch.where(of_q[RULE] == SELF, visible & own, visible)
+    visible = torch.where(of_q[RULE] == TARGET, visible & same, visible)
     # members attend to each other independent of order
-    return seen | (same & ~own & alike & (of_q[RULE] == ALL) & (of_k[RULE] == ALL))
+    return visible | (same & ~own & same_sample & (of_q[RULE] == ALL) & (of_k[RULE] == ALL))

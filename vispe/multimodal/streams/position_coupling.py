@@ -16,21 +16,21 @@ from vispe.multimodal.streams.segments import Image, Text, Video
 Picture = tuple[Image | Video, int]  # an image or video of a sample, and the index of its first token
 
 
-def coupled_tokens(text: Text, first: int, pictures: Sequence[Picture]) -> list[list[int]]:
+def coupled_tokens(text: Text, first: int, images: Sequence[Picture]) -> list[list[int]]:
     """Return for each token of a text its index, and those of the four central cells of its box.
 
     Args:
         text: text with cells.
         first: index of its first token.
-        pictures: images and videos of its sample, in order.
+        images: images and videos of its sample, in order.
 
     Raises:
         InputError: the image or video does not exist, or a cell is outside of it.
     """
-    picture, start = _picture(text, pictures)
+    image, start = _picture(text, images)
     cells = text.cells or ()
     each = cells * text.tokens if len(cells) == 1 else cells
-    return [[first + k, *(start + n for n in _middle(picture, cell))] for k, cell in enumerate(each)]
+    return [[first + k, *(start + n for n in _middle(image, cell))] for k, cell in enumerate(each)]
 
 
 def couple(ids: Tensor, coupled: Tensor) -> Tensor:
@@ -41,21 +41,21 @@ def couple(ids: Tensor, coupled: Tensor) -> Tensor:
     return ids.index_copy(1, token, ((a + b) / 2 + (c + d) / 2) / 2)
 
 
-def _picture(text: Text, pictures: Sequence[Picture]) -> Picture:
+def _picture(text: Text, images: Sequence[Picture]) -> Picture:
     """Return the image or video that a text refers to."""
     of = text.of
     if isinstance(of, int):
-        if of >= len(pictures):
+        if of >= len(images):
             raise InputError(
                 f"Text(of={of}) refers to image or video {of} of its sample, counted from 0, but there are "
-                f"{len(pictures)}."
+                f"{len(images)}."
             )
-        return pictures[of]
+        return images[of]
     if of is None:
-        candidates = list(pictures)
+        candidates = list(images)
         hint = "Select one by of=, an index from 0 on or the segment"
     else:
-        candidates = [p for p in pictures if p[0] is of] or [p for p in pictures if p[0] == of]
+        candidates = [p for p in images if p[0] is of] or [p for p in images if p[0] == of]
         hint = f"{of} must occur exactly once. Use its index, of=0 for the first one"
     if len(candidates) != 1:
         raise InputError(
@@ -64,22 +64,22 @@ def _picture(text: Text, pictures: Sequence[Picture]) -> Picture:
     return candidates[0]
 
 
-def _middle(picture: Image | Video, cell: Sequence[int]) -> list[int]:
+def _middle(image: Image | Video, cell: Sequence[int]) -> list[int]:
     """Return the indices of the four cells around the centre of a cell or box, possibly equal."""
-    is_video = isinstance(picture, Video)
-    down, across = (1, 1) if is_video else picture.tiles
-    rows, columns = down * picture.h, across * picture.w
+    is_video = isinstance(image, Video)
+    down, across = (1, 1) if is_video else image.tiles
+    rows, columns = down * image.h, across * image.w
     form = (
         "(frame, row, column) or (frame, r0, c0, r1, c1)" if is_video else "(row, column) or (r0, c0, r1, c1)"
     )
     if len(cell) - is_video not in (2, 4):
-        raise InputError(f"A cell of {picture} must be {form}, got {tuple(cell)}.")
+        raise InputError(f"A cell of {image} must be {form}, got {tuple(cell)}.")
     frame, box = (cell[0], cell[1:]) if is_video else (0, cell)
     top, left, bottom, right = (*box, *box)[:4]
-    if frame >= (picture.t if is_video else 1) or not (top <= bottom < rows and left <= right < columns):
-        frames = f"{picture.t} frames of " if is_video else ""
+    if frame >= (image.t if is_video else 1) or not (top <= bottom < rows and left <= right < columns):
+        frames = f"{image.t} frames of " if is_video else ""
         raise InputError(
-            f"The cell {tuple(cell)} is outside of {picture}, which has {frames}{rows} x {columns} tokens. Cells "
+            f"The cell {tuple(cell)} is outside of {image}, which has {frames}{rows} x {columns} tokens. Cells "
             f"are {form} counted from 0, both ends included."
         )
     middles = [
@@ -87,15 +87,15 @@ def _middle(picture: Image | Video, cell: Sequence[int]) -> list[int]:
         for r in ((top + bottom) // 2, (top + bottom + 1) // 2)
         for c in ((left + right) // 2, (left + right + 1) // 2)
     ]
-    return [_number(picture, frame, r, c) for r, c in middles]
+    return [_number(image, frame, r, c) for r, c in middles]
 
 
-def _number(picture: Image | Video, frame: int, row: int, column: int) -> int:
+def _number(image: Image | Video, frame: int, row: int, column: int) -> int:
     """Return the index of a cell among the tokens of its image or video; rows and columns run through all tiles."""
-    h, w = picture.h, picture.w
-    if isinstance(picture, Video):
+    h, w = image.h, image.w
+    if isinstance(image, Video):
         return (frame * h + row) * w + column
-    tile = row // h * picture.tiles[1] + column // w + (picture.thumbnail == "first")
+    tile = row // h * image.tiles[1] + column // w + (image.thumbnail == "first")
     return (tile * h + row % h) * w + column % w
 
 

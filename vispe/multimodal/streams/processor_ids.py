@@ -41,8 +41,8 @@ def blocks_from_ids(
     device = types.device
     valid = torch.ones_like(types, dtype=torch.bool) if mask is None else mask.bool()
     still = _grids(images, merge, None, False, "image")
-    pictures = _joined(still, _grids(videos, merge, seconds, separate_frames, "video"))
-    size, clock, picture, tile = (x.to(device) for x in pictures[0])
+    segments = _joined(still, _grids(videos, merge, seconds, separate_frames, "video"))
+    size, clock, number, tile = (x.to(device) for x in segments[0])
     indices = None if mask is None else valid.flatten().nonzero()[:, 0]
     kind = _taken(types, indices)
     if not len(kind):
@@ -51,7 +51,7 @@ def blocks_from_ids(
         raise InputError(
             f"types must be 0 for text, 1 for image and 2 for video, got {listed(distinct(kind))} among them."
         )
-    block, enough = _blocks_of(kind, size.prod(1), pictures[1])
+    block, enough = _blocks_of(kind, size.prod(1), segments[1])
     sample = torch.arange(len(types), device=device)[:, None].expand_as(types)[valid]
     supplied = (documents, groups)
     document, group = (torch.zeros_like(sample) if x is None else x[valid].long() for x in supplied)
@@ -70,12 +70,12 @@ def blocks_from_ids(
     text = at < 0
     size = torch.cat([size, size.new_ones(1, 3)])  # entry -1 is for text
     tile = torch.cat([tile, tile.new_tensor([WHOLE])])
-    picture = torch.cat([picture, picture.new_tensor([-1])])
+    number = torch.cat([number, number.new_tensor([-1])])
     clock = torch.cat([clock, clock.new_tensor([torch.nan])])
     wrong = ~text & ((tokens != size[at].prod(1)) | ~enough[first])
     blocks = Blocks(
         sample[first], document[first], group[first], kind[first], tokens, size[at], clock[at],
-        _counted(picture[at], len(picture)), tile[at], torch.zeros_like(text), ends[first + tokens - 1],
+        _counted(number[at], len(number)), tile[at], torch.zeros_like(text), ends[first + tokens - 1],
         None if parallel_rows is None else parallel_rows[first],
     )  # fmt: skip
     used = at[~text]
@@ -146,12 +146,12 @@ def _taken(x: Tensor, indices: Tensor | None) -> Tensor:
     return flat.long()
 
 
-def _counted(picture: Tensor, count: int) -> Tensor:
+def _counted(number: Tensor, count: int) -> Tensor:
     """Renumber images and videos in order of appearance instead of images before videos; text keeps -1."""
-    place = torch.arange(len(picture), device=picture.device)
-    first = picture.new_full((count + 1,), len(picture)).scatter_reduce(0, picture + 1, place, "amin")
+    place = torch.arange(len(number), device=number.device)
+    first = number.new_full((count + 1,), len(number)).scatter_reduce(0, number + 1, place, "amin")
     first[0] = -1
-    return first.argsort().argsort()[picture + 1] - 1
+    return first.argsort().argsort()[number + 1] - 1
 
 
 def _check_values(types: Tensor, mask: Tensor | None, merge: object, **others: Tensor | None) -> None:
@@ -210,12 +210,12 @@ def _grids(supplied: object, merge: int, seconds: object, apart: bool, kind: str
             )
         if bool(((clock <= 0) | clock.isinf()).any()):
             raise InputError(f"seconds must be above 0, got {listed(clock)}.")
-    picture = torch.arange(len(size), device=size.device)
+    number = torch.arange(len(size), device=size.device)
     if apart:
-        size, clock, picture = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, picture))
+        size, clock, number = (x.repeat_interleave(size[:, 0], 0) for x in (size, clock, number))
         size = torch.cat([torch.ones_like(size[:, :1]), size[:, 1:]], 1)
-        picture = torch.arange(len(size), device=size.device)
-    return size, clock, picture, size.new_tensor(WHOLE).expand(len(size), 4)
+        number = torch.arange(len(size), device=size.device)
+    return size, clock, number, size.new_tensor(WHOLE).expand(len(size), 4)
 
 
 def _check_segments(supplied: object, kind: str, seconds: object, apart: bool) -> None:
@@ -244,8 +244,8 @@ def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
         (a.to(device), b.to(device))
         for a, b in zip(images, (*videos[:2], videos[2] + count, videos[3]), strict=True)
     )
-    size, clock, picture, tile = (torch.cat(p) for p in parts)
-    return (size, clock, picture, tile), len(images[0])
+    size, clock, number, tile = (torch.cat(p) for p in parts)
+    return (size, clock, number, tile), len(images[0])
 
 
 def _mismatch(blocks: Blocks, wrong: Tensor, used: Tensor, grids: int, enough: Tensor) -> str:

@@ -135,9 +135,9 @@ def group_mask(stream: Stream) -> Tensor:
     return stream.attention_mask() & (group[:, None, :, None] >= group[:, None, None, :])
 
 
-def _words(given: Lengths, prompt: int, end: int) -> list[list[int]]:
+def _words(lengths: Lengths, prompt: int, end: int) -> list[list[int]]:
     """Return the checked counts of prompt, words and end of each sample."""
-    rows: Sequence[Sequence[int]] = listed(given) if isinstance(given, Tensor) else given
+    rows: Sequence[Sequence[int]] = listed(lengths) if isinstance(lengths, Tensor) else lengths
     samples = [[prompt, *(w for w in words if w != 0), end] for words in rows]
     for n, words in enumerate(samples):
         if not all(is_integer(w) and w >= 0 for w in words):

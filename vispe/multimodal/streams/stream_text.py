@@ -21,7 +21,7 @@ _FORMS = {  # pattern and description of each kind
     ),
     "video": (
         r"(\d+)x(\d+)x(\d+)(?:@(\d+(?:\.\d+)?|\.\d+))?",
-        "video:FRAMESxROWSxCOLUMNS of tokens, such as video:3x4x4 (video:3x4x4@0.5 for frames 0.5 seconds apart)",
+        "video:FRAMESxROWSxCOLUMNS of tokens, such as video:3x4x4 (video:3x4x4@0.5 for a frame every 0.5 seconds)",
     ),
 }
 

@@ -84,13 +84,13 @@ def merge_tokens(
     order = cluster.argsort(stable=True)
     pick = torch.arange(members * axes // len(ids), device=cluster.device)[:, None] % count.clamp(min=1)
     chosen = order[(count.cumsum(0) - 1 - pick).clamp(min=0)]  # (picks, b * (m + 1)), numbers of tokens
-    kept = ids.double().flatten(1)[:, chosen].flatten(0, 1)  # every row of ids with all its picks
-    kept = torch.where(count > 0, kept, 0.0)
-    mean, kept, total, count = (
+    merged_ids = ids.double().flatten(1)[:, chosen].flatten(0, 1)  # every row of ids with all its picks
+    merged_ids = torch.where(count > 0, merged_ids, 0.0)
+    mean, merged_ids, total, count = (
         unfolded(x, at, (b, m + 1)).narrow(at + 1, 0, m)
-        for x, at in ((mean, 0), (kept, 1), (total, 0), (count, 0))
+        for x, at in ((mean, 0), (merged_ids, 1), (total, 0), (count, 0))
     )
-    return Merged(mean.to(tokens.dtype), kept, total, count > 0)
+    return Merged(mean.to(tokens.dtype), merged_ids, total, count > 0)
 
 
 def _check(

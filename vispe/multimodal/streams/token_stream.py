@@ -78,11 +78,11 @@ class Stream:
         table: list[tuple[object, ...]] = []
         totals: list[int] = []
         coupled: list[list[int]] = []
-        picture = number = 0
+        image = number = 0
         for row, samples in enumerate(_documents(r) for r in rows):
             before = number
             for document, segments in enumerate(samples):
-                pictures: list[Picture] = []
+                images: list[Picture] = []
                 naming: list[tuple[Text, int]] = []
                 for segment, beside in _flat(segments, table):
                     at = (row, document)
@@ -92,14 +92,14 @@ class Stream:
                         table.append((*at, *text, None, -1, WHOLE, segment.shared, segment.boundary, beside))
                         number += segment.tokens
                         continue
-                    pictures.append((segment, number))
+                    images.append((segment, number))
                     kind, seconds = (VIDEO, segment.seconds) if isinstance(segment, Video) else (IMAGE, None)
                     for t, h, w, tile in segment.parts():
-                        part = (t * h * w, (t, h, w), seconds, picture, tile, False, False, beside)
+                        part = (t * h * w, (t, h, w), seconds, image, tile, False, False, beside)
                         table.append((*at, 0, kind, *part))
                         number += t * h * w
-                    picture += 1
-                coupled += [c for text, first in naming for c in coupled_tokens(text, first, pictures)]
+                    image += 1
+                coupled += [c for text, first in naming for c in coupled_tokens(text, first, images)]
             totals.append(number - before)
         if not table:
             raise InputError("A stream needs at least one segment, got none.")
@@ -244,10 +244,10 @@ def _documents(row: object) -> list[Sequence[Element]]:
 def _table(rows: list[tuple[object, ...]]) -> Blocks:
     columns = list(zip(*rows, strict=True))
     seconds = torch.tensor([float("nan") if s is None else float(s) for s in columns[6]], dtype=torch.float64)  # type: ignore[arg-type]
-    sample, document, group, kind, tokens, size, _, picture, tile, shared, boundary, beside = (
+    sample, document, group, kind, tokens, size, _, image, tile, shared, boundary, beside = (
         torch.tensor(c) if i != 6 else None for i, c in enumerate(columns)
     )
     parallel = beside if bool((beside[:, 0] >= 0).any()) else None  # type: ignore[index]
     return Blocks(
-        sample, document, group, kind, tokens, size, seconds, picture, tile, shared, boundary, parallel,  # type: ignore[arg-type]
+        sample, document, group, kind, tokens, size, seconds, image, tile, shared, boundary, parallel,  # type: ignore[arg-type]
     )  # fmt: skip

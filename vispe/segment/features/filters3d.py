@@ -2,8 +2,8 @@
 
 For every Gaussian scale six more values per pixel and channel: the smoothed grey level, the gradient magnitude, the
 three eigenvalues of the Hessian and the local standard deviation, all of the volume. A scale of 2 px means 2 px along
-y and x, and the same distance along z: for slices 4 px apart, sigma is half a slice. The features are equivariant to
-rotations by 90° and reflections of the slice, and invariant to a reversal of the stack. As in
+y and x, and the same distance along z: for a slice spacing of 4 px, sigma is half a slice. The features are equivariant
+to rotations by 90° and reflections of the slice, and invariant to a reversal of the stack. As in
 `vispe.segment.features.filters` each region of a slice gets the numbers of the complete slice, borders reflect, and
 pixels without data have no weight. Only the slices within the kernel radius are read, piece by piece, so memory does
 not grow with the stack.
@@ -70,7 +70,7 @@ class Stack:
         else:
             self.step = image.z_step / sqrt(image.pixel_size[0] * image.pixel_size[1])
             notes.append(
-                f"the slices of {name} are {image.z_step:.4g} microns apart, {self.step:.3g} times the pixel size: 3D "
+                f"the slice spacing of {name} is {image.z_step:.4g} microns, {self.step:.3g} times the pixel size: 3D "
                 "filters take this into account."
             )
         self.notes = tuple(notes)

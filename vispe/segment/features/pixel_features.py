@@ -338,11 +338,11 @@ class PreparedPage:
         """
         return self.gather_indices(np.flatnonzero(mask))
 
-    def gather_indices(self, places: np.ndarray) -> np.ndarray:
+    def gather_indices(self, indices: np.ndarray) -> np.ndarray:
         """Return the features (n, f) as `gather`, of pixels with flat indices y * width + x (n,), ascending."""
-        if not len(places):
+        if not len(indices):
             raise InputError("no pixel was selected. Select at least one pixel with data.")
-        rows, columns = np.divmod(places, self._width)
+        rows, columns = np.divmod(indices, self._width)
         # group pixels by the piece whose features they get, so that each piece is computed once
         owner = self._owners(rows, columns)
         groups = [(int(number), np.flatnonzero(owner == number)) for number in np.unique(owner)]
@@ -360,7 +360,7 @@ class PreparedPage:
 
         out: np.ndarray | None = None
         for (_, index), parts in zip(groups, in_order(work, len(groups), self.threads), strict=True):
-            out = np.empty((len(places), parts.shape[1]), np.float32) if out is None else out
+            out = np.empty((len(indices), parts.shape[1]), np.float32) if out is None else out
             out[index] = parts
         return out
 

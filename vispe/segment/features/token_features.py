@@ -132,7 +132,7 @@ class TokenModel:
             return self._features(batch).float().permute(0, 2, 3, 1).cpu()
 
     def shifted_passes(self, images: Tensor) -> Tensor:
-        """Return the interleaved tokens (b, rows, columns, d) of `shifts` x `shifts` passes, `pitch` pixels apart.
+        """Return the interleaved tokens (b, rows, columns, d) of `shifts` x `shifts` passes, shifted by `pitch` pixels.
 
         Args:
             images: (b, 3, h, w), sides a multiple of the patch plus (shifts - 1) * pitch pixels.

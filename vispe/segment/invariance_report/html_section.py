@@ -49,7 +49,7 @@ def trust_section(page: Page, folder: Path, images: Sequence[Mapping[str, Any]],
         page.text(f"{name}: {record['trust']['verdict']}")
         figure = folder / Path(record["files"]["trust"]).name
         if figure.is_file():
-            page.picture(figure.read_bytes(), f"{name}: fractions and map by pose")
+            page.image(figure.read_bytes(), f"{name}: fractions and map by pose")
 
 
 def _points(value: float | None) -> str:

@@ -69,9 +69,9 @@ def suggest_file(
     """
     path, out, reading = Path(path), Path(out), reading or ReadOptions()
     if (model is None) == (labels is None):
-        given = "neither" if model is None else "both"
+        sources = "neither" if model is None else "both"
         raise OptionError(
-            f"suggest: exactly one of model and labels is required, got {given}. Pass model=FILE or labels=FILE."
+            f"suggest: exactly one of model and labels is required, got {sources}. Pass model=FILE or labels=FILE."
         )
     if out_of_core_images([path], None, None):
         raise OptionError(

@@ -266,8 +266,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             f"{path} is not a complete vispe model file ({reason}). Train the model again."
         ) from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        found = card.get("format") if isinstance(card, dict) else type(card).__name__
-        raise InputError(f"{path} is not a segmentation model: format={found!r}, expected {FORMAT!r}.")
+        file_format = card.get("format") if isinstance(card, dict) else type(card).__name__
+        raise InputError(f"{path} is not a segmentation model: format={file_format!r}, expected {FORMAT!r}.")
     if card.get("format_version") != VERSION:
         writer = card["versions"].get("vispe") if isinstance(card.get("versions"), dict) else "unknown"
         raise InputError(
@@ -277,9 +277,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     if not isinstance(card.get("sha256"), dict):
         raise InputError(f"{path} is damaged: its card has no checksums. Copy the file again.")
     if set(card["sha256"]) != set(parts):
-        listed, found = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
+        listed, contents = (", ".join(sorted(names)) or "none" for names in (card["sha256"], parts))
         raise InputError(
-            f"{path} is damaged: its card lists {listed}, but it contains {found}. Copy the file again."
+            f"{path} is damaged: its card lists {listed}, but it contains {contents}. Copy the file again."
         )
     for name, digest in card["sha256"].items():
         if hashlib.sha256(parts[name]).hexdigest() != digest:

@@ -10,7 +10,7 @@ from vispe.errors import InputError, OptionError
 from vispe.images.annotations.shapes import Shape
 from vispe.images.labels.class_values import Level, Naming, named_classes, read_names
 from vispe.images.labels.label_files import check_pages, decoded_labels, label_codes, thin_classes, unpacked
-from vispe.images.labels.scribbles import overlap_note, placed, read_strokes
+from vispe.images.labels.scribbles import overlap_note, rasterized, read_strokes
 from vispe.images.labels.shape_labels import level_of, shape_pixels, shape_set
 from vispe.images.labels.unlabelled_values import find_void_jointly
 from vispe.images.sidecars import match_labels
@@ -28,11 +28,11 @@ class Scribbles:
     """The labelled pixels of one image.
 
     Attributes:
-        places: (n,) int64, ascending: (page * h + y) * w + x.
+        indices: (n,) int64, ascending: (page * h + y) * w + x.
         classes: (n,) int64, 1..K.
     """
 
-    places: np.ndarray
+    indices: np.ndarray
     classes: np.ndarray
 
 
@@ -96,11 +96,11 @@ def read_scribbles(
     colors = colors or drawings.colors
     notes += [text for notes_of_image in drawings.notes.values() for text in notes_of_image]
     scribbles = []
-    for path, (places, index, levels, notes_of_image, _) in zip(paths, parts, strict=True):
+    for path, (indices, index, levels, notes_of_image, _) in zip(paths, parts, strict=True):
         classes = np.array([classes_of.get(level, 0) for level in levels], np.int64)[index]
-        places, classes = places[classes > 0], classes[classes > 0]
+        indices, classes = indices[classes > 0], classes[classes > 0]
         notes += notes_of_image + thin_classes(path, classes, names)
-        scribbles.append(Scribbles(places, classes))
+        scribbles.append(Scribbles(indices, classes))
     return scribbles, names, colors, notes
 
 
@@ -116,7 +116,7 @@ def _read(
         levels = sorted({s.level for s in strokes})
         indices_of_scribbles = [
             ((s.page * height + rows) * width + columns, np.full(len(rows), levels.index(s.level)))
-            for s, rows, columns in placed(path, strokes, shape, image.frame.hint())
+            for s, rows, columns in rasterized(path, strokes, shape, image.frame.hint())
         ]
         indices, values = (
             np.concatenate([d[i] for d in indices_of_scribbles] or [np.zeros(0, np.int64)]) for i in (0, 1)

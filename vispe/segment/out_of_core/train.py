@@ -39,9 +39,9 @@ def train(run: OutOfCoreRun, features: Features) -> Model:
     for image, scribbles, grey_limits in zip(images, scribbles_of_images, limits, strict=True):
         pixels, n_without_data = image.shape[0] * image.shape[1], 0
         for page in range(image.n_pages):
-            page_slice = slice(*np.searchsorted(scribbles.places, (page * pixels, (page + 1) * pixels)))
+            page_slice = slice(*np.searchsorted(scribbles.indices, (page * pixels, (page + 1) * pixels)))
             indices, page_classes = (
-                scribbles.places[page_slice] - page * pixels,
+                scribbles.indices[page_slice] - page * pixels,
                 scribbles.classes[page_slice],
             )
             if len(indices):

@@ -184,7 +184,7 @@ def _pictures(page: Page, folder: Path, images: Sequence[Mapping[str, Any]]) -> 
         ):
             path = folder / Path(files[kind]).name if kind in files else None
             if path is not None and path.is_file():
-                page.picture(_small(path), f"{name}: {words}")
+                page.image(_small(path), f"{name}: {words}")
         maps = [
             (title, *_panel(folder / Path(files[kind]).name))
             for kind, title in (

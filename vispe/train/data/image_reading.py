@@ -66,7 +66,7 @@ class Reading:
 
     def content(self, data: bytes, label: str) -> np.ndarray:
         """Return all pages of the contents of a file; see `file`."""
-        with as_file(data, "picture") as path:
+        with as_file(data, "image") as path:
             return self.file(path, label)
 
     def array(self, values: np.ndarray, label: str) -> np.ndarray:

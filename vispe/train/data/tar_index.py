@@ -172,7 +172,7 @@ def _with_page_count(path: Path, member: Member) -> Member:
     if not member.name.lower().endswith(STACKS):
         return member
     try:
-        with as_file(content(path, member), f"picture{STACKS[0]}") as file:
+        with as_file(content(path, member), f"image{STACKS[0]}") as file:
             return replace(member, pages=count_pages(file, f"{path}: {member.name}"))
     except InputError as error:
         return replace(member, pages=0, damage=str(error))

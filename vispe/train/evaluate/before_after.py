@@ -138,8 +138,8 @@ def evaluate(
     for key, function in functions.items():
         progress(f"position, {key}", 0.0)
         sides[key]["probes"] = {
-            kind: positional_probe(function, pictures, step=step, generator=amount.seed)
-            for kind, pictures in kinds.items()
+            kind: positional_probe(function, images, step=step, generator=amount.seed)
+            for kind, images in kinds.items()
         }
     for key in ("before", "after"):
         progress(f"fixed pattern, {key}", 0.0)

@@ -112,10 +112,10 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
         folder.begin(identity, config.force)
     processes.wait()
 
-    student = make_student(teacher, config.student, seed=config.seed).to(processes.place)
-    teacher.model.to(processes.place)
+    student = make_student(teacher, config.student, seed=config.seed).to(processes.torch_device)
+    teacher.model.to(processes.torch_device)
     state, size = _state(folder, processes), config.stages[0].img_size
-    before = feature_maps(teacher.model, processes.place)
+    before = feature_maps(teacher.model, processes.torch_device)
     if state is not None:
         blank = state[2]["channels"]
     elif config.target.blank == "auto":
@@ -134,7 +134,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
         return Result(student, {}, "")
 
     status("probing teacher and student")
-    pair = ModelPair(before, feature_maps(student, processes.place), blank)
+    pair = ModelPair(before, feature_maps(student, processes.torch_device), blank)
     report = compare(pair, probe_images(teacher, config.probe, size, config.probe.seed), config.probe)
     images = Batches(source, size, _LIKENESS, seed=config.seed, **_settings(teacher))
     data = similarity_on_data(pair, images.load(0))
@@ -153,7 +153,7 @@ def _run(config: Retrofit, source: Source | None, on_step: OnStep | None, status
         "trained_parameters": sum(p.numel() for p in training.trained),
         "last_line": read_log(folder.log)[-1],
         "processes": processes.count,
-        "device": str(processes.place),
+        "device": str(processes.torch_device),
         "seconds_since_start": round(time.perf_counter() - start, 1),
         "versions": {"vispe": __version__, "torch": torch.__version__, "timm": timm.__version__},
     }
@@ -243,7 +243,7 @@ def _position_channels(
     kinds = probe_images(teacher, config.probe, config.stages[0].img_size, config.probe.seed + 1)
     blank = position_channels(maps, kinds, config.probe, n_ablated_channels(config, teacher.channels))
     # broadcast from the main process: the sum with zeros from the other processes
-    numbers = torch.tensor(blank, device=processes.place) * processes.main
+    numbers = torch.tensor(blank, device=processes.torch_device) * processes.main
     processes.sum_([numbers])
     return numbers.tolist()
 

@@ -94,7 +94,7 @@ class Crops:
             pixels = batches.load(step).mul_(std).add_(mean).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
             # the teacher gets the quantised windows, the input of the student
             with torch.no_grad(), autocast():
-                maps, _ = final_tokens(teacher, _normalised(pixels, mean, std).to(processes.place))
+                maps, _ = final_tokens(teacher, _normalised(pixels, mean, std).to(processes.torch_device))
             images[rows] = pixels[: rows.stop - rows.start].numpy()
             features[rows] = (
                 maps.to("cpu", torch.bfloat16)

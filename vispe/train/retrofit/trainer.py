@@ -84,11 +84,11 @@ class Training:
         plan: Sequence[StagePlan],
     ) -> None:
         self.objective, self.config, self.processes, self.folder = objective, config, processes, folder
-        self.plan, self.step, self.student, self._device = plan, 0, objective.student, processes.place
+        self.plan, self.step, self.student, self._device = plan, 0, objective.student, processes.torch_device
         named = [(name, p) for name, p in self.student.named_parameters() if p.requires_grad]
         self.trained: list[nn.Parameter] = [p for _, p in named]
         self.average = {name: p.detach().clone() for name, p in named} if config.ema_decay else {}
-        self.scaler = torch.amp.GradScaler(processes.place.type, enabled=config.amp == "fp16")
+        self.scaler = torch.amp.GradScaler(processes.torch_device.type, enabled=config.amp == "fp16")
         self.optimizer: torch.optim.Optimizer | None = None
         self.sums: dict[str, Tensor] = {}
         self._moment: dict[str, Any] = {}
@@ -282,4 +282,6 @@ def autocast(config: Retrofit, processes: Processes) -> AbstractContextManager[A
     """Return the autocast context of the configured precision."""
     if config.amp == "no":
         return nullcontext()
-    return torch.autocast(processes.place.type, torch.bfloat16 if config.amp == "bf16" else torch.float16)
+    return torch.autocast(
+        processes.torch_device.type, torch.bfloat16 if config.amp == "bf16" else torch.float16
+    )

@@ -113,7 +113,7 @@ def order_invariance(task: OrderTask, on_step: OnStep | None = None) -> dict[str
     options = {"dtype": torch.float32} | ({"attn_implementation": "eager"} if task.even else {})
     model = AutoModelForImageTextToText.from_pretrained(task.model, trust_remote_code=False, **options).eval()
     processes, state = Processes.training(task.device), Path(task.out) / "state.pt"
-    model.to(processes.place)
+    model.to(processes.torch_device)
     before = _scores(model, held_out, task)
     recipe = OrderRecipe(**{f.name: getattr(task, f.name) for f in fields(OrderRecipe)})
     train_order_invariance(model, training, recipe, on_step, state=state, processes=processes)

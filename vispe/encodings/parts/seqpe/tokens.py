@@ -94,20 +94,20 @@ class DigitEncoding(Encoding):
         """
         if pos.grid is None or pos.axes not in self.ndim or "seqpe_drawn" in pos.attrs:
             return pos
-        given = {f"seqpe_{k}": v for k, v in (draws or {}).items() if k in ("dropout", "shift")}
+        attrs = {f"seqpe_{k}": v for k, v in (draws or {}).items() if k in ("dropout", "shift")}
         if self.training:
             device = pos.coords.device
-            if self.shift and "seqpe_shift" not in given:
+            if self.shift and "seqpe_shift" not in attrs:
                 uniform = torch.rand(1 + pos.axes, generator=generator, device=device)
                 # largest shift for which all cells have at most `digits` digits
                 room = 10**self.digits - torch.tensor(pos.grid.shape, device=device)
-                given["seqpe_shift"] = (uniform[1:] * (room + 1)).long() * (uniform[0] < self.shift)
-            if self.dropout and "seqpe_dropout" not in given:
+                attrs["seqpe_shift"] = (uniform[1:] * (room + 1)).long() * (uniform[0] < self.shift)
+            if self.dropout and "seqpe_dropout" not in attrs:
                 size = (pos.grid.patches, self.encoder.length, self.width)
                 drawn = torch.rand(self.layers, 2, *size, generator=generator, device=device)
                 # inverted dropout: factors 0 or 1 / (1 - p)
-                given["seqpe_dropout"] = (drawn >= self.dropout) / (1 - self.dropout)
-        return pos.replace(attrs={**pos.attrs, **given, "seqpe_drawn": True}) if given else pos
+                attrs["seqpe_dropout"] = (drawn >= self.dropout) / (1 - self.dropout)
+        return pos.replace(attrs={**pos.attrs, **attrs, "seqpe_drawn": True}) if attrs else pos
 
     def vectors(self, pos: Positions, again: bool = False) -> Tensor:
         """Return the encoder's vector of every token, (1 or b, n, out); 0 for prefix tokens without `class_vector`.
@@ -115,9 +115,9 @@ class DigitEncoding(Encoding):
         `again` states that this forward pass has called it before with the same parameters. Vectors in
         ``pos.attrs['seqpe']``, a `PerToken` (b or 1, n, out), replace those of the encoder.
         """
-        given = pos.attrs.get("seqpe")
-        if isinstance(given, PerToken):
-            return given.values
+        vectors = pos.attrs.get("seqpe")
+        if isinstance(vectors, PerToken):
+            return vectors.values
         self._need_axes(pos)
         self._need_start(pos)
         if pos.grid is None:

@@ -121,17 +121,17 @@ def _split(maps: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarra
 
 
 def _sheet(
-    picture: np.ndarray | None, count: int, shape: tuple[int, ...]
+    image: np.ndarray | None, count: int, shape: tuple[int, ...]
 ) -> tuple[Figure, list[Axes], list[tuple[Axes, Axes]]]:
     """Return a figure with the image and its map at the left, and a column of two axes per pose."""
     ratio = shape[0] / shape[1]
-    stacked = 1 + (picture is not None)
+    stacked = 1 + (image is not None)
     side = 11.5 / (count + 2.2)
     figure = figure_style.new_figure(11.5, 2 * side * ratio + 1.35)
     grid = figure.add_gridspec(2, count + 1, width_ratios=[1.0] + [1.0] * count)
     left = [figure.add_subplot(grid[k, 0]) for k in range(2 - (stacked == 1))]
-    if picture is not None:
-        _show(left[0], np.clip(picture, 0, 1), "the image", interpolation=None)
+    if image is not None:
+        _show(left[0], np.clip(image, 0, 1), "the image", interpolation=None)
     right = [(figure.add_subplot(grid[0, k + 1]), figure.add_subplot(grid[1, k + 1])) for k in range(count)]
     return figure, left, right
 

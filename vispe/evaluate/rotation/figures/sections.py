@@ -24,7 +24,7 @@ from vispe.evaluate.rotation.verdict import SCALE
 from vispe.report.html_page import Page
 
 
-def turned(page: Page, report: RotationReport) -> None:
+def rotated(page: Page, report: RotationReport) -> None:
     """Rotations by 90 degrees and reflections of features."""
     result = report.result
     poses = [r for r in result.rows if (r.metric, r.part) == ("error", FULL) and r.transform in POSES]
@@ -132,6 +132,6 @@ def motion(page: Page, report: RotationReport) -> None:
 
 
 SECTIONS: tuple[Callable[[Page, RotationReport], None], ...] = (
-    turned, angles, layers, shifted, position, motion, labels, accuracy, corners, scores,
+    rotated, angles, layers, shifted, position, motion, labels, accuracy, corners, scores,
 )  # fmt: skip
 """In the order of the page."""

@@ -45,7 +45,7 @@ def angle_equivariance(
 
     The image is rotated about its exact centre (bicubic), a window is cropped afterwards, and the map of the window
     is rotated back (bilinear). The same tokens count at every angle, 0 included: the inscribed disc less one token.
-    Each batch costs three runs of f for every angle that is no multiple of 90, else one.
+    Each batch costs three runs of f for every angle that is not a multiple of 90, else one.
 
     Args:
         f: images (b, c, side, side) -> maps (b, d, side/patch, side/patch).

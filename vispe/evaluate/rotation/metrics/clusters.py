@@ -101,13 +101,13 @@ def _matched(labels: np.ndarray, own: np.ndarray, clusters: int) -> np.ndarray:
 
 @question("clusters")
 def clusters(measured: Measured, plan: Plan, step: Step) -> Found:
-    """Compare clusters of each image; one with too few different tokens is left out."""
+    """Compare clusters of each image; one with too few different tokens is skipped."""
     f = features(measured)
     pieces: list[Piece] = []
     for image in step.fitted:
         try:
             pieces.append((1, cluster_consistency(f, [image], plan.clusters, seed=plan.seed)))
         except OptionError as error:
-            step.notes.append(f"An image was left out of the clusters: {error}")
+            step.notes.append(f"An image was skipped in the clusters: {error}")
             pieces.append((1, None))
     return {"clusters": pieces}

@@ -1,7 +1,7 @@
 """Consistency of segmentations under rotations, reflections and shifts of the image, without ground truth.
 
-A segmenter takes one image (c, H, W) and returns labels (H, W): 1 to K are classes, 0 is no data. The same segmenter is
-used at every pose; nothing is refitted. Memory: one image and its labels at two poses.
+A segmenter takes one image (c, H, W) and returns labels (H, W): 1 to K are classes, 0 means no data. The same segmenter
+is used at every pose; nothing is refitted. Memory: one image and its labels at two poses.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -201,10 +201,10 @@ def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
     pieces: Found = {}
     for training, elements in trainings(measured):
         names = (f"{n} {training}" for n in ("D4", "angles", "phases"))
-        turned, angled, shifted = (pieces.setdefault(name, []) for name in names)
+        rotated, angled, shifted = (pieces.setdefault(name, []) for name in names)
         for n, image in enumerate(step.fitted):
             s = segmenter_for(measured, plan, step, n, elements)
-            turned.append((1, None if s is None else under(consistency(s, [image], k), training)))
+            rotated.append((1, None if s is None else under(consistency(s, [image], k), training)))
             if training:
                 continue
             canvas = canvas_of(step, step.whole[n], plan)

@@ -13,14 +13,14 @@ from typing import Any, Literal
 from vispe.multimodal import Scheme, create_scheme
 
 Pictures = Literal[
-    "grids", "newline_grids", "squares", "sizes", "runs", "places", "patches", "regions", "tiles", "one_vision"
+    "grids", "newline_grids", "squares", "sizes", "runs", "patch_positions", "patches", "regions", "tiles", "one_vision"
 ]  # fmt: skip
 """How the sizes of images are determined: from grids in the call (`'grids'`), also with a token after each row and at
 both ends of an image (`'newline_grids'`); from the configuration, all squares of
 one size (`'squares'`); from sizes in pixels, if passed, with an optional token after each row (`'sizes'`); from the
-number of tokens, equal for all tiles (`'runs'`); from the position of every patch (`'places'`); from the number of
-patches before merging (`'patches'`); from grids of the thumbnail and the image (`'regions'`); or from sizes and tiles,
-with one thumbnail (`'tiles'`, and with an upper bound `'one_vision'`)."""
+number of tokens, equal for all tiles (`'runs'`); from the position of every patch (`'patch_positions'`); from the
+number of patches before merging (`'patches'`); from grids of the thumbnail and the image (`'regions'`); or from sizes
+and tiles, with one thumbnail (`'tiles'`, and with an upper bound `'one_vision'`)."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Family:
     """A family of models.
 
     Attributes:
-        pictures: how the sizes of images are determined.
+        image_layout: how the sizes of images are determined.
         own: function from a configuration to the scheme that the model was trained with.
         separate_frames: whether the frames of a video are separate blocks, with timestamps as text between them.
         framed: whether video frames consist of image tokens, between markers of a video.
         masks: whether the model around the language model creates masks itself, from ordinary position ids.
     """
 
-    pictures: Pictures
+    image_layout: Pictures
     own: Callable[[Any], Scheme] = lambda config: create_scheme("rope1d")
     separate_frames: bool = False
     framed: bool = False
@@ -102,7 +102,7 @@ FAMILIES: dict[str, Family] = {
     "smolvlm": Family("runs"),
     "gemma3": Family("runs", masks=True),
     "gemma3n": Family("runs"),
-    "gemma4": Family("places", masks=True),
+    "gemma4": Family("patch_positions", masks=True),
     "minicpmv4_6": Family("patches"),
     "molmo2": Family("regions", masks=True),
     "llava_next": Family("tiles"),

@@ -21,7 +21,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "newline_grids": {"image": "image_grid_thw"},
     "sizes": {"image": "image_sizes"},
     "runs": {"image": "pixel_values"},
-    "places": {"image": "image_position_ids", "video": "video_position_ids"},
+    "patch_positions": {"image": "image_position_ids", "video": "video_position_ids"},
     "patches": {"image": "target_sizes", "video": "target_sizes_videos"},
     "regions": {"image": "image_grids", "video": "video_grids"},
     "tiles": {"image": "image_sizes"},
@@ -34,7 +34,7 @@ def token_types(
 ) -> Tensor | None:
     """Return the type of every token (b, s), 0 text, 1 image, 2 video; None where it is unknown."""
     if input_ids is None:  # Molmo's types include the markers around images
-        return None if family_of(config).pictures == "regions" else types
+        return None if family_of(config).image_layout == "regions" else types
     if tuple(input_ids.shape) != shape:
         raise InputError(
             f"input_ids must have the shape {shape} of the tokens, got {tuple(input_ids.shape)}."
@@ -77,13 +77,13 @@ def stream_of(
     config = model.config
     common: dict[str, Any] = {"mask": mask, "documents": documents, **options}
     family = family_of(config)
-    if arguments.get("tile_grids") is not None and family.pictures not in ("squares", "sizes"):
+    if arguments.get("tile_grids") is not None and family.image_layout not in ("squares", "sizes"):
         raise InputError(
             f"tile_grids is not supported by {config.model_type}, where tiles are determined from other arguments. "
             "Omit it."
         )
     _check_encoded(config, arguments)
-    if family.pictures == "grids":
+    if family.image_layout == "grids":
         clips: Tensor | None = arguments.get("video_grid_thw")
         if clips is not None and (frames := getattr(config.vision_config, "temporal_merge_size", 1)) != 1:
             clips = torch.cat([clips[:, :1] // frames, clips[:, 1:]], 1)
@@ -96,32 +96,32 @@ def stream_of(
             separate_frames=family.separate_frames,
             **common,
         )
-    if family.pictures == "newline_grids":
+    if family.image_layout == "newline_grids":
         grids: Tensor | None = arguments.get("image_grid_thw")
         merge = config.vision_config.spatial_merge_size
         return Stream.from_ids(*newline_images(types, grids, merge=merge, mask=mask), **common)
-    if family.pictures == "one_vision":
+    if family.image_layout == "one_vision":
         if arguments.get("pixel_values_videos") is None:  # as in the host, video tokens are then text
             types = types.masked_fill(types == VIDEO, 0)
         return Stream.from_ids(types, _any_resolution(model, arguments), _frames(config, arguments), **common)
-    if family.pictures == "tiles":
+    if family.image_layout == "tiles":
         return Stream.from_ids(types, _any_resolution(model, arguments), **common)
-    if family.pictures == "places":
+    if family.image_layout == "patch_positions":
         images, frames = (_pooled(config, arguments.get(f"{n}_position_ids")) for n in ("image", "video"))
         clips = [Video(1, h, w) for h, w in frames]
         return Stream.from_ids(types, [Image(h, w) for h, w in images], clips, **common)
-    if family.pictures == "patches":
+    if family.image_layout == "patches":
         images, frames = (
             _merged(config, arguments.get(f"target_sizes{n}"), arguments) for n in ("", "_videos")
         )
         clips = [Video(1, h, w) for h, w in frames]
         return Stream.from_ids(types, [Image(h, w) for h, w in images], clips, **common)
-    if family.pictures == "regions":
+    if family.image_layout == "regions":
         types, *regions = _regions(types, mask, documents, arguments)
         return Stream.from_ids(types, *regions, **common)
-    if family.pictures == "runs":
+    if family.image_layout == "runs":
         return Stream.from_ids(types, _even(model, types, mask, arguments), **common)
-    if family.pictures == "sizes" and (
+    if family.image_layout == "sizes" and (
         arguments.get("image_sizes") is not None or hasattr(config, "spatial_merge_size")
     ):
         sizes = _sizes(model, arguments.get("image_sizes"), types[mask])
@@ -155,9 +155,9 @@ def _seconds(arguments: dict[str, Any]) -> Any:
 def _check_encoded(config: Any, arguments: dict[str, Any]) -> None:
     """Raise `InputError` where images or videos are encoded before the call, and their sizes are not passed."""
     encoded = arguments.get("mm_encoder_outputs") or {}
-    needed = NEEDED.get(family_of(config).pictures, {})
+    needed = NEEDED.get(family_of(config).image_layout, {})
     if hasattr(config, "scale_factor") or (
-        family_of(config).pictures == "sizes" and config.vision_config.model_type != "pixtral"
+        family_of(config).image_layout == "sizes" and config.vision_config.model_type != "pixtral"
     ):
         needed = {}  # squares of the configured size
     for kind, name in needed.items():

@@ -55,7 +55,7 @@ class SequenceState:
         padding: number of tokens of each row without an index of their own (b).
         ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation; else None.
         by_mask: whether indices exclude padding; prompts without images include it, as in the stock model.
-        token_attributes: attributes of parallel sets for all tokens (k, b, s), see `beside`; None without sets.
+        token_attributes: attributes of parallel sets for all tokens (k, b, s) as `Blocks.parallel`; None without sets.
         settled: number of cached tokens after which all tokens are text with this offset; None until it is known.
         packed: whether rows are packed samples, which cannot be continued.
         prefix: whether the cache contains only virtual tokens of prefix tuning.

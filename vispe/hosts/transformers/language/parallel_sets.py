@@ -37,7 +37,7 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
     """
     b = stream.blocks
     # images of LLaVA-OneVision are two blocks, the thumbnail and the tiles
-    pieces = 2 if family_of(config).pictures == "one_vision" else 1
+    pieces = 2 if family_of(config).image_layout == "one_vision" else 1
     number = torch.where(b.kind == IMAGE, b.picture.div(pieces, rounding_mode="floor"), -1)
     member = stream.scatter(number[stream.block], -1)
     if input_ids is None:

@@ -223,7 +223,7 @@ def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
 def stock_scheme(config: Any) -> Scheme | None:
     """Return the scheme of a stock model with image grids; None for others."""
     family = family_of(config)
-    return family.own(config) if family.pictures in ("grids", "newline_grids") else None
+    return family.own(config) if family.image_layout in ("grids", "newline_grids") else None
 
 
 def check_given(

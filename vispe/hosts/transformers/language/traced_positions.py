@@ -90,7 +90,7 @@ def numbered(model: Any) -> None:
 @torch.library.custom_op("vispe::coordinates", mutates_args=())
 def _coordinates(
     tensors: Sequence[Tensor],
-    pictures: Sequence[Tensor],
+    grids: Sequence[Tensor],
     known: str,
     named: str,
     axes: int,
@@ -100,7 +100,7 @@ def _coordinates(
     remaining = iter(tensors)
     optional = [next(remaining) if flag == "1" else None for flag in known]
     names = [name for name in named.split(",") if name and "=" not in name]
-    kwargs: dict[str, Any] = dict(zip(names, pictures, strict=True))
+    kwargs: dict[str, Any] = dict(zip(names, grids, strict=True))
     for name, value in (item.split("=") for item in named.split(",") if "=" in item):
         kwargs[name] = {"True": True, "False": False}.get(value, value)
     result = _IMPLEMENTATION["call"](_MODELS[model], optional, kwargs)
@@ -111,7 +111,7 @@ def _coordinates(
 @_coordinates.register_fake
 def _(
     tensors: Sequence[Tensor],
-    pictures: Sequence[Tensor],
+    grids: Sequence[Tensor],
     known: str,
     named: str,
     axes: int,
