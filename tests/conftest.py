@@ -36,7 +36,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _sampled(items: list[pytest.Item], count: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the items, and those left over where a long test has more than `count` sets of parameters."""
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow"):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = {id(item) for item in items if not item.get_closest_marker("slow")}
+    for sets in functions.values():
+        step = max(len(sets) / count, 1)  # evenly over the parameters, the first included
+        chosen |= {id(sets[int(k * step)]) for k in range(min(count, len(sets)))}
+    return [i for i in items if id(i) in chosen], [i for i in items if id(i) not in chosen]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if count := int(os.environ.get("VISPE_SAMPLE", "0")):
+        items[:], left = _sampled(items, count)
+        config.hook.pytest_deselected(items=left)
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(
         key=lambda item: item.path not in long
