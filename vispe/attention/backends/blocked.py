@@ -4,8 +4,9 @@ SDPA does not use its fast CPU kernel if the mask needs a gradient, and stores s
 fixed mask it stores one. Here the fast kernel runs with the mask of some heads and query rows at a time (`block_bias`),
 and returns the log-sum-exp of the rows. The backward pass recomputes the masks. If the bias has a gradient, it computes
 ``dS = P (dO v^T - delta)`` for one block after the other and passes it to the bias; otherwise the backward pass of the
-fast kernel runs for each block. Nothing of size n x n is stored and blocks have a fixed size, so the memory is linear
-in n (for content-dependent tables, in addition to their buckets).
+fast kernel runs for each block. Nothing of size n x n is stored: blocks have a
+fixed size, and a strip takes n times the width of the grid. Content-dependent tables with buckets given for all pairs
+keep these.
 
 Half precision is computed in float32 if the bias has a gradient, as SDPA does with such masks.
 """
