@@ -83,7 +83,7 @@ REFUSED = [
     (["--target.blank", "some"], "--target.blank must be 'none' or 'auto' or list, got 'some'"),
     (
         ["--stages", "[{img_size: 30, steps: 1}]"],
-        "stages[0].size must be a multiple of the patch size of vit_tiny_patch16_224, 8 px, got 30",
+        "stages[0].img_size must be a multiple of the patch size of vit_tiny_patch16_224, 8 px, got 30",
     ),
     (["--stages", "[{img_size: 32, step: 1}]"], "unknown key 'step' in stages"),
     (["--data", "[{foldr: a}]"], "must contain exactly one of folder, tar, hub, synthetic"),

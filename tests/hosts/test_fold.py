@@ -121,7 +121,7 @@ def test_sums_fold_exactly_or_are_refused(name):
         before = layer(x, pos)
     except VispeError:
         pytest.skip("the sum is not supported")
-    if "content" in encoding_class(name).knows and name not in GATED:
+    if "content" in encoding_class(name).encodes and name not in GATED:
         with pytest.raises(UnsupportedCombination, match=f"{name}, which would read other queries and keys"):
             vispe.fold(layer)
         torch.testing.assert_close(layer(x, pos), before)

@@ -121,7 +121,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any, RopeBase]]:
 
 def _reads_queries(encoding: Encoding) -> bool:
     inside = isinstance(encoding, Biased | Rotary)
-    return inside and "content" in encoding.knows and encoding.name not in GATED
+    return inside and "content" in encoding.encodes and encoding.name not in GATED
 
 
 def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) -> list[_Rows]:

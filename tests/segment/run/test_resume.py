@@ -332,8 +332,8 @@ def test_of_two_processes_one_wins(data):
 @posix
 def test_a_lock_is_free_when_its_process_was_killed(data):
     Path("out").mkdir()
-    program = "import os, signal; from pathlib import Path; from vispe.segment.run.lock import claimed\n"
-    program += "with claimed(Path('out')): os.kill(os.getpid(), signal.SIGKILL)"
+    program = "import os, signal; from pathlib import Path; from vispe.segment.run.lock import lock_folder\n"
+    program += "with lock_folder(Path('out')): os.kill(os.getpid(), signal.SIGKILL)"
     env = {**os.environ, "PYTHONPATH": str(Path(outputs.__file__).parents[3])}
     subprocess.run([sys.executable, "-c", program], env=env, timeout=100)
     assert Path("out", LOCK).exists()

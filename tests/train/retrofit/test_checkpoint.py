@@ -156,7 +156,7 @@ def test_another_config_is_refused_and_its_keys_are_named(tmp_path):
         ({"seed": 4}, "seed was 0 and is 4"),
         (
             {"student": Student("rpb"), "ema_decay": 0.5},
-            "pos_embed was 'alibi2d' and is 'rpb'; ema was 0.0 and is 0.5",
+            "pos_embed was 'alibi2d' and is 'rpb'; ema_decay was 0.0 and is 0.5",
         ),
         ({"target": Target([3])}, r"target.blank was \[3, 11\] and is \[3\]"),
         ({"stages": [Stage(32, steps=9, batch_size=4, lr=1e-3)]}, r"stages\[0\].steps was 4 and is 9"),
