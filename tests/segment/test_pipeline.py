@@ -289,9 +289,9 @@ def test_a_killed_run_leaves_complete_images(tmp_path):
         import sys, time
         from pathlib import Path
         from vispe.segment import pipeline
-        from vispe.segment.run.run_report import Watcher
+        from vispe.segment.run.run_report import ProgressCallbacks
 
-        class Slow(Watcher):
+        class Slow(ProgressCallbacks):
             def done(self, record):
                 time.sleep(0.05)
 

@@ -42,9 +42,9 @@ class Target(Additive):
 
     Example:
         >>> from vispe import Grid, create_encoding
-        >>> from vispe.grid.token_orders import fractal, ordered
+        >>> from vispe.grid.token_orders import fractal, reorder_positions
         >>> encoding = create_encoding("sincos2d+target(of=sincos2d)", dim=16)
-        >>> encoding.table(ordered(Grid((2, 3)).positions(), fractal(6))).shape
+        >>> encoding.table(reorder_positions(Grid((2, 3)).positions(), fractal(6))).shape
         torch.Size([1, 6, 16])
     """
 
@@ -92,8 +92,8 @@ def _after(pos: Positions) -> Positions:
     moved = sorted(pos.attrs.get("sampled", ()))
     if moved != pos.attrs.get(TARGET_SAMPLED, moved):
         raise ShapeError(
-            "target needs positions that are put in order after a sampler has moved them. Call ordered() with what its "
-            "prepare() returns."
+            "target needs positions that are ordered after a sampler has moved them. Call reorder_positions() with the "
+            "positions that its prepare() returns."
         )
     if TARGET in pos.attrs:
         coords, cell = pos.attrs[TARGET].values, pos.attrs[TARGET_CELL].values
@@ -101,8 +101,8 @@ def _after(pos: Positions) -> Positions:
     elif pos.index is not None:
         if pos.grid is None:
             raise ShapeError(
-                "target does not know what came after free tokens of which some are dropped. Use the table first, or "
-                "drop tokens of positions that ordered() has put in order."
+                "target does not know what follows free tokens of which some are dropped. Use the table first, or "
+                "drop tokens of positions that reorder_positions() has ordered."
             )
         # tokens are missing: the next cell of the whole grid, whether its token is there or not
         whole, cell = pos.grid.positions(pos.coords.device), pos.index + 1

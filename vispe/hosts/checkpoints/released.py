@@ -1,7 +1,8 @@
 """Conversion of released checkpoints to the parameter names of vispe's encodings.
 
-Entries are renamed by `Encoding.rename_checkpoint_keys`, which also lets converted models load such files directly. This module infers
-what is not stored in a file: the encoding, from the names of its entries, and its options, from their shapes.
+Entries are renamed by `Encoding.rename_checkpoint_keys`, which also lets converted models load such files directly.
+This module infers what is not stored in a file: the encoding, from the names of its entries, and its options, from
+their shapes.
 """
 
 from __future__ import annotations
