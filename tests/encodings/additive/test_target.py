@@ -114,9 +114,9 @@ def test_a_sampler_moves_tokens_before_they_are_put_in_order():
     torch.testing.assert_close(found[:, :-1], plain.table(moved)[:, order[1:]])
     torch.testing.assert_close(encoding.table(moved)[:, 1:-1], plain.table(moved)[:, 2:])
     assert not torch.equal(found, encoding.table(reorder_positions(GRID.positions(), order)))
-    with pytest.raises(ShapeError, match="put in order after a sampler has moved them"):
+    with pytest.raises(ShapeError, match="ordered after a sampler has moved them"):
         encoding.table(sampler.prepare(reorder_positions(GRID.positions(), order)))
-    with pytest.raises(ShapeError, match="what came after free tokens of which some are dropped"):
+    with pytest.raises(ShapeError, match="what follows free tokens of which some are dropped"):
         encoding.table(moved.gather(torch.tensor([[0, 3, 5]])))
 
 
