@@ -71,6 +71,11 @@ class EncodingInfo:
         encodes: information that it provides: any of distance, direction, position, content.
         invariant: transformations that leave its contribution to attention between patches unchanged, with default
             options: any of translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
+
+    Example:
+        >>> info = encoding_info("alibi2d")
+        >>> info.kinds, info.ndim, info.fused
+        (('bias',), (2,), True)
     """
 
     name: str
@@ -290,6 +295,10 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
     Raises:
         UnknownEncoding: a name or preset does not exist.
         OptionError: the text cannot be parsed, or an option does not exist.
+
+    Example:
+        >>> parse_spec("rope_axial+alibi2d(slopes=learned)")
+        [{'name': 'rope_axial'}, {'name': 'alibi2d', 'slopes': 'learned'}]
     """
     if isinstance(spec, Encoding):
         return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
@@ -313,6 +322,10 @@ def plain_terms(spec: Spec) -> list[dict[str, Any]]:
     Raises:
         UnknownEncoding: a name or preset does not exist.
         OptionError: the text cannot be parsed, or an option does not exist.
+
+    Example:
+        >>> plain_terms("alibi2d(slopes=learned)") == plain_terms({"name": "alibi2d", "slopes": "learned"})
+        True
     """
     return [_plain(term) for term in parse_spec(spec)]
 
