@@ -237,6 +237,13 @@ def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequ
 
     Returns:
         The copy, in evaluation mode, and the names of the parameters that were not reinitialised.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> copied, unchanged = reinitialized_copy(model, seed=1)
+        >>> torch.equal(copied.head.weight, model.head.weight), unchanged
+        (False, ())
     """
     clone = copy.deepcopy(model)
     original = {name: p.detach().clone() for name, p in clone.named_parameters()}

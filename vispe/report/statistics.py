@@ -32,6 +32,10 @@ class Summary:
         std: sample standard deviation over images; 0 for one image.
         worst: the value of the worst image.
         interval: 95 % percentile bootstrap interval (low, high) of the mean; None with fewer than 5 images.
+
+    Example:
+        >>> summarise([0.1, 0.2, 0.6, float("nan")])
+        Summary(n=3, missing=1, mean=0.3, median=0.2, std=0.264575131106459, worst=0.6, interval=None)
     """
 
     n: int

@@ -43,6 +43,12 @@ class PatchKernel:
         side: side of its square patches, in pixels.
         asymmetry: fraction of the energy of the weights (sum of squares) that `symmetrize` removes: 0 for a symmetric
             kernel, 1 for one whose average over the eight poses is 0.
+
+    Example:
+        >>> import timm
+        >>> kernel = patch_kernel(timm.create_model("test_vit"))
+        >>> kernel.path, kernel.side, 0 < kernel.asymmetry < 1
+        ('patch_embed.proj.weight', 16, True)
     """
 
     path: str
@@ -94,6 +100,12 @@ def patch_kernel(model: nn.Module) -> PatchKernel:
     Raises:
         UnsupportedHost: the model has no patch projection, several, or one with overlapping patches.
         ShapeError: patches are not square.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> patch_kernel(symmetrize(model)).asymmetry < 1e-6
+        True
     """
     path, tensors = _projection(model)
     tensor, layout = tensors[0]

@@ -97,9 +97,14 @@ class Canvas:
         patch: patch size in pixels.
         invented: whether some pixels of the window are outside of the image at some angle and are reflected.
 
-    >>> canvas = Canvas.fit((100, 120), patch=8)
-    >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
-    (64, torch.Size([1, 3, 64, 64]))
+    Raises:
+        OptionError: `fit` is called with an unknown `how`.
+        ShapeError: `fit` is called for an image that is too small, or `pose` with an image of another shape.
+
+    Example:
+        >>> canvas = Canvas.fit((100, 120), patch=8)
+        >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
+        (64, torch.Size([1, 3, 64, 64]))
     """
 
     source: tuple[int, int]

@@ -176,6 +176,12 @@ class RotationResult:
 
     Raises:
         ShapeError: a record has another number of values than there are images.
+
+    Example:
+        >>> rows = (Measurement("rot90", "error", np.array([0.1, 0.3])),)
+        >>> result = RotationResult(rows, ("a.png", "b.png"))
+        >>> result.find("rot90", "error").summary().mean
+        0.2
     """
 
     rows: tuple[Measurement, ...]
@@ -237,7 +243,13 @@ def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
 def relabelled(
     rows: Iterable[Measurement], part: str, *, control: bool | None = None
 ) -> tuple[Measurement, ...]:
-    """Return the records renamed to `part`, and marked as controls or not by `control`."""
+    """Return the records renamed to `part`, and marked as controls or not by `control`.
+
+    Example:
+        >>> (row,) = relabelled([Measurement("rot90", "error", np.array([0.1]))], "random weights", control=True)
+        >>> row.part, row.control
+        ('random weights', True)
+    """
     named = (row.about(part=part, layer=None, training="") for row in rows)
     return tuple(named if control is None else (replace(row, control=control) for row in named))
 

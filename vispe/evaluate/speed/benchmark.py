@@ -47,6 +47,13 @@ class Bench:
 
     Raises:
         InputError: the file has results of other versions or another machine.
+        VispeError: the device failed during `run`.
+
+    Example:
+        >>> from vispe.evaluate.speed.cases import plan_for
+        >>> bench = Bench(plan_for("dry", "cpu"), "cpu")
+        >>> bench.state["rows"], len(bench.tasks()) > 0
+        ([], True)
     """
 
     def __init__(

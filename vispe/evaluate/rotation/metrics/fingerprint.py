@@ -40,6 +40,11 @@ class Fingerprint:
         explained: their fractions of its variance, (k,).
         n_images: n.
         notes: caveats.
+
+    Example:
+        >>> pattern = fingerprint(lambda images: images + torch.arange(6.0), torch.rand(40, 1, 6, 6))
+        >>> pattern.mean.shape, pattern.snr > 100, pattern.top_channels()
+        ((1, 6, 6), True, [0])
     """
 
     mean: np.ndarray

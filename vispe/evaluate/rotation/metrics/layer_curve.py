@@ -52,6 +52,15 @@ def layer_curve(
 
     Raises:
         OptionError: no masks, or no pose besides the identity.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        UnsupportedHost: the patch embedding of the model is unknown, with `position_only`.
+
+    Example:
+        >>> import timm, torch
+        >>> f = VisionModel(timm.create_model("test_vit", num_classes=0).eval())
+        >>> rows = layer_curve(f, torch.rand(1, 3, 160, 160), elements=D4[:2], masks=1)
+        >>> len(rows) == 2 * f.depth, rows[0].part
+        (True, 'layer 0')
     """
     poses = poses_of(elements, "A layer curve")
     if masks < 1:
