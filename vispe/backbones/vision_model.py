@@ -48,12 +48,13 @@ class VisionModel:
         OptionError: the model is in training mode; a block that does not exist, or is named twice; a stride that does
             not divide the patch, or for a model of one image size.
 
-    >>> import timm
-    >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
-    >>> f.patch, f.size, f.exact, f.channels, f.depth
-    (16, 160, False, 64, 6)
-    >>> f(torch.zeros(1, 3, 160, 160)).shape
-    torch.Size([1, 64, 10, 10])
+    Example:
+        >>> import timm
+        >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
+        >>> f.patch, f.size, f.exact, f.channels, f.depth
+        (16, 160, False, 64, 6)
+        >>> f(torch.zeros(1, 3, 160, 160)).shape
+        torch.Size([1, 64, 10, 10])
     """
 
     def __init__(

@@ -292,6 +292,9 @@ class Additive(Encoding):
 
     The vectors are the `table` of positions; an encoding with `reads_tokens` has no table and overrides `embed`.
 
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `table`.
+
     Example:
         >>> from vispe import Grid
         >>> import torch
@@ -319,6 +322,9 @@ class Rotary(Encoding):
     Attributes:
         scales_channels: it only scales or shifts channels by their content, so it can precede a rotation.
 
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `transform`.
+
     Example:
         >>> from vispe import Grid
         >>> from vispe.attention import Affine
@@ -340,6 +346,9 @@ class Rotary(Encoding):
 
 class Biased(Encoding):
     """Encoding that adds a bias to the attention logits.
+
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `bias`.
 
     Example:
         >>> from vispe import Grid
@@ -392,6 +401,9 @@ class Biased(Encoding):
 
 class Mixing(Encoding):
     """Encoding that mixes neighbouring tokens between blocks.
+
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `mix`.
 
     Example:
         >>> from vispe import Grid

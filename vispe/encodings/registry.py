@@ -186,8 +186,9 @@ def list_encodings(
     Raises:
         OptionError: the kind, information or invariance does not exist.
 
-    >>> list_encodings("rpb*", ndim=2)
-    ['rpb', 'rpb_cpb']
+    Example:
+        >>> list_encodings("rpb*", ndim=2)
+        ['rpb', 'rpb_cpb']
     """
     for name, value, choices in (
         ("kind", kind, KINDS),

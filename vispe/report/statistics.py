@@ -56,9 +56,10 @@ def summarise(
 ) -> Summary:
     """Return summary statistics of one value per image.
 
-    >>> summary = summarise([0.1, 0.2, 0.6, float("nan")])
-    >>> round(summary.mean, 2), summary.worst, summary.n, summary.missing
-    (0.3, 0.6, 3, 1)
+    Example:
+        >>> summary = summarise([0.1, 0.2, 0.6, float("nan")])
+        >>> round(summary.mean, 2), summary.worst, summary.n, summary.missing
+        (0.3, 0.6, 3, 1)
 
     Args:
         values: (n,); NaN for images without a value.
@@ -135,8 +136,9 @@ def paired_difference(
     Pairs of values are resampled together, so the difficulty of an image cancels. The difference is significant if the
     interval excludes 0.
 
-    >>> paired_difference([0.75, 0.5], [0.5, 0.5]).mean
-    0.125
+    Example:
+        >>> paired_difference([0.75, 0.5], [0.5, 0.5]).mean
+        0.125
 
     Args:
         first: (n,) values of one model.

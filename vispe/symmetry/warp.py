@@ -43,8 +43,9 @@ def rotate(
         ShapeError: the images are not floating-point (b, c, H, W) with at least 2 pixels per side.
         OptionError: `mode` is unknown.
 
-    >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)[0, 0].tolist()
-    [[2.0, 4.0], [1.0, 3.0]]
+    Example:
+        >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)[0, 0].tolist()
+        [[2.0, 4.0], [1.0, 3.0]]
     """
     if images.ndim != 4 or not images.is_floating_point() or min(images.shape[-2:]) < 2:
         raise ShapeError(

@@ -52,8 +52,9 @@ def plot_bias(
         OptionError: the head does not exist.
         UnsupportedCombination: the encoding has no effect to plot in this block.
 
-    >>> plot_bias("alibi2d", (4, 5)).get_title()
-    'alibi2d'
+    Example:
+        >>> plot_bias("alibi2d", (4, 5)).get_title()
+        'alibi2d'
     """
     require("matplotlib", "cli", "drawing an encoding")
     grid = grid if isinstance(grid, Grid) else Grid(tuple(grid))

@@ -185,9 +185,10 @@ def positional_probe(
         ShapeError: no images, or no training patch for this step.
         OptionError: unknown target, or images without a model.
 
-    >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))
-    >>> positional_probe([noise], targets=["lr"], step=2).verdict.split(":")[0]
-    'no linear position'
+    Example:
+        >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))
+        >>> positional_probe([noise], targets=["lr"], step=2).verdict.split(":")[0]
+        'no linear position'
     """
     rng = np.random.default_rng(generator)
     # a separate generator for the control, so that masks match the published code

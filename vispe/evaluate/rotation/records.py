@@ -77,8 +77,9 @@ class Measurement:
         UnknownName: an unknown metric.
         ShapeError: values and floors have different lengths.
 
-    >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
-    0.2
+    Example:
+        >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
+        0.2
     """
 
     transform: str
@@ -260,9 +261,10 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
     Raises:
         ShapeError: the parts do not have the same records in the same order.
 
-    >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
-    >>> merge(parts)[0].values.tolist()
-    [0.1, 0.2]
+    Example:
+        >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
+        >>> merge(parts)[0].values.tolist()
+        [0.1, 0.2]
     """
     keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
     if not keys or any(key != keys[0] for key in keys):

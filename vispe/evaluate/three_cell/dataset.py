@@ -65,8 +65,9 @@ def labels(cells: Tensor, grid: int = 14) -> Tensor:
     Raises:
         ShapeError: the cells have another shape or type, or lie outside of the grid.
 
-    >>> labels(torch.tensor([[[0, 0], [3, 0], [0, 2]]])).tolist()  # blue is nearer, the three turn right
-    [[1, 0, 1, 0, 0, 0]]
+    Example:
+        >>> labels(torch.tensor([[[0, 0], [3, 0], [0, 2]]])).tolist()  # blue is nearer, the three turn right
+        [[1, 0, 1, 0, 0, 0]]
     """
     if cells.ndim != 3 or cells.shape[1:] != (3, 2) or cells.is_floating_point() or cells.is_complex():
         raise ShapeError(

@@ -56,9 +56,10 @@ class Rasa:
     Raises:
         OptionError: an unknown order or activation, or a negative number of rounds or penalty.
 
-    >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
-    >>> Rasa(rounds=1).fit(maps).transform(maps).shape
-    torch.Size([8, 4, 6, 7])
+    Example:
+        >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
+        >>> Rasa(rounds=1).fit(maps).transform(maps).shape
+        torch.Size([8, 4, 6, 7])
     """
 
     def __init__(

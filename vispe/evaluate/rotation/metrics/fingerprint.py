@@ -84,10 +84,11 @@ def fingerprint(
         ShapeError: the maps differ in size.
         InputError: fewer than 2 images.
 
-    >>> ramp = torch.linspace(0, 9, 6)
-    >>> pattern = fingerprint(lambda images: images + ramp, torch.rand(40, 1, 6, 6))
-    >>> pattern.snr > 100, pattern.n_images
-    (True, 40)
+    Example:
+        >>> ramp = torch.linspace(0, 9, 6)
+        >>> pattern = fingerprint(lambda images: images + ramp, torch.rand(40, 1, 6, 6))
+        >>> pattern.snr > 100, pattern.n_images
+        (True, 40)
     """
     count, mean, raw = 0, None, None
     for batch in batches(images, batch_size):
@@ -139,8 +140,9 @@ def random_crops(
         OptionError: `per_image` is below 1.
         ShapeError: an image is smaller than the window.
 
-    >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
-    [(3, 4, 6), (3, 4, 6)]
+    Example:
+        >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
+        [(3, 4, 6), (3, 4, 6)]
     """
     if per_image < 1:
         raise OptionError(

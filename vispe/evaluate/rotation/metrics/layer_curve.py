@@ -116,10 +116,11 @@ def position_r2(
     Raises:
         OptionError: no masks.
 
-    >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))
-    >>> r2, control = position_r2(lambda images: images, [ramps])
-    >>> r2.summary().mean > 0.99, control.control
-    (True, True)
+    Example:
+        >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))
+        >>> r2, control = position_r2(lambda images: images, [ramps])
+        >>> r2.summary().mean > 0.99, control.control
+        (True, True)
     """
     if masks < 1:
         raise OptionError(f"position_r2: masks must be at least 1, got {masks}. Use 4 by default.")

@@ -40,8 +40,9 @@ def argmax_consistency(
     Raises:
         OptionError: no shift other than (0, 0).
 
-    >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()
-    [1.0]
+    Example:
+        >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()
+        [1.0]
     """
     shifts = [(dy, dx) for dy in rolls for dx in rolls if (dy, dx) != (0, 0)]
     if not shifts:

@@ -185,9 +185,10 @@ def phase_consistency(
     Raises:
         OptionError: the patch size is below 2, or there are no phases.
 
-    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
-    >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
-    [1.0, 1.0]
+    Example:
+        >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+        >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
+        [1.0, 1.0]
     """
     if patch < 2 or (phases is not None and phases < 1):
         raise OptionError(
