@@ -261,6 +261,7 @@ def encoding_info(name: str) -> EncodingInfo:
 
     Raises:
         UnknownEncoding: the name or preset does not exist.
+        OptionError: the entry point of a plugin is not an encoding.
 
     Example:
         >>> encoding_info("alibi2d").kinds
@@ -360,6 +361,7 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
     Raises:
         UnknownEncoding: the encoding or preset does not exist.
         OptionError: an option is unknown or has an invalid value, or a required fact is missing.
+        UnsupportedCombination: the members of a sum cannot be combined.
 
     Example:
         >>> create_encoding("alibi2d(slopes=learned)", num_heads=4).config["slopes"]

@@ -119,6 +119,7 @@ def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) 
 
     Raises:
         OptionError: there are fewer layers than specs, or a spec is invalid.
+        UnknownName: a scheme does not exist.
 
     Example:
         >>> layers = alternating(["circlerope", "mrope"], 4)

@@ -104,9 +104,10 @@ def bootstrap_interval(
     Raises:
         InputError: there are no values, or `level` is not in (0, 1).
 
-    >>> low, high = bootstrap_interval(np.arange(10.0))
-    >>> low < 4.5 < high
-    True
+    Example:
+        >>> low, high = bootstrap_interval(np.arange(10.0))
+        >>> low < 4.5 < high
+        True
     """
     if len(values) == 0 or not 0 < level < 1:
         raise InputError(

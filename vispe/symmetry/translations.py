@@ -182,7 +182,7 @@ def common_part(first: Placement, second: Placement) -> tuple[Placement, Placeme
 
     Example:
         >>> a, b = Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, 0))
-        >>> shared(a, b)[0].box
+        >>> common_part(a, b)[0].box
         (1, 0, 3, 3)
 
     Raises:

@@ -184,6 +184,7 @@ def positional_probe(
     Raises:
         ShapeError: no images, or no training patch for this step.
         OptionError: unknown target, or images without a model.
+        InputError: features are infinite, or NaN without `nan_to_zero`.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))

@@ -75,6 +75,8 @@ def remedied(
 
     Raises:
         OptionError: an unknown remedy; RASA without images, images for `d4_average`, or too many rounds.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+        InputError: a map has values that are not finite.
 
     Example:
         >>> pool = torch.nn.AvgPool2d(4)

@@ -99,10 +99,11 @@ def measure(
         progress: called with a description and the completed fraction.
 
     Raises:
-        OptionError: neither features nor segmenter, an unknown metric, or one that is not applicable.
+        OptionError: neither features nor segmenter, or a metric that is not applicable.
         InputError: images, truths or names do not match.
         ShapeError: an image is not (c, H, W), or maps or labels have the wrong shape.
         UnsupportedHost: the patch embedding of the model is unknown, and a metric needs it.
+        UnknownName: an unknown metric.
 
     Example:
         >>> import torch

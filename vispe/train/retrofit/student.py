@@ -149,6 +149,8 @@ def load_student(folder: str | Path) -> tuple[VisionModel, VisionModel, dict[str
 
     Raises:
         InputError: there is no finished retrofit, or its weights do not match.
+        UnknownName: the teacher or the encoding does not exist in this version.
+        MissingExtra: a package that the teacher needs is not installed.
 
     Example:
         >>> student, teacher, card = load_student("out")  # doctest: +SKIP

@@ -65,6 +65,7 @@ def angle_equivariance(
         OptionError: `how` or the patch size is invalid, or `batch_size` is below 1.
         InputError: there are no images, or an image or a map has values that are not finite.
         ShapeError: an image is too small for the window, or a map does not match the patch size.
+        MissingExtra: scikit-learn, used at angles that are not multiples of 90, is not installed.
 
     Example:
         >>> import torch

@@ -102,6 +102,7 @@ def position_equivariance(
         OptionError: f is not a `ModelFeatures`.
         UnsupportedHost: the patch embedding of the model is unknown.
         InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W).
 
     Example:
         >>> import timm

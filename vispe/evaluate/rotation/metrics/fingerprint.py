@@ -83,6 +83,7 @@ def fingerprint(
     Raises:
         ShapeError: the maps differ in size.
         InputError: fewer than 2 images.
+        OptionError: `batch_size` is below 1.
 
     Example:
         >>> ramp = torch.linspace(0, 9, 6)
@@ -139,6 +140,7 @@ def random_crops(
     Raises:
         OptionError: `per_image` is below 1.
         ShapeError: an image is smaller than the window.
+        InputError: there are no images, or an image has values that are not finite.
 
     Example:
         >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]

@@ -54,6 +54,7 @@ def layer_curve(
         OptionError: no masks, or no pose besides the identity.
         InputError: there are no images, or an image or a map has values that are not finite.
         UnsupportedHost: the patch embedding of the model is unknown, with `position_only`.
+        ShapeError: an image is not (c, H, W).
 
     Example:
         >>> import timm, torch
@@ -115,6 +116,8 @@ def position_r2(
 
     Raises:
         OptionError: no masks.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
 
     Example:
         >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))

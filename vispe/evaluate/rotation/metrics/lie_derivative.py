@@ -63,6 +63,7 @@ def lie_derivatives(
         OptionError: an unknown motion or method, or `method='difference'` without float64.
         UnsupportedCombination: f has no derivative of that kind.
         InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
 
     Example:
         >>> rows = lie_derivatives(lambda images: images**2, torch.rand(1, 1, 8, 8, dtype=torch.float64))
@@ -96,6 +97,7 @@ def lie_derivative(
         OptionError: an unknown motion or method.
         UnsupportedCombination: f has no derivative of that kind.
         ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+        InputError: a map has values that are not finite.
 
     Example:
         >>> image = torch.rand(1, 1, 8, 8, dtype=torch.float64)

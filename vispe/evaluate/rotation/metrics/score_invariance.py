@@ -39,6 +39,8 @@ def argmax_consistency(
 
     Raises:
         OptionError: no shift other than (0, 0).
+        InputError: there are no images, or an image has values that are not finite.
+        ShapeError: an image is not (c, H, W), or the logits are not (b, k).
 
     Example:
         >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()

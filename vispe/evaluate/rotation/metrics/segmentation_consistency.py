@@ -184,6 +184,9 @@ def phase_consistency(
 
     Raises:
         OptionError: the patch size is below 2, or there are no phases.
+        InputError: there are no images, an image has values that are not finite, or labels are not non-negative
+            integers.
+        ShapeError: an image is not (c, H, W), or its labels have another size.
 
     Example:
         >>> bright = lambda image: 1 + (image[0] > 0.5).long()
