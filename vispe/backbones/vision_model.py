@@ -115,7 +115,11 @@ class VisionModel:
 
     @property
     def patch(self) -> int | None:
-        """Patch size in pixels; None where the model has no patch embedding."""
+        """Patch size in pixels; None where the model has no patch embedding.
+
+        Raises:
+            UnsupportedHost: the patches are not square.
+        """
         conv = patch_projection(self.model, overlapping=True)
         if conv is None:
             return None

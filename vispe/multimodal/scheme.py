@@ -247,7 +247,11 @@ class Scheme:
         raise NotImplementedError
 
     def starts(self, blocks: Blocks) -> Tensor:
-        """Return where the counter of each block's document and group starts (m), float64."""
+        """Return where the counter of each block's document and group starts (m), float64.
+
+        Raises:
+            UnsupportedCombination: the stream has several groups, and the scheme has one counter.
+        """
         if bool((blocks.group != blocks.group[:1]).any()):
             raise UnsupportedCombination(
                 f"{self.name} has one counter for all tokens, but the stream has several groups. Use group_pe."
@@ -276,6 +280,7 @@ class Scheme:
 
         Raises:
             UnsupportedCombination: the scheme has no rule for such a stream.
+            ShapeError: `start` or `draws` has the wrong shape.
         """
         blocks = stream.blocks
         if start is not None and start.shape != stream.shape[:1]:

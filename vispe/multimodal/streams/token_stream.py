@@ -85,6 +85,7 @@ class Stream:
 
         Raises:
             InputError: there are no segments, a row is longer than `length`, or a text refers to a missing cell.
+            OptionError: `padding` is invalid.
         """
         if padding not in ("left", "right"):
             raise OptionError(f"padding must be 'left' or 'right', got {padding!r}.")
