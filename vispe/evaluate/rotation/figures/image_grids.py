@@ -99,7 +99,7 @@ def plot_poses(report: RotationReport) -> Figure:
         >>> from vispe.evaluate.rotation.records import Measurement, RotationResult
         >>> result = RotationResult((Measurement("rot90", "error", np.array([0.1])),), ("a.png",))
         >>> maps = {name: np.random.rand(4, 4, 3) for name in ("identity", "rot90")}
-        >>> report = RotationReport("vit", result, picture=np.zeros((8, 8, 3)), poses=maps)
+        >>> report = RotationReport("vit", result, None, np.zeros((8, 8, 3)), maps)
         >>> type(plot_poses(report)).__name__
         'Figure'
     """
@@ -131,7 +131,7 @@ def plot_label_poses(report: RotationReport) -> Figure:
         >>> from vispe.evaluate.rotation.records import Measurement, RotationResult
         >>> result = RotationResult((Measurement("rot90", "error", np.array([0.1])),), ("a.png",))
         >>> maps = {name: np.ones((4, 4), int) for name in ("identity", "rot90")}
-        >>> report = RotationReport("vit", result, picture=np.zeros((4, 4, 3)), labels=maps)
+        >>> report = RotationReport("vit", result, None, np.zeros((4, 4, 3)), labels=maps)
         >>> type(plot_label_poses(report)).__name__
         'Figure'
     """
