@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 
 class VispeError(Exception):
-    """Base class of all exceptions raised by vispe."""
+    """Base class of all exceptions raised by vispe.
+
+    Example:
+        >>> try:
+        ...     raise OptionError("num_heads must be 1 or more, got 0.")
+        ... except VispeError as error:
+        ...     print(error)
+        ...
+        num_heads must be 1 or more, got 0.
+    """
 
     def __str__(self) -> str:
         # KeyError would return the repr of the message

@@ -35,7 +35,7 @@ class Interval:
         step: integers must be multiples of it.
 
     Example:
-        >>> Limits(least=0, below=1).words("number")
+        >>> Interval(least=0, below=1).words("number")
         'number of 0 or more and below 1'
     """
 
@@ -87,7 +87,7 @@ def read_option(option: str, value: Any, annotation: Any) -> Any:
     Raises:
         OptionError: the annotation does not accept the value.
 
-    >>> read_option("layers", [0, 3], tuple[Count, ...] | None)
+    >>> read_option("layers", [0, 3], tuple[NonNegativeInt, ...] | None)
     (0, 3)
     """
     try:
@@ -247,7 +247,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         OptionError: on call, if an argument is not accepted.
 
     >>> @checked
-    ... def half(*, size: Whole) -> float:
+    ... def half(*, size: PositiveInt) -> float:
     ...     return size / 2
     >>> half(size=0)
     Traceback (most recent call last):

@@ -40,7 +40,7 @@ class Explanation:
     Attributes:
         backend: name of the selected backend.
         reason: why it was selected.
-        refused: the reason against each other backend, by name.
+        unsupported: the reason against each other backend, by name.
 
     Example:
         >>> print(Explanation("sdpa", "there is no bias", {"flex": "slower on CPU"}))

@@ -117,9 +117,9 @@ def record_attention(
         ShapeError: the tokens are not prefix tokens followed by the patches of the image.
 
     >>> import timm
-    >>> def show(seen: Seen) -> None:
-    ...     print(seen.path, tuple(attention_map(seen.call)[1].shape))
-    >>> watch(timm.create_model("test_vit", depth=1).eval(), torch.zeros(1, 3, 160, 160), show)
+    >>> def show(layer: LayerAttention) -> None:
+    ...     print(layer.path, tuple(attention_map(layer.call)[1].shape))
+    >>> record_attention(timm.create_model("test_vit", depth=1).eval(), torch.zeros(1, 3, 160, 160), show)
     blocks.0.attn (1, 2, 101, 101)
     """
     if model.training:

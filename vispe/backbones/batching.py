@@ -21,8 +21,12 @@ class PerImage:
     Args:
         function: returns the feature map of one image.
 
-    >>> PerImage(lambda image: image[:, ::2, ::2])(torch.zeros(4, 3, 8, 8)).shape
-    torch.Size([4, 3, 4, 4])
+    Raises:
+        RuntimeError: the maps of the images have different shapes.
+
+    Example:
+        >>> PerImage(lambda image: image[:, ::2, ::2])(torch.zeros(4, 3, 8, 8)).shape
+        torch.Size([4, 3, 4, 4])
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:

@@ -28,8 +28,13 @@ MODEL, POSITIONS = 11, 12  # purposes of random numbers: torch's global generato
 class Processes:
     """Rank, number of processes, and device.
 
-    >>> [list(Processes(rank, count=2).share(5)) for rank in range(2)]
-    [[0, 1, 2], [3, 4]]
+    Raises:
+        OptionError: `training` is called with a device or precision that contradicts the launcher.
+        MissingExtra: `training` is called in several processes without accelerate.
+
+    Example:
+        >>> [list(Processes(rank, count=2).share(5)) for rank in range(2)]
+        [[0, 1, 2], [3, 4]]
 
     Attributes:
         rank: index of this process, from 0.

@@ -48,12 +48,13 @@ class VisionModel:
         OptionError: the model is in training mode; a block that does not exist, or is named twice; a stride that does
             not divide the patch, or for a model of one image size.
 
-    >>> import timm
-    >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
-    >>> f.patch, f.size, f.exact, f.channels, f.depth
-    (16, 160, False, 64, 6)
-    >>> f(torch.zeros(1, 3, 160, 160)).shape
-    torch.Size([1, 64, 10, 10])
+    Example:
+        >>> import timm
+        >>> f = VisionModel(timm.create_model("test_vit").eval(), layer=2)
+        >>> f.patch, f.size, f.exact, f.channels, f.depth
+        (16, 160, False, 64, 6)
+        >>> f(torch.zeros(1, 3, 160, 160)).shape
+        torch.Size([1, 64, 10, 10])
     """
 
     def __init__(
@@ -114,7 +115,11 @@ class VisionModel:
 
     @property
     def patch(self) -> int | None:
-        """Patch size in pixels; None where the model has no patch embedding."""
+        """Patch size in pixels; None where the model has no patch embedding.
+
+        Raises:
+            UnsupportedHost: the patches are not square.
+        """
         conv = patch_projection(self.model, overlapping=True)
         if conv is None:
             return None
@@ -237,6 +242,13 @@ def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequ
 
     Returns:
         The copy, in evaluation mode, and the names of the parameters that were not reinitialised.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> copied, unchanged = reinitialized_copy(model, seed=1)
+        >>> torch.equal(copied.head.weight, model.head.weight), unchanged
+        (False, ())
     """
     clone = copy.deepcopy(model)
     original = {name: p.detach().clone() for name, p in clone.named_parameters()}

@@ -39,6 +39,7 @@ class Attention(nn.Module):
     Raises:
         OptionError: dim is not a multiple of num_heads, and head_dim is not set.
         UnsupportedCombination: the encoding works outside of attention (additive, mixing).
+        UnknownEncoding: the encoding or preset does not exist.
 
     Example:
         >>> import torch

@@ -54,6 +54,10 @@ class Encoding(nn.Module):
     assignment changes the default of an inherited option; a `ClassVar` fixes its value. If a class defines its own
     constructor, the constructor's arguments are its options.
 
+    Raises:
+        TypeError: the constructor is called with an unknown option, or without a required one.
+        OptionError: the constructor is called with an option of the wrong type, or outside of its bounds.
+
     Example:
         >>> class Tilt(Biased):
         ...     num_heads: int
@@ -287,6 +291,20 @@ class Additive(Encoding):
     """Encoding that adds a vector to every token, once, after patch embedding.
 
     The vectors are the `table` of positions; an encoding with `reads_tokens` has no table and overrides `embed`.
+
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `table`.
+
+    Example:
+        >>> from vispe import Grid
+        >>> import torch
+        >>> class Ones(Additive):
+        ...     dim: int
+        ...     def table(self, pos, image=None):
+        ...         return torch.ones(1, pos.tokens, self.dim)
+        ...
+        >>> Ones(dim=4).embed(torch.zeros(2, 6, 4), Grid((2, 3)).positions())[0, 0]
+        tensor([1., 1., 1., 1.])
     """
 
     def table(self, pos: Positions, image: Tensor | None = None) -> Tensor:
@@ -303,6 +321,20 @@ class Rotary(Encoding):
 
     Attributes:
         scales_channels: it only scales or shifts channels by their content, so it can precede a rotation.
+
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `transform`.
+
+    Example:
+        >>> from vispe import Grid
+        >>> from vispe.attention import Affine
+        >>> import torch
+        >>> class Doubled(Rotary):
+        ...     def transform(self, pos, layer, x=None):
+        ...         return Affine(q_mul=torch.tensor(2.0))
+        ...
+        >>> Doubled().transform(Grid((1, 1)).positions(), layer=0).query(torch.ones(1, 1, 1, 2))
+        tensor([[[[2., 2.]]]])
     """
 
     scales_channels: ClassVar[bool] = False
@@ -313,7 +345,24 @@ class Rotary(Encoding):
 
 
 class Biased(Encoding):
-    """Encoding that adds a bias to the attention logits."""
+    """Encoding that adds a bias to the attention logits.
+
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `bias`.
+
+    Example:
+        >>> from vispe import Grid
+        >>> from vispe.attention import DistanceBias
+        >>> class Nearby(Biased):
+        ...     slope: float = 0.5
+        ...     def bias(self, pos, layer, x=None):
+        ...         return DistanceBias((self.slope,), pos)
+        ...
+        >>> Nearby(slope=0.25).bias(Grid((1, 3)).positions(), layer=0).dense()[0, 0]
+        tensor([[-0.0000, -0.2500, -0.5000],
+                [-0.2500, -0.0000, -0.2500],
+                [-0.5000, -0.2500, -0.0000]])
+    """
 
     def bias(self, pos: Positions, layer: int, x: Tensor | None = None) -> Bias | None:
         """Return the bias of block `layer`, or None.
@@ -351,7 +400,21 @@ class Biased(Encoding):
 
 
 class Mixing(Encoding):
-    """Encoding that mixes neighbouring tokens between blocks."""
+    """Encoding that mixes neighbouring tokens between blocks.
+
+    Raises:
+        NotImplementedError: a host calls a subclass that does not define `mix`.
+
+    Example:
+        >>> from vispe import Grid
+        >>> import torch
+        >>> class Neighbours(Mixing):
+        ...     def mix(self, x, pos, layer):
+        ...         return x + x.roll(1, dims=1)
+        ...
+        >>> Neighbours().mix(torch.ones(1, 4, 2), Grid((2, 2)).positions(), layer=0).shape
+        torch.Size([1, 4, 2])
+    """
 
     def mix(self, x: Tensor, pos: Positions, layer: int) -> Tensor:
         """Return the mixed tokens (b, n, d); called after block `layer`."""

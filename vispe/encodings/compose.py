@@ -29,6 +29,12 @@ class Compose(Additive, Rotary, Biased, Mixing):
     Raises:
         UnsupportedCombination: there are no members, more than one rotates, or one uses several softmaxes and another
             also works inside attention.
+
+    Example:
+        >>> from vispe import create_encoding
+        >>> rope, alibi = create_encoding('rope_axial', dim=16, num_heads=2), create_encoding('alibi2d', num_heads=2)
+        >>> [part.name for part in Compose([rope, alibi]).parts()]
+        ['rope_axial', 'alibi2d']
     """
 
     name = "compose"

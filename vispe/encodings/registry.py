@@ -71,6 +71,11 @@ class EncodingInfo:
         encodes: information that it provides: any of distance, direction, position, content.
         invariant: transformations that leave its contribution to attention between patches unchanged, with default
             options: any of translation, quarter_turns (of a square grid), reflection, rotation (by any angle).
+
+    Example:
+        >>> info = encoding_info("alibi2d")
+        >>> info.kinds, info.ndim, info.fused
+        (('bias',), (2,), True)
     """
 
     name: str
@@ -181,8 +186,9 @@ def list_encodings(
     Raises:
         OptionError: the kind, information or invariance does not exist.
 
-    >>> list_encodings("rpb*", ndim=2)
-    ['rpb', 'rpb_cpb']
+    Example:
+        >>> list_encodings("rpb*", ndim=2)
+        ['rpb', 'rpb_cpb']
     """
     for name, value, choices in (
         ("kind", kind, KINDS),
@@ -255,6 +261,7 @@ def encoding_info(name: str) -> EncodingInfo:
 
     Raises:
         UnknownEncoding: the name or preset does not exist.
+        OptionError: the entry point of a plugin is not an encoding.
 
     Example:
         >>> encoding_info("alibi2d").kinds
@@ -290,6 +297,10 @@ def parse_spec(spec: Spec) -> list[dict[str, Any]]:
     Raises:
         UnknownEncoding: a name or preset does not exist.
         OptionError: the text cannot be parsed, or an option does not exist.
+
+    Example:
+        >>> parse_spec("rope_axial+alibi2d(slopes=learned)")
+        [{'name': 'rope_axial'}, {'name': 'alibi2d', 'slopes': 'learned'}]
     """
     if isinstance(spec, Encoding):
         return [dict(s) for s in (spec.spec if isinstance(spec, Compose) else [spec.spec])]
@@ -313,6 +324,10 @@ def plain_terms(spec: Spec) -> list[dict[str, Any]]:
     Raises:
         UnknownEncoding: a name or preset does not exist.
         OptionError: the text cannot be parsed, or an option does not exist.
+
+    Example:
+        >>> plain_terms("alibi2d(slopes=learned)") == plain_terms({"name": "alibi2d", "slopes": "learned"})
+        True
     """
     return [_plain(term) for term in parse_spec(spec)]
 
@@ -346,6 +361,7 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
     Raises:
         UnknownEncoding: the encoding or preset does not exist.
         OptionError: an option is unknown or has an invalid value, or a required fact is missing.
+        UnsupportedCombination: the members of a sum cannot be combined.
 
     Example:
         >>> create_encoding("alibi2d(slopes=learned)", num_heads=4).config["slopes"]

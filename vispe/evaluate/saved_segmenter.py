@@ -30,6 +30,19 @@ class SavedSegmenter:
 
     Raises:
         InputError: the file cannot be loaded.
+        ShapeError: it is called with an image of another number of channels.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> from vispe.segment import FeatureConfig, segment
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> grey = np.repeat([[60, 190]], 48, 0).repeat(24, 1).astype(np.uint8)
+        >>> Image.fromarray(grey).save(folder / "a.png")
+        >>> report = segment(folder / "a.png", folder / "out", cluster=2, features=FeatureConfig())
+        >>> segmenter = SavedSegmenter(folder / "out" / "model.vispe", device="cpu")
+        >>> segmenter(torch.from_numpy(grey[None] / 255)).shape
+        (48, 48)
     """
 
     def __init__(self, path: str | Path, *, device: str = "auto") -> None:

@@ -35,6 +35,7 @@ def packed_positions(
 
     Raises:
         ShapeError: `grids` has another shape, or a window does not divide a grid.
+        OptionError: a merge window is not one or two integers above 0.
 
     Example:
         >>> packed_positions(torch.tensor([[1, 2, 4]]), merge=2, frames=False).coords[0, :, 1].tolist()
@@ -64,6 +65,7 @@ def pool_windows(x: Tensor, grids: Tensor, kernel: int | tuple[int, int]) -> Ten
 
     Raises:
         ShapeError: shapes do not match, or a window does not divide a grid.
+        OptionError: a merge window is not one or two integers above 0.
 
     Example:
         >>> x = torch.arange(8.0)[:, None]

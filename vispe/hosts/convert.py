@@ -68,6 +68,7 @@ def convert(
         UnsupportedCombination: the model does not support the encoding.
         UnknownEncoding, OptionError: the spec is not valid.
         InputError: there is no spec, and the configuration of the model names none.
+        MissingExtra: the model is from transformers, and its version is too old.
     """
     wrapper, model = model, unwrap(model)
     if spec is None:
@@ -124,6 +125,7 @@ def restore(model: M) -> M:
     Raises:
         UnsupportedHost: the model is not converted.
         UnsupportedCombination: the model was built with the encoding, so there is no table to restore.
+        MissingExtra: the model is from transformers, and its version is too old.
     """
     wrapper, model = model, unwrap(model, "restore")
     if host := _open_clip(model):
@@ -139,6 +141,9 @@ def restore(model: M) -> M:
 
 def describe(model: nn.Module) -> str:
     """Return a human-readable summary of a converted model: encodings, parameters, backends; nested models included.
+
+    Raises:
+        MissingExtra: the model is from transformers, and its version is too old.
 
     Example:
         >>> import timm

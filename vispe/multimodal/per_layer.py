@@ -119,6 +119,12 @@ def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) 
 
     Raises:
         OptionError: there are fewer layers than specs, or a spec is invalid.
+        UnknownName: a scheme does not exist.
+
+    Example:
+        >>> layers = alternating(["circlerope", "mrope"], 4)
+        >>> [layers.scheme(i).name for i in range(4)]
+        ['circlerope', 'mrope', 'circlerope', 'mrope']
     """
     _check_whole(layers=layers)
     if isinstance(specs, str | Mapping) or not 0 < len(specs) <= layers:
@@ -143,6 +149,11 @@ def pyramid(layers: int, rings: int, every: int) -> PerLayerSchemes:
 
     Raises:
         OptionError: a number is not an integer above 0.
+
+    Example:
+        >>> layers = pyramid(4, rings=3, every=2)
+        >>> [layers.scheme(i).rings for i in range(4)]
+        [3, 3, 2, 2]
     """
     _check_whole(layers=layers, rings=rings, every=every)
     return _of_layers([create_scheme("pype", rings=max(rings - i // every, 1)) for i in range(layers)])

@@ -20,6 +20,11 @@ def register_scheme(cls: S) -> S:
 
     Raises:
         OptionError: the name is used by another class.
+
+    Example:
+        >>> from vispe.multimodal.schemes.mrope import MRoPE
+        >>> register_scheme(MRoPE) is MRoPE
+        True
     """
     if cls.name in _SCHEMES and _SCHEMES[cls.name] is not cls:
         raise OptionError(
@@ -31,7 +36,13 @@ def register_scheme(cls: S) -> S:
 
 
 def list_schemes() -> list[str]:
-    """Return the names of all position schemes, sorted."""
+    """Return the names of all position schemes, sorted.
+
+    Example:
+        >>> import vispe.multimodal
+        >>> "mrope" in list_schemes()
+        True
+    """
     return sorted(_SCHEMES)
 
 
@@ -40,6 +51,11 @@ def scheme_class(name: str) -> type[Scheme]:
 
     Raises:
         UnknownName: the name does not exist; the message has close matches (including encodings) and all names.
+
+    Example:
+        >>> import vispe.multimodal
+        >>> scheme_class("mrope").__name__
+        'MRoPE'
     """
     if name not in _SCHEMES:
         encodings = list_encodings()
@@ -66,6 +82,12 @@ class SchemeInfo:
         text_exact: whether pure text is rotated exactly (bitwise) as by 1D RoPE.
         by_head: whether the allocation depends on the head; such schemes need attention over all keys,
             so they cannot be used in models with sliding windows.
+
+    Example:
+        >>> import vispe.multimodal
+        >>> info = scheme_info("mrope")
+        >>> info.axes, info.text_exact, info.by_head
+        (3, True, False)
     """
 
     name: str
@@ -82,6 +104,11 @@ def scheme_info(name: str) -> SchemeInfo:
 
     Raises:
         UnknownName: the scheme does not exist.
+
+    Example:
+        >>> import vispe.multimodal
+        >>> scheme_info("vrope").axes
+        4
     """
     scheme = scheme_class(name)()
     by_head = not scheme.added and scheme.allocation(64, 8).ndim == 2
@@ -100,6 +127,13 @@ def create_scheme(spec: str | Mapping[str, Any] | Scheme, **options: Any) -> Sch
     Raises:
         UnknownName: the scheme does not exist.
         OptionError: the option does not exist, or its value is invalid.
+
+    Example:
+        >>> import vispe.multimodal
+        >>> print(create_scheme("mrope(stride=2)"))
+        mrope(stride=2)
+        >>> create_scheme("mrope", stride=3).stride
+        3
     """
     if isinstance(spec, Scheme):
         if not options:

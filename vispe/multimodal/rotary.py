@@ -29,6 +29,14 @@ def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
 
     Raises:
         ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
+
+    Example:
+        >>> from vispe.grid.frequencies import inverse_frequencies
+        >>> ids = torch.tensor([[[0.0, 1.0, 2.0]]], dtype=torch.float64)  # one axis, three tokens
+        >>> angles(ids, inverse_frequencies(4, 100.0), torch.zeros(2, dtype=torch.long))
+        tensor([[[0.0000, 0.0000],
+                 [1.0000, 0.1000],
+                 [2.0000, 0.2000]]])
     """
     if _is_by_channel(axis_of_pair, frequencies):
         frequencies = frequencies.repeat(2)
@@ -70,7 +78,17 @@ def tables(
     scaling: float = 1.0,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of `angles`, times `scaling`, cast to `dtype` last; shapes as `angles`."""
+    """Return cosines and sines of `angles`, times `scaling`, cast to `dtype` last; shapes as `angles`.
+
+    Raises:
+        ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
+
+    Example:
+        >>> ids = torch.zeros(1, 1, 3, dtype=torch.float64)
+        >>> cos, sin = tables(ids, torch.ones(2), torch.zeros(2, dtype=torch.long))
+        >>> cos.shape, float(cos.min()), float(sin.max())
+        (torch.Size([1, 3, 2]), 1.0, 0.0)
+    """
     theta = angles(ids, frequencies, axis_of_pair)
     return (theta.cos() * scaling).to(dtype), (theta.sin() * scaling).to(dtype)
 
@@ -112,6 +130,15 @@ def rotation(
 
     Raises:
         UnsupportedCombination: the allocation has an axis for each channel, and the layout is not ``'half'``.
+        ShapeError: the allocation refers to a missing axis, or the numbers of pairs differ.
+
+    Example:
+        >>> from vispe.multimodal import Image, Stream, Text, create_scheme
+        >>> scheme = create_scheme("mrope")
+        >>> coordinates = scheme.coordinates(Stream.of([[Text(2), Image(1, 2)]]))
+        >>> transform = rotation(coordinates.ids, torch.ones(64), scheme.allocation(64))
+        >>> transform.query(torch.ones(1, 2, 4, 128)).shape
+        torch.Size([1, 2, 4, 128])
     """
     cos, sin = tables(ids, frequencies, axis_of_pair, scaling)
     if cos.ndim == 4:
@@ -181,6 +208,13 @@ def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
     """Reorder the channels of one head along `dim` from halves (c, c + pairs) to neighbours (2 c, 2 c + 1).
 
     Apply it to the rows of q and k projections, head by head, to run weights of one layout with the other.
+
+    Raises:
+        ShapeError: the number of channels is odd.
+
+    Example:
+        >>> to_interleaved(torch.arange(6))
+        tensor([0, 3, 1, 4, 2, 5])
     """
     pairs = _pairs(x, dim)
     return (
@@ -191,7 +225,15 @@ def to_interleaved(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def to_half(x: Tensor, dim: int = -1) -> Tensor:
-    """Undo `to_interleaved`."""
+    """Undo `to_interleaved`.
+
+    Raises:
+        ShapeError: the number of channels is odd.
+
+    Example:
+        >>> to_half(torch.tensor([0, 3, 1, 4, 2, 5]))
+        tensor([0, 1, 2, 3, 4, 5])
+    """
     pairs = _pairs(x, dim)
     return (
         unfolded(x, dim, (pairs, 2))

@@ -26,6 +26,15 @@ class VisualTokens:
         blocks: all blocks of the stream.
         block: block of each token (k).
         index: index of each token in its block (k).
+
+    Example:
+        >>> import torch
+        >>> from vispe.multimodal import Image, Stream, Text
+        >>> stream = Stream.of([[Text(1), Image(2, 2)]])
+        >>> visual = stream.blocks.visual[stream.block]
+        >>> tokens = VisualTokens(stream.blocks, stream.block[visual], stream.index[visual])
+        >>> tokens.row.tolist(), tokens.column.tolist()
+        ([0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0])
     """
 
     blocks: Blocks
@@ -73,6 +82,14 @@ class Coordinates:
         draws: random draws of each block (m), or None; pass them again for the same coordinates.
         extent: counter steps of the `Parallel` member that contains a token (b, s), 0 outside; None if
             there is none.
+
+    Example:
+        >>> from vispe.multimodal import Image, Stream, Text, create_scheme
+        >>> coordinates = create_scheme("mrope").coordinates(Stream.of([[Text(1), Image(2, 2)]]))
+        >>> coordinates.ids[:, 0].tolist()
+        [[0.0, 1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 2.0, 2.0], [0.0, 1.0, 2.0, 1.0, 2.0]]
+        >>> coordinates.next.tolist(), coordinates.decode(2)[0].tolist()
+        ([3.0], [[3.0, 4.0]])
     """
 
     ids: Tensor
@@ -135,6 +152,17 @@ class Scheme:
         step: counter step of a text token.
         first_axis: quantity counted by the first of three axes in visual segments.
         levels: numbers in the counter; with more than one, it is not a position.
+
+    Raises:
+        OptionError: an option has an invalid value.
+
+    Example:
+        >>> from vispe.multimodal import Image, Stream, Text, create_scheme
+        >>> scheme = create_scheme("mrope(stride=2)")
+        >>> scheme.axes, scheme.stride
+        (3, 2)
+        >>> scheme.coordinates(Stream.of([[Text(2), Image(1, 2)]])).ids.shape
+        torch.Size([3, 1, 4])
     """
 
     name: ClassVar[str] = ""
@@ -219,7 +247,11 @@ class Scheme:
         raise NotImplementedError
 
     def starts(self, blocks: Blocks) -> Tensor:
-        """Return where the counter of each block's document and group starts (m), float64."""
+        """Return where the counter of each block's document and group starts (m), float64.
+
+        Raises:
+            UnsupportedCombination: the stream has several groups, and the scheme has one counter.
+        """
         if bool((blocks.group != blocks.group[:1]).any()):
             raise UnsupportedCombination(
                 f"{self.name} has one counter for all tokens, but the stream has several groups. Use group_pe."
@@ -248,6 +280,7 @@ class Scheme:
 
         Raises:
             UnsupportedCombination: the scheme has no rule for such a stream.
+            ShapeError: `start` or `draws` has the wrong shape.
         """
         blocks = stream.blocks
         if start is not None and start.shape != stream.shape[:1]:

@@ -70,7 +70,7 @@ def require_records(rows: Sequence[Any], what: str, how: str) -> None:
 def short_number(value: float) -> str:
     """Return a number as text for figures: two decimals, scientific notation for tiny numbers, '-' for NaN.
 
-    >>> short(0.123), short(9.1e-7), short(float("nan"))
+    >>> short_number(0.123), short_number(9.1e-7), short_number(float("nan"))
     ('0.12', '9e-7', '-')
     """
     return number(value, 2).replace("e-0", "e-")

@@ -32,6 +32,10 @@ class Summary:
         std: sample standard deviation over images; 0 for one image.
         worst: the value of the worst image.
         interval: 95 % percentile bootstrap interval (low, high) of the mean; None with fewer than 5 images.
+
+    Example:
+        >>> summarise([0.1, 0.2, 0.6, float("nan")])
+        Summary(n=3, missing=1, mean=0.3, median=0.2, std=0.264575131106459, worst=0.6, interval=None)
     """
 
     n: int
@@ -52,9 +56,10 @@ def summarise(
 ) -> Summary:
     """Return summary statistics of one value per image.
 
-    >>> summary = summarise([0.1, 0.2, 0.6, float("nan")])
-    >>> round(summary.mean, 2), summary.worst, summary.n, summary.missing
-    (0.3, 0.6, 3, 1)
+    Example:
+        >>> summary = summarise([0.1, 0.2, 0.6, float("nan")])
+        >>> round(summary.mean, 2), summary.worst, summary.n, summary.missing
+        (0.3, 0.6, 3, 1)
 
     Args:
         values: (n,); NaN for images without a value.
@@ -99,9 +104,10 @@ def bootstrap_interval(
     Raises:
         InputError: there are no values, or `level` is not in (0, 1).
 
-    >>> low, high = bootstrap_interval(np.arange(10.0))
-    >>> low < 4.5 < high
-    True
+    Example:
+        >>> low, high = bootstrap_interval(np.arange(10.0))
+        >>> low < 4.5 < high
+        True
     """
     if len(values) == 0 or not 0 < level < 1:
         raise InputError(
@@ -131,8 +137,9 @@ def paired_difference(
     Pairs of values are resampled together, so the difficulty of an image cancels. The difference is significant if the
     interval excludes 0.
 
-    >>> paired_difference([0.75, 0.5], [0.5, 0.5]).mean
-    0.125
+    Example:
+        >>> paired_difference([0.75, 0.5], [0.5, 0.5]).mean
+        0.125
 
     Args:
         first: (n,) values of one model.

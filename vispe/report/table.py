@@ -43,7 +43,7 @@ def interval(ends: tuple[float, float] | None, decimals: int | None = None) -> s
 def capitalize(sentence: str) -> str:
     """Return a sentence with its first letter capitalised.
 
-    >>> capital("no linear position")
+    >>> capitalize("no linear position")
     'No linear position'
     """
     return sentence[0].upper() + sentence[1:]
@@ -52,10 +52,11 @@ def capitalize(sentence: str) -> str:
 def markdown_table(table: Table, left: Sequence[int] = (0,)) -> str:
     """Return a text table (header first) as Markdown with aligned columns, left-aligned for those in `left`.
 
-    >>> print(aligned([["name", "mean"], ["rot90", "0.4"]]))
-    | name  | mean |
-    |-------|-----:|
-    | rot90 |  0.4 |
+    Example:
+        >>> print(markdown_table([["name", "mean"], ["rot90", "0.4"]]))
+        | name  | mean |
+        |-------|-----:|
+        | rot90 |  0.4 |
     """
     widths, lines = _padded(table, left)
     rule = "|".join("-" * (w + 1) + ("-" if i in left else ":") for i, w in enumerate(widths))
@@ -66,7 +67,7 @@ def markdown_table(table: Table, left: Sequence[int] = (0,)) -> str:
 def text_table(table: Table, left: Sequence[int] = (0,)) -> str:
     """Return a text table (header first) with columns separated by two spaces, left-aligned for those in `left`.
 
-    >>> print(columns([["name", "mean"], ["rot90", "0.4"]]))
+    >>> print(text_table([["name", "mean"], ["rot90", "0.4"]]))
     name   mean
     rot90   0.4
     """

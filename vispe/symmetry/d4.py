@@ -28,10 +28,11 @@ class Element:
     Raises:
         OptionError: `turns` is not 0, 1, 2 or 3.
 
-    >>> Element(1).apply(np.array([[1, 2], [3, 4]])).tolist()
-    [[2, 4], [1, 3]]
-    >>> Element(1).after(Element(0, flip=True)).name
-    'transpose'
+    Example:
+        >>> Element(1).apply(np.array([[1, 2], [3, 4]])).tolist()
+        [[2, 4], [1, 3]]
+        >>> Element(1).after(Element(0, flip=True)).name
+        'transpose'
     """
 
     turns: int
@@ -104,8 +105,9 @@ def element(name: str) -> Element:
     Raises:
         UnknownName: `name` is not an element of D4.
 
-    >>> element("rot90").inverse.name
-    'rot270'
+    Example:
+        >>> element("rot90").inverse.name
+        'rot270'
     """
     known = {g.name: g for g in D4}
     if name not in known:
@@ -138,9 +140,10 @@ def fit_to_patches(
         OptionError: `how` is unknown, or a remainder cannot be treated symmetrically.
         ShapeError: the image is smaller than a patch, or too small to be reflected.
 
-    >>> image, words = fit_to_patches(torch.zeros(3, 18, 16), 8)
-    >>> tuple(image.shape), words
-    ((3, 16, 16), 'The height was cropped from 18 to 16 px by equal margins.')
+    Example:
+        >>> image, words = fit_to_patches(torch.zeros(3, 18, 16), 8)
+        >>> tuple(image.shape), words
+        ((3, 16, 16), 'The height was cropped from 18 to 16 px by equal margins.')
     """
     if how not in ("auto", "crop", "pad"):
         raise OptionError(f"how must be 'auto', 'crop' or 'pad', got how={how!r}.")

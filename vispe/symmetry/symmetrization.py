@@ -43,6 +43,12 @@ class PatchKernel:
         side: side of its square patches, in pixels.
         asymmetry: fraction of the energy of the weights (sum of squares) that `symmetrize` removes: 0 for a symmetric
             kernel, 1 for one whose average over the eight poses is 0.
+
+    Example:
+        >>> import timm
+        >>> kernel = patch_kernel(timm.create_model("test_vit"))
+        >>> kernel.path, kernel.side, 0 < kernel.asymmetry < 1
+        ('patch_embed.proj.weight', 16, True)
     """
 
     path: str
@@ -68,9 +74,10 @@ def symmetrize(model: M) -> M:
     Returns:
         The same model.
 
-    >>> model = symmetrize(VisionTransformer(img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=2))
-    >>> patch_kernel(model).asymmetry < 1e-12
-    True
+    Example:
+        >>> model = symmetrize(VisionTransformer(img_size=32, patch_size=8, embed_dim=12, depth=1, num_heads=2))
+        >>> patch_kernel(model).asymmetry < 1e-12
+        True
 
     Raises:
         UnsupportedHost: the model has no patch projection, several, or one with overlapping patches.
@@ -94,6 +101,12 @@ def patch_kernel(model: nn.Module) -> PatchKernel:
     Raises:
         UnsupportedHost: the model has no patch projection, several, or one with overlapping patches.
         ShapeError: patches are not square.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit")
+        >>> patch_kernel(symmetrize(model)).asymmetry < 1e-6
+        True
     """
     path, tensors = _projection(model)
     tensor, layout = tensors[0]
@@ -127,9 +140,10 @@ def d4_average(
             pose.
         OptionError: `fit` without a patch size, or a remainder that cannot be treated symmetrically.
 
-    >>> columns = lambda images: images * torch.arange(4.0)
-    >>> d4_average(columns, torch.ones(1, 1, 4, 4))[0, 0, 0]
-    tensor([1.5000, 1.5000, 1.5000, 1.5000])
+    Example:
+        >>> columns = lambda images: images * torch.arange(4.0)
+        >>> d4_average(columns, torch.ones(1, 1, 4, 4))[0, 0, 0]
+        tensor([1.5000, 1.5000, 1.5000, 1.5000])
     """
     if images.ndim != 4:
         raise ShapeError(f"d4_average needs images (b, c, H, W), got {tuple(images.shape)}.")
@@ -179,8 +193,9 @@ class D4Features(nn.Module):
     Raises:
         OptionError: `patch` is not a positive integer.
 
-    >>> D4Features(torch.nn.AvgPool2d(8), patch=8, fit="crop")(torch.ones(1, 3, 18, 18)).shape
-    torch.Size([1, 3, 2, 2])
+    Example:
+        >>> D4Features(torch.nn.AvgPool2d(8), patch=8, fit="crop")(torch.ones(1, 3, 18, 18)).shape
+        torch.Size([1, 3, 2, 2])
     """
 
     def __init__(self, features: Features, patch: int | None = None, fit: Fit | None = None) -> None:

@@ -26,9 +26,10 @@ Fill = Literal["mean", "mirror", "image"]
 class Placement:
     """Content of some patches at an offset on a canvas; parts outside of the canvas are cropped.
 
-    >>> placement = Placement(content=(2, 2), canvas=(3, 4), offset=(1, 2))
-    >>> placement.apply(torch.ones(1, 2, 2)).tolist()
-    [[[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]]
+    Example:
+        >>> placement = Placement(content=(2, 2), canvas=(3, 4), offset=(1, 2))
+        >>> placement.apply(torch.ones(1, 2, 2)).tolist()
+        [[[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]]
 
     Attributes:
         content: height and width of the content in patches.
@@ -179,9 +180,10 @@ class Placement:
 def common_part(first: Placement, second: Placement) -> tuple[Placement, Placement]:
     """Return both placements with `box` set to the patches of the content visible in both.
 
-    >>> a, b = Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, 0))
-    >>> shared(a, b)[0].box
-    (1, 0, 3, 3)
+    Example:
+        >>> a, b = Placement((4, 4), (3, 3), (0, 0)), Placement((4, 4), (3, 3), (-1, 0))
+        >>> common_part(a, b)[0].box
+        (1, 0, 3, 3)
 
     Raises:
         OptionError: their contents differ in size, or no patch is visible in both.

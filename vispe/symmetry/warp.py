@@ -43,8 +43,9 @@ def rotate(
         ShapeError: the images are not floating-point (b, c, H, W) with at least 2 pixels per side.
         OptionError: `mode` is unknown.
 
-    >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)[0, 0].tolist()
-    [[2.0, 4.0], [1.0, 3.0]]
+    Example:
+        >>> rotate(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90)[0, 0].tolist()
+        [[2.0, 4.0], [1.0, 3.0]]
     """
     if images.ndim != 4 or not images.is_floating_point() or min(images.shape[-2:]) < 2:
         raise ShapeError(
@@ -97,9 +98,14 @@ class Canvas:
         patch: patch size in pixels.
         invented: whether some pixels of the window are outside of the image at some angle and are reflected.
 
-    >>> canvas = Canvas.fit((100, 120), patch=8)
-    >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
-    (64, torch.Size([1, 3, 64, 64]))
+    Raises:
+        OptionError: `fit` is called with an unknown `how`.
+        ShapeError: `fit` is called for an image that is too small, or `pose` with an image of another shape.
+
+    Example:
+        >>> canvas = Canvas.fit((100, 120), patch=8)
+        >>> canvas.side, canvas.pose(torch.zeros(1, 3, 100, 120), 30).shape
+        (64, torch.Size([1, 3, 64, 64]))
     """
 
     source: tuple[int, int]

@@ -51,9 +51,14 @@ def retrofit(
         UnsupportedHost: the teacher cannot be converted.
 
     Example:
-        >>> from vispe.train.retrofit.config import Retrofit, Stage, Teacher
-        >>> config = Retrofit(Teacher("vit_small_patch14_dinov2"), [Stage(224, steps=9)], [{"folder": "images"}], "out")
-        >>> result = retrofit(config)  # doctest: +SKIP
+        >>> import tempfile
+        >>> from vispe.train.retrofit.config import Probe, Retrofit, Stage, Teacher
+        >>> teacher = Teacher("test_vit", weights="random", img_size=64, options={"depth": 1})
+        >>> stages, folder = [Stage(64, steps=1, batch_size=2)], tempfile.mkdtemp()
+        >>> probe = Probe(noise=1, textures=1, masks=1, step=2)
+        >>> config = Retrofit(teacher, stages, [{"synthetic": 2}], folder, probe=probe, tensorboard=False)
+        >>> retrofit(config).student.num_features
+        64
     """
     from vispe.train.retrofit.distillation import retrofit as run
 

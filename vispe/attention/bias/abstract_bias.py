@@ -64,6 +64,21 @@ class Bias:
     Attributes:
         pos: the positions; None if the bias fits any.
         whole: whether the bias replaces ``scale * q . k``, so that the logits are this bias plus further terms.
+
+    Raises:
+        ShapeError: `dense` is called without positions on a bias that is not bound to any, or `mask` on a learned bias.
+        UnsupportedCombination: `table` is called on a bias that depends on more than the offset.
+
+    Example:
+        >>> from vispe import Grid
+        >>> from vispe.attention import DistanceBias
+        >>> bias = DistanceBias((0.5,), Grid((1, 3)).positions())
+        >>> bias.dense()[0, 0]
+        tensor([[-0.0000, -0.5000, -1.0000],
+                [-0.5000, -0.0000, -0.5000],
+                [-1.0000, -0.5000, -0.0000]])
+        >>> bias.invariant, bias.per_sample
+        (True, False)
     """
 
     __slots__ = ("pos", "whole")

@@ -51,9 +51,13 @@ def plot_bias(
         ShapeError: the grid does not have two axes, or the query is outside of it.
         OptionError: the head does not exist.
         UnsupportedCombination: the encoding has no effect to plot in this block.
+        UnknownEncoding: the encoding or preset does not exist.
+        InputError: `ax` has polar axes.
+        MissingExtra: matplotlib is not installed.
 
-    >>> plot_bias("alibi2d", (4, 5)).get_title()
-    'alibi2d'
+    Example:
+        >>> plot_bias("alibi2d", (4, 5)).get_title()
+        'alibi2d'
     """
     require("matplotlib", "cli", "drawing an encoding")
     grid = grid if isinstance(grid, Grid) else Grid(tuple(grid))

@@ -35,6 +35,11 @@ class ProbeRow:
         r2: R² over all patches, (images, masks).
         r2_heldout: R² over the patches that were not sampled, (images, masks).
         shuffled: held-out R² for the target with shuffled patches, the control, (images, masks).
+
+    Example:
+        >>> row = ProbeRow("row", np.ones((1, 2)), np.array([[0.8, 0.6]]), np.zeros((1, 2)))
+        >>> round(row.to_dict()["r2_heldout"]["mean"], 2)
+        0.7
     """
 
     target: str
@@ -65,6 +70,12 @@ class ProbeResult:
         channel_r2: held-out R² of single channels for the headline target, mean over images and masks, (C,).
         settings: options that affect the numbers.
         example: headline ramp, mask and prediction of the first image and mask, for figures.
+
+    Example:
+        >>> import torch
+        >>> result = positional_probe(torch.rand(1, 8, 6, 6))
+        >>> result.grid, [row.target for row in result.rows][-1], result.channel_r2.shape
+        ((8, 6), 'random', (6,))
     """
 
     rows: tuple[ProbeRow, ...]
@@ -173,10 +184,12 @@ def positional_probe(
     Raises:
         ShapeError: no images, or no training patch for this step.
         OptionError: unknown target, or images without a model.
+        InputError: features are infinite, or NaN without `nan_to_zero`.
 
-    >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))
-    >>> positional_probe([noise], targets=["lr"], step=2).verdict.split(":")[0]
-    'no linear position'
+    Example:
+        >>> noise = np.random.default_rng(0).normal(size=(12, 12, 8))
+        >>> positional_probe([noise], targets=["lr"], step=2).verdict.split(":")[0]
+        'no linear position'
     """
     rng = np.random.default_rng(generator)
     # a separate generator for the control, so that masks match the published code

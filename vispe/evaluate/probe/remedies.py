@@ -75,10 +75,13 @@ def remedied(
 
     Raises:
         OptionError: an unknown remedy; RASA without images, images for `d4_average`, or too many rounds.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+        InputError: a map has values that are not finite.
 
-    >>> pool = torch.nn.AvgPool2d(4)
-    >>> remedied(pool, "rasa", torch.rand(3, 3, 32, 32), rounds=1)(torch.rand(1, 3, 32, 32)).shape
-    torch.Size([1, 3, 8, 8])
+    Example:
+        >>> pool = torch.nn.AvgPool2d(4)
+        >>> remedied(pool, "rasa", torch.rand(3, 3, 32, 32), rounds=1)(torch.rand(1, 3, 32, 32)).shape
+        torch.Size([1, 3, 8, 8])
     """
     if remedy not in get_args(Remedy):
         raise OptionError(

@@ -99,8 +99,17 @@ def measure(
         progress: called with a description and the completed fraction.
 
     Raises:
-        OptionError: neither features nor segmenter, an unknown metric, or one that is not applicable.
+        OptionError: neither features nor segmenter, or a metric that is not applicable.
         InputError: images, truths or names do not match.
+        ShapeError: an image is not (c, H, W), or maps or labels have the wrong shape.
+        UnsupportedHost: the patch embedding of the model is unknown, and a metric needs it.
+        UnknownName: an unknown metric.
+
+    Example:
+        >>> import torch
+        >>> report = measure(torch.nn.AvgPool2d(4), torch.rand(2, 3, 32, 32), metrics=["d4"], patch=4)
+        >>> report.result.find("D4", "error").summary().mean < 1e-6
+        True
     """
     processes = processes or Processes()
     if len(images) == 0:

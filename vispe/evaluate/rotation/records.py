@@ -77,8 +77,9 @@ class Measurement:
         UnknownName: an unknown metric.
         ShapeError: values and floors have different lengths.
 
-    >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
-    0.2
+    Example:
+        >>> Measurement("rot90", "error", np.array([0.1, 0.3])).summary().mean
+        0.2
     """
 
     transform: str
@@ -176,6 +177,12 @@ class RotationResult:
 
     Raises:
         ShapeError: a record has another number of values than there are images.
+
+    Example:
+        >>> rows = (Measurement("rot90", "error", np.array([0.1, 0.3])),)
+        >>> result = RotationResult(rows, ("a.png", "b.png"))
+        >>> result.find("rot90", "error").summary().mean
+        0.2
     """
 
     rows: tuple[Measurement, ...]
@@ -237,7 +244,13 @@ def notes_on_scale(rows: Iterable[Measurement]) -> tuple[str, ...]:
 def relabelled(
     rows: Iterable[Measurement], part: str, *, control: bool | None = None
 ) -> tuple[Measurement, ...]:
-    """Return the records renamed to `part`, and marked as controls or not by `control`."""
+    """Return the records renamed to `part`, and marked as controls or not by `control`.
+
+    Example:
+        >>> (row,) = relabelled([Measurement("rot90", "error", np.array([0.1]))], "random weights", control=True)
+        >>> row.part, row.control
+        ('random weights', True)
+    """
     named = (row.about(part=part, layer=None, training="") for row in rows)
     return tuple(named if control is None else (replace(row, control=control) for row in named))
 
@@ -248,9 +261,10 @@ def merge(parts: Sequence[Sequence[Measurement]]) -> tuple[Measurement, ...]:
     Raises:
         ShapeError: the parts do not have the same records in the same order.
 
-    >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
-    >>> merge(parts)[0].values.tolist()
-    [0.1, 0.2]
+    Example:
+        >>> parts = [[Measurement("D4", "error", np.array([v]))] for v in (0.1, 0.2)]
+        >>> merge(parts)[0].values.tolist()
+        [0.1, 0.2]
     """
     keys = [[(r.transform, r.metric, r.part, r.control, tuple(r.floors)) for r in rows] for rows in parts]
     if not keys or any(key != keys[0] for key in keys):

@@ -83,6 +83,16 @@ class RotationReport:
             undone, on the axes of the original map: 'identity' first, then the other elements of D4.
         labels: label maps (H, W) of the first image with the pose undone, 'identity' first; {} for features only.
         names: of the classes.
+
+    Raises:
+        InputError: `write_json` is called for an existing file without `force`.
+
+    Example:
+        >>> from vispe.evaluate.rotation.records import Measurement
+        >>> row = Measurement("rot90", "error", np.array([0.1, 0.3]))
+        >>> report = RotationReport("vit", RotationResult((row,), ("a.png", "b.png")))
+        >>> report.to_dict()["subject"], report.result.images
+        ('vit', ('a.png', 'b.png'))
     """
 
     subject: str

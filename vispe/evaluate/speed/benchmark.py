@@ -47,6 +47,13 @@ class Bench:
 
     Raises:
         InputError: the file has results of other versions or another machine.
+        VispeError: the device failed during `run`.
+
+    Example:
+        >>> from vispe.evaluate.speed.cases import plan_for
+        >>> bench = Bench(plan_for("dry", "cpu"), "cpu")
+        >>> bench.state["rows"], len(bench.tasks()) > 0
+        ([], True)
     """
 
     def __init__(
@@ -117,7 +124,11 @@ class Bench:
         return tasks[:first] + extra + tasks[first:]
 
     def run(self) -> int:
-        """Measure missing records until the time limit, and return the number of records still missing."""
+        """Measure missing records until the time limit, and return the number of records still missing.
+
+        Raises:
+            VispeError: the device is unusable after a failure. Run again to continue.
+        """
         tasks = self.tasks()
         todo = [t for t in tasks if task_key(t) not in self._done()]
         setup: Setup | Exception | None = None

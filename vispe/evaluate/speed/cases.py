@@ -48,6 +48,13 @@ class Case:
         heads: number of heads, h.
         width: head_dim, d.
         dtype: name of the dtype.
+
+    Example:
+        >>> case = Case((3, 4), prefix=1, batch=2, heads=6)
+        >>> print(case)
+        3x4+1 b2 h6 d64 bfloat16
+        >>> case.tokens, case.flop("forward")
+        (13, 519168)
     """
 
     shape: tuple[int, int]
@@ -96,6 +103,11 @@ class Plan:
         check_dtypes: dtypes of the correctness checks.
         warmup: seconds of warm-up calls.
         dry: include all contenders, even those that cannot run on this device; no compilation and no warm-up.
+
+    Example:
+        >>> plan = Plan((Case((3, 4), 1, 1, 1, 16),), reps=1, dry=True)
+        >>> len(plan.cases), plan.check_dtypes
+        (1, ('float32', 'float16', 'bfloat16'))
     """
 
     cases: tuple[Case, ...]
@@ -173,6 +185,10 @@ def plan_for(kind: str, device: str) -> Plan:
 
     Raises:
         OptionError: an unknown plan.
+
+    Example:
+        >>> plan_for("dry", "cpu").dry
+        True
     """
     if kind == "protocol":
         return protocol_cpu() if device == "cpu" else protocol()

@@ -33,7 +33,16 @@ def bases(rows: list[Row], case: str, mode: str) -> tuple[float | None, float | 
 
 
 def table(state: dict[str, Any]) -> str:
-    """Return all rows and targets."""
+    """Return all rows and targets.
+
+    Raises:
+        KeyError: the state has no environment, checks or rows.
+
+    Example:
+        >>> environment = {"device": "cpu", "cpu": "x86_64", "threads": 1, "versions": {"torch": "2.9"}}
+        >>> print(table({"environment": environment, "checks": [], "rows": []}).strip())
+        x86_64, 1 threads; torch 2.9; 0 of 0 checks passed
+    """
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
         best, own = bases(state["rows"], case, mode)
@@ -48,7 +57,16 @@ def table(state: dict[str, Any]) -> str:
 
 
 def winners(state: dict[str, Any]) -> str:
-    """Return, for every case and mode, the fastest exact contender with a bias, and the time of vispe."""
+    """Return, for every case and mode, the fastest exact contender with a bias, and the time of vispe.
+
+    Raises:
+        KeyError: the state has no environment, checks or rows.
+
+    Example:
+        >>> environment = {"device": "cpu", "cpu": "x86_64", "threads": 1, "versions": {"torch": "2.9"}}
+        >>> print(winners({"environment": environment, "checks": [], "rows": []}).strip())
+        x86_64, 1 threads; torch 2.9; 0 of 0 checks passed
+    """
     lines = [_about(state), ""]
     for case, mode, group in groups(state["rows"]):
         _, own = bases(state["rows"], case, mode)

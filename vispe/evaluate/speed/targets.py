@@ -49,7 +49,15 @@ class Rows:
 
 
 def judge(state: dict[str, Any]) -> list[Row]:
-    """Return each target with its result and a verdict: 'stretch', 'must', 'missed' or 'not measured'."""
+    """Return each target with its result and a verdict: 'stretch', 'must', 'missed' or 'not measured'.
+
+    Raises:
+        KeyError: the state has no environment or rows.
+
+    Example:
+        >>> judge({"environment": {"device": "cpu"}, "rows": []})[0]["verdict"]
+        'not measured'
+    """
     rows = Rows(state["rows"])
     if state["environment"]["device"] == "cpu":
         return _cpu(rows)

@@ -33,6 +33,12 @@ class ThreeCellScores:
         distance_exact: images with both bits of the distance right.
         area_exact: images with both bits of the area right.
         balanced: mean over the bits of the mean accuracy on its ones and on its zeros.
+
+    Example:
+        >>> target = torch.tensor([[1, 0, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]])
+        >>> scores = majority(target)
+        >>> scores.distance, scores.orientation
+        (50.0, 100.0)
     """
 
     distance: float
@@ -59,8 +65,9 @@ def labels(cells: Tensor, grid: int = 14) -> Tensor:
     Raises:
         ShapeError: the cells have another shape or type, or lie outside of the grid.
 
-    >>> labels(torch.tensor([[[0, 0], [3, 0], [0, 2]]])).tolist()  # blue is nearer, the three turn right
-    [[1, 0, 1, 0, 0, 0]]
+    Example:
+        >>> labels(torch.tensor([[[0, 0], [3, 0], [0, 2]]])).tolist()  # blue is nearer, the three turn right
+        [[1, 0, 1, 0, 0, 0]]
     """
     if cells.ndim != 3 or cells.shape[1:] != (3, 2) or cells.is_floating_point() or cells.is_complex():
         raise ShapeError(
@@ -91,6 +98,11 @@ def score(logits: Tensor, target: Tensor, threshold: float = 0.5) -> ThreeCellSc
     Raises:
         ShapeError: the shapes are not (n, 6) with n > 0, or differ.
         OptionError: the threshold is not between 0 and 1.
+
+    Example:
+        >>> target = torch.tensor([[1, 0, 1, 0, 0, 0]])
+        >>> score(2.0 * target - 1, target).average
+        100.0
     """
     if logits.shape != target.shape or logits.ndim != 2 or logits.shape[1] != 6 or not len(logits):
         raise ShapeError(
@@ -123,8 +135,12 @@ def majority(target: Tensor, train: Tensor | None = None) -> ThreeCellScores:
         target: bits (n, 6) of the evaluated split.
         train: bits of the split that determines the answer; `target` by default.
 
-    >>> majority(torch.tensor([[1, 0, 1, 0, 0, 0]] * 3 + [[0, 1, 1, 0, 0, 0]])).orientation
-    100.0
+    Raises:
+        ShapeError: the bits are not (n, 6) with n > 0.
+
+    Example:
+        >>> majority(torch.tensor([[1, 0, 1, 0, 0, 0]] * 3 + [[0, 1, 1, 0, 0, 0]])).orientation
+        100.0
     """
     rate = (target if train is None else train).double().mean(0)
     answer = torch.where(rate > 0.5, 1.0, -1.0)
@@ -147,6 +163,10 @@ def sample_cells(
 
     Raises:
         OptionError: a number is too small.
+
+    Example:
+        >>> sample_cells(5, grid=4, generator=torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 3, 2])
     """
     if count < 0 or grid < 3 or max_attempts < 1:
         raise OptionError(
@@ -180,7 +200,15 @@ def sample_cells(
 
 
 def images(cells: Tensor, grid: int = 14, patch: int = 16) -> Tensor:
-    """Return images (n, 3, grid * patch, grid * patch) float32 in [0, 1] of cells (n, 3, 2)."""
+    """Return images (n, 3, grid * patch, grid * patch) float32 in [0, 1] of cells (n, 3, 2).
+
+    Raises:
+        ShapeError: the cells have another shape or type, or lie outside of the grid.
+
+    Example:
+        >>> images(torch.tensor([[[0, 0], [3, 0], [0, 2]]]), grid=4, patch=2).shape
+        torch.Size([1, 3, 8, 8])
+    """
     labels(cells, grid)  # checks them
     rendered = torch.zeros(len(cells), 3, grid, grid, device=cells.device)
     n = torch.arange(len(cells), device=cells.device)

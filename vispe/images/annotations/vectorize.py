@@ -31,7 +31,7 @@ def vectorize(instances: np.ndarray) -> dict[int, list[Polygon]]:
 
     Example:
         >>> import numpy as np
-        >>> [[ring.tolist() for ring in polygon] for polygon in outlines(np.array([[0, 7, 7]]))[7]]
+        >>> [[ring.tolist() for ring in polygon] for polygon in vectorize(np.array([[0, 7, 7]]))[7]]
         [[[[1, 0], [3, 0], [3, 1], [1, 1]]]]
     """
     checked = checked_instances(instances)

@@ -100,6 +100,12 @@ def media_ids(stream: Stream, coordinates: Coordinates) -> Tensor:
     """Return the coordinates of visual tokens only, row by row of the batch (axes, k).
 
     Use them for the keys of cross-attention from text to images.
+
+    Example:
+        >>> from vispe.multimodal import Image, Text, create_scheme
+        >>> stream = Stream.of([[Text(2), Image(1, 2)]])
+        >>> media_ids(stream, create_scheme("mrope").coordinates(stream)).tolist()
+        [[2.0, 2.0], [2.0, 2.0], [2.0, 3.0]]
     """
     visual = stream.scatter(stream.blocks.visual[stream.block])
     return coordinates.ids[:, visual]

@@ -121,6 +121,13 @@ def v2pe_stride_for(
 
     Raises:
         InputError: the smallest stride does not fit.
+        OptionError: there are no strides, or one is invalid.
+
+    Example:
+        >>> from vispe.multimodal import Image, Text
+        >>> stream = Stream.of([[Text(10), Image(4, 4)]])
+        >>> v2pe_stride_for(stream, context=20)
+        8
     """
     if not strides:
         raise OptionError("v2pe_stride_for needs at least one stride to choose from, got none.")

@@ -30,6 +30,12 @@ class Blocks:
         boundary: whether the last token of a block of text ends its segment, such as a sentence.
         parallel: index of the `Parallel` that contains the block, counted through the batch, of its member, attention
             rule and whether members end together (m, 4), -1, -1, -1, 0 outside; None if there are none.
+
+    Example:
+        >>> from vispe.multimodal import Image, Stream, Text
+        >>> blocks = Stream.of([[Text(3), Image(2, 2), Text(1)]]).blocks
+        >>> blocks.tokens.tolist(), blocks.visual.tolist(), blocks.first.tolist()
+        ([3, 4, 1], [False, True, False], [0, 3, 7])
     """
 
     sample: Tensor

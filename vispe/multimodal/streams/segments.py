@@ -31,6 +31,16 @@ class Text:
             videos the frame comes first. Rows and columns run through all tiles of an image. Later tokens are not
             affected.
         of: the image or video: its segment, or its index in the sample; not needed if there is only one.
+
+    Raises:
+        OptionError: an option has an invalid value, `of` is passed without `cells`, or the number of cells is
+            neither 1 nor that of tokens.
+
+    Example:
+        >>> Text(3, boundary=True).tokens
+        3
+        >>> Text(1, cells=[(0, 1)], of=Image(2, 2)).cells
+        ((0, 1),)
     """
 
     tokens: PositiveInt
@@ -72,6 +82,14 @@ class Image:
         w: columns of tokens, after merging.
         tiles: rows and columns of tiles; the tokens of a tile are consecutive.
         thumbnail: whether a thumbnail, also h x w tokens, comes before or after the tiles.
+
+    Raises:
+        OptionError: a number is not an integer above 0, or `thumbnail` is invalid.
+
+    Example:
+        >>> tiled = Image(2, 3, tiles=(1, 2), thumbnail='first')
+        >>> sum(t * h * w for t, h, w, _ in tiled.parts())
+        18
     """
 
     h: PositiveInt
@@ -104,6 +122,13 @@ class Video:
         h: rows of tokens, after merging.
         w: columns of tokens, after merging.
         seconds: time between frames of tokens; None if unknown.
+
+    Raises:
+        OptionError: a number is not an integer above 0, or `seconds` is not above 0.
+
+    Example:
+        >>> Video(t=4, h=2, w=2, seconds=0.5)
+        Video(t=4, h=2, w=2, seconds=0.5)
     """
 
     t: PositiveInt

@@ -31,6 +31,11 @@ class Streamed:
         source_word: (b, s), word index of each source token: 0 for the prompt, then 1, 2, ..., and one more for
             the end; -1 elsewhere.
         target_word: (b, s), the same for targets.
+
+    Example:
+        >>> pairs = streamed([[2, 1]], [[1, 1]], source_prompt=1, target_prompt=1, end=1)
+        >>> pairs.stream.shape, pairs.attention_mask(wait=1).shape
+        (torch.Size([1, 9]), torch.Size([1, 1, 9, 9]))
     """
 
     stream: Stream
@@ -105,6 +110,13 @@ def streamed(
     Raises:
         InputError: the numbers of sources and targets differ, a source or target is empty, or one is too long.
         OptionError: a count is not an integer of 0 or more.
+
+    Example:
+        >>> pairs = streamed([[2, 1]], [[1, 1]], source_prompt=1, target_prompt=1, end=1)
+        >>> pairs.source_word.tolist()
+        [[0, 1, 1, 2, 3, -1, -1, -1, -1]]
+        >>> pairs.target_word.tolist()
+        [[-1, -1, -1, -1, -1, 0, 1, 2, 3]]
     """
     if mode not in ("streaming", "batch"):
         raise OptionError(f"mode must be 'streaming' or 'batch', got {mode!r}.")
@@ -130,6 +142,11 @@ def group_mask(stream: Stream) -> Tensor:
 
     With tokens in the order of arrival, source in group 0 and target in group 1, a target attends to all previous
     tokens, a source token only to the source: the cache of the source does not depend on the target.
+
+    Example:
+        >>> stream = Stream.of([[Text(2), Text(1, group=1)]])
+        >>> group_mask(stream)[0, 0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     group = stream.scatter(stream.blocks.group[stream.block])
     return stream.attention_mask() & (group[:, None, :, None] >= group[:, None, None, :])

@@ -20,6 +20,12 @@ class Merged:
         ids: (axes * members, b, m), float64: the first axis of all members, then the second, and so on.
         weight: (b, m), sum of the weights of each cluster; pass it as `weights` to merge again.
         mask: (b, m) bool, false where a cluster has no tokens; its token and positions are 0.
+
+    Example:
+        >>> ids = torch.arange(3.0).expand(3, 1, 3)
+        >>> merged = merge_tokens(torch.ones(1, 3, 2), torch.tensor([[0, 0, 1]]), ids)
+        >>> merged.weight.tolist(), merged.mask.tolist()
+        ([[2.0, 1.0]], [[True, True]])
     """
 
     tokens: Tensor
@@ -63,6 +69,13 @@ def merge_tokens(
         ShapeError: shapes of tensors do not match.
         OptionError: `members` is not a multiple of the positions per token.
         InputError: a label is not below `clusters`.
+
+    Example:
+        >>> tokens = torch.tensor([[[1.0], [3.0], [7.0]]])
+        >>> ids = torch.arange(3.0).expand(3, 1, 3)
+        >>> merged = merge_tokens(tokens, torch.tensor([[0, 0, 1]]), ids)
+        >>> merged.tokens.flatten().tolist(), merged.ids[0].tolist()
+        ([2.0, 7.0], [[1.0, 2.0]])
     """
     _check(tokens, labels, ids, weights, members, axes)
     b, n, c = tokens.shape

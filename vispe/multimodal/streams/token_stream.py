@@ -31,6 +31,19 @@ class Stream:
         mask: (b, s) bool, false for padding.
         coupled: (k, 5), tokens at the position of a cell of an image or video, and the four cells that are averaged, as
             indices among all non-padding tokens; None if there are none.
+
+    Raises:
+        OptionError: an argument of `of` or `from_ids` has an invalid value.
+        ShapeError: a tensor passed to `from_ids` has the wrong shape.
+        InputError: there are no segments, a row is too long, or the grids do not match the token types.
+
+    Example:
+        >>> from vispe.multimodal import Image, Text
+        >>> stream = Stream.of([[Text(2), Image(2, 2)], [Text(3)]])
+        >>> stream.shape, stream.lengths.tolist()
+        (torch.Size([2, 6]), [6, 3])
+        >>> stream.mask[1].tolist()
+        [True, True, True, False, False, False]
     """
 
     blocks: Blocks
@@ -72,6 +85,7 @@ class Stream:
 
         Raises:
             InputError: there are no segments, a row is longer than `length`, or a text refers to a missing cell.
+            OptionError: `padding` is invalid.
         """
         if padding not in ("left", "right"):
             raise OptionError(f"padding must be 'left' or 'right', got {padding!r}.")

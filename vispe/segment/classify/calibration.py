@@ -40,7 +40,7 @@ def label_scribbles(indices: np.ndarray, classes: np.ndarray, shape: tuple[int, 
         (n,) scribble numbers from 0.
 
     Example:
-        >>> strokes(np.array([0, 1, 4, 8]), np.array([1, 1, 1, 1]), (2, 5)).tolist()  # 11..1 above ...1.
+        >>> label_scribbles(np.array([0, 1, 4, 8]), np.array([1, 1, 1, 1]), (2, 5)).tolist()  # 11..1 above ...1.
         [0, 0, 1, 1]
     """
     from scipy.sparse import coo_matrix

@@ -192,7 +192,12 @@ class Live:
         return self.predict()
 
     def draw(self, labels: np.ndarray, page: int | None = None) -> None:
-        """Set labels as `update` does, without training."""
+        """Set labels as `update` does, without training.
+
+        Raises:
+            ShapeError: labels have another shape than the page or the stack.
+            InputError: labels are not integers, or outside of 0 to `MAX_CLASSES`.
+        """
         labels = np.asarray(labels)
         z, h, w = self.image.pages.shape[:3]
         if labels.shape not in ((h, w), (z, h, w)) or (labels.ndim == 3 and page is not None):

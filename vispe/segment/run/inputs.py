@@ -40,7 +40,7 @@ class ReadOptions:
         OptionError: an invalid orientation or crop.
 
     Example:
-        >>> Reading(z="0:10", crop="0:884,0:1024").normalize
+        >>> ReadOptions(z="0:10", crop="0:884,0:1024").normalize
         'stack'
     """
 

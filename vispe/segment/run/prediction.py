@@ -45,8 +45,8 @@ class PostProcessing:
         OptionError: an unknown prior, or a negative radius or area.
 
     Example:
-        >>> Post(smooth=2, prior="em")
-        Post(smooth=2, min_area=0, prior='em', clean=False)
+        >>> PostProcessing(smooth=2, prior="em")
+        PostProcessing(smooth=2, min_area=0, prior='em', clean=False)
     """
 
     smooth: int = 0

@@ -27,7 +27,7 @@ class LabelOptions:
     """Options of label reading, as in `read_labels` of `vispe.images.labels.label_files`.
 
     Example:
-        >>> Labelling(classes=["matrix", "pore"]).max_classes
+        >>> LabelOptions(classes=["matrix", "pore"]).max_classes
         20
     """
 

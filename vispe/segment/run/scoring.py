@@ -25,7 +25,7 @@ class ScoreOptions:
         include_labelled: score the labelled pixels too; by default they are excluded.
 
     Example:
-        >>> Scoring(truth=["masks"], zero_is="ignore").include_labelled
+        >>> ScoreOptions(truth=["masks"], zero_is="ignore").include_labelled
         False
     """
 

@@ -37,6 +37,14 @@ class Prompts:
         names: class names.
         phrases: synonymous phrases of each class.
         templates: sentences with ``{}`` for a phrase.
+
+    Raises:
+        OptionError: `read` is called with fewer than two classes, equal names, or an empty phrase or template.
+        InputError: `read` is called with a file of templates that cannot be read.
+
+    Example:
+        >>> Prompts.read(["pore/hole", "grain"]).names
+        ('pore', 'grain')
     """
 
     names: tuple[str, ...]

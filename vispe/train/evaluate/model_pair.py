@@ -62,7 +62,7 @@ def feature_similarity(maps: Iterable[dict[str, Tensor]]) -> FeatureSimilarity:
 
     >>> import torch
     >>> one = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-    >>> likeness([{"before": one, "blanked": one, "after": 2 * one}]).cosine
+    >>> feature_similarity([{"before": one, "blanked": one, "after": 2 * one}]).cosine
     array([1.])
     """
     cosines, ranks = [], []

@@ -186,9 +186,10 @@ class Window:
 class Retrofit:
     """Config of a retrofit; `vispe retrofit --help` describes each key.
 
-    >>> config = Retrofit(Teacher("vit_tiny_patch16_224"), [Stage(224, steps=100)], [{"synthetic": 50}], "out")
-    >>> config.identity()["student.pos_embed"]
-    'alibi2d'
+    Example:
+        >>> config = Retrofit(Teacher("vit_tiny_patch16_224"), [Stage(224, steps=100)], [{"synthetic": 50}], "out")
+        >>> config.identity()["student.pos_embed"]
+        'alibi2d'
     """
 
     teacher: Teacher

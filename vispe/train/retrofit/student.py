@@ -149,9 +149,21 @@ def load_student(folder: str | Path) -> tuple[VisionModel, VisionModel, dict[str
 
     Raises:
         InputError: there is no finished retrofit, or its weights do not match.
+        UnknownName: the teacher or the encoding does not exist in this version.
+        MissingExtra: a package that the teacher needs is not installed.
 
     Example:
-        >>> student, teacher, card = load_student("out")  # doctest: +SKIP
+        >>> import tempfile
+        >>> from vispe.train import retrofit
+        >>> from vispe.train.retrofit.config import Probe, Stage
+        >>> teacher = Teacher("test_vit", weights="random", img_size=64, options={"depth": 1})
+        >>> stages, folder = [Stage(64, steps=1, batch_size=2)], tempfile.mkdtemp()
+        >>> probe = Probe(noise=1, textures=1, masks=1, step=2)
+        >>> config = Retrofit(teacher, stages, [{"synthetic": 2}], folder, probe=probe, tensorboard=False)
+        >>> result = retrofit(config)
+        >>> student, teacher, card = load_student(folder)
+        >>> student.channels, card["config"]["stages"][0]["steps"]
+        (64, 1)
     """
     card = read_card(folder)
     try:

@@ -188,7 +188,7 @@ def attention_inequality(attentions: Sequence[Tensor], arranged: OrderedPrompt) 
     """Return the variance over items of the mean attention per token of an item, relative to the squared mean.
 
     >>> row = torch.tensor([0.3, 0.1, 0.6]).expand(1, 1, 3, 3)
-    >>> float(attention_inequality([row], Arranged({}, (slice(0, 1), slice(1, 2)), slice(2, 3))))
+    >>> float(attention_inequality([row], OrderedPrompt({}, (slice(0, 1), slice(1, 2)), slice(2, 3))))
     0.25
 
     Args:

@@ -56,9 +56,10 @@ class Rasa:
     Raises:
         OptionError: an unknown order or activation, or a negative number of rounds or penalty.
 
-    >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
-    >>> Rasa(rounds=1).fit(maps).transform(maps).shape
-    torch.Size([8, 4, 6, 7])
+    Example:
+        >>> maps = torch.randn(8, 4, 6, 7, generator=torch.Generator().manual_seed(0))
+        >>> Rasa(rounds=1).fit(maps).transform(maps).shape
+        torch.Size([8, 4, 6, 7])
     """
 
     def __init__(
@@ -147,7 +148,18 @@ def fit_rasa(
     activation: Activation = "sigmoid",
     coords: Features | None = None,
 ) -> RasaProjection:
-    """Return the fitted projection of features that are not standardised; arguments as in `Rasa`."""
+    """Return the fitted projection of features that are not standardised; arguments as in `Rasa`.
+
+    Raises:
+        OptionError: an option has an invalid value, or there are too many rounds for the channels.
+        ShapeError: features or coordinates have the wrong shape.
+        InputError: values are not finite, or there are too few tokens or directions.
+
+    Example:
+        >>> features = torch.rand(4, 3, 8, 8)
+        >>> fit_rasa(features, rounds=1).apply(features).shape
+        torch.Size([4, 3, 8, 8])
+    """
     return Rasa(rounds, order, activation).fit(features, coords).projection_
 
 

@@ -37,8 +37,9 @@ class RasaProjection:
         ShapeError: wrong number of axes.
         InputError: linearly dependent weight vectors within a round.
 
-    >>> RasaProjection(torch.eye(3)[None, :2]).apply(torch.ones(1, 3))
-    tensor([[0., 0., 1.]])
+    Example:
+        >>> RasaProjection(torch.eye(3)[None, :2]).apply(torch.ones(1, 3))
+        tensor([[0., 0., 1.]])
     """
 
     def __init__(

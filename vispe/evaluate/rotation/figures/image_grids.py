@@ -25,7 +25,15 @@ FAINT_SNR, CLEAR_SNR = 1.5, 3.0
 
 
 def fingerprint_words(fingerprint: Fingerprint) -> str:
-    """Return the verdict on the SNR of a fingerprint in one sentence."""
+    """Return the verdict on the SNR of a fingerprint in one sentence.
+
+    Example:
+        >>> import torch
+        >>> from vispe.evaluate.rotation import fingerprint
+        >>> pattern = fingerprint(lambda images: images + torch.arange(6.0), torch.rand(40, 1, 6, 6))
+        >>> fingerprint_words(pattern).partition(' (')[0]
+        'The mean of 40 maps shows a clear pattern that is fixed to the frame'
+    """
     snr, of = fingerprint.snr, f"The mean of {fingerprint.n_images} maps"
     if np.isnan(snr):
         return f"{of} cannot be judged, because the maps are constant"
@@ -47,6 +55,16 @@ def plot_fingerprint(fingerprint: Fingerprint, channels: int = 10) -> Figure:
     Args:
         fingerprint: return value of `vispe.evaluate.rotation.metrics.fingerprint.fingerprint`.
         channels: number of channels.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> import torch
+        >>> from vispe.evaluate.rotation import fingerprint
+        >>> pattern = fingerprint(lambda images: images + torch.arange(6.0), torch.rand(40, 1, 6, 6))
+        >>> plot_fingerprint(pattern).get_suptitle().partition(' (')[0]
+        'The mean of 40 maps shows a clear pattern that is fixed to the frame'
     """
     count = len(fingerprint.components)
     figure = figure_style.new_figure(11.5, 3.6 + 0.2 * bool(fingerprint.notes))
@@ -75,6 +93,15 @@ def plot_poses(report: RotationReport) -> Figure:
 
     Raises:
         InputError: the report has no maps.
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> from vispe.evaluate.rotation.records import Measurement, RotationResult
+        >>> result = RotationResult((Measurement("rot90", "error", np.array([0.1])),), ("a.png",))
+        >>> maps = {name: np.random.rand(4, 4, 3) for name in ("identity", "rot90")}
+        >>> report = RotationReport("vit", result, None, np.zeros((8, 8, 3)), maps)
+        >>> type(plot_poses(report)).__name__
+        'Figure'
     """
     figure_style.require_records(list(report.poses), "maps of poses", "vispe rotate")
     first, others = _split(report.poses)
@@ -98,6 +125,15 @@ def plot_label_poses(report: RotationReport) -> Figure:
 
     Raises:
         InputError: the report has no labels.
+        MissingExtra: matplotlib is not installed.
+
+    Example:
+        >>> from vispe.evaluate.rotation.records import Measurement, RotationResult
+        >>> result = RotationResult((Measurement("rot90", "error", np.array([0.1])),), ("a.png",))
+        >>> maps = {name: np.ones((4, 4), int) for name in ("identity", "rot90")}
+        >>> report = RotationReport("vit", result, None, np.zeros((4, 4, 3)), labels=maps)
+        >>> type(plot_label_poses(report)).__name__
+        'Figure'
     """
     figure_style.require_records(list(report.labels), "label maps of poses", "vispe rotate on a segmenter")
     first, others = _split(report.labels)

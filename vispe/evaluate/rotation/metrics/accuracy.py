@@ -68,6 +68,17 @@ def across_poses(
 
     Raises:
         OptionError: the number of names differs from `n_classes`, or there are no angles.
+        InputError: truths are missing, there are no images, an image has values that are not finite, or labels are
+            not non-negative integers.
+        ShapeError: an image is not (c, H, W) or too small for the window, or its labels have another size.
+
+    Example:
+        >>> import torch
+        >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+        >>> image = torch.rand(1, 48, 48)
+        >>> rows = across_poses(bright, [image], 2, [bright(image)], angles=[0, 90], border=0)
+        >>> [(row.transform, row.values.tolist()) for row in rows if row.metric == 'accuracy'][:2]
+        [('0°', [1.0]), ('90°', [1.0])]
     """
     names = [f"class {k + 1}" for k in range(n_classes)] if names is None else list(names)
     if len(names) != n_classes or len(angles) == 0:

@@ -61,10 +61,17 @@ def angle_equivariance(
     Returns:
         A row for each angle, named as '15°', with its floors; and 'all angles', their mean without multiples of 90.
 
-    >>> import torch
-    >>> (row,) = angle_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 64, 64), angles=[90], patch=4)
-    >>> row.transform, row.summary().mean < 1e-6
-    ('90°', True)
+    Raises:
+        OptionError: `how` or the patch size is invalid, or `batch_size` is below 1.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is too small for the window, or a map does not match the patch size.
+        MissingExtra: scikit-learn, used at angles that are not multiples of 90, is not installed.
+
+    Example:
+        >>> import torch
+        >>> (row,) = angle_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 64, 64), angles=[90], patch=4)
+        >>> row.transform, row.summary().mean < 1e-6
+        ('90°', True)
     """
     size = patch_of(f, patch)
 

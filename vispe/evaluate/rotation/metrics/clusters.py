@@ -49,6 +49,21 @@ def cluster_consistency(
 
     Returns:
         mIoU and adjusted Rand index for each pose and on average, under both names of `PARTS`.
+
+    Raises:
+        OptionError: there are fewer than two clusters or more than different tokens, or no pose besides the
+            identity.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+        ModuleNotFoundError: scikit-learn is not installed.
+
+    Example:
+        >>> import torch
+        >>> image = torch.zeros(1, 1, 8, 8)
+        >>> image[..., :4] = 1
+        >>> rows = cluster_consistency(lambda images: images, image, 2, refit=False)
+        >>> rows[0].transform, rows[0].metric, rows[0].values.tolist()
+        ('D4', 'miou', [1.0])
     """
     poses = poses_of(elements, "Consistency of clusters")
     if clusters < 2:

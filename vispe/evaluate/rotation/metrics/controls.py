@@ -39,9 +39,15 @@ def control_rows(
         Records marked as controls: 'raw intensity' (exactly 0), 'random weights' and, if the patch embedding is known,
         'random weights, position code'; and notes on unchanged parameters.
 
-    >>> rows, notes = control_rows(raw_intensity, Tensor([[[[0.0, 1.0], [2.0, 3.0]]]]))
-    >>> rows[0].part, rows[0].values.tolist(), notes
-    ('raw intensity', [0.0], ('There is no control of random weights, which needs a model.',))
+    Raises:
+        OptionError: a measure is unknown, or there is no pose besides the identity.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+
+    Example:
+        >>> rows, notes = control_rows(raw_intensity, Tensor([[[[0.0, 1.0], [2.0, 3.0]]]]))
+        >>> rows[0].part, rows[0].values.tolist(), notes
+        ('raw intensity', [0.0], ('There is no control of random weights, which needs a model.',))
     """
     options = {"elements": elements, "measures": measures, "batch_size": batch_size}
     images = list(images) if not isinstance(images, Sequence | Tensor) else images

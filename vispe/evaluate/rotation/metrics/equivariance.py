@@ -64,6 +64,16 @@ def equivariance(
     Returns:
         For each measure a record for each pose, and one for the mean over poses, 'D4' for all of them; the invariant
         share has only the latter. 'D4 worst' is the error of the worst pose of each image.
+
+    Raises:
+        OptionError: a measure is unknown, there is no pose besides the identity, or `batch_size` is below 1.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or maps have different shapes at different poses.
+
+    Example:
+        >>> rows = equivariance(torch.nn.AvgPool2d(4), torch.rand(2, 3, 16, 16), controls=False)
+        >>> [(row.transform, row.metric, row.summary().mean < 1e-6) for row in rows][:2]
+        [('D4', 'error', True), ('D4 worst', 'error', True)]
     """
 
     def posed(batch: Tensor, g: Element) -> Tensor:
@@ -91,6 +101,15 @@ def position_equivariance(
     Raises:
         OptionError: f is not a `ModelFeatures`.
         UnsupportedHost: the patch embedding of the model is unknown.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W).
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("test_vit", pos_embed="alibi2d", num_classes=0).eval()
+        >>> rows = position_equivariance(VisionModel(model), torch.rand(1, 3, 160, 160), elements=D4[:2])
+        >>> rows[0].transform, rows[0].metric, rows[0].summary().mean < 1e-4
+        ('mean of 1 poses', 'error', True)
     """
     if not isinstance(f, VisionModel):
         raise OptionError(
@@ -107,8 +126,9 @@ def position_equivariance(
 def raw_intensity(images: Tensor) -> Tensor:
     """Return the images unchanged, an exactly equivariant feature function, (b, c, H, W) -> (b, c, H, W).
 
-    >>> raw_intensity(torch.ones(1, 1, 2, 2)).shape
-    torch.Size([1, 1, 2, 2])
+    Example:
+        >>> raw_intensity(torch.ones(1, 1, 2, 2)).shape
+        torch.Size([1, 1, 2, 2])
     """
     return images
 
@@ -120,9 +140,13 @@ def orbit_average(f: FeatureFunction, elements: Sequence[Element] = D4) -> Featu
         f: feature function.
         elements: poses; all of D4 makes the mean equivariant under D4.
 
-    >>> averaged = orbit_average(lambda images: images * torch.arange(3.0))
-    >>> averaged(torch.ones(1, 1, 3, 3))[0, 0, 0]
-    tensor([1., 1., 1.])
+    Raises:
+        ZeroDivisionError: there are no poses.
+
+    Example:
+        >>> averaged = orbit_average(lambda images: images * torch.arange(3.0))
+        >>> averaged(torch.ones(1, 1, 3, 3))[0, 0, 0]
+        tensor([1., 1., 1.])
     """
 
     def averaged(images: Tensor) -> Tensor:

@@ -40,6 +40,11 @@ class Fingerprint:
         explained: their fractions of its variance, (k,).
         n_images: n.
         notes: caveats.
+
+    Example:
+        >>> pattern = fingerprint(lambda images: images + torch.arange(6.0), torch.rand(40, 1, 6, 6))
+        >>> pattern.mean.shape, pattern.snr > 100, pattern.top_channels()
+        ((1, 6, 6), True, [0])
     """
 
     mean: np.ndarray
@@ -78,11 +83,13 @@ def fingerprint(
     Raises:
         ShapeError: the maps differ in size.
         InputError: fewer than 2 images.
+        OptionError: `batch_size` is below 1.
 
-    >>> ramp = torch.linspace(0, 9, 6)
-    >>> pattern = fingerprint(lambda images: images + ramp, torch.rand(40, 1, 6, 6))
-    >>> pattern.snr > 100, pattern.n_images
-    (True, 40)
+    Example:
+        >>> ramp = torch.linspace(0, 9, 6)
+        >>> pattern = fingerprint(lambda images: images + ramp, torch.rand(40, 1, 6, 6))
+        >>> pattern.snr > 100, pattern.n_images
+        (True, 40)
     """
     count, mean, raw = 0, None, None
     for batch in batches(images, batch_size):
@@ -133,9 +140,11 @@ def random_crops(
     Raises:
         OptionError: `per_image` is below 1.
         ShapeError: an image is smaller than the window.
+        InputError: there are no images, or an image has values that are not finite.
 
-    >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
-    [(3, 4, 6), (3, 4, 6)]
+    Example:
+        >>> [tuple(crop.shape) for crop in random_crops(torch.rand(1, 3, 9, 9), (4, 6), 2)]
+        [(3, 4, 6), (3, 4, 6)]
     """
     if per_image < 1:
         raise OptionError(

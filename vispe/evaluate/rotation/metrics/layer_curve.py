@@ -52,6 +52,16 @@ def layer_curve(
 
     Raises:
         OptionError: no masks, or no pose besides the identity.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        UnsupportedHost: the patch embedding of the model is unknown, with `position_only`.
+        ShapeError: an image is not (c, H, W).
+
+    Example:
+        >>> import timm, torch
+        >>> f = VisionModel(timm.create_model("test_vit", num_classes=0).eval())
+        >>> rows = layer_curve(f, torch.rand(1, 3, 160, 160), elements=D4[:2], masks=1)
+        >>> len(rows) == 2 * f.depth, rows[0].part
+        (True, 'layer 0')
     """
     poses = poses_of(elements, "A layer curve")
     if masks < 1:
@@ -106,11 +116,14 @@ def position_r2(
 
     Raises:
         OptionError: no masks.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
 
-    >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))
-    >>> r2, control = position_r2(lambda images: images, [ramps])
-    >>> r2.summary().mean > 0.99, control.control
-    (True, True)
+    Example:
+        >>> ramps = torch.stack(torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij"))
+        >>> r2, control = position_r2(lambda images: images, [ramps])
+        >>> r2.summary().mean > 0.99, control.control
+        (True, True)
     """
     if masks < 1:
         raise OptionError(f"position_r2: masks must be at least 1, got {masks}. Use 4 by default.")

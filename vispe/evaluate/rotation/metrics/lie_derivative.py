@@ -59,9 +59,16 @@ def lie_derivatives(
         The records 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over
         positions. NaN for images with a constant map.
 
-    >>> rows = lie_derivatives(lambda images: images**2, torch.rand(1, 1, 8, 8, dtype=torch.float64))
-    >>> [row.transform for row in rows]
-    ['Lie rotation', 'Lie down', 'Lie right']
+    Raises:
+        OptionError: an unknown motion or method, or `method='difference'` without float64.
+        UnsupportedCombination: f has no derivative of that kind.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+
+    Example:
+        >>> rows = lie_derivatives(lambda images: images**2, torch.rand(1, 1, 8, 8, dtype=torch.float64))
+        >>> [row.transform for row in rows]
+        ['Lie rotation', 'Lie down', 'Lie right']
     """
     values: dict[str, list[float]] = {m: [] for m in motions}
     for batch in batches(images, batch_size):
@@ -89,6 +96,14 @@ def lie_derivative(
     Raises:
         OptionError: an unknown motion or method.
         UnsupportedCombination: f has no derivative of that kind.
+        ShapeError: an image is not (c, H, W), or `f` does not return one map per image.
+        InputError: a map has values that are not finite.
+
+    Example:
+        >>> image = torch.rand(1, 1, 8, 8, dtype=torch.float64)
+        >>> value, derivative = lie_derivative(lambda images: 2 * images, image, "right")
+        >>> derivative.shape, derivative.abs().max().item() < 1e-12
+        (torch.Size([1, 1, 8, 8]), True)
     """
     if motion not in MOTIONS or method not in ("forward", "double backward", "difference"):
         raise OptionError(

@@ -56,6 +56,17 @@ def quadrant_gap(
 
     Raises:
         OptionError: `budget` is below 1.
+        InputError: truths are missing, there are no images, an image has values that are not finite, or labels are
+            not non-negative integers.
+        ShapeError: an image is not (c, H, W), or its labels have another size.
+
+    Example:
+        >>> import torch
+        >>> image = torch.rand(1, 16, 16)
+        >>> truth = 1 + (image[0] > 0.5).long()
+        >>> rows = quadrant_gap(scribble_classifier(lambda images: images), [image], [truth], 2, border=0)
+        >>> rows[0].transform, rows[0].metric
+        ('four corners', 'quadrant_gap')
     """
     if budget < 1:
         raise OptionError(f"quadrant_gap: budget must be at least 1, got {budget}. Use 40 by default.")
@@ -90,6 +101,19 @@ def scribble_classifier(f: FeatureFunction) -> ScribbleSegmenter:
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
+
+    Raises:
+        ShapeError: the segmenter is called on an image for which f does not return one map.
+        InputError: a map has values that are not finite.
+
+    Example:
+        >>> import torch
+        >>> image = torch.zeros(1, 8, 8)
+        >>> image[..., 4:] = 1
+        >>> marks = np.zeros((8, 8), int)
+        >>> marks[0, 0], marks[0, 7] = 1, 2
+        >>> scribble_classifier(lambda images: images)(image, marks)[3].tolist()
+        [1, 1, 1, 1, 2, 2, 2, 2]
     """
 
     def train(image: Tensor, marks: np.ndarray) -> np.ndarray:

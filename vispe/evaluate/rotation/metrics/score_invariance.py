@@ -39,9 +39,12 @@ def argmax_consistency(
 
     Raises:
         OptionError: no shift other than (0, 0).
+        InputError: there are no images, or an image has values that are not finite.
+        ShapeError: an image is not (c, H, W), or the logits are not (b, k).
 
-    >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()
-    [1.0]
+    Example:
+        >>> argmax_consistency(lambda images: images.mean((-2, -1)), torch.rand(1, 3, 8, 8))[0].values.tolist()
+        [1.0]
     """
     shifts = [(dy, dx) for dy in rolls for dx in rolls if (dy, dx) != (0, 0)]
     if not shifts:
@@ -85,6 +88,13 @@ def score_changes(
 
     Raises:
         OptionError: an option is out of range.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: an image is not (c, H, W), or the logits are not (b, k).
+
+    Example:
+        >>> rows = score_changes(lambda images: images.mean((2, 3)), torch.rand(1, 3, 8, 8), draws=2)
+        >>> rows[0].transform, rows[0].summary().mean < 1e-12
+        ('shift by whole pixels', True)
     """
     if draws < 1 or not 0 < share < 1 or not 0 < degrees <= 180:
         raise OptionError(

@@ -53,9 +53,16 @@ def consistency(
     Returns:
         mIoU over the classes in either map and adjusted Rand index, for each pose and averaged ('D4').
 
-    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
-    >>> consistency(bright, torch.rand(1, 3, 8, 8), 2)[0].values.tolist()
-    [1.0]
+    Raises:
+        OptionError: there is no pose besides the identity.
+        InputError: there are no images, an image has values that are not finite, or labels are not non-negative
+            integers.
+        ShapeError: an image is not (c, H, W), or its labels have another size.
+
+    Example:
+        >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+        >>> consistency(bright, torch.rand(1, 3, 8, 8), 2)[0].values.tolist()
+        [1.0]
     """
     poses = poses_of(elements, "Consistency")
 
@@ -112,6 +119,18 @@ def angle_consistency(
     Returns:
         mIoU and adjusted Rand index at each angle, with two floors: 'labels turned', the effect of resampling labels,
         below 1 for thin phases; and 'round trip', the labels of the image rotated forth and back.
+
+    Raises:
+        OptionError: `how` is unknown.
+        InputError: there are no images, an image has values that are not finite, or labels are not non-negative
+            integers.
+        ShapeError: an image is not (c, H, W) or too small for the window, or its labels have another size.
+
+    Example:
+        >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+        >>> rows = angle_consistency(bright, torch.rand(1, 1, 48, 48), 2, angles=[90])
+        >>> [(row.transform, row.metric, row.values.tolist()) for row in rows]
+        [('90°', 'miou', [1.0]), ('90°', 'ari', [1.0])]
     """
 
     def pairs(batch: Tensor) -> Iterator[Pair]:
@@ -165,10 +184,14 @@ def phase_consistency(
 
     Raises:
         OptionError: the patch size is below 2, or there are no phases.
+        InputError: there are no images, an image has values that are not finite, or labels are not non-negative
+            integers.
+        ShapeError: an image is not (c, H, W), or its labels have another size.
 
-    >>> bright = lambda image: 1 + (image[0] > 0.5).long()
-    >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
-    [1.0, 1.0]
+    Example:
+        >>> bright = lambda image: 1 + (image[0] > 0.5).long()
+        >>> [row.summary().mean for row in phase_consistency(bright, torch.rand(1, 3, 8, 8), 2, 4)]
+        [1.0, 1.0]
     """
     if patch < 2 or (phases is not None and phases < 1):
         raise OptionError(

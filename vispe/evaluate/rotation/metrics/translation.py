@@ -70,9 +70,15 @@ def roll_equivariance(
         A record 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of
         a patch'.
 
-    >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch=4)
-    >>> [(row.transform, row.summary().mean) for row in rows if row.metric == "error"]
-    [('roll, whole patches', 0.0), ('roll (4, 0) px', 0.0)]
+    Raises:
+        OptionError: the patch size or a measure is invalid, or `batch_size` is below 1.
+        InputError: there are no images, or an image or a map has values that are not finite.
+        ShapeError: a map does not match the patch size.
+
+    Example:
+        >>> rows = roll_equivariance(torch.nn.AvgPool2d(4), torch.rand(1, 3, 16, 16), shifts=[(4, 0)], patch=4)
+        >>> [(row.transform, row.summary().mean) for row in rows if row.metric == "error"]
+        [('roll, whole patches', 0.0), ('roll (4, 0) px', 0.0)]
     """
     size, scores = patch_of(f, patch), _scores(measures)
 
@@ -117,6 +123,13 @@ def crop_shift(
 
     Raises:
         ShapeError: the image is too small, or the windows do not overlap.
+        OptionError: the patch size or a measure is invalid, or `batch_size` is below 1.
+        InputError: there are no images, or an image or a map has values that are not finite.
+
+    Example:
+        >>> rows = crop_shift(torch.nn.AvgPool2d(4), torch.rand(1, 3, 24, 24), (16, 16), shifts=[(4, 0)], patch=4)
+        >>> rows[0].transform, rows[0].values.tolist()
+        ('crop shift, whole patches', [0.0])
     """
     p, scores = patch_of(f, patch), _scores(measures)
     if shifts is None:
