@@ -28,8 +28,9 @@ class Blocks:
         tile: tile row, tile column, rows and columns of tiles (m, 4); row and column are -1 for a thumbnail.
         shared: whether the next block starts at the same position as this block.
         boundary: whether the last token of a block of text ends its segment, such as a sentence.
-        parallel: index of the `Parallel` that contains the block, counted through the batch, of its member, attention
-            rule and whether members end together (m, 4), -1, -1, -1, 0 outside; None if there are none.
+        parallel: columns (m, 4): index of the `Parallel` that contains the block, counted through the batch;
+            index of its member; attention rule; whether members end together. -1, -1, -1, 0 outside of sets;
+            None without sets.
     """
 
     sample: Tensor
