@@ -222,7 +222,7 @@ def _projections(module: Any) -> list[tuple[Any, int | None]]:
 
 
 def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `ShapeError` where the input is not the complete sequence."""
+    """Raise `ShapeError` if the input is not the complete sequence."""
     cache = cache_of(kwargs)
     if cache is not None and cache.get_seq_length():
         raise ShapeError(
@@ -233,7 +233,7 @@ def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None
 
 
 def _check_end(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `ShapeError` where the last token is padding."""
+    """Raise `ShapeError` if the last token is padding."""
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
     if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, -1].all()):
         raise ShapeError(

@@ -30,7 +30,7 @@ _OTHER = (
 
 
 def support(name: str) -> dict[str, str | None]:
-    """Return, for each host of `HOSTS`, the reason why an encoding is not supported; None where it is.
+    """Return, for each host of `HOSTS`, the reason why an encoding is not supported; None if it is.
 
     Example:
         >>> support('peg')['naflex']

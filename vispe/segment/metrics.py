@@ -39,7 +39,7 @@ def scores(
         - 'pixel_accuracy'; 'balanced_accuracy': mean recall over the classes in the truth.
         - 'boundary_f1' by class name and 'mean_boundary_f1': F1 of the boundary pixels (those with a
           4-neighbour of another class); a boundary pixel matches if the other map has one within
-          `boundary_px`; None where neither map has any.
+          `boundary_px`; None if neither map has any.
         - 'phase_fraction': {'truth': ..., 'pred': ...} by class name; 'phase_fraction_error_pp': prediction
           minus truth in percentage points; 'phase_fraction_mean_abs_error_pp' and
           'phase_fraction_max_abs_error_pp' over the classes in either map.
@@ -168,7 +168,7 @@ def summarize(
     Returns:
         'n' images, 'mean', 'median', 'std' (sample standard deviation), 'worst', and 'ci95': the [low, high]
         95 % percentile bootstrap interval of the mean over images (10 000 resamples).  'std' and 'ci95' are None
-        for one image, where the spread is undefined, and all but 'n' are None when no image has the score.
+        for one image, where the spread is undefined, and all but 'n' are None if no image has the score.
 
     Raises:
         InputError: an image has no such key.

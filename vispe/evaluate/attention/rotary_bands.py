@@ -92,7 +92,7 @@ def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
 def rotated(captured: LayerAttention) -> tuple[Tensor, Tensor, PairRotation] | None:
     """Return rotated queries and keys of the patches (h, N, rotated channels) and their rotation.
 
-    None where the layer does not rotate pairs of channels.
+    None if the layer does not rotate pairs of channels.
     """
     transform = captured.call.transform
     links = transform.links if isinstance(transform, Chain) else (transform,)

@@ -53,7 +53,7 @@ class Family:
         has_block_hook: whether the forward pass calls encodings between blocks.
         has_late_prefix: whether prefix tokens can be excluded from the first blocks.
         table_keyword: value of the library's own constructor argument for an absolute table; a model is built with it
-            to keep the table. None where there is no such argument.
+            to keep the table. None if there is no such argument.
     """
 
     title = ""
@@ -127,24 +127,24 @@ class Family:
         """Restore the rotary embedding."""
 
     def check_widths(self, terms: Sequence[dict[str, Any]], layers: Layers) -> None:
-        """Raise where `head_dim` differs between layers, and a term is built for one `head_dim`."""
+        """Raise an error if `head_dim` differs between layers, and a term is built for one `head_dim`."""
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
-        """Raise where the model does not support conversion or a term, before anything is built."""
+        """Raise an error if the model does not support conversion or a term, before anything is built."""
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: Layers) -> None:
-        """Raise where the model does not support an encoding."""
+        """Raise an error if the model does not support an encoding."""
 
     def check_inside(self, model: Any) -> None:
-        """Raise where a `Context` would not reach the attention layers."""
+        """Raise an error if a `Context` would not reach the attention layers."""
 
     def check_detached(self, model: Any, table: Any) -> None:
-        """Raise where a detached table cannot be restored."""
+        """Raise an error if a detached table cannot be restored."""
 
     def resolved(
         self, terms: list[dict[str, Any]], parts: Sequence[Encoding], grid: Any
     ) -> list[dict[str, Any]]:
-        """Return the spec from which an equal model is built; empty where it equals `terms`."""
+        """Return the spec from which an equal model is built; empty if it equals `terms`."""
         del terms, parts, grid
         return []
 
@@ -398,7 +398,7 @@ def _swappable(model: Any, family: Family) -> bool:
 
 
 def _check_swaps(model: Any, family: Family) -> None:
-    """Raise `UnsupportedHost` when a module has no converted class, or has patched methods or parametrized weights."""
+    """Raise `UnsupportedHost` if a module has no converted class, or has patched methods or parametrized weights."""
     for path, module, cls in family.swaps(model):
         if cls is None:
             raise UnsupportedHost(

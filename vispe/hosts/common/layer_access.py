@@ -63,7 +63,7 @@ def state_path(path: str) -> str:
 
 
 def refuse_parametrized(path: str, module: nn.Module) -> None:
-    """Raise `UnsupportedHost` where a change of class would drop the parametrization of a weight."""
+    """Raise `UnsupportedHost` if a change of class would drop the parametrization of a weight."""
     if type(module) is not plain_class(type(module)):
         raise UnsupportedHost(
             f"{path}: its class cannot be changed, got {type(module).__name__} with parametrized "
@@ -79,7 +79,7 @@ def _parametrized(module: nn.Module) -> list[str]:
 def check_layers(
     layers: Iterable[tuple[int, str, nn.Module]], swapped: type[nn.Module] | tuple[type[nn.Module], ...]
 ) -> None:
-    """Raise `UnsupportedHost` where a layer of a converted model no longer has a class of vispe."""
+    """Raise `UnsupportedHost` if a layer of a converted model no longer has a class of vispe."""
     for _, path, layer in layers:
         if not isinstance(layer, swapped):
             raise UnsupportedHost(

@@ -18,7 +18,7 @@ _PROBE = (3, 4)  # grid on which encodings are tested for a dependence on spacin
 
 
 def spacing_of(projection: object) -> tuple[float, float] | None:
-    """Return the distance of tokens along (rows, columns), in patch sizes; None where patches do not overlap.
+    """Return the distance of tokens along (rows, columns), in patch sizes; None if patches do not overlap.
 
     Args:
         projection: the patch embedding; None is returned if it is not a convolution.

@@ -18,7 +18,7 @@ from vispe.grid import Grid
 
 
 def check_sampled(parts: Sequence[Encoding], stock: type[Any], keep_abs: bool, keep_rope: bool) -> None:
-    """Raise `UnsupportedCombination` when a sampler moves tokens and the model's own embedding would not follow."""
+    """Raise `UnsupportedCombination` if a sampler moves tokens and the model's own embedding would not follow."""
     check_samplers(parts)
     sampler = next((e.name for e in parts if isinstance(e, Sampler)), None)
     embedding = "rotary embedding" if keep_rope else "absolute table" if keep_abs else None

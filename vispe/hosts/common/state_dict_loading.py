@@ -56,12 +56,12 @@ class LoadsWeights(nn.Module):
         return tuple(e for _, encoding in self._vispe_paths() for e in encoding.parts())
 
     def _vispe_check_layers(self) -> None:
-        """Raise `UnsupportedHost` where another library has replaced the class of an attention layer."""
+        """Raise `UnsupportedHost` if another library has replaced the class of an attention layer."""
         if self.vispe.inside:
             check_layers(self.vispe_attentions(), self.vispe_layers)
 
     def _vispe_refuse_draws(self, call: str) -> None:
-        """Raise `UnsupportedCombination` where tokens would be assembled at positions that differ from attention's."""
+        """Raise `UnsupportedCombination` if tokens would be assembled at positions that differ from attention's."""
         for e in self._vispe_all() if self.training else ():
             if isinstance(e, Sampler):
                 raise UnsupportedCombination(

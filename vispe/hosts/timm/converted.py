@@ -197,7 +197,7 @@ class ConvertedTokens(ConvertedTimm):
         return self.reg_token
 
     def _vispe_rope(self, shape: tuple[int, int]) -> Any:
-        """Return the model's own rotary embedding for a grid; None where none is in use."""
+        """Return the model's own rotary embedding for a grid; None if none is in use."""
         del shape
 
     def _vispe_drop(self, x: Tensor, pos: Positions, rope: Any) -> tuple[Tensor, Positions, Any]:

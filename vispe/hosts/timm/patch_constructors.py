@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
     """How timm loads the weights of an architecture.
 
     Attributes:
-        adapt: converts a state dict in the authors' layout to that of the model; None where they are equal.
+        adapt: converts a state dict in the authors' layout to that of the model; None if they are equal.
         strict: whether unexpected entries are errors.
     """
 

@@ -117,7 +117,7 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
 
 
 def _modalities(model: Any) -> set[str]:
-    """Return the input modalities of a model: image, video, audio, text; empty where its class does not name them."""
+    """Return the input modalities of a model: image, video, audio, text; empty if its class does not name them."""
     named = getattr(model, "input_modalities", None) or ()
     return {named} if isinstance(named, str) else set(named)
 

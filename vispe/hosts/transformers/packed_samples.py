@@ -44,7 +44,7 @@ def sample_numbers(token_index: Tensor) -> Tensor:
 
 
 def samples_of(token_index: Tensor) -> Samples | None:
-    """Return the packed samples of a call without a mask; None where every row is one sample.
+    """Return the packed samples of a call without a mask; None if every row is one sample.
 
     Compiled programs cannot branch on values, so their rows are always treated as packed.
     """
@@ -57,7 +57,7 @@ def samples_of(token_index: Tensor) -> Samples | None:
 
 
 def check_layers(text: Any, owner: str) -> None:
-    """Raise `UnsupportedHost` where layers of a language model have a state that is carried between samples."""
+    """Raise `UnsupportedHost` if layers of a language model have a state that is carried between samples."""
     others = sorted({kind for kind in _layer_types(text) if kind not in ATTENTION})
     if others:
         raise UnsupportedHost(
@@ -119,7 +119,7 @@ def check_call(
 
 
 def check_cache(state: Any) -> None:
-    """Raise `InputError` where the tokens of a call would attend to all packed samples in a cache."""
+    """Raise `InputError` if the tokens of a call would attend to all packed samples in a cache."""
     if state is not None and state.packed:
         raise InputError(
             "The cache must contain one sample per row, got packed samples, all of which the tokens of this call would "

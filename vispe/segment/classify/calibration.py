@@ -134,7 +134,7 @@ def calibrate(
 
 
 def calibration_note(facts: Mapping[str, Any]) -> str | None:
-    """Return a note if there are too few scribbles for calibration, else None."""
+    """Return a note if there are too few scribbles for calibration, otherwise None."""
     if "reason" not in facts:
         return None
     return f"probabilities were not calibrated: {facts['reason']}. Draw at least two separate ones."

@@ -263,7 +263,7 @@ class PreparedPage:
         return torch.get_num_threads() if self._device == "cpu" else 1
 
     def weight(self, number: int) -> np.ndarray | None:
-        """Return the blending weight (rows, columns) of a piece; None where pieces do not overlap."""
+        """Return the blending weight (rows, columns) of a piece; None if pieces do not overlap."""
         if self._maps is None or not self.overlapping:
             return None
         # the window is that of the full tile, cropped to the page

@@ -85,7 +85,7 @@ class Answer:
     Attributes:
         pages: results by page.
         names: the K class names.
-        colors: colours of the model, if it has any, else None.
+        colors: colours of the model, if it has any, otherwise None.
         notes: messages for the user.
         seconds: computing time.
         trust: the invariance report, if requested.

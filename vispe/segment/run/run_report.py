@@ -189,7 +189,7 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
             ground truth.
 
     Returns:
-        By class name, None where no pixel has data:
+        By class name, None if no pixel has data:
 
         - 'fractions': fraction of the area, from 0 to 1.
         - 'fractions_ci95': its 95 % interval [low, high]; None without an estimate, and for boosting. A class

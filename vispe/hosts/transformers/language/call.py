@@ -168,7 +168,7 @@ class CallPositions:
         ids: coordinates (axes, b, s).
         before: state of the cache before the call, or None.
         after: state of the cache after the call.
-        token_attributes: attributes of parallel sets (k, b, s); None where neither the call nor the cache has sets.
+        token_attributes: attributes of parallel sets (k, b, s); None if neither the call nor the cache has sets.
         packed: whether rows are packed samples that are isolated from each other.
     """
 
@@ -297,7 +297,7 @@ def _split(call: Call, tokens: Any, position_ids: Tensor | None) -> tuple[Tensor
 def _check_layout(
     call: Call, position_ids: Tensor, token_index: Tensor, state: SequenceState | None, alone: bool = False
 ) -> None:
-    """Raise `ShapeError` where coordinates certainly have the layout (b, axes, s), see `check_layout`."""
+    """Raise `ShapeError` if coordinates certainly have the layout (b, axes, s), see `check_layout`."""
     scheme = call.model.vispe_scheme
     valid = valid_tokens(token_index, call.mask)
 
@@ -321,7 +321,7 @@ def _check_layout(
 
 
 def _check_members(call: Call, parallel: str | None, tokens: Tensor) -> None:
-    """Raise `InputError` where `parallel_ids` have no effect or another shape than the tokens."""
+    """Raise `InputError` if `parallel_ids` have no effect or another shape than the tokens."""
     members = call.kwargs.get(IDS)
     if members is None:
         return

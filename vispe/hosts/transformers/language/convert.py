@@ -159,7 +159,7 @@ def convert_vlm(
 def _check_by_channel(
     scheme: Scheme, allocated: dict[str, Tensor], rotaries: dict[str, Rotary], late_rotation: bool
 ) -> None:
-    """Raise where a scheme has an axis for each channel, and the model needs one for each pair."""
+    """Raise an error if a scheme has an axis for each channel, and the model needs one for each pair."""
     pairs = max(rotary.pairs for rotary in rotaries.values())
     if not any(axes.ndim == 1 and len(axes) > pairs for axes in allocated.values()):
         return
@@ -206,7 +206,7 @@ def kind_key(kind: str, number: int | None) -> str:
 
 
 def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
-    """Return the index of the scheme of each layer; None where one scheme is used in all layers."""
+    """Return the index of the scheme of each layer; None if one scheme is used in all layers."""
     if not isinstance(scheme, ConcatenatedScheme):
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
@@ -315,7 +315,7 @@ def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) 
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
-    """Raise `UnsupportedHost` where a scheme needs an additive table, which the model does not have."""
+    """Raise `UnsupportedHost` if a scheme needs an additive table, which the model does not have."""
     if scheme.added:
         raise UnsupportedHost(
             f"{scheme} encodes the axes {list(scheme.added)} by a table added to the tokens, which {name} does not "
@@ -324,7 +324,7 @@ def _refuse_tables(scheme: Scheme, name: str) -> None:
 
 
 def _refuse_hooked(model: Any) -> None:
-    """Raise `UnsupportedHost` when methods are patched on an instance, which would hide those of its new class.
+    """Raise `UnsupportedHost` if methods are patched on an instance, which would hide those of its new class.
 
     Removed hooks of accelerate leave the method of the class on the instance; that attribute is deleted.
     """

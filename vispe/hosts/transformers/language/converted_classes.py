@@ -453,7 +453,7 @@ class PositionedText:
         frequencies: Tensor,
         axis_of_pair: Tensor,
     ) -> tuple[Tensor | None, PairwiseLogits | None]:
-        """Return the mask of parallel sets, and the arguments of pairwise logits; None where there are none."""
+        """Return the mask of parallel sets, and the arguments of pairwise logits; None if there are none."""
         of_keys = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
         common = ids.movedim(0, -1), of_keys.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
         if self.vispe_extend is not None:
@@ -509,7 +509,7 @@ class PositionedLayer:
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
     def _check_alone(self, kwargs: dict[str, Any]) -> None:
-        """Raise `InputError` where a direct call of the layer has no rotation, or a cache of unrotated keys."""
+        """Raise `InputError` if a direct call of the layer has no rotation, or a cache of unrotated keys."""
         if kwargs.get("position_embeddings") is None:
             raise InputError(
                 f"{type(self).__qualname__}: position_embeddings are missing, got None. Pass the cosines and sines "

@@ -32,7 +32,7 @@ NEEDED: dict[str, dict[str, str]] = {
 def token_types(
     config: Any, input_ids: Tensor | None, types: Tensor | None, shape: tuple[int, int]
 ) -> Tensor | None:
-    """Return the type of every token (b, s), 0 text, 1 image, 2 video; None where it is unknown."""
+    """Return the type of every token (b, s), 0 text, 1 image, 2 video; None if it is unknown."""
     if input_ids is None:  # Molmo's types include the markers around images
         return None if family_of(config).image_layout == "regions" else types
     if tuple(input_ids.shape) != shape:
@@ -138,7 +138,7 @@ def stream_of(
 
 
 def _seconds(arguments: dict[str, Any]) -> Any:
-    """Return the seconds between frames of each video; None where they are not passed.
+    """Return the seconds between frames of each video; None if they are not passed.
 
     Raises:
         InputError: audio is interleaved with the videos, which streams do not support.
@@ -153,7 +153,7 @@ def _seconds(arguments: dict[str, Any]) -> Any:
 
 
 def _check_encoded(config: Any, arguments: dict[str, Any]) -> None:
-    """Raise `InputError` where images or videos are encoded before the call, and their sizes are not passed."""
+    """Raise `InputError` if images or videos are encoded before the call, and their sizes are not passed."""
     encoded = arguments.get("mm_encoder_outputs") or {}
     needed = NEEDED.get(family_of(config).image_layout, {})
     if hasattr(config, "scale_factor") or (

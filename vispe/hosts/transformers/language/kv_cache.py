@@ -53,13 +53,13 @@ class SequenceState:
     Attributes:
         offset: (b), float64, or (b, k) where layers have k counters.
         padding: number of tokens of each row without an index of their own (b).
-        ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation; else None.
+        ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation; otherwise None.
         by_mask: whether indices exclude padding; prompts without images include it, as in the stock model.
         token_attributes: attributes of parallel sets for all tokens (k, b, s) as `Blocks.parallel`; None without sets.
         settled: number of cached tokens after which all tokens are text with this offset; None until it is known.
         packed: whether rows are packed samples, which cannot be continued.
         prefix: whether the cache contains only virtual tokens of prefix tuning.
-        upcoming: rotation of the next text tokens during decoding of single tokens; else None.
+        upcoming: rotation of the next text tokens during decoding of single tokens; otherwise None.
     """
 
     offset: Tensor
@@ -232,7 +232,7 @@ def look_up(token_index: Tensor, table: Tensor, span: Tensor, beyond: Tensor) ->
 
 
 def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
-    """Raise `InputError` where a mask (b, s) has values other than 0 and 1.
+    """Raise `InputError` if a mask (b, s) has values other than 0 and 1.
 
     Args:
         mask: bool, integer or floating-point mask, or None.
@@ -250,7 +250,7 @@ def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
 
 
 def check_filled_here(cache: Any) -> None:
-    """Raise `InputError` where a cache contains tokens without a state."""
+    """Raise `InputError` if a cache contains tokens without a state."""
     if cache is not None and cache.get_seq_length() and not hasattr(cache, PREFIX):
         raise InputError(
             "The cache must be filled by a model with this position scheme, got one filled by another model. Fill a "

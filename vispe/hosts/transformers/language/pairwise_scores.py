@@ -60,7 +60,7 @@ def ordered(
 def extended(
     queries: Tensor, keys: Tensor, rates: Tensor, factor: float, group: int, window: int
 ) -> PairwiseLogits | None:
-    """Return the logits of SelfExtend; None where all tokens are within the window, so that no token is grouped."""
+    """Return the logits of SelfExtend; None if all tokens are within the window, so that no token is grouped."""
     if not bool((keys.amax(1) - keys.amin(1) >= window).any()):
         return None
     options = {"queries": queries, "keys": keys, "rates": rates, "factor": factor}

@@ -54,7 +54,7 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
 
 
 def token_attributes_of(scheme: Scheme, stream: Stream, coordinates: Coordinates) -> Tensor | None:
-    """Return the attributes of every token; None where there is no set."""
+    """Return the attributes of every token; None if there is no set."""
     b = stream.blocks
     if b.parallel is None or coordinates.extent is None:
         return None
@@ -104,7 +104,7 @@ def parallel_mask(token_attributes: Tensor, queries: int) -> Tensor:
 
 
 def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:
-    """Raise `InputError` where a call has some members of a set only, which an order by importance needs whole.
+    """Raise `InputError` if a call has some members of a set only, which an order by importance needs whole.
 
     Args:
         token_attributes: of the tokens of the call.

@@ -83,7 +83,7 @@ class Step:
     scheme: Scheme
 
     def upcoming(self) -> NextTokens | None:
-        """Return the precomputed rotation of this token and the next ones, None where there is none."""
+        """Return the precomputed rotation of this token and the next ones, None if there is none."""
         cached = self.state.upcoming
         if cached is None or cached.scheme is not self.scheme:
             return None

@@ -152,7 +152,7 @@ def check_layout(
     expected: Callable[[Tensor], Tensor | None],
     valid: Tensor,
 ) -> None:
-    """Raise `ShapeError` where the shape is ambiguous, (axes, b, s) or (b, axes, s), and the layout is the latter.
+    """Raise `ShapeError` if the shape is ambiguous, (axes, b, s) or (b, axes, s), and the layout is the latter.
 
     The layout is (b, axes, s) where ids equal the scheme's coordinates only if transposed; or where the axes of text
     tokens are equal only if transposed, and count the tokens where text tokens are unknown. Other ids are treated as
@@ -162,8 +162,8 @@ def check_layout(
         scheme: scheme of the model.
         position_ids: (axes, b, s) or (1 + axes, b, s), from the caller.
         token_index: token indices (b, s), for ids without indices.
-        text: function that returns the mask of text tokens (b, s); None where it is unknown.
-        expected: function from token indices (b, s) to the scheme's coordinates (axes, b, s); None where unknown.
+        text: function that returns the mask of text tokens (b, s); None if it is unknown.
+        expected: function from token indices (b, s) to the scheme's coordinates (axes, b, s); None if unknown.
         valid: mask of tokens (b, s) that are not padding.
 
     Raises:
@@ -229,7 +229,7 @@ def stock_scheme(config: Any) -> Scheme | None:
 def check_given(
     scheme: Scheme, stock: Scheme, rows: int, ids: Tensor, valid: Tensor, stream: Callable[[], Stream] | None
 ) -> None:
-    """Raise `InputError` where coordinates (axes, b, s) are certainly not those of the model's scheme.
+    """Raise `InputError` if coordinates (axes, b, s) are certainly not those of the model's scheme.
 
     This is certain where they equal the coordinates of the stock model and differ from the scheme's; and where four
     rows for four axes have ordinary ids in the first, as the stock model accepts them before its three axes.
@@ -240,7 +240,7 @@ def check_given(
         rows: number of rows passed.
         ids: coordinates among them.
         valid: mask of tokens (b, s) that are not padding.
-        stream: function that returns the stream of the call; None where it is unknown.
+        stream: function that returns the stream of the call; None if it is unknown.
     """
     four = rows == scheme.axes == stock.axes + 1 == 4 and not scheme.numbers_tokens
     if four and (not _counts(ids[0], valid) or _one_row(ids, valid)):

@@ -83,7 +83,7 @@ class Rotary:
 
 
 def kinds_of(text: Any) -> list[str]:
-    """Return the kind of each layer of a language model; '' where all have the same frequencies."""
+    """Return the kind of each layer of a language model; '' if all have the same frequencies."""
     if hasattr(text, "rotary_emb_unscaled"):
         return list(text.rope_types)
     rotary = getattr(text, "rotary_emb", None)

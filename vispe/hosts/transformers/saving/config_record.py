@@ -40,7 +40,7 @@ _ENTRIES = (
 
 
 def read(config: Any) -> dict[str, Any]:
-    """Return the entry of a configuration; empty where there is none.
+    """Return the entry of a configuration; empty if there is none.
 
     Raises:
         InputError: the entry was not written by this version of vispe.

@@ -125,7 +125,7 @@ class _Tower(convert.Family):
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def check_detached(self, model: Any, table: Any) -> None:
-        """Raise when the table has no values, as the weights were saved without it."""
+        """Raise an error if the table has no values, as the weights were saved without it."""
         if never_loaded(model, table):
             raise UnsupportedCombination(
                 f"This {stock_type(model).__name__} was saved without its absolute table, which cannot be restored. "

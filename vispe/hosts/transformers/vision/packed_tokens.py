@@ -48,7 +48,7 @@ class Chunks:
 
     Args:
         groups: groups of chunks; every token is in one of them.
-        inverse: (tokens,) int64, index of each token in the concatenated groups; None where the order is the same.
+        inverse: (tokens,) int64, index of each token in the concatenated groups; None if the order is the same.
     """
 
     __slots__ = ("groups", "inverse")
@@ -85,7 +85,7 @@ class PackedContext:
 
     Args:
         frames: chunks of the layers with global attention in each frame.
-        windows: chunks of the layers with windowed attention; None when there are none.
+        windows: chunks of the layers with windowed attention; None if there are none.
         global_layers: the layers with global attention, if there are windows.
         rope: whether the tower's own rotary embedding is in use.
     """

@@ -117,7 +117,7 @@ def never_loaded(tower: nn.Module, detached: Detached | None) -> bool:
 
 
 def _table_at(tower: nn.Module, path: str) -> Any:
-    """Return the table at a path; None where none is in use."""
+    """Return the table at a path; None if none is in use."""
     holder, name = _holder(tower, path)
     plain = holder.__dict__.get(name)
     if isinstance(plain, Tensor):
