@@ -108,7 +108,7 @@ def record_attention(
     """Run a model on images, and call `on_layer` for every attention layer during the forward pass.
 
     Args:
-        model: of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
+        model: model of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
         images: (b, 3, H, W) on the model's device; for language models of transformers token ids (b, n).
         on_layer: called with each layer; it should accumulate statistics and not store maps.
         go: function that runs the model on these images, for callers that need its output.

@@ -23,7 +23,7 @@ def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | Non
     them.
 
     Args:
-        model: of timm, or an image tower of open_clip, converted or not.
+        model: model of timm, or an image tower of open_clip, converted or not.
         images: normalised, (b, 3, H, W), sides multiples of the patch size.
 
     Raises:
@@ -48,7 +48,7 @@ def intermediates(
     """Return the maps (b, d, h, w) after some blocks.
 
     Args:
-        model: of timm, or an image tower of open_clip.
+        model: model of timm, or an image tower of open_clip.
         images: normalised, (b, 3, H, W).
         indices: indices of the blocks, or an integer for this number of last blocks.
         norm: apply the final norm to each map.

@@ -145,7 +145,7 @@ def patch_features(model: nn.Module, images: Tensor) -> Tensor:
     Class and register tokens are not included.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         images: normalised, (b, 3, H, W).
 
     Raises:

@@ -46,7 +46,7 @@ class EvaluatedModel:
         patch: patch size in pixels; None if unknown.
         size: input size in pixels; None if the model has none.
         exact: whether only images of that size are accepted.
-        names: of the classes; None if unknown.
+        names: names of the classes; None if unknown.
         whole: the text-aligned model of which this is the image tower, if there is one.
         reader: called without arguments, returns the tokenizer (open_clip) or the processor (transformers) of `whole`.
     """
@@ -133,7 +133,7 @@ def load_evaluated_model(
         d4: average features, or probabilities of a segmenter, over the eight poses of D4.
         symmetric: average the patch kernel of the model over D4.
         layer: index of the block whose features are used, negative from the end; the last by default.
-        seed: of random weights.
+        seed: seed of random weights.
         device: 'auto', 'cpu', 'cuda', 'cuda:1' ...; ignored for callables.
         patch: patch size in pixels, for callables without an attribute `patch`.
         kind: type of a callable: 'features', images (b, 3, H, W) in [0, 1] -> maps (b, d, h, w), the default; or

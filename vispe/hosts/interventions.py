@@ -101,11 +101,11 @@ def calibrated(
     by `vispe.hosts.slot_calibration.calibrate`; its sum over items is unchanged. A decoder may generate with a cache.
 
     Args:
-        model: as for `scale_channel`; a decoder with attention 'sdpa' or 'eager'.
+        model: a model as for `scale_channel`; decoders need the attention 'sdpa' or 'eager'.
         item: index of the item of each token, prefix tokens included, (tokens,) int64; below 0 for no item. Tokens that
             a decoder generates belong to no item.
         dummy: mean attention to a content-free item in each slot (items,), as returned by `slot_curve`.
-        temperature: of the softmax over items.
+        temperature: temperature of the softmax over items.
         layers: layer indices; default: the last half.
 
     Raises:

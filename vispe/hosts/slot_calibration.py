@@ -80,7 +80,7 @@ def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float
         attention: attention weights to all tokens (..., tokens).
         item: index of the item of each token (tokens,) int64; below 0 for tokens of no item.
         dummy: mean attention to a content-free item in each slot, (items,) or (..., items).
-        temperature: of the softmax over items; 5e-5 in the paper.
+        temperature: temperature of the softmax over items; 5e-5 in the paper.
 
     Raises:
         ShapeError: the number of items differs from that of slots.

@@ -26,7 +26,7 @@ class Micro(nn.Module):
         dim: number of features.
         widths: numbers of channels at strides 2, 4 and 8.
         width: width of the transformer.
-        depth: number of its blocks.
+        depth: number of blocks.
         heads: number of its heads, a divisor of `width`.
 
     Raises:

@@ -60,7 +60,7 @@ def language_scores(
 
     Args:
         attn: (L, H, T, T), rows sum to 1.
-        thresholds: of the classes.
+        thresholds: lower bounds of the classes.
         sink: index of the token that may be the sink.
         window: number of local tokens, the query included.
         clamp: lower bound of probabilities in the entropy, which is in nats.
@@ -103,7 +103,7 @@ def head_health(
         model: a ViT of timm or open_clip, converted or not, in evaluation mode.
         images: normalised images (b, 3, H, W), or an iterable of (3, H, W), all of one size.
         batch: batch size.
-        thresholds: of the classes.
+        thresholds: lower bounds of the classes.
 
     Raises:
         ShapeError: there are no images, or they differ in size.

@@ -67,7 +67,7 @@ class HeadHealth:
             tokens is above 5 times the mean of the head.
         position_r2: fraction of the variance over patches of each input channel that is explained by the position
             (layers, channels), adjusted for chance; NaN for one image. Layouts common to all images count as position.
-        thresholds: of the classes.
+        thresholds: lower bounds of the classes.
     """
 
     paths: tuple[str, ...]

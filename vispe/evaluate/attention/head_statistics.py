@@ -53,7 +53,7 @@ class LayerSums(LogitSums):
         received: attention on each key, mean over queries (h, T).
         peak: maximum of `received` over the keys of each image (h,).
         winners: number of images in which each key receives the most attention (h, T).
-        entropy: of the rows of attention in nats, mean over queries (h,).
+        entropy: entropy of the rows of attention in nats, mean over queries (h,).
         attention: between patches by signed offset, summed over pairs (h, 2 gh - 1, 2 gw - 1).
         bias: exp of the bias by offset, mean over pairs; NaN without a bias, or if it depends on content.
         prior: attention of the bias alone, by offset, summed over pairs as `attention`; NaN as above.

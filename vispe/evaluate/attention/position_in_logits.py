@@ -43,7 +43,7 @@ def pair_tables(q: Tensor, k: Tensor, grid: Grid, layout: Layout) -> Tensor:
     Args:
         q: rotated queries of the patches (h, N, d).
         k: rotated keys of the patches (h, N, d).
-        grid: of the patches.
+        grid: grid of the patches.
         layout: which channels form a pair.
     """
     h, w = grid.shape
@@ -62,7 +62,7 @@ def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
 
     Args:
         tables: return value of `pair_tables`.
-        grid: of the patches.
+        grid: grid of the patches.
 
     >>> table = torch.tensor([[1.0, 4, 9, 4, 1]])
     >>> distance_rho(table[None, None], Grid((1, 3))).tolist()

@@ -81,7 +81,7 @@ def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
 
     Args:
         q: (..., n, d), rotated or not.
-        k: as q.
+        k: keys, as `q`.
         layout: which channels form a pair.
     """
     q_norms, k_norms = (torch.hypot(*pairs_of(x, layout).unbind(-1)).mean(-1) for x in (q, k))

@@ -21,7 +21,7 @@ class Finding:
     """Result of one measure with its controls.
 
     Attributes:
-        name: of the measure.
+        name: name of the measure.
         family: attention, features or behaviour.
         asks: the question.
         number: meaning of the value.
@@ -103,8 +103,8 @@ class Audit:
     """Findings for one model.
 
     Attributes:
-        title: of the model.
-        findings: in the order of the report.
+        title: name of the model.
+        findings: one per measure, in the order of the report.
         refused: question and reason for every measure that is not supported by the model.
         images: number of images.
         missing: controls that could not be run, with the reason.

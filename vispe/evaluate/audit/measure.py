@@ -38,7 +38,7 @@ class Accumulator:
     """State of a measure: a small record per image, and sums over images, so that memory does not grow.
 
     Attributes:
-        records: for every image, numbers or lists of numbers by name.
+        records: one dict per image, with numbers or lists of numbers by name.
         sums: float tensors on the CPU, summed over images.
         scratch: temporary values of the current image.
         number: index of the current image.

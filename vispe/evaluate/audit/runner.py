@@ -65,8 +65,8 @@ def audit(
         images: (c, H, W) each, normalised, all of one size; loaded one at a time.
         measures: the measures; by default those of the report.
         controls: control models to run, of those that the measures request.
-        seed: of random weights, random numbers of measures, and bootstrap draws.
-        names: of the images; an interrupted audit is only resumed with the same names.
+        seed: random seed of random weights, random numbers of measures, and bootstrap draws.
+        names: names of the images; an interrupted audit is only resumed with the same names.
         state: checkpoint file, written every 20 seconds; an interrupted audit resumes from it.
         processes: rank and number of processes.
         on_progress: called with a description and the completed fraction.

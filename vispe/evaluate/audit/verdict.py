@@ -73,10 +73,10 @@ def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int =
     """Return intervals and verdict of an outcome.
 
     Args:
-        name: of the measure.
-        outcome: of the model.
+        name: name of the measure.
+        outcome: outcome of the run of the model itself.
         controls: outcomes of the control runs, by name; closed forms are in `outcome.control`.
-        seed: of the bootstrap draws.
+        seed: random seed of the bootstrap draws.
     """
     values = draws(outcome, seed)
     if values is None or not np.isfinite(outcome.value):

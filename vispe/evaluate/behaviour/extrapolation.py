@@ -139,7 +139,7 @@ def train(
 
     Args:
         spec: positional encoding.
-        seed: of the weights and the scenes.
+        seed: random seed of the weights and the scenes.
         recipe: training configuration; the default takes well under a minute on one core.
         on_step: called with the index of each step and its loss.
     """
@@ -172,7 +172,7 @@ def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int 
         model: maps images (b, 3, 4 h, 4 w) to logits (b, colours, questions, h, w), like `SceneViT`.
         shape: patches (h, w).
         count: number of scenes.
-        seed: of the scenes, which are the same for every model.
+        seed: random seed of the scenes, which are the same for every model.
     """
     generator = torch.Generator().manual_seed(seed)
     correct, total = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))

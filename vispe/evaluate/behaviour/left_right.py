@@ -55,8 +55,8 @@ def draw_sides(number: int, generator: torch.Generator, side: int = SIDE) -> Mir
 
     Args:
         number: index of the pair, from 0.
-        generator: for positions, shapes and the question.
-        side: of the images in pixels.
+        generator: random generator of positions, shapes and the question.
+        side: side of the images in pixels.
 
     Raises:
         OptionError: images are smaller than 32 pixels.

@@ -89,9 +89,9 @@ def through_product(
         a: (..., n, k).
         b: (..., k, m).
         product: a @ b, (..., n, m).
-        relevance: of the product, (..., n, m).
+        relevance: relevance of the product, (..., n, m).
         eps: stabiliser of twice the product.
-        signed: as in `over`.
+        signed: whether `eps` has the sign of the total, see `over`.
     """
     ratio = over(relevance, 2 * product, eps, signed=signed)
     return a * (ratio @ b.mT), b * (a.mT @ ratio)

@@ -34,7 +34,7 @@ def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, see
         labels: classes (n,) int64 from 0.
         groups: (n,) int64; a group is never split between folds.
         folds: number of folds.
-        seed: of the assignment of groups to folds.
+        seed: random seed of the assignment of groups to folds.
 
     Raises:
         ShapeError: the lengths differ.

@@ -28,8 +28,8 @@ class SimilarityDistance:
     """Correlation of similarity and distance over images.
 
     Attributes:
-        mean: over images with a value, from -1 to 1; positive if near patches are similar. NaN without any value.
-        standard_error: of the mean over images; NaN with fewer than 2 values.
+        mean: mean over images with a value, from -1 to 1; positive if near patches are similar. NaN without any value.
+        standard_error: standard error of the mean over images; NaN with fewer than 2 values.
         values: (b,), one per image; NaN where all similarities or all distances are equal.
     """
 

@@ -30,7 +30,7 @@ class BaselineRow:
     """Result of one debiasing method.
 
     Attributes:
-        key: of `NAMES`.
+        key: key of the method in `NAMES`.
         name: human-readable name.
         r2: held-out R², mean over masks, (targets, images); NaN if the method is not available.
         shuffled: the same for targets with shuffled patches, the control.

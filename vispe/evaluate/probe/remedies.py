@@ -68,7 +68,7 @@ def remedied(
         images: normalised images (c, H, W) on which RASA is fitted, of the kind that the model will be used on, but not
             those of an evaluation. They need no labels. Position is all that they have in common if their content is
             not aligned to the image frame, as in random crops.
-        rounds: of RASA, each removes two directions; `default_rounds` by default.
+        rounds: number of rounds of RASA; each round removes two directions; `default_rounds` by default.
 
     Returns:
         Images (b, c, H, W) -> maps (b, d, h, w).
@@ -171,7 +171,7 @@ class RasaRows:
         """Yield the key and the map (C, h, w), or the reason why it is unavailable, of every row.
 
         Args:
-            maps: of one image, by row: `none`, and `d4_average` for `d4_rasa`.
+            maps: maps of one image, by row: `none`, and `d4_average` for `d4_rasa`.
         """
         for key, projection in self.projections.items():
             base = maps["d4_average" if key == "d4_rasa" else "none"]

@@ -39,7 +39,7 @@ class Question:
         baselines: whether to probe debiasing methods.
         blank: channels to set to 0; the 4 with the highest R² by default.
         shifts: number along each side, for averages.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
 
     Raises:
         OptionError: options of debiasing methods without `baselines`.

@@ -18,7 +18,7 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
             of both, each over the longer side; `radial` decreases from 1 at patch (h//2, w//2) to 0 at the
             farthest patch; `raster` is (row·w + col)/(h·w); `random` is uniform noise, the sanity check.
         shape: grid (h, w) in patches.
-        generator: for `random`; ignored by the other targets.
+        generator: random generator for `random`; other targets ignore it.
 
     Raises:
         OptionError: unknown target, or `random` without a generator.

@@ -79,7 +79,7 @@ def measure(
         segmenter: image (c, H, W) -> labels (H, W), 1 to K and 0 for no data; None trains one if there are truths.
         truths: labels (H, W) of each image, 1 to K and 0 for ignored pixels.
         n_classes: K; required with `segmenter`, otherwise counted in the truths.
-        names: of the classes; 'class 1' ... by default.
+        names: names of the classes; 'class 1' ... by default.
         image_names: 'image 0' ... by default.
         metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; all applicable ones by default.
         quick: fewer metrics and angles, and, without `size`, a window of 14 patches per side.
@@ -90,7 +90,7 @@ def measure(
         batch_size: batch size.
         clusters: number of clusters of features.
         budget: training pixels per class.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         subject: title of the report.
         show: converts an image (c, H, W) to RGB (H, W, 3) in [0, 1]; rescales its range by default.
         settings: stored with the results, JSON values.

@@ -51,13 +51,13 @@ class Plan:
         exact: the model accepts only images of `size`.
         shifts: (dy, dx) in pixels of rolls and crop shifts.
         n_classes: K; None without labels.
-        names: of the classes.
+        names: names of the classes.
         batch_size: batch size.
         clusters: number of clusters.
         budget: scribbled pixels per class.
         probe_masks: number of random training masks of the linear probe.
         phases: number of random shifts within a patch for labels.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
     """
 
     groups: tuple[str, ...]

@@ -19,7 +19,7 @@ class Metric:
     """Description of a metric.
 
     Attributes:
-        title: as printed in tables.
+        title: name in tables.
         better: which values are good.
         chance: value for unrelated maps or labels; None if it depends on the data.
     """
@@ -65,7 +65,7 @@ class Measurement:
     """A record: one metric under one transform, for every image.
 
     Attributes:
-        transform: of the image: 'rot90', 'D4' (mean over its elements except the identity), '15°' ...
+        transform: transform of the image: 'rot90', 'D4' (mean over its elements except the identity), '15°' ...
         metric: a key of `METRICS`.
         values: (n,) float64, one per image in order; NaN if it is not defined for an image.
         part: 'full', 'position code', 'layer 3', or the name of a class or of a control.

@@ -82,7 +82,7 @@ class RotationReport:
         poses: the first principal components of its maps as colours, (h, w, 3) in [0, 1], for every pose with the pose
             undone, on the axes of the original map: 'identity' first, then the other elements of D4.
         labels: label maps (H, W) of the first image with the pose undone, 'identity' first; {} for features only.
-        names: of the classes.
+        names: names of the classes.
     """
 
     subject: str

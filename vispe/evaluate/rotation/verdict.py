@@ -21,7 +21,7 @@ def scale_notes(errors: Sequence[float], full: float, position: float | None = N
     """Return remarks on the scale of centred errors.
 
     Args:
-        errors: of every pose and image, with transformed images.
+        errors: errors of every pose and image, for transformed images.
         full: their mean over D4.
         position: the same with tokens permuted after the patch embedding; None if not measured.
     """

@@ -20,7 +20,7 @@ class Setup:
     Args:
         case: the shape.
         mode: determines what has a gradient.
-        device: of all tensors.
+        device: device of all tensors.
         backend: backend of vispe.
         dry: whether compilation is disabled.
     """

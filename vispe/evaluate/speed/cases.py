@@ -86,8 +86,8 @@ class Plan:
     """Configuration of a benchmark run.
 
     Args:
-        cases: in order of importance.
-        modes: for every case.
+        cases: cases in order of importance.
+        modes: modes that are measured for every case.
         structured: number of leading cases that are also measured in the modes of `STRUCTURED`.
         reps: min number of timed calls per contender.
         slow: whether to include contenders that are slow to compile or to run.

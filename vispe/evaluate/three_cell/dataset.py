@@ -26,10 +26,10 @@ class ThreeCellScores:
 
     Attributes:
         distance: mean of bits 0 and 1.
-        orientation: of bit 2.
+        orientation: accuracy of bit 2.
         area: mean of bits 3 and 4.
-        vector_sum: of bit 5.
-        average: plain mean of these four.
+        vector_sum: accuracy of bit 5.
+        average: unweighted mean of the four scores above.
         distance_exact: images with both bits of the distance right.
         area_exact: images with both bits of the area right.
         balanced: mean over the bits of the mean accuracy on its ones and on its zeros.

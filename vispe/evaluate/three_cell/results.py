@@ -92,7 +92,7 @@ def run_missing(
 
     Args:
         encodings: specs as text.
-        seeds: of the weights and the training images.
+        seeds: random seeds of the weights and the training images.
         recipe: training configuration; `Recipe()` by default.
         file: JSON file of all results; None stores nothing.
         workers: number of processes with one thread each; 0 trains in this process, with its threads.

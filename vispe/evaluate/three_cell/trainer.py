@@ -39,14 +39,14 @@ class Recipe:
     Attributes:
         grid: cells per side.
         dim: width of the tokens.
-        depth: blocks.
-        num_heads: heads.
+        depth: number of blocks.
+        num_heads: number of heads.
         mlp_ratio: width of the MLP in a block, in widths of the tokens.
         hidden: width of the MLP that reads the three tokens.
-        steps: updates.
-        batch: images per update.
+        steps: number of training steps.
+        batch: images per training step.
         rate: peak learning rate, after a warm-up of a tenth of the steps, then falling as a cosine.
-        test: images that the scores are of.
+        test: number of test images.
     """
 
     grid: int = 14
@@ -67,8 +67,8 @@ class ThreeCellRun:
 
     Attributes:
         encoding: spec as text.
-        seed: of the weights and the training images.
-        scores: on the test images.
+        seed: random seed of the weights and the training images.
+        scores: scores on the test images.
         majority: scores on the test images of the best constant answer on the training images.
         cpu_s: CPU seconds of training and test, over all restarts.
         recipe: training configuration.
@@ -149,7 +149,7 @@ def train(
 
     Args:
         spec: positional encoding.
-        seed: of the weights and the training images; the test images are always the same.
+        seed: random seed of the weights and the training images; the test images are always the same.
         recipe: configuration; `Recipe()` by default.
         checkpoint: checkpoint file, from which an interrupted training resumes; it is not deleted.
         every: steps between two checkpoints.

@@ -165,7 +165,7 @@ class _Plan(NamedTuple):
         cls: the class of the converted model.
         parts: an encoding for each term.
         shared: the encodings shared by all blocks.
-        of_layers: for each attention layer, the encodings with parameters of its own.
+        of_layers: encodings with separate parameters, for each attention layer.
         inside: whether attention layers are converted.
         grid: the grid that the model is built for.
         reference: the grid of pretraining, to which encodings rescale coordinates.

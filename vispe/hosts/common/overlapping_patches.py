@@ -86,11 +86,11 @@ def without_distances(
     encoding needs more than positions, overlapping patches would be treated as if they did not overlap.
 
     Args:
-        encodings: of a model.
-        dim: width of its tokens.
-        num_heads: of its attention.
+        encodings: encodings of a model.
+        dim: width of the model's tokens.
+        num_heads: number of heads.
         head_dim: width of a head.
-        depth: number of its blocks.
+        depth: number of blocks.
     """
     names: list[str] = []
     for encoding in encodings:

@@ -194,7 +194,7 @@ def read_truth(
         names: names of the classes 1..K, which must include those of shapes; None numbers these in natural order.
         image: the image file, as in `read_labels`.
         note: called with notes for the user.
-        frame: as in `read_labels`.
+        frame: see `read_labels`.
 
     Raises:
         InputError: unreadable, lossy, different size or page count, colours, or names or values that are not classes.

@@ -118,7 +118,7 @@ def v2pe_stride_for(
         stream: the token stream.
         context: positions available to a sample, 0 .. context - 1, without those of generated tokens.
         strides: strides to choose from.
-        per: as for `V2PE`.
+        per: see `V2PE`.
 
     Raises:
         InputError: the smallest stride does not fit.

@@ -90,7 +90,7 @@ def cut(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Cluster embedded points; return (n,) int64 from 0 to count - 1.
 
     Args:
-        vectors: from `eigenvectors`, at least `count` columns.
+        vectors: result of `eigenvectors`, at least `count` columns.
         count: number of clusters.
         seed: seed of k-means, restarted 10 times.
     """

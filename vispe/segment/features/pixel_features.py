@@ -160,7 +160,7 @@ class Features:
         """Fit the principal components of tokens to training pages; a no-op for filters and vispe_micro.
 
         Args:
-            pages: for each page, grey levels (h, w, c) float32 and the mask of pixels with data (h, w) bool.
+            pages: grey levels (h, w, c) float32 and mask of pixels with data (h, w) bool, for each page.
         """
         if isinstance(self._model, TokenModel):
             maps_of_pages = [self._maps(page, valid) for page, valid in pages]

@@ -157,7 +157,7 @@ class TokenMaps(CoarseMaps):
     """Tokens of the tiles of one page.
 
     Args:
-        maps: for each tile (rows, columns, d) float32.
+        maps: map (rows, columns, d) float32 of each tile.
         basis: principal components applied by `coarse`; None until they are fitted.
         regions: the tiles on the padded page.
         offset: padding at (top, left), in pixels.

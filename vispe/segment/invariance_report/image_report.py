@@ -22,7 +22,7 @@ class TrustFiles:
     """Files and record of a trust report.
 
     Attributes:
-        record: for the report of the run.
+        record: entry for the report of the run.
         files: by kind.
         notes: messages for the user.
     """

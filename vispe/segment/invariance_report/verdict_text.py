@@ -25,7 +25,7 @@ class VerdictData:
         spread: (F, K) their effect on the fractions, in percentage points.
         floor: (F, K) noise floor of the measurement.
         levels: 'steady', 'mild' or 'strong' for each class.
-        level: of the image.
+        level: verdict level of the image.
         agreement: fraction of the pixels whose class is the same in all poses.
         at_borders: fraction of the changing pixels that are along borders.
         inside: fraction of the pixels away from borders whose class changes.

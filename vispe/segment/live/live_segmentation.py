@@ -47,7 +47,7 @@ class Live:
 
     Args:
         image: the image; `micrograph` creates one from an array.
-        page: of a stack, the page whose features are cached, from 0.
+        page: index (from 0) of the page of a stack whose features are cached.
         features: features of a pixel; None: `vispe.segment.pipeline.DEFAULT`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
         names: class names; further classes are named class 1, class 2, ...
@@ -279,7 +279,7 @@ class Live:
         Args:
             page: (h, w, c) float32 grey levels, normalised.
             valid: (h, w) bool, pixels with data.
-            step: as in `predict`.
+            step: see `predict`.
         """
         classifier = self.model.classifier
 

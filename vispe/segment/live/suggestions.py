@@ -37,7 +37,7 @@ class Suggestion:
     Attributes:
         x, y: its centre in pixels, from the upper left corner.
         radius: radius in pixels of the disc that the numbers refer to.
-        page: of a stack, from 0.
+        page: index of the page of a stack, from 0.
         uncertainty: mean over the square around the disc, 0 to 1.
         classes: the two most probable classes, in descending order.
         reason: human-readable explanation.

@@ -220,7 +220,7 @@ def open_features(
     """Create the feature extractor of a model.
 
     Args:
-        model: from `load_model`.
+        model: result of `load_model`.
         device: torch device.
         config: that of the model, with other weights or tiles; `model.features` by default.
         allow_download: download weights that the model file names, if they are not on this disk.

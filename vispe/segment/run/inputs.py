@@ -169,7 +169,7 @@ def match(
     Args:
         images: images of the run; their fields are set.
         what: the field.
-        files: in any order.
+        files: files in any order.
         note: called with messages for the user.
 
     Raises:

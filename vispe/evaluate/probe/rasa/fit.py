@@ -43,7 +43,7 @@ class Rasa:
     Args:
         rounds: number of rounds; each removes one direction per coordinate.
         order: how rounds are combined, see `RasaProjection`.
-        activation: of the regression: `sigmoid`, `tanh` or `none`.
+        activation: activation of the regression: `sigmoid`, `tanh` or `none`.
         standardize: subtract the mean and divide by the standard deviation of every channel before the fit and the
             projection, and undo both afterwards. Without it, a constant offset of the features takes part in the fit.
         alpha: ridge penalty; alpha |W|² / outputs is added to the loss of every round (ours). Without a penalty the fit
@@ -211,8 +211,8 @@ def _lbfgs(loss_and_gradient: Callable[[Tensor], tuple[float, Tensor]], x: Tenso
     `torch.optim.LBFGS` would import the compiler of torch, which takes seconds.
 
     Args:
-        loss_and_gradient: of the loss.
-        x: start.
+        loss_and_gradient: function that returns the loss and its gradient.
+        x: starting point.
         scale: inverse of the curvature at the start.
     """
     loss, gradient = loss_and_gradient(x)

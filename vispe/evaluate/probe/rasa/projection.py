@@ -100,7 +100,7 @@ class RasaProjection:
         """Return the map as one layer (C, C) for channels-last features, with a bias only if features are standardised.
 
         Args:
-            dtype: of the weights; the default dtype of torch by default.
+            dtype: dtype of the weights; the default is torch's default dtype.
         """
         c = len(self.matrix)
         layer = nn.utils.skip_init(nn.Linear, c, c, bias=self.mean is not None, dtype=dtype)

@@ -70,7 +70,7 @@ def rasa_loss(x: Tensor, regressor: Tensor, coords: Tensor, activation: Activati
         x: features (..., tokens, C), after the removal of earlier rounds.
         regressor: W of the round that is fitted, (outputs, C).
         coords: targets (tokens, outputs), such as those of `grid_coords`.
-        activation: of the prediction.
+        activation: activation of the prediction.
 
     Raises:
         ShapeError: features and targets have different numbers of tokens, or outputs differ.
@@ -108,7 +108,7 @@ def gram_schmidt(rows: Tensor, number: int) -> Tensor:
 
     Args:
         rows: weight vectors (outputs, C).
-        number: of the round, from 1, for the message.
+        number: number of the round, from 1, for the message.
 
     Raises:
         InputError: a weight vector is zero, not finite, or linearly dependent on the earlier ones.

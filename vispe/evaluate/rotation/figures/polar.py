@@ -38,7 +38,7 @@ def plot_polar(
         result: with rows of `angle_equivariance`, `angle_consistency` or `across_poses`.
         ax: polar axes; a new figure by default.
         metric: 'error', 'miou', 'ari' or 'accuracy'.
-        part: of the rows.
+        part: part of the plotted records, see `Measurement`.
 
     Raises:
         InputError: there are no such rows, or the axes are not polar.

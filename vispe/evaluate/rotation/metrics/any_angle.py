@@ -52,7 +52,7 @@ def angle_equivariance(
         images: (c, H, W) each, of any size that holds the window.
         angles: degrees, counter-clockwise.
         patch: side of a patch in pixels; default `f.patch`.
-        side: of the window in pixels; default the largest.
+        side: side of the window in pixels; the largest by default.
         how: 'crop': only pixels of the image are shown, which must be √2 times larger than the window; 'disc': pixels
             outside the image are mirrored.
         batch_size: images of equal size per run of f.

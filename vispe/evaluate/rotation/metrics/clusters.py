@@ -45,7 +45,7 @@ def cluster_consistency(
         elements: poses without the identity.
         batch_size: images of equal size per run of f.
         refit: measure refitting too.
-        seed: of k-means, the same at every fit.
+        seed: random seed of k-means, the same for every fit.
 
     Returns:
         mIoU and adjusted Rand index for each pose and on average, under both names of `PARTS`.

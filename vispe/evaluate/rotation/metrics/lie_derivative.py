@@ -53,7 +53,7 @@ def lie_derivatives(
         method: Jacobian-vector product by 'forward' or 'double backward' differentiation, or 'difference', a finite
             difference of ±STEP as a cross-check, which needs float64.
         batch_size: max number of images of equal size per batch.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Returns:
         The records 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over

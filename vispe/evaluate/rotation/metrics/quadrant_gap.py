@@ -45,7 +45,7 @@ def quadrant_gap(
         n_classes: K.
         budget: scribbled pixels per class, or all pixels of the quadrant.
         border: pixels along class borders that are neither annotated nor evaluated.
-        seed: of the scribbles; random numbers depend on the image and the quadrant.
+        seed: random seed of the scribbles; random numbers depend on the image and the quadrant.
         first: index of the first image in a larger list.
 
     Returns:

@@ -62,9 +62,9 @@ def roll_equivariance(
         images: (c, H, W) each, both sides multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` of the first image by default.
         patch: patch size in pixels; `f.patch` by default.
-        measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
+        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
         batch_size: max number of images of equal size per batch.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Returns:
         A record 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of
@@ -110,10 +110,10 @@ def crop_shift(
         size: window (height, width) in pixels, multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` without the half grid by default.
         patch: patch size in pixels; `f.patch` by default.
-        measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
+        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
         batch_size: max number of images of equal size per batch.
         margin: tokens excluded at the border of both windows.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Raises:
         ShapeError: the image is too small, or the windows do not overlap.

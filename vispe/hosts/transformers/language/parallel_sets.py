@@ -107,8 +107,8 @@ def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:
     """Raise `InputError` if a call has some members of a set only, which an order by importance needs whole.
 
     Args:
-        token_attributes: of the tokens of the call.
-        table: of the whole prompt (b, rows, s).
+        token_attributes: attributes of the tokens of the call.
+        table: attributes of the full prompt (b, rows, s).
     """
     every = torch.where(table[:, VALID] > 0, table[:, SET], -1.0)  # of short rows the table has an empty end
     here = token_attributes[SET]
