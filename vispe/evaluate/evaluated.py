@@ -44,10 +44,10 @@ class EvaluatedModel:
         normalize: mode of `vispe.images.normalize.normalize`.
         clip: percentiles of the normalisation.
         patch: patch size in pixels; None if unknown.
-        size: input size in pixels; None if the model has none.
+        size: input size in pixels; None if the model has no fixed input size.
         exact: whether only images of that size are accepted.
         names: names of the classes; None if unknown.
-        whole: the text-aligned model of which this is the image tower, if there is one.
+        whole: the text-aligned model that contains this image tower; None without one.
         reader: called without arguments, returns the tokenizer (open_clip) or the processor (transformers) of `whole`.
     """
 
@@ -70,7 +70,7 @@ class EvaluatedModel:
         """Normalise an image (H, W, c) in [0, 1] for the model, (channels, H, W); grey images are repeated.
 
         Raises:
-            ShapeError: the image has another number of channels.
+            ShapeError: the number of channels of the image is not that of the model.
         """
         if page.ndim != 3 or page.shape[2] not in (1, self.channels):
             raise ShapeError(
@@ -124,7 +124,8 @@ def load_evaluated_model(
 
     Args:
         text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; `hf:FOLDER` or `hf:OWNER/NAME`, a
-            vision model of transformers or one with an image tower; the folder of a finished `vispe retrofit`; a
+            vision model of transformers, or a model with an image tower; the folder of a finished `vispe
+            retrofit`; a
             model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name` or
             `folder/file.py:name`.
         pos_embed: positional encoding that replaces that of the model.

@@ -86,7 +86,7 @@ def scores(
 
 
 def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[int, int]:
-    """Assign each cluster one class so that the mean IoU is maximal (Hungarian method).
+    """Assign clusters to classes one to one so that the mean IoU is maximal (Hungarian method).
 
     Args:
         pred: cluster numbers from 1, 0 = no data; any number of clusters.
@@ -113,7 +113,7 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
 
     class_index, cluster_index = linear_sum_assignment(iou, maximize=True)
     mapping = {int(c) + 1: int(r) + 1 for r, c in zip(class_index, cluster_index, strict=True)}
-    # more clusters than classes: the rest gets new numbers
+    # clusters beyond the number of classes get new numbers
     extra = n_classes
     for cluster in range(1, k + 1):
         if cluster not in mapping:

@@ -95,7 +95,7 @@ class PositionInLogits(Measure):
         "Round and Round We Go! What makes Rotary Positional Encodings useful?, https://arxiv.org/abs/2410.06205",
     )
     needs = frozenset({"attention"})
-    controls = ("none",)  # shuffling patches does not change the positions, so it is not a control here
+    controls = ("none",)  # shuffled patches have the same positions, so they are not a control here
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the R² by offset of a layer, and the statistics of its rotary pairs."""

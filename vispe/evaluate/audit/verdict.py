@@ -44,7 +44,7 @@ class Judgement:
 
     Attributes:
         interval: 95 % confidence interval of the value; None for fewer than 5 units.
-        margin: 95 % confidence interval of the value minus its largest control; None as above.
+        margin: 95 % confidence interval of the value minus its largest control; None for fewer than 5 units.
         verdict: yes, no or not decided.
     """
 
@@ -81,7 +81,7 @@ def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int =
     values = draws(outcome, seed)
     if values is None or not np.isfinite(outcome.value):
         return Judgement(None, None, "not decided")
-    # the largest control counts, resampled together with the model where the units are the same
+    # the largest control counts; it is resampled together with the model if both have the same units
     others = [np.full(DRAWS, c) for c in outcome.control.values() if np.isfinite(c)]
     for control in controls.values():
         drawn = draws(control, seed)

@@ -169,7 +169,7 @@ class LeftRight(Measure):
             acc.add("pooled", rows)
             return
 
-        # the third image is grey: its answers measure the language prior
+        # the third image is uniformly grey, so that its answers measure the language prior
         images = [*pair.pictures, torch.full_like(pair.pictures[0], 0.5)]
         words = WORDS[pair.axis]
         for template in TEMPLATES:

@@ -1,4 +1,4 @@
-"""Smoothing of class probabilities, bitwise independent of how an image is cut into pieces."""
+"""Smoothing of class probabilities; results are bitwise independent of the pieces into which an image is cut."""
 
 import numpy as np
 

@@ -1,7 +1,8 @@
 """Sparse sample grid on a page, where features are compared with those of the training images.
 
-The grid contains every `STEP`-th pixel along each axis, and `PATCH` x `PATCH` pixels form a patch. Both are anchored at
-the page origin, so that any region has exactly the grid points of the complete page.
+The grid contains every `STEP`-th pixel along each axis, and `PATCH` x `PATCH` pixels form a patch. Grid and
+patches start at the page origin, so that the grid points of a region are exactly those of the complete page
+in it.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ PAGES = 64
 """Upper bound of sampled training pages."""
 
 _LEAST = 16  # minimal number of points of a patch
-_HALVES = 2  # parts per axis of a page, held out one at a time
+_HALVES = 2  # number of parts per axis of a page; parts are held out one at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ class FeatureGrid:
         )
 
     def add(self, piece: Region, codes: np.ndarray, weight: np.ndarray | None) -> None:
-        """Merge a piece (rows, columns, m) where its points are nearer to its centre than in earlier pieces.
+        """Merge a piece (rows, columns, m): a point is taken from the piece whose centre is nearest.
 
         Args:
             piece: region of the page; pieces arrive in page order.

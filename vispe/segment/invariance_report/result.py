@@ -119,7 +119,8 @@ class InvarianceReport:
     def phase_spread(self, family: str) -> np.ndarray:
         """Return the range of each fraction over a family and the unmodified image, (K,), in percentage points.
 
-        For angles, which are each compared on other pixels, the largest change.
+        For the family of angles, the result is the largest change, since each angle is compared on different
+        pixels.
         """
         poses = [p for p in self.poses if p.family == family]
         changes = np.array([np.zeros(len(self.names)), *(p.change for p in poses)])
@@ -157,7 +158,7 @@ class InvarianceReport:
 
     @property
     def level(self) -> Level:
-        """Level of the class that depends most, or of the pixels."""
+        """Highest level of dependence among all classes and the pixels."""
         return max((*self.levels, self.pixel_level), key=LEVELS.index)
 
     def _largest(self, of: Callable[[str], np.ndarray]) -> np.ndarray:

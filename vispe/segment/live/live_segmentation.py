@@ -1,7 +1,7 @@
 """Interactive segmentation engine: the features of one page are computed once and cached.
 
-Features take seconds and do not depend on labels. For a changed scribble only the features of the labelled pixels are
-looked up, the classifier is fitted, and it is applied to the cached features.
+Features take seconds and do not depend on labels. After a change of the scribbles, only the classifier is
+fitted again, on the cached features of the labelled pixels, and applied to the cached features of the page.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Live:
         page: index (from 0) of the page of a stack whose features are cached.
         features: features of a pixel; None: `vispe.segment.pipeline.DEFAULT`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
-        names: class names; further classes are named class 1, class 2, ...
+        names: class names; classes without a name are named class 1, class 2, ...
         colors: (r, g, b) of each class for the model file; None: the default palette.
         model: an earlier model, or its file, which is used for predictions at once; later updates use its features,
             normalisation, names, colours, seed and kind of classifier (logistic, if it was trained without labels).
@@ -262,7 +262,7 @@ class Live:
         """Predict a page with the current model.
 
         Args:
-            page: None: the cached one, which is fast.
+            page: index of the page; None for the cached page, which is fast.
             step: called with the fraction of the page that each piece covers.
 
         Raises:

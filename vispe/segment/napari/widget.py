@@ -1,4 +1,4 @@
-"""The widget: layers and settings in, an interactively updated segmentation out."""
+"""Widget of the plugin, which segments the selected image interactively from painted labels."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class SegmentWidget(QWidget):
             pending()
 
     def _step(self, fraction: float) -> None:
-        """Add to the progress; called in the worker thread."""
+        """Increase the displayed progress; called in the worker thread."""
         self._progress += fraction
 
     def _show(self, request: Request, image: Image, answer: Answer) -> None:

@@ -58,7 +58,7 @@ class Report:
 
     Attributes:
         run: settings, JSON-able.
-        images: one record per finished image.
+        images: records of the finished images.
         failures: `{'image': path, 'reason': text}` for each image that failed.
         notes: messages about the run.
         peak_memory_mb: peak memory of the process so far, and of the GPU if one was used.
@@ -159,8 +159,8 @@ def run_settings(features: Features, model: Model, post: PostProcessing) -> dict
 def vanishing_class_notes(areas: Areas | None, names: Sequence[str]) -> list[str]:
     """Return a note for each class that loses nearly all of its pixels by the reweighting.
 
-    This happens for classes that are really rare, and for classes that are hard to distinguish, where the estimated
-    frequencies converge to one of them.
+    This happens for classes that are truly rare, and for classes that are hard to distinguish: the estimated
+    frequencies then converge to one of these classes.
 
     Args:
         areas: estimated areas; None without reweighting.
