@@ -44,16 +44,17 @@ class Family:
         title: prefix of class names in descriptions and messages.
         noun: noun for such a model in messages.
         builder: the call that builds the stock model, for messages.
-        unfused: why attention layers are not fused, for descriptions.
+        unfused: reason why attention layers are not fused, for descriptions.
         known: classes of attention layers and blocks that can be converted.
         overridden: methods that the converted class of a model replaces.
         patchable: methods that the converted classes of its layers and blocks replace.
         always_inside: whether attention layers are converted for every encoding.
-        per_layer: whether every attention layer has its own encodings, as heads and grids differ between layers.
+        per_layer: whether every attention layer has its own encodings, for models in which heads and grids
+            differ between layers.
         has_block_hook: whether the forward pass calls encodings between blocks.
         has_late_prefix: whether prefix tokens can be excluded from the first blocks.
-        table_keyword: value of the library's own constructor argument for an absolute table; a model is built with it
-            to keep the table. None if there is no such argument.
+        table_keyword: value of the library's own constructor argument for an absolute table, with which a
+            model is built if the table stays in use. None if there is no such argument.
     """
 
     title = ""
@@ -198,11 +199,13 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
         model: a model of `family`.
         family: access to its parts.
         spec: the requested encodings.
-        built: whether the constructor of the model is running, so that its own table and rope were never used.
+        built: whether the model's constructor is still running, so that its own table and RoPE have not been
+            used yet.
 
     Raises:
         UnsupportedHost: the class of the model, or of one of its attention layers, is not supported.
-        UnsupportedCombination: the model does not support the encoding, or there is nothing to keep.
+        UnsupportedCombination: the model does not support the encoding, or has no table or RoPE that could
+            stay in use.
     """
     old = state_of(model)
     stock, table, rope, lost = (
@@ -218,7 +221,7 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     if keep_abs:
         family.check_detached(model, table)
     plan = _planned(model, family, spec, stock, keep_abs, keep_rope)
-    # where the constructor has an argument for the table, it was called without one, so `restore` cannot supply it
+    # if the constructor has an argument for the table, it built none, so `restore` cannot supply it
     if built:
         missing = {
             "absolute table": not keep_abs and (family.table_keyword is not None or has_absolute_table),
@@ -272,7 +275,8 @@ def restore_model(model: Any, family: Family | None) -> None:
 
     Raises:
         UnsupportedHost: the model is not converted.
-        UnsupportedCombination: it was built with the encoding, without position information of the stock model.
+        UnsupportedCombination: the model was built with the encoding, so its stock position information does
+            not exist.
     """
     state = state_of(model)
     if state is None or family is None:
@@ -357,11 +361,11 @@ def _planned(
         return parts
 
     classes = [encoding_class(term["name"]) for term in spec.terms]
-    # an unsupported attention layer has no num_heads, with which encodings could not be built
+    # encodings cannot be built for an unsupported attention layer, which may have no num_heads
     if layers and facts.get("num_heads") is None and any(issubclass(c, Biased | Rotary) for c in classes):
         family.check_inside(model)
         _check_swaps(model, family)
-    # a model without a fixed grid is taken for one of images, with two axes
+    # a model without a fixed grid is treated as an image model, with two axes
     for cls_of_term in classes:
         check_term(cls_of_term, len(facts["grid"] or "hw"), stock)
     parts = build(facts, layers[0][0] if layers else 0)
@@ -441,7 +445,7 @@ def _use_or_detach(
 
 
 def _raise_missing(family: Family, stock: type[Any], verb: str, name: str, lost: Sequence[str]) -> NoReturn:
-    """Raise because the stock model's own table or RoPE does not exist and cannot be preserved or restored."""
+    """Raise an error: the stock model's own table or RoPE does not exist, so it cannot be preserved or restored."""
     reason = f"{family.title}{stock.__name__} has none. Do not request it."
     if lost:
         reason = (

@@ -7,7 +7,7 @@ from torch import nn
 
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
 
-# prefix of the class name: name pattern of the timm model, and the default where the pattern does not exist
+# prefix of the class name: name pattern of the timm model, and the default if no such model exists
 TRANSFORMERS: dict[str, tuple[str, str]] = {
     "Aimv2": ("aimv2_{size}_patch14_224", "aimv2_large_patch14_224"),
     "Blip": ("vit_{size}_patch16_224", "vit_base_patch16_224"),

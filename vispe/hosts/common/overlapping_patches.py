@@ -82,8 +82,9 @@ def without_distances(
 ) -> list[str]:
     """Return the names of encodings whose output does not depend on the spacing of tokens.
 
-    Each is evaluated, with random parameters, on one grid with two spacings. If the output is unchanged, or the
-    encoding needs more than positions, overlapping patches would be treated as if they did not overlap.
+    Each is evaluated, with random parameters, on one grid with two spacings. An encoding is returned if its
+    output is unchanged, or if it needs more than positions; such an encoding would treat overlapping patches
+    as if they did not overlap.
 
     Args:
         encodings: encodings of a model.
@@ -94,7 +95,7 @@ def without_distances(
     """
     names: list[str] = []
     for encoding in encodings:
-        # skipped: `none`, and vectors computed from the token itself
+        # `none`, and vectors computed from the token itself, are skipped
         absolute = isinstance(encoding, Additive) and not encoding.reads_tokens
         if not absolute and not isinstance(encoding, Rotary | Biased | Mixing):
             continue

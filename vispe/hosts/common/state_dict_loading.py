@@ -91,7 +91,7 @@ class LoadsWeights(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay: those of the stock model and of the encodings."""
         theirs = getattr(super(), "no_weight_decay", set)()
-        # compared by identity, as wrappers change the names
+        # parameters are compared by identity, as wrappers change their names
         ours = {id(e.get_parameter(name)) for _, e in self._vispe_paths() for name in e.no_weight_decay()}
         return theirs | {name for name, p in self.named_parameters() if id(p) in ours}
 
@@ -139,7 +139,7 @@ class LoadsWeights(nn.Module):
         strict: bool,
         *lists: list[str],
     ) -> None:
-        terms, (_, unexpected, _) = _terms(self), lists  # missing names, unexpected ones, errors
+        terms, (_, unexpected, _) = _terms(self), lists  # missing names, unexpected names, errors
         check_same_spec(local_metadata, terms, self.vispe.stock.__name__)
         if saved_terms(local_metadata) is not None:
             _compare_grids(self, saved_grid(local_metadata))

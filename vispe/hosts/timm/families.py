@@ -63,7 +63,7 @@ class _Timm(convert.Family):
     def reference(self, model: Any) -> tuple[int, ...] | None:
         """Return the grid of pretraining; None if the model does not store one.
 
-        A model built for another image size rescales the coordinates of its rotary embedding to it.
+        A model built for another image size rescales the coordinates of its rotary embedding to this grid.
         """
         shape = getattr(getattr(model, "rope", None), "ref_feat_shape", None)
         return None if shape is None else tuple(shape)

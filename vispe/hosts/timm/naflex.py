@@ -118,8 +118,8 @@ def masked(
 ) -> Tensor | None:
     """Return the user's mask, or the padding mask: valid keys (b, 1, 1, n), or timm's own for stock attention.
 
-    timm also masks the rows of padded queries with the lowest number of the dtype, which would overflow with a bias;
-    these rows are never used.
+    timm also masks the rows of padded queries with the lowest number of the dtype, to which no bias can be
+    added without overflow. Here these rows are not masked, as they are never used.
     """
     if user_mask is not None:
         return user_mask

@@ -1,8 +1,9 @@
 """Monkey patches of timm's constructors, for `create_model(..., pos_embed='alibi2d')`.
 
-timm's ViT classes accept three values of `pos_embed` and fail with an empty assertion for any other; `NaFlexVit` has
-values of its own, `Eva` has no such argument. Their constructors are patched in place, which covers every entry point
-and scripts that imported `create_model` earlier. timm's own values are passed on unchanged. For all other classes
+timm's ViT classes accept three values of `pos_embed` and fail with an assertion without message for all
+others; `NaFlexVit` accepts different values, and `Eva` has no such argument. Their constructors are patched
+in place, so that the patch is effective for every entry point, and for scripts that imported `create_model`
+earlier. timm's own values are passed on unchanged. For all other classes
 timm's shared builder raises an error with the reason.
 
 This module is imported together with timm (`vispe.hosts.import_hooks`), possibly while another module of vispe
@@ -91,9 +92,9 @@ def _patches() -> Iterator[Patch]:
     """Yield all patches of timm."""
     yield from (Patch(cls, "__init__", partial(wrap, cls)) for cls, wrap in _WRAPPERS.items())
     yield from (Patch(module, "checkpoint_filter_fn", _with_temporary_table) for module in _FILTERS)
-    # timm removes prefixes of wrappers there, and with them the metadata of the state dict
+    # this function removes prefixes of wrappers, and thereby the metadata of the state dict
     yield Patch(sys.modules[timm.models.load_checkpoint.__module__], "clean_state_dict", _with_metadata)
-    # each module of models has imported the shared builder by name
+    # each module of timm.models has imported the shared builder by name
     for info in pkgutil.iter_modules(timm.models.__path__):
         module = sys.modules.get(f"timm.models.{info.name}")
         if hasattr(module, _BUILDER):

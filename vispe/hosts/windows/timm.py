@@ -80,7 +80,7 @@ class PartitionAttention(SiteAttention):
 
 
 class MapAttention(PartitionAttention):
-    """The same for channels-first feature maps (b, d, h, w), in MaxViT and CoAtNet."""
+    """Attention as in `PartitionAttention`, for channels-first feature maps (b, d, h, w), in MaxViT and CoAtNet."""
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Return the feature map (b, d, h, w) after attention."""
@@ -113,7 +113,7 @@ class SwinAttention(SiteAttention):
         return self._get_rel_pos_bias()
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Change the window size, as in timm, also where the table is detached."""
+        """Change the window size, as in timm, also if the table is detached."""
         if getattr(self, "relative_position_bias_table", True) is not None:
             super().set_window_size(window_size)
             return
