@@ -1,6 +1,7 @@
 """Isolation of samples packed into one row: attention masks, and errors for layers that cannot isolate samples.
 
-Samples are separated by the ordinary position ids of a call: an id that is not the previous one plus 1 starts a sample.
+The ordinary position ids of a call separate samples: an id that is not the previous id plus 1 starts a
+sample.
 The host's own masks define causality, bidirectional image blocks and sliding windows; each layer additionally masks
 tokens of other samples, so isolation does not depend on whether the host creates a cache.
 """
@@ -99,7 +100,7 @@ def check_call(
     number = sample_numbers(token_index)
     if mask is not None:
         valid = mask[:, -token_index.shape[1] :].bool()
-        # only starts between two valid tokens count
+        # a start counts only between two valid tokens
         number = (number.diff(dim=1) > 0) & valid[:, 1:] & valid[:, :-1]
         if bool(number.any()):
             _warn_of_mask(model, isolates(text))
@@ -177,7 +178,7 @@ def isolated(mask: Any, samples: Samples, layer: Any, cache: Any, dtype: torch.d
 
 
 def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtype) -> Any:
-    """Return the mask of `isolated`, computed."""
+    """Compute the mask of `isolated`."""
     length = number.shape[1]
     # unused keys of a static cache belong to no sample
     of_key = pad(number, (0, keys - length), value=-1)
@@ -220,7 +221,7 @@ def _attention(module: Any) -> str:
 
 def _warn_of_mask(model: Any, isolable: bool) -> None:
     """Warn, at the line of the user's call, that a padding mask does not separate packed samples."""
-    frame, level = sys._getframe(1), 2  # 1 is this function
+    frame, level = sys._getframe(1), 2  # level 1 is this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
         frame, level = frame.f_back, level + 1
     advice = "Pass position_ids without attention_mask, or a mask (b, 1, s, s)."

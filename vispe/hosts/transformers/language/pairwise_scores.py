@@ -16,7 +16,7 @@ from vispe.multimodal.streams.parallel_segments import MEMBER, SET
 
 
 class PairwiseLogits(NamedTuple):
-    """Arguments of pairwise logits, in addition to queries and keys; a tuple, so that hooks move it between devices.
+    """Arguments of pairwise logits, except queries and keys; a tuple, so that hooks move it between devices.
 
     Attributes:
         kind: 'pine' or 'self_extend'.
@@ -83,7 +83,7 @@ def attend_pairwise(
         pairwise: arguments of the logits.
         q: queries (b, h, n, d) without rotation.
         k: keys (b, h_kv, m or more, d); a static cache is longer than its m keys.
-        v: values, likewise.
+        v: values of the shape of `k`.
         mask: bool or additive (b, 1, n, m or more), or None: causal where there are queries for all tokens.
         scale: factor of the logits.
     """

@@ -21,9 +21,9 @@ FLOATS = (torch.float32, torch.float64)
 class TokenPositions:
     """Token indices and coordinates of a call, passed from the model to its language model.
 
-    A type of its own, so that it cannot be confused with a tensor of the caller. It is neither a tensor nor a container
-    that wrappers inspect: FSDP casts floating-point inputs to the dtype of its parameters, which would round
-    coordinates.
+    This is a separate type, so that the value cannot be confused with a tensor of the caller. It is neither a
+    tensor nor a container that wrappers inspect, because FSDP casts floating-point inputs to the dtype of its
+    parameters, which would round coordinates.
 
     Attributes:
         token_index: ordinary position ids (b, s), int64.
@@ -60,8 +60,8 @@ def split_ids(position_ids: Any, axes: int, tokens: tuple[int, int]) -> tuple[Te
         tokens: b and s of the tokens of the call.
 
     Raises:
-        ShapeError: the shape is none of these.
-        InputError: another dtype, values that are not finite, or fractions as ordinary ids.
+        ShapeError: the shape of `position_ids` is none of the shapes above.
+        InputError: the dtype is not supported, values are not finite, or ordinary ids are fractions.
     """
     _check_dtype(position_ids)
     rows, length = tokens
@@ -167,7 +167,7 @@ def check_layout(
         valid: mask of tokens (b, s) that are not padding.
 
     Raises:
-        ShapeError: the layout is (b, axes, s), or one sequence of ids is passed for several.
+        ShapeError: the layout is (b, axes, s), or ids of one sequence are passed for several sequences.
     """
     rows, length = token_index.shape
     shape = tuple(position_ids.shape)
@@ -231,8 +231,9 @@ def check_given(
 ) -> None:
     """Raise `InputError` if coordinates (axes, b, s) are certainly not those of the model's scheme.
 
-    This is certain where they equal the coordinates of the stock model and differ from the scheme's; and where four
-    rows for four axes have ordinary ids in the first, as the stock model accepts them before its three axes.
+    This is certain in two cases: the coordinates equal those of the stock model and differ from the scheme's;
+    or there are four rows for four axes, and the first contains ordinary ids, which the stock model accepts
+    before its three axes.
 
     Args:
         scheme: scheme of the model.
@@ -245,7 +246,7 @@ def check_given(
     four = rows == scheme.axes == stock.axes + 1 == 4 and not scheme.numbers_tokens
     if four and (not _counts(ids[0], valid) or _one_row(ids, valid)):
         return
-    # rows of a stock model whose first axis numbers the tokens look like ordinary ids before one axis less
+    # if the first axis of a stock model counts all tokens, its rows look like ordinary ids plus one axis less
     numbered = rows == stock.axes == scheme.axes + 1 and stock.numbers_tokens
     if not four and ((scheme.axes != stock.axes and not numbered) or stream is None):
         return

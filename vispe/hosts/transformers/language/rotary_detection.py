@@ -1,7 +1,7 @@
 """Detection of a language model's RoPE by inspecting its modules.
 
-Detected are the number of rows of position ids, the channels that form pairs, the order of their frequencies, and the
-layers with frequencies of their own.
+The detected properties are the number of rows of position ids, the channels that form pairs, the order of
+their frequencies, and the layers with separate frequencies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vispe.errors import UnsupportedHost
 RTOL = 1e-2
 # rope types whose frequencies do not depend on the sequence length
 STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional", "ntk_alpha")
-# language models with several axes that reject ordinary ids in a row before them; they expand ids (b, s) themselves
+# language models with several axes that reject a first row of ordinary ids; they expand ids (b, s) themselves
 WITHOUT_ORDINARY_ROW = ("hunyuan_vl_text",)
 
 
@@ -75,7 +75,7 @@ class Rotary:
     def expand(self, table: Tensor) -> Tensor:
         """Return cosines or sines (..., pairs) for all channels, (..., 2 pairs), in the layout of the layers.
 
-        Tables that are already those of all channels are returned as they are.
+        Tables that already have all channels are returned unchanged.
         """
         if table.shape[-1] == 2 * self.pairs:
             return table
@@ -168,7 +168,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
     position = torch.ones(1, 1, dtype=torch.long, device="cpu")
     x = torch.zeros(
         1, 1, 1, dtype=torch.float32, device="cpu"
-    )  # the default dtype may be another during loading
+    )  # the default dtype may differ during loading
     # sections of the last axes may be omitted
     ids = position.expand(max(3, len(sections)), 1, 1) if sections is not None else position
     args, named = _kind_argument(text, rotary, kind)

@@ -1,6 +1,7 @@
 """Attention layers of transformers' vision towers, with a `Context` as an additional argument.
 
-Each class differs from its parent only in that attention is computed with the encodings of the context. Parameters keep
+The only difference of each class from its parent is that attention is computed with the encodings of the
+context. Parameters keep
 their names. Without a context, the positions of `vispe.positions_for` are used, or an error is raised.
 """
 
@@ -131,7 +132,7 @@ class GridAttention(ConvertedAttention):
 
 
 class VideoMaeAttention(ConvertedAttention):
-    """Attention of VideoMAE, without output projection, which is another module."""
+    """Attention of VideoMAE, without output projection, which is a separate module."""
 
     def forward(
         self, hidden_states: Tensor, vispe_context: Context | None = None, **kwargs: Any
