@@ -23,7 +23,7 @@ class LinearSegmenter(nn.Module):
         n_classes: K.
         norm: batch norm before the convolution.
         dropout: dropout probability of the features.
-        tune: train the backbone too; otherwise it remains in evaluation mode without gradients.
+        tune: train the backbone too; otherwise the backbone remains in evaluation mode without gradients.
     """
 
     def __init__(

@@ -166,9 +166,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
             rotary = copy.deepcopy(rotary).cpu()
     rates, scaling = (getattr(rotary, prefix + name) for name in ("inv_freq", "attention_scaling"))
     position = torch.ones(1, 1, dtype=torch.long, device="cpu")
-    x = torch.zeros(
-        1, 1, 1, dtype=torch.float32, device="cpu"
-    )  # the default dtype may differ during loading
+    x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # the default dtype may differ during loading
     # sections of the last axes may be omitted
     ids = position.expand(max(3, len(sections)), 1, 1) if sections is not None else position
     args, named = _kind_argument(text, rotary, kind)
