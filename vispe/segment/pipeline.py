@@ -183,7 +183,6 @@ def _check(request: Request) -> None:
 
 
 def _resumed_segmenter(run: Batch, model: Model) -> Segmenter:
-    """Resume with the model of an unfinished run."""
     features = open_features(model, run.request.device, allow_download=True)
     if run.request.labels:
         read_training_labels(run)  # labelled pixels are excluded from the scores

@@ -93,13 +93,14 @@ def measure(
         seed: seed of all random numbers.
         subject: title of the report.
         show: converts an image (c, H, W) to RGB (H, W, 3) in [0, 1]; rescales its range by default.
-        settings: stored with the results, JSON values.
-        notes: stored with the results; read at the end, when they may have grown.
+        settings: JSON values that are stored with the results.
+        notes: notes that are stored with the results; read at the end, so that notes may be appended during
+            the run.
         processes: rank and number of processes; a single process by default.
         progress: called with a description and the completed fraction.
 
     Raises:
-        OptionError: neither features nor segmenter, an unknown metric, or one that is not applicable.
+        OptionError: there are neither features nor a segmenter, or a metric is unknown or not applicable.
         InputError: images, truths or names do not match.
     """
     processes = processes or Processes()
@@ -140,13 +141,13 @@ def measure(
     pieces, remarks, pattern, examples, error = {}, [], None, None, None
     try:
         pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
-        # by the process with the fewest images
+        # in the process with the fewest images
         if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
             pattern, more = _fingerprint(f, plan, images)
             remarks += more
         if processes.rank == 0:
             examples = _examples(measured, plan, images, truths, show or rescale_to_rgb)
-    except Exception as raised:  # raised by all processes, which would block forever otherwise
+    except Exception as raised:  # all processes raise the error, as they would otherwise wait forever
         error = raised
     parts = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
     together: dict[str, list[Piece]] = {}

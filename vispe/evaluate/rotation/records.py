@@ -112,7 +112,7 @@ class Measurement:
         return replace(self, transform=key.transform, part=key.name, key=key)
 
     def __post_init__(self) -> None:
-        if not self.key.question:  # constructed from its printed names
+        if not self.key.question:  # the record was constructed from its printed names
             object.__setattr__(self, "key", Key(self.transform, self.metric, self.part))
         if self.metric not in METRICS:
             raise UnknownName(
@@ -126,7 +126,7 @@ class Measurement:
 
     @property
     def floor(self) -> np.ndarray | None:
-        """Largest floor for each image (smallest if high is good); None without floors."""
+        """Largest floor of each image, or smallest if high values are good; None without floors."""
         if not self.floors:
             return None
         stacked = np.stack(list(self.floors.values()))
@@ -175,7 +175,7 @@ class RotationResult:
         notes: remarks.
 
     Raises:
-        ShapeError: a record has another number of values than there are images.
+        ShapeError: the number of values of a record differs from that of images.
     """
 
     rows: tuple[Measurement, ...]

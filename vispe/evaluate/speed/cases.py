@@ -28,7 +28,7 @@ MODES: dict[Mode, str] = {
     "rotary forward": "forward pass, rotated queries and keys with a bias",
     "rotary": "forward and backward pass, rotated queries and keys with a bias",
 }
-GRID_MODES: tuple[Mode, ...] = ("forward", "frozen", "slopes", "table")  # the others are in `structured`
+GRID_MODES: tuple[Mode, ...] = ("forward", "frozen", "slopes", "table")  # the other modes are in `STRUCTURED`
 STRUCTURED: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in GRID_MODES)
 
 

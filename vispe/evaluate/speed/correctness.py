@@ -105,7 +105,7 @@ def compared(
         inputs: q, k and v.
         cotangent: gradient of the output.
         leaves: parameters of the bias; their gradients are concatenated for the comparison.
-        exact_leaves: the same in float64.
+        exact_leaves: the same parameters in float64.
     """
     double_inputs = [t.detach().double().requires_grad_() for t in inputs]
     out, expected = call(*inputs), exact(*double_inputs)

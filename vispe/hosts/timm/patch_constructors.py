@@ -89,7 +89,6 @@ def uninstall() -> None:
 
 
 def _patches() -> Iterator[Patch]:
-    """Yield all patches of timm."""
     yield from (Patch(cls, "__init__", partial(wrap, cls)) for cls, wrap in _WRAPPERS.items())
     yield from (Patch(module, "checkpoint_filter_fn", _with_temporary_table) for module in _FILTERS)
     # this function removes prefixes of wrappers, and thereby the metadata of the state dict

@@ -178,7 +178,6 @@ def isolated(mask: Any, samples: Samples, layer: Any, cache: Any, dtype: torch.d
 
 
 def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtype) -> Any:
-    """Compute the mask of `isolated`."""
     length = number.shape[1]
     # unused keys of a static cache belong to no sample
     of_key = pad(number, (0, keys - length), value=-1)
@@ -198,7 +197,6 @@ def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtyp
 
 
 def _block_mask(mask: Any, number: Tensor, of_key: Tensor) -> Any:
-    """Return a block mask of flex attention."""
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
     def same(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -118,7 +118,6 @@ def worst_class(case: VerdictData) -> int:
 
 
 def _pixels(case: VerdictData) -> str:
-    """Return the sentence on pixels."""
     unchanged = f"{format_percent(case.agreement)} of the pixels have the same class in every pose"
     if case.agreement == 1:
         return f"{unchanged}."

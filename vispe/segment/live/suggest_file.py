@@ -182,7 +182,6 @@ def _refuse(model: str | Path, options: dict[str, Any]) -> None:
 def _trained_session(
     image: Micrograph, path: Path, labelling: LabelOptions, note: Callable[[str], None], **options: Any
 ) -> Live:
-    """Train on the scribbles of the image."""
     if not path.is_file():
         raise InputError(f"{path} does not exist. Check the name.")
     (label_set,) = read_label_set(

@@ -201,7 +201,6 @@ def _means(
 
 
 def _suggestion(live: Live, index: int, radius: int, uncertainty: float, mean_prob: np.ndarray) -> Suggestion:
-    """Describe a selected location."""
     names = live.model.names
     y, x = divmod(index, live.image.pages.shape[2])
     order = np.argsort(-mean_prob, kind="stable")[:2]

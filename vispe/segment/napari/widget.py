@@ -278,7 +278,6 @@ class SegmentWidget(QWidget):
         self._worker.start()
 
     def _done(self) -> None:
-        """Start the waiting request."""
         self._worker = None
         self._clock.stop()
         self.panel.set_busy(False)
@@ -291,7 +290,6 @@ class SegmentWidget(QWidget):
         self._progress += fraction
 
     def _show(self, request: Request, image: Image, answer: Answer) -> None:
-        """Show an answer in the layers and the panel."""
         if answer.error is not None:
             self._last = None
             self._say(answer.error, error=True)

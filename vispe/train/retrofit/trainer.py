@@ -148,7 +148,6 @@ class Training:
         return self.student.eval().requires_grad_(False)
 
     def _run_stage(self, part: StagePlan, total: int, log: Log | None, on_step: OnStep | None) -> None:
-        """Run the remaining training steps of a stage."""
         config, start, first_step = self.config, time.perf_counter(), self.step
         remaining = range(self.step, part.end)
         for _, batch in zip(remaining, part.batches.from_step(self.step - part.first), strict=False):

@@ -149,7 +149,6 @@ def _save(
     trained: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write the checkpoint atomically."""
     values = {"identity": identity, "step": step, "weights": [p.detach() for p in trained]}
     with atomic_path(state, force=True) as part:
         torch.save(values | {"optimizer": optimizer.state_dict()}, part)

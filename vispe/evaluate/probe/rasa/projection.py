@@ -80,7 +80,7 @@ class RasaProjection:
                 or (b, tokens, C). Computed in float64.
 
         Raises:
-            ShapeError: another number of channels.
+            ShapeError: the number of channels of `features` differs.
             InputError: integers.
         """
         x, axis = floating(features), _channel_axis(features)

@@ -63,8 +63,8 @@ def across_poses(
     Returns:
         'accuracy' at each angle with the floor 'truth turned' (truth rotated forth and back against truth); for 'all
         poses' its mean, worst, spread (best minus worst) and standard deviation; and for each class, by name,
-        'phase_spread': max minus min area fraction over angles, and 'phase_error': the fraction with the largest
-        deviation from the true one, both in percentage points.
+        'phase_spread': max minus min area fraction over angles, and 'phase_error': the largest signed deviation over
+        angles from the true fraction, both in percentage points.
 
     Raises:
         OptionError: the number of names differs from `n_classes`, or there are no angles.

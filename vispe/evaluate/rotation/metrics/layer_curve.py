@@ -90,7 +90,7 @@ def position_r2(
 ) -> tuple[Measurement, ...]:
     """Measure the held-out R² of a ridge probe of the row and column of tokens.
 
-    Use noise and homogeneous textures: in layered samples the position is content. See
+    Use images of noise and homogeneous textures: in layered samples, content depends on position. See
     `vispe.evaluate.probe.positional` for other targets and the settings of published tables.
 
     Args:

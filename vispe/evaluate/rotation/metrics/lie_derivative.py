@@ -8,7 +8,8 @@ the motion, so L f = J_f (v·∇x) - (v·∇f), with the Jacobian-vector product
 centre, so images need not be square.
 
 Source: The Lie derivative for measuring learned equivariance (Gruver et al., arXiv 2210.02984). Their implementation
-uses coordinates from -1 to 1, in which a rotation of a non-square image is sheared; this one does not.
+uses coordinates from -1 to 1, in which the rotation of a non-square image is sheared; this implementation
+uses pixels, without shear.
 """
 
 from collections.abc import Iterable, Sequence
@@ -132,7 +133,7 @@ def along(values: Tensor, motion: Motion, stride: tuple[float, float] = (1.0, 1.
     if motion == "right":
         return -right
     v, u = _offsets(values, stride)
-    return -v * right + u * down  # looks at (u - t v, v + t u), as `warp.sampling_grid` does
+    return -v * right + u * down  # samples at (u - t v, v + t u), as `warp.sampling_grid` does
 
 
 def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:

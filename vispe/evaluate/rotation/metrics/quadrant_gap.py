@@ -1,8 +1,8 @@
 """Quadrant gap: train on scribbles in one quadrant of an image, evaluate in all four.
 
-A classifier that is less accurate in the other quadrants may have learnt position instead of content. Each quadrant is
-used for training once, so that differences of content average out; the control is the same number of pixels from the
-full image.
+A classifier that is less accurate in the other quadrants may have learnt position instead of content. Each
+quadrant is used for training once, so that differences of content average out. The control is trained on the
+same number of pixels from the full image.
 """
 
 from collections.abc import Callable, Iterable, Sequence
