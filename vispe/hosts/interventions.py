@@ -189,7 +189,7 @@ def _layers(model: nn.Module) -> tuple[list[nn.Module], int | None]:
         )
     layers = [module for _, _, module in attentions(model)]
     for module in layers:
-        # hooks on projections have no effect where a layer uses their weights without calling them
+        # hooks on projections have no effect if a layer uses their weights without calling them
         if stock_type(module) not in KINDS or (module.qkv is not None and _has_separate_bias(module)):
             raise UnsupportedHost(
                 f"Interventions need queries and keys from linear layers that are called, got {type(module).__name__} "

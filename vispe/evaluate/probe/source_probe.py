@@ -22,7 +22,7 @@ from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
 
 _CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
-_MIXED = 8  # images of noise, and as many textures, for the fit of RASA on images of several kinds
+_MIXED = 8  # number of noise images, and of textures, for the fit of RASA on images of several kinds
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def sample_mask(
     Args:
         target: `radial` samples a centred box, all other targets the top-left one.
         shape: grid (h, w) in patches.
-        step: every step-th row and column, or as many patches at random.
+        step: distance of sampled rows and columns; with `random`, the same number of patches at random.
         cutoff: fraction of each side that is sampled, in (0, 1].
         random: draw area/step² patches of the region without replacement, instead of a regular grid.
         generator: required for `random`.

@@ -74,7 +74,7 @@ def measure(
     takes a consecutive part of the images and returns the same report.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w), preferably `ModelFeatures`; None for a segmenter only.
+        f: images (b, c, H, W) -> maps (b, d, h, w), preferably a `VisionModel`; None for a segmenter only.
         images: (c, H, W) each, floating point, normalised for f; iterated more than once.
         segmenter: image (c, H, W) -> labels (H, W), 1 to K and 0 for no data; None trains one if there are truths.
         truths: labels (H, W) of each image, 1 to K and 0 for ignored pixels.

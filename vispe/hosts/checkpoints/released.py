@@ -31,7 +31,7 @@ class _Facts:
     root: str  # prefix of all names
     dim: int
     depth: int
-    heads: int | None  # None where they cannot be inferred
+    heads: int | None  # None if they cannot be inferred
     entries: dict[str, Tensor]  # the entries of the encoding, without the prefix
 
 

@@ -216,7 +216,7 @@ class HostState:
         rope: the detached rotary embedding, with the dtype of the model at that time; None if the model had
             none.
         inside: whether the encoding acts inside attention, so that attention layers are swapped.
-        layered: whether layers have encodings with parameters of their own.
+        layered: whether layers have separate encodings with their own parameters.
         args: the original `pos_embed` in timm's record of constructor arguments, if any.
         resolved: the spec for building an equal model, with the training grid for encodings that use it.
         cache: positions of recent grids.

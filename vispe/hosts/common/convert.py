@@ -71,7 +71,7 @@ class Family:
     table_keyword: str | None = None
 
     def converted_class(self, stock: type[Any]) -> type[Any]:
-        """Return the converted class of a model class; raise `UnsupportedHost` where there is none."""
+        """Return the converted class of a model class; raise `UnsupportedHost` if there is none."""
         raise NotImplementedError
 
     def stock_type(self, module: nn.Module) -> type[Any]:
@@ -87,7 +87,7 @@ class Family:
         raise NotImplementedError
 
     def reference(self, model: Any) -> tuple[int, ...] | None:
-        """Return the grid of pretraining where the model stores one; None for the grid of the model."""
+        """Return the grid of pretraining if the model stores one; None means the grid of the model."""
         del model
         return None
 

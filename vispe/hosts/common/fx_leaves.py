@@ -2,7 +2,7 @@
 
 torch.fx records tensors and plain numbers. It cannot trace `Positions`, or control flow that depends on
 values, as in encodings. So a traced graph calls these functions at run time, with the sizes of its input and
-the encodings as submodules. Call the functions as attributes of this module (``traced.attend``), because
+the encodings as submodules. Call the functions as attributes of this module (``fx_leaves.attend``), because
 torch.fx looks them up there.
 """
 
@@ -84,7 +84,7 @@ def positions(
         reference: grid of the training resolution.
         encodings: all encodings that prepare positions.
         cache: cache of positions; None in a traced graph, which does not cache.
-        embed: the patch embedding, where it accepts images with another grid than the model's.
+        embed: the patch embedding, if it accepts images with another grid than the model's; otherwise None.
         spacing: distance of tokens in patch sizes, where patches overlap.
 
     Raises:

@@ -14,7 +14,7 @@ _UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 def layer_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """Return path and module of the layer inside wrappers; the module itself where there are none.
+    """Return path and module of the layer inside wrappers; the module itself without wrappers.
 
     The path is the one in state dicts. Submodules are read from `_modules`, as iterating over the children of a LoRA
     layer has side effects.
@@ -37,7 +37,7 @@ def block_in(path: str, module: nn.Module, known: tuple[type[nn.Module], ...]) -
 
 
 def converted_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """Return path and module of the converted layer at or below a module; the module itself where there is none."""
+    """Return path and module of the converted layer at or below a module; the module itself if there is none."""
     path, module = layer_in(path, module)
     if "vispe_layer" in vars(module):
         return path, module

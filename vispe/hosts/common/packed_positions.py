@@ -27,7 +27,7 @@ def packed(
 
     Args:
         coord: row and column of each patch (b, n, 2).
-        valid: which patches exist (b, n) bool; the others are padding.
+        valid: which patches exist (b, n) bool; all other entries are padding.
         sizes: grid (rows, columns) of each sample.
         encodings: all encodings of the model.
         positions: function from a grid shape to its positions.

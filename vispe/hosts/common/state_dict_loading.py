@@ -179,7 +179,7 @@ class LoadsWeights(nn.Module):
         state_dict.update(ours)
 
     def _vispe_log_missing(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Log that the checkpoint has no weights of the encoding; a warning where it is not of the stock model."""
+        """Log that a checkpoint has no weights of the encoding, as a warning if it is not from the stock model."""
         state, tables = self.vispe, self._vispe_table_names()
         stock_has_table = state.keep_abs or state.table is not None or "absolute table" in state.lost
         if stock_has_table and tables and not any(prefix + name in state_dict for name in tables):
@@ -199,7 +199,7 @@ def encodings_of(model: LoadsWeights) -> Iterator[tuple[str, Encoding]]:
 
 
 def _terms(model: LoadsWeights) -> list[dict[str, Any]]:
-    """Return the complete spec of a model, with the terms `learn` and `rope` for position information of its own.
+    """Return the complete spec of a model, with the terms `learn` and `rope` for the model's own position information.
 
     Options are those of its encodings, which resolve omitted options to their defaults.
     """

@@ -125,7 +125,7 @@ def stock_type(module: nn.Module) -> type[nn.Module]:
 
 
 def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield (block, path, module) of every attention layer of an image tower; the block itself where it has none."""
+    """Yield (block, path, module) of every attention layer of an image tower, or of the block if it has none."""
     for i, block in enumerate(tower.transformer.resblocks):
         path, block = layer_in(f"transformer.resblocks.{i}", block)
         inside = (f"{path}.attn", block.attn) if hasattr(block, "attn") else (path, block)

@@ -46,7 +46,7 @@ class ConvertedEmbeds(NaFlexEmbeds):
     """The embedding of a NaFlexVit with additive encodings, which are added by the model."""
 
     def forward(self, *args: Any, vispe_added: bool = False, **kwargs: Any) -> Any:
-        """Return the output of timm's embedding; raise `InputError` where it is called outside the model."""
+        """Return the output of timm's embedding; raise `InputError` if it is called outside the model."""
         if not vispe_added:
             raise InputError(
                 "NaFlexEmbeds: the encoding is added to the tokens by the model, got a call of the embedding alone. "

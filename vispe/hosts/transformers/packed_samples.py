@@ -129,7 +129,7 @@ def check_cache(state: Any) -> None:
 
 
 def flash_arguments(text: Any, samples: Samples) -> dict[str, Any]:
-    """Return the arguments of flash attention that isolate samples (cumulative lengths, maximum); none for others.
+    """Return the arguments that isolate samples in flash attention (cumulative lengths, maximum), otherwise {}.
 
     Raises:
         UnsupportedHost: the attention implementation accepts neither these arguments nor a mask.

@@ -34,7 +34,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def cache_of(arguments: Mapping[str, Any]) -> Any:
-    """Return the KV cache among keyword arguments, under either name; None for none."""
+    """Return the KV cache among keyword arguments, under either name, or None."""
     for name in CACHE_NAMES:
         if (cache := arguments.get(name)) is not None:
             return cache

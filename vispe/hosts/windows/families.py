@@ -250,7 +250,7 @@ def family_of(model: nn.Module) -> convert.Family | None:
 
 
 def _rotary_layers(model: nn.Module) -> list[Any]:
-    """Return the layers with a rotary embedding of their own."""
+    """Return the layers that have their own rotary embedding."""
     return [m for m in model.modules() if "rotary_emb" in m._modules]
 
 

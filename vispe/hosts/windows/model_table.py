@@ -89,7 +89,7 @@ def stock_type(module: nn.Module) -> type[Any]:
 
 
 def known(cls: type[Any]) -> str | None:
-    """Return the entry of `MODELS` that a class is or derives from; None for none."""
+    """Return the entry of `MODELS` that a class is or derives from, or None."""
     names = (f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__)
     return next((n for n in names if n in MODELS), None)
 

@@ -74,7 +74,7 @@ class PartitionAttention(SiteAttention):
         shape: tuple[int, int],
         shared: Tensor | None,
     ) -> Tensor:
-        """Return the tokens (b, n, d) after attention, with timm's own bias where it is in use."""
+        """Return the tokens (b, n, d) after attention, with timm's own bias if it is in use."""
         bias = self.rel_pos.get_bias() if self.vispe_grid.keep and self.rel_pos is not None else shared
         return self.vispe_attend(tokens, qkv, shape, bias, self.attn_drop.p if self.training else 0.0)
 

@@ -98,9 +98,9 @@ class FeatureGrid:
     """Quantised principal components of the features of a region at its grid points.
 
     Attributes:
-        domain: the reference.
+        domain: the reference for the components.
         region: region of the page.
-        codes: (rows, columns, m) int16, of `Domain.codes`.
+        codes: (rows, columns, m) int16, result of `FeatureDistribution.codes`.
         best: (rows, columns) float32, blending weight of the piece that set each point; negative if unset.
     """
 
@@ -144,7 +144,7 @@ class FeatureGrid:
         self.best[lost[np.ix_(*offsets(self.region))]] = -1
 
     def sums(self, part: Region | None = None) -> np.ndarray:
-        """Return the `tally` of all points, or of those in a part given relative to the corner of the region."""
+        """Return the `feature_sums` of all points, or of the points in a part relative to the corner of the region."""
         index = (slice(None), slice(None))
         if part is not None:
             shifted = Region(

@@ -191,7 +191,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode())
-        # bytes of the tensor, whatever its dtype
+        # bytes of the tensor, for any dtype
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

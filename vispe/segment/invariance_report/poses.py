@@ -82,7 +82,8 @@ class ShiftMargin:
     """The unshifted image without the strips that shifts lose: the control of the shifts.
 
     Attributes:
-        top: number of rows replaced by their reflected neighbours; likewise for the other sides.
+        top: number of rows at the top that are replaced by their reflected neighbours; `bottom`, `left` and
+            `right` as `top`.
     """
 
     top: int

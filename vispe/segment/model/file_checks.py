@@ -31,7 +31,7 @@ TRUSTED = frozenset(
 MAX_TEMPERATURE = 20
 """Upper bound of the temperature of a classifier."""
 
-_FREE = 100_000_000  # bytes that any member may unpack to, whatever its compression ratio
+_FREE = 100_000_000  # bytes to which any member may unpack, for any compression ratio
 _LARGEST_SIGMA = 1000.0  # pixels
 _MEMBER = re.compile(r"schema\.json|\d+\.npy")  # of the estimator
 _PART = re.compile(r"card\.json|estimator\.skops|tensors\.safetensors")  # of the model file

@@ -105,7 +105,8 @@ class Prediction:
     """The result for one page.
 
     Attributes:
-        prob: (K, h, w) float32, reweighted by `Post.prior`, basis of labels and uncertainty; 0 where there is no data.
+        prob: (K, h, w) float32, reweighted by `PostProcessing.prior`, basis of labels and uncertainty; 0
+            where there is no data.
         labels: (h, w) uint8, 1..K, 0 = no data.
         uncertainty: (h, w) float32, 1 - (largest - second largest probability); NaN = no data.
         overlap: number of pixels covered by more than one tile.
@@ -279,7 +280,7 @@ def finalize(
         valid: (h, w) bool, pixels with data.
         post: post-processing.
         prior: (K,) class frequencies of the complete page; None skips the reweighting.
-        grey: (h, w) grey levels in [0, 1], for `Post.clean`.
+        grey: (h, w) grey levels in [0, 1], for `PostProcessing.clean`.
 
     Returns:
         Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.

@@ -100,7 +100,7 @@ class Training:
             self.student.set_grad_checkpointing(True)
 
     def resume(self, state: State | None) -> None:
-        """Resume from a checkpoint of `Folder.load`; None starts from the beginning."""
+        """Resume from a checkpoint of `RunFolder.load`; None starts from the beginning."""
         if state is not None:
             self.step, weights, self._moment = state
             self.student.load_state_dict(weights["student"])

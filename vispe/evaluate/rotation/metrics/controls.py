@@ -27,7 +27,7 @@ def control_rows(
     The controls 'identity' and 'shuffled' are part of `equivariance`.
 
     Args:
-        f: feature function; the control of random weights needs a `ModelFeatures`.
+        f: feature function; the control of random weights needs a `VisionModel`.
         images: (c, H, W) each, iterated once per control; iterables that are not sequences are read into memory.
         elements: poses; the identity is ignored.
         measures: names in `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.

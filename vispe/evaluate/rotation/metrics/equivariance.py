@@ -89,7 +89,7 @@ def position_equivariance(
     `equivariance`.
 
     Raises:
-        OptionError: f is not a `ModelFeatures`.
+        OptionError: f is not a `VisionModel`.
         UnsupportedHost: the patch embedding of the model is unknown.
     """
     if not isinstance(f, VisionModel):

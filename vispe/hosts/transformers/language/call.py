@@ -149,7 +149,7 @@ class Call:
 
 @traced_positions.runs
 def _untraced(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
-    """Return the coordinates of a call, from the arguments of the custom operator in `traced`."""
+    """Return the coordinates of a call, from the arguments of the custom operator in `traced_positions`."""
     ids, embeds, types, token_index, valid, start = tensors
     if token_index is None or valid is None:
         raise InputError(

@@ -176,7 +176,7 @@ def _check_by_channel(
 
 
 def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
-    """Log a warning where the frequencies of a model were cast to half precision before the conversion."""
+    """Log a warning if the frequencies of a model were cast to half precision before the conversion."""
     for rotary in rotaries.values():
         rates = rotary.rates(text)
         if rates.dtype.itemsize < 4:
@@ -296,7 +296,7 @@ def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
 
 
 def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
-    """Return the scheme with the sections of the host, where they have the same meaning."""
+    """Return the scheme with the sections of the host, if these have the same meaning."""
     host = getattr(language_model_of(inner).rotary_emb, "mrope_section", None)
     pairs = next(iter(rotaries.values())).pairs
     if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:

@@ -316,7 +316,7 @@ class PositionedText:
 
     @property
     def vispe_scheme(self) -> Scheme:
-        """The scheme; not an instance attribute, as `saving.record` lists the modules with one."""
+        """The scheme; not an instance attribute, as `config_record` lists the modules with such an attribute."""
         return self.vispe_given_scheme
 
     def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:

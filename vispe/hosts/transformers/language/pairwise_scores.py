@@ -84,7 +84,8 @@ def attend_pairwise(
         q: queries (b, h, n, d) without rotation.
         k: keys (b, h_kv, m or more, d); a static cache is longer than its m keys.
         v: values of the shape of `k`.
-        mask: bool or additive (b, 1, n, m or more), or None: causal where there are queries for all tokens.
+        mask: bool or additive (b, 1, n, m or more), or None, which means causal attention if there are
+            queries for all tokens.
         scale: factor of the logits.
     """
     m = pairwise.options["keys"].shape[1]

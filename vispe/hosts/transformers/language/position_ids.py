@@ -152,10 +152,11 @@ def check_layout(
     expected: Callable[[Tensor], Tensor | None],
     valid: Tensor,
 ) -> None:
-    """Raise `ShapeError` if the shape is ambiguous, (axes, b, s) or (b, axes, s), and the layout is the latter.
+    """Raise `ShapeError` if the shape allows both (axes, b, s) and (b, axes, s), and the layout is (b, axes, s).
 
-    The layout is (b, axes, s) where ids equal the scheme's coordinates only if transposed; or where the axes of text
-    tokens are equal only if transposed, and count the tokens where text tokens are unknown. Other ids are treated as
+    The layout is (b, axes, s) if ids equal the scheme's coordinates only when transposed; or if the axes of
+    text tokens are equal only when transposed. If text tokens are unknown, the axes must also count the
+    tokens. Other ids are treated as
     (axes, b, s).
 
     Args:

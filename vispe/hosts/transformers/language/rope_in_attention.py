@@ -98,7 +98,7 @@ def check_pairwise(text: Any, what: str) -> None:
 
 
 def ensure_late_rotation(text: Any) -> None:
-    """Enable late rotation again where the attention implementation was changed after the conversion.
+    """Enable late rotation again if the attention implementation was changed after the conversion.
 
     Raises:
         UnsupportedHost: the new implementation is not supported.

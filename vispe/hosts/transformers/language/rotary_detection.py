@@ -32,11 +32,11 @@ class Rotary:
         pairs: number of channel pairs with a frequency; other channels of a head are not rotated.
         order: index into `inv_freq` of each pair.
         interleaved: whether adjacent channels form pairs, instead of the halves of a head.
-        rows: number of rows of position ids: 4 where the first contains ordinary ids, else 1.
+        rows: number of rows of position ids: 4 if the first contains ordinary ids, otherwise 1.
         still: indices of pairs with frequency 0.
         module: name of the module with the frequencies.
         prefix: prefix of their buffer names in the module.
-        full: whether cosines and sines are float32 where the model runs in half precision.
+        full: whether cosines and sines are float32 even if the model runs in half precision.
     """
 
     pairs: int
@@ -95,7 +95,7 @@ def kinds_of(text: Any) -> list[str]:
 
 
 def _groups(rotary: Any, layers: int) -> list[str]:
-    """Return the group of each layer, where the rotary embedding lists them; else an empty list."""
+    """Return the group of each layer if the rotary embedding lists groups, otherwise an empty list."""
     groups = getattr(rotary, "layer_idx_to_group", None)
     if groups is None:
         return []
@@ -132,7 +132,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
     """Return the rotary embedding of a language model, for all layers or one kind of them.
 
     Raises:
-        UnsupportedHost: there is none for these layers, or it is not supported.
+        UnsupportedHost: these layers have no rotary embedding, or it is not supported.
     """
     prefix = f"{kind}_" if kind else ""
     rotary = getattr(text, module, None)

@@ -109,7 +109,7 @@ def _check_keys(name: str, info: dict[str, Any]) -> None:
 
 
 def _warn_missing(model: nn.Module) -> None:
-    """Warn where a model was built without the conversion that its configuration names."""
+    """Warn if a model was built without the conversion that its configuration names."""
     lost = [config_record.shown(entry) for _, entry in config_record.missing(model)]
     if lost:
         warnings.warn(

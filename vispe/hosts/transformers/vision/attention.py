@@ -109,7 +109,7 @@ class InternAttention(ConvertedAttention):
 
 
 class GridAttention(ConvertedAttention):
-    """Attention of ViT, DINOv2, DINOv3 and similar models: four projections, optionally a RoPE of their own."""
+    """Attention of ViT, DINOv2, DINOv3 and similar models: four projections, and optionally the model's own RoPE."""
 
     def forward(
         self,
