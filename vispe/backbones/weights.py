@@ -2,8 +2,7 @@
 
 The contents of a file are unwrapped (`state_dict`, `teacher`, prefixes of wrappers), converted by timm's filter for the
 architecture, which renames and resamples, and loaded strictly, except for the classifier, which has no effect
-on features.
-No code in a file is executed.
+on features. No code in a file is executed.
 """
 
 from __future__ import annotations

@@ -125,9 +125,8 @@ def load_evaluated_model(
     Args:
         text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; `hf:FOLDER` or `hf:OWNER/NAME`, a
             vision model of transformers, or a model with an image tower; the folder of a finished `vispe
-            retrofit`; a
-            model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name` or
-            `folder/file.py:name`.
+            retrofit`; a model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name`
+            or `folder/file.py:name`.
         pos_embed: positional encoding that replaces that of the model.
         weights: checkpoint file or 'random'; the pretrained weights by default.
         img_size: input size in pixels.

@@ -28,9 +28,8 @@ def convert(
     Weights keep their names, so stock checkpoints load strictly before or after. The spec names all position
     information of the converted model: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
     detached until `restore`. So ``'none'`` removes all position information, unless `keep_abs` or `keep_rope`
-    is set. A converted model can
-    be converted again. A `UserWarning` is issued where `rope_axial` has less than half the temperature that the grid
-    needs; `describe` reports any temperature that is too small.
+    is set. A converted model can be converted again. A `UserWarning` is issued where `rope_axial` has less
+    than half the temperature that the grid needs; `describe` reports any temperature that is too small.
 
     Example:
         >>> import timm
@@ -43,12 +42,11 @@ def convert(
             its `visual`, whose image tower is converted; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
             model and an encoding into the vision tower; or a vision model of transformers, with or without
-            head
-            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, SAM; VideoMAE and
-            V-JEPA 2, with encodings of three axes); or timm's SAM and Swin, or torchvision's ViT and Swin, where each
-            attention layer gets an encoding of its window.
-            `torch.nn.DataParallel` and timm's ``features_only`` models are unwrapped; wrappers that have already
-            registered parameters or compiled code are rejected.
+            head (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, SAM;
+            VideoMAE and V-JEPA 2, with encodings of three axes); or timm's SAM and Swin, or torchvision's ViT
+            and Swin, where each attention layer gets an encoding of its window. `torch.nn.DataParallel` and
+            timm's ``features_only`` models are unwrapped; wrappers that have already registered parameters or
+            compiled code are rejected.
         spec: name and options of an encoding or a position scheme, as text, dict or `Encoding` instance, or position
             schemes per layer (`vispe.multimodal.alternating`). A sum may name the model's own position information:
             ``learn`` is equivalent to `keep_abs`, ``rope`` to `keep_rope`, and either may be used alone.

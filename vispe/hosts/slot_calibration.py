@@ -1,8 +1,7 @@
 """Attention by slot of a prompt (the index of an item in a list), and its calibration by the prior of slots.
 
 The prior of a slot is the attention to a content-free item in this slot: arXiv 2406.16008 (found in the
-middle), 2508.05128
-(attention basin).
+middle), 2508.05128 (attention basin).
 """
 
 from __future__ import annotations

@@ -133,9 +133,9 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
     With YaRN frequencies on the time axis, this is YaRN-V of VideoRoPE++, for videos longer than in training:
     rows and columns are unchanged. It needs a scheme whose time has low frequencies: under `mrope`, whose
     time has the highest frequencies, YaRN changes few or none of them. Text is also rotated by the pairs of
-    time, so it
-    changes with the schedule. Not compared with the authors' code; in particular, it is unknown whether they scale
-    cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument `scaling` of `tables`).
+    time, so it changes with the schedule. Not compared with the authors' code; in particular, it is unknown
+    whether they scale cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument
+    `scaling` of `tables`).
 
     Args:
         frequencies: radians per step (pairs,).

@@ -17,10 +17,10 @@ class Micro(nn.Module):
     """Encoder-decoder that returns `dim` features of texture, shape and context for every second pixel.
 
     An overlapping stem of symmetric convolutions reduces the image to tokens of 16 pixels; the tokens attend
-    to each other in
-    a vision transformer with `alibi2d(slopes=learned,normalize=reference,wrap=false)`; symmetric convolutions upsample
-    the result to a stride of 2, with skip connections from the stem at every stride, which preserve thin structures.
-    Every part commutes with the eight poses of a square, and no part depends on absolute position.
+    to each other in a vision transformer with `alibi2d(slopes=learned,normalize=reference,wrap=false)`;
+    symmetric convolutions upsample the result to a stride of 2, with skip connections from the stem at every
+    stride, which preserve thin structures. Every part commutes with the eight poses of a square, and no part
+    depends on absolute position.
 
     Args:
         dim: number of features.

@@ -52,8 +52,7 @@ def mixture_kl(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
 
     The authors' code computes this value instead of the Jensen-Shannon divergence, (KL(a, m) + KL(b, m)) / 2.
     This value is unbounded, and dominated by keys to which one of the heads never attends. Probabilities are
-    clamped to at least 1e-30.
-    Arguments and errors are those of `jensen_shannon`.
+    clamped to at least 1e-30. Arguments and errors are those of `jensen_shannon`.
     """
     a, b = _rows(a, b, causal)
     log_a, log_b = a.clamp(min=TINY).log(), b.clamp(min=TINY).log()

@@ -2,9 +2,9 @@
 
 Follows "The Impact of Positional Encoding on Length Generalization in Transformers" (arXiv 2305.19466) in
 comparing encodings on lengths that do not occur in training; the task is ours. A scene is a grid of patches,
-a few of which are coloured
-markers. The model predicts for every patch the colour of the nearest marker (needs distance), and of the nearest marker
-above it (needs direction). Both targets are defined on a grid of any size.
+a few of which are coloured markers. The model predicts for every patch the colour of the nearest marker
+(needs distance), and of the nearest marker above it (needs direction). Both targets are defined on a grid of
+any size.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Relevance is input times gradient, with gradients modified by the rules of AttnLRP: both factors of a product
 get half of its relevance, an activation is treated as a constant factor of its input, and the standard
-deviation in a normalisation layer as a constant. Sums and linear layers
-then follow the epsilon rule with epsilon 0, without a division. The relevance absorbed by biases of layers and by the
-softmax is reported as leaks.
+deviation in a normalisation layer as a constant. Sums and linear layers then follow the epsilon rule with
+epsilon 0, without a division. The relevance absorbed by biases of layers and by the softmax is reported as
+leaks.
 """
 
 from __future__ import annotations

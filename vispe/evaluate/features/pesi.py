@@ -25,8 +25,7 @@ class PESI:
     Attributes:
         undirected_monotonicity: 1 - rank correlation of distance and mean similarity; 2 is best, 0 worst.
         directed_monotonicity: the same score within each of `directions` sectors, averaged; empty sectors
-            count as 1, so
-            only tables of equal grids are comparable.
+            count as 1, so only tables of equal grids are comparable.
         undirected_asymmetry: relative deviation of the similarity among cells at equal distance; 0 is best.
         directions: number of sectors.
     """

@@ -3,8 +3,7 @@
 Each method changes the features of an unmodified model. In addition to the remaining position (held-out R² of the
 linear probe), the effective rank of the features, their cosine similarity to the original features, and the
 number of forward passes per image are reported. These measure the cost: a method that makes all patches equal
-also reduces R² to 0. The baselines follow dino-saw (arXiv
-2603.16840).
+also reduces R² to 0. The baselines follow dino-saw (arXiv 2603.16840).
 
 Memory: the maps of one image, five of them while averaging; one channel curve per image while channels are selected.
 """

@@ -2,10 +2,9 @@
 
 The patches of *one* image are split into a few training patches, on which ridge regression fits a ramp over the grid,
 and test patches. A high R² means that the features encode position linearly; an R² of about 0 or below means
-that they do not.
-Reports lead with R² over the test patches (`r2_heldout`), the unbiased score; published tables show R² over all patches
-(`r2`). Two controls validate the probe: the target `random`, and every target with shuffled patches; neither may be
-predictable.
+that they do not. Reports lead with R² over the test patches (`r2_heldout`), the unbiased score; published
+tables show R² over all patches (`r2`). Two controls validate the probe: the target `random`, and every target
+with shuffled patches; neither may be predictable.
 
 `vispe.evaluate.probe.layer_probe` probes every block, `vispe.evaluate.probe.baselines` debiased features.
 

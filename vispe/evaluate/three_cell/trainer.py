@@ -3,8 +3,8 @@
 An image is a grid of 14 x 14 cells, one token each, so tokens differ only by colour and by the encoding. After the
 blocks of a shallow ViT, a small MLP reads the tokens of the red, green and blue cells. A readout of all
 tokens would have to find three cells among 196, which is unrelated to position and would dominate the
-training time. The six bits are trained with binary cross-entropy, and no
-image is used twice. One recipe is used for all encodings; it takes minutes on one CPU core.
+training time. The six bits are trained with binary cross-entropy, and no image is used twice. One recipe is
+used for all encodings; it takes minutes on one CPU core.
 """
 
 from __future__ import annotations

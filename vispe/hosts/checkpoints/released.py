@@ -1,8 +1,8 @@
 """Conversion of released checkpoints to the parameter names of vispe's encodings.
 
-Entries are renamed by `Encoding.adopt`, which also lets converted models load such files directly. A file
-does not store the encoding and its options. This module infers the encoding from the names of the entries,
-and the options from their shapes.
+Entries are renamed by `Encoding.rename_checkpoint_keys`, which also lets converted models load such files
+directly. A file does not store the encoding and its options. This module infers the encoding from the names
+of the entries, and the options from their shapes.
 """
 
 from __future__ import annotations

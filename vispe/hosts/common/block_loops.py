@@ -78,9 +78,9 @@ def positions_for(
 
     Within ``with vispe.positions_for(...):`` the attention layers of the model use these positions. The
     returned value can also be passed to a block in place of its attention mask. This is required for
-    checkpointed blocks, since the ``with``
-    statement may have ended when they are recomputed, and for graphs compiled with ``fullgraph=True``. Random numbers
-    of encodings in training mode are drawn by this call, so call it once for all blocks that process the same tokens.
+    checkpointed blocks, since the ``with`` statement may have ended when they are recomputed, and for graphs
+    compiled with ``fullgraph=True``. Random numbers of encodings in training mode are drawn by this call, so
+    call it once for all blocks that process the same tokens.
 
     Additive encodings are added by the model's own token embedding (timm: ``_pos_embed``, open_clip: ``_embeds``), not
     by the blocks.

@@ -3,8 +3,8 @@
 timm's ViT classes accept three values of `pos_embed` and fail with an assertion without message for all
 others; `NaFlexVit` accepts different values, and `Eva` has no such argument. Their constructors are patched
 in place, so that the patch is effective for every entry point, and for scripts that imported `create_model`
-earlier. timm's own values are passed on unchanged. For all other classes
-timm's shared builder raises an error with the reason.
+earlier. timm's own values are passed on unchanged. For all other classes timm's shared builder raises an
+error with the reason.
 
 This module is imported together with timm (`vispe.hosts.import_hooks`), possibly while another module of vispe
 imports timm, so the code that converts models is imported only when a model is built.

@@ -1,9 +1,8 @@
 """Isolation of samples packed into one row: attention masks, and errors for layers that cannot isolate samples.
 
 The ordinary position ids of a call separate samples: an id that is not the previous id plus 1 starts a
-sample.
-The host's own masks define causality, bidirectional image blocks and sliding windows; each layer additionally masks
-tokens of other samples, so isolation does not depend on whether the host creates a cache.
+sample. The host's own masks define causality, bidirectional image blocks and sliding windows; each layer
+additionally masks tokens of other samples, so isolation does not depend on whether the host creates a cache.
 """
 
 from __future__ import annotations

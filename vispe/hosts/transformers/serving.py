@@ -137,8 +137,7 @@ def serve_positions(
 
     Args:
         model: a converted model, or the folder of a saved model, of which only the configuration is read. A
-            stock model
-            is served with its own scheme.
+            stock model is served with its own scheme.
         scheme: position scheme that replaces that of the model.
         positions: number of integer coordinates from 0 in the table, an upper bound of prompt plus answer.
         picture: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional

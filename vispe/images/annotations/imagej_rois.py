@@ -222,8 +222,7 @@ def roiset_bytes(
     """Return objects as a RoiSet.zip of ImageJ, named by class and number as in ``pore-12``; see `geojson_text`.
 
     Simply connected objects are written as traced regions, all others as composites. Characters above U+FFFF
-    are replaced by `_` in
-    names, since roifile truncates such names.
+    are replaced by `_` in names, since roifile truncates such names.
 
     Raises:
         MissingExtra: roifile is not installed.

@@ -25,11 +25,10 @@ class CircleRoPE(Scheme):
     """Patches on a circle in a plane normal to (1, 1, 1), all equally far from every text token (arXiv 2505.16416).
 
     The angle of a patch is ``alpha`` times its direction from the centre of the grid, with all directions
-    stretched to a range of 2 pi, plus
-    ``1 - alpha`` times its fraction of 2 pi in raster order. Stretching maps the smallest and the largest direction
-    to the same point, so that with ``alpha=1`` some patches coincide. Frames of a video are consecutive
-    circles. Text continues
-    one step after the largest coordinate, usually a fraction; coordinates of patches may be negative.
+    stretched to a range of 2 pi, plus ``1 - alpha`` times its fraction of 2 pi in raster order. Stretching
+    maps the smallest and the largest direction to the same point, so that with ``alpha=1`` some patches
+    coincide. Frames of a video are consecutive circles. Text continues one step after the largest coordinate,
+    usually a fraction; coordinates of patches may be negative.
 
     The paper uses plain MRoPE in every other layer: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
     assigns schemes to layers for `vispe.convert`.

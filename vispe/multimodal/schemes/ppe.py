@@ -41,8 +41,7 @@ class PPE(MRoPE):
         axes_in_turn: interleave axes over the frequencies as in `mrope_i`, for models with this layout.
 
     Differs from the reference: if k does not divide a section, the parts of that section are as equal as
-    possible;
-    `reference_rotation` reproduces the authors' code.
+    possible; `reference_rotation` reproduces the authors' code.
     """
 
     name: ClassVar[str] = "ppe"

@@ -21,9 +21,8 @@ class TMRoPE(MRoPE):
     """MRoPE with frames at ``floor(frame * seconds * 25)`` (arXiv 2503.20215; Qwen2.5-Omni).
 
     An audio token lasts 40 ms and has one position, like a text token; so describe audio alone as a run of
-    text in a stream.
-    Audio interleaved with a video cannot be described by a stream. Options are those of `MRoPE`; videos with unknown
-    seconds are counted by `stride`.
+    text in a stream. Audio interleaved with a video cannot be described by a stream. Options are those of
+    `MRoPE`; videos with unknown seconds are counted by `stride`.
     """
 
     name: ClassVar[str] = "tmrope"

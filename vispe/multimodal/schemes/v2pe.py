@@ -34,8 +34,7 @@ class V2PE(Scheme):
 
     Args:
         stride: number of positions spanned by a tile, or by a frame of a video: a number, a `Fraction` or a
-            string such as
-            ``'1/3'``. Cached keys are only valid for the same stride.
+            string such as ``'1/3'``. Cached keys are only valid for the same stride.
         per: ``'tile'``, or ``'picture'`` for a span of `stride` over all tiles of an image.
         train_strides: strides from which that of each image is drawn in training; `stride` if None. The
             draws can also be passed: `draws` of `Scheme.coordinates` is then the stride of each block.

@@ -89,8 +89,8 @@ class HoPE(VideoRoPE):
     """VideoRoPE without rotation at the lowest frequencies, with random frame distances in training (arXiv 2505.20444).
 
     Time affects attention only through the diagonal, that is, through rows and columns. The last pairs of
-    channels are not rotated for text either: a language model
-    trained with plain RoPE needs further training. Options are those of `VideoRoPE`, and:
+    channels are not rotated for text either: a language model trained with plain RoPE needs further training.
+    Options are those of `VideoRoPE`, and:
 
     Args:
         scale: counter steps between frames without a draw; below 1 for long videos. With `tokens_per_second`,

@@ -29,12 +29,10 @@ class XDRoPE(Scheme):
 
     Text has its sequence position on all axes. The tokens of an image have (position, column, row, index of the image);
     the position continues through the image; columns and rows start at 0 in every image, independent of the
-    preceding text.
-    Columns include the newline token after every row, so an image of h x w merged patches is ``Image(h, w + 1)``; the
-    tokens before and after an image are text. `newline_images` returns token types and images from processor
-    outputs. Tiles, and frames
-    of a video, count as images; members of a `Parallel` start at the same index. If coordinates are computed
-    with `start`, image indices begin at 0 again.
+    preceding text. Columns include the newline token after every row, so an image of h x w merged patches is
+    ``Image(h, w + 1)``; the tokens before and after an image are text. `newline_images` returns token types
+    and images from processor outputs. Tiles, and frames of a video, count as images; members of a `Parallel`
+    start at the same index. If coordinates are computed with `start`, image indices begin at 0 again.
 
     Args:
         sections: pairs of channels of sequence, column, row and image (`mrope_section`, formerly `xdrope_section`); or
@@ -42,10 +40,9 @@ class XDRoPE(Scheme):
             default; the remainder goes to the sequence.
         layout: channels that an axis rotates. ``'paired'``: sections divide the pairs, as in MRoPE, in vLLM,
             and in the remote code of the first checkpoints. ``'elementwise'``: transformers 5.24.0, whose
-            sections, doubled,
-            divide the channels, so that the two channels of a pair may have different axes. Both layouts
-            rotate text equally. For images, ``'elementwise'`` is not a rotation: norms change, and scores do
-            not depend on distances only.
+            sections, doubled, divide the channels, so that the two channels of a pair may have different
+            axes. Both layouts rotate text equally. For images, ``'elementwise'`` is not a rotation: norms
+            change, and scores do not depend on distances only.
         image_index: image indices restart in each ``'sample'``, or, as in transformers 5.24.0, continue
             through the ``'batch'``; in the second case, the coordinates of a sample depend on the samples
             before it.

@@ -177,8 +177,7 @@ class Stream:
         """Return the attention mask, (b, 1, s, s) bool, True = attend.
 
         Causal; no attention across packed samples; only a shared run itself attends to its tokens; members of
-        a
-        `Parallel` follow its rules. Padding neither attends nor is attended to.
+        a `Parallel` follow its rules. Padding neither attends nor is attended to.
         """
         return self.block_mask() & self.mask[:, None, :, None] & self.mask[:, None, None, :]
 

@@ -3,10 +3,9 @@
 Pixels of one scribble are correlated: a classifier trained on some of them is overconfident on the others. So complete
 scribbles are held out: connected labelled pixels of one class, on one page. The probabilities of held-out
 scribbles show how confident the classifier may be. One parameter, the temperature T, flattens probabilities
-to p^(1/T) (Guo, Pleiss, Sun
-and Weinberger, "On calibration of modern neural networks", ICML 2017). As there are few scribbles, a prior
-holds T near 1 unless the evidence is strong. T is never below 1, since users draw scribbles where classes are
-obvious, which gives little information about boundaries.
+to p^(1/T) (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017). As there
+are few scribbles, a prior holds T near 1 unless the evidence is strong. T is never below 1, since users draw
+scribbles where classes are obvious, which gives little information about boundaries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,9 +90,9 @@ def calibrate(
     Returns:
         JSON-able: 'temperature', 'strokes' (scribbles by class name), 'folds', 'expected_calibration_error'
         on held-out scribbles with equal weight for each class, and 'before', the same error without scaling;
-        'left_out', the 'recall' of
-        held-out pixels by class name and its mean, 'balanced_accuracy'. With fewer than two scribbles of a class
-        the temperature is 1, the errors are None, and 'reason' explains why.
+        'left_out', the 'recall' of held-out pixels by class name and its mean, 'balanced_accuracy'. With
+        fewer than two scribbles of a class the temperature is 1, the errors are None, and 'reason' explains
+        why.
     """
     labelled_classes = np.unique(classes)
     counts = {int(k): len(np.unique(of[classes == k])) for k in labelled_classes}

@@ -3,8 +3,8 @@
 In multi-scale features the pixels near a boundary are intermediate between the phases, and the silhouette nearly
 always favours two clusters. Phases that differ in grey appear as peaks of the histogram, for any number of
 phases. So three or more peaks determine K. With fewer peaks, grey levels alone do not distinguish the phases,
-and the silhouette determines K.
-`eval/segment/cluster_count.py` compares this with the gap statistic and stability; neither beats the silhouette.
+and the silhouette determines K. `eval/segment/cluster_count.py` compares this with the gap statistic and
+stability; neither beats the silhouette.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,13 @@
 """Out-of-distribution check: distance of an image's features from those of the training images.
 
 A classifier assigns every pixel a class, even in an image with another contrast, magnification or material.
-So a model
-stores a summary of the features of its complete training pages, not only of the labelled pixels: `COMPONENTS` principal
-components z of the features, and the covariance of the means of z and |z| over patches of 64 x 64 pixels. The distance
-of an image is the Mahalanobis distance between its means and those of the training pages, divided by the root of the
-number of means. All means are computed from integer sums, so the distance of a page does not depend on
-whether it is read at once or in blocks. The limit is the largest distance of a held-out part times a margin.
-Held-out parts are pages if there are several, otherwise quarters of the only page. Quarters of one page are
-more similar than pages of a series; the margins are calibrated in
+So a model stores a summary of the features of its complete training pages, not only of the labelled pixels:
+`COMPONENTS` principal components z of the features, and the covariance of the means of z and |z| over patches
+of 64 x 64 pixels. The distance of an image is the Mahalanobis distance between its means and those of the
+training pages, divided by the root of the number of means. All means are computed from integer sums, so the
+distance of a page does not depend on whether it is read at once or in blocks. The limit is the largest
+distance of a held-out part times a margin. Held-out parts are pages if there are several, otherwise quarters
+of the only page. Quarters of one page are more similar than pages of a series; the margins are calibrated in
 `eval/results/domain.json`.
 """
 

@@ -2,12 +2,11 @@
 
 For every Gaussian scale six more values per pixel and channel, computed in the volume: the smoothed grey
 level, the gradient magnitude, the three eigenvalues of the Hessian and the local standard deviation. A scale
-of 2 px means 2 px along
-y and x, and the same distance along z: for a slice spacing of 4 px, sigma is half a slice. The features are equivariant
-to rotations by 90° and reflections of the slice, and invariant to a reversal of the stack. As in
-`vispe.segment.features.filters` each region of a slice gets the numbers of the complete slice, borders reflect, and
-pixels without data have no weight. Only the slices within the kernel radius are read, piece by piece, so memory does
-not grow with the stack.
+of 2 px means 2 px along y and x, and the same distance along z: for a slice spacing of 4 px, sigma is half a
+slice. The features are equivariant to rotations by 90° and reflections of the slice, and invariant to a
+reversal of the stack. As in `vispe.segment.features.filters` each region of a slice gets the numbers of the
+complete slice, borders reflect, and pixels without data have no weight. Only the slices within the kernel
+radius are read, piece by piece, so memory does not grow with the stack.
 """
 
 from copy import copy

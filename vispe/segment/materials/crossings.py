@@ -37,8 +37,7 @@ def count_crossings(labels: np.ndarray, n_classes: int) -> Crossings:
 
     Between two pixel centres on a line, the line passes between pairs of pixels. Of each pair, the pixel that
     gives the fewest crossings is used, so that a straight boundary is crossed only once, for any staircase of
-    its pixels. Structures
-    narrower than a step may be missed (3.6 px for the longest).
+    its pixels. Structures narrower than a step may be missed (3.6 px for the longest).
 
     Args:
         labels: (h, w) integers, 1..K; 0 = no data.

@@ -39,8 +39,7 @@ def ood_record(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any
 
     Returns:
         'score': the largest score of the pages, with limit 1; 'differs': whether it exceeds 1; 'pages': the
-        score of each,
-        None for a page without data.
+        score of each, None for a page without data.
     """
     if model.domain is None or any(page_sums is None for page_sums in sums):
         return None

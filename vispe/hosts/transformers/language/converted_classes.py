@@ -325,8 +325,8 @@ class PositionedText:
         Args:
             *args: positional arguments of the stock language model.
             position_ids: positions from the model around it. If the language model is called alone: ordinary
-                ids (b, s) of text; coordinates
-                (axes, b, s); both (1 + axes, b, s); or None for text that starts at 0 or follows cached tokens.
+                ids (b, s) of text; coordinates (axes, b, s); both (1 + axes, b, s); or None for text that
+                starts at 0 or follows cached tokens.
             **kwargs: keyword arguments of the stock language model.
 
         Raises:

@@ -156,8 +156,7 @@ def check_layout(
 
     The layout is (b, axes, s) if ids equal the scheme's coordinates only when transposed; or if the axes of
     text tokens are equal only when transposed. If text tokens are unknown, the axes must also count the
-    tokens. Other ids are treated as
-    (axes, b, s).
+    tokens. Other ids are treated as (axes, b, s).
 
     Args:
         scheme: scheme of the model.

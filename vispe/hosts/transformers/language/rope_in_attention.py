@@ -143,8 +143,7 @@ def reposition(cache: Any, coordinates: Coordinates) -> None:
     """Change the positions of cached tokens, without computing their keys again.
 
     Use it after dropping frames, for another stride, or if a sequence becomes the start of a longer sequence.
-    The cache must have
-    been filled by a model converted with ``late_rotation=True``.
+    The cache must have been filled by a model converted with ``late_rotation=True``.
 
     Args:
         cache: KV cache of the model.

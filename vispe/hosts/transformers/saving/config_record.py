@@ -2,9 +2,8 @@
 
 The configuration of each converted part has an entry ``config.vispe``: the scheme is stored in the model's
 configuration, and the encoding in the nested configuration of the vision tower. It is plain JSON, so
-transformers saves, copies and nests it like
-any other entry. timm's towers in transformers additionally get ``model_args['pos_embed']``, from which timm builds
-them.
+transformers saves, copies and nests it like any other entry. timm's towers in transformers additionally get
+``model_args['pos_embed']``, from which timm builds them.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ def exact(model: nn.Module) -> Iterator[list[Any]]:
     """Context in which the configurations of a model describe exactly the conversions of its parts.
 
     Models built from one configuration share the configuration object, so its entries may belong to another
-    model. At the end of the
-    block, the configurations are restored.
+    model. At the end of the block, the configurations are restored.
 
     Yields:
         The configurations of the converted parts.

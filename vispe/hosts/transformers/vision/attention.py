@@ -1,8 +1,8 @@
 """Attention layers of transformers' vision towers, with a `Context` as an additional argument.
 
 The only difference of each class from its parent is that attention is computed with the encodings of the
-context. Parameters keep
-their names. Without a context, the positions of `vispe.positions_for` are used, or an error is raised.
+context. Parameters keep their names. Without a context, the positions of `vispe.positions_for` are used, or
+an error is raised.
 """
 
 from __future__ import annotations
