@@ -128,7 +128,7 @@ def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row
     """Return the results in a file, [] if it does not exist.
 
     Raises:
-        InputError: it was written with another recipe, or is not a results file.
+        InputError: the file was written with another recipe, or is not a results file.
     """
     if file is None or not Path(file).exists():
         return []

@@ -31,7 +31,8 @@ _ACTIVE: ContextVar[tuple[LoopPositions, ...]] = ContextVar("vispe_positions", d
 class LoopPositions(Context):
     """Positions of the tokens of one forward pass, returned by `positions_for`.
 
-    Use it in a ``with`` statement, or pass it to the blocks as their mask. Only the latter works for blocks that
+    Use it in a ``with`` statement, or pass it to the blocks as their mask. Only passing it as mask works for
+    blocks that
     activation checkpointing recomputes in the backward pass, and for graphs compiled with ``fullgraph=True``.
     """
 
@@ -191,7 +192,8 @@ def _from_loop(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool) ->
 def mask_of_torch(mask: Tensor | None, heads: int) -> Tensor | None:
     """Return a mask of `torch.nn.MultiheadAttention`, (n, n) or (b h, n, n), as an attention mask.
 
-    Boolean masks are inverted: in torch's module True excludes a key, in attention functions it includes one.
+    Boolean masks are inverted: in torch's module True excludes a key, in attention functions True includes a
+    key.
     """
     if mask is None or isinstance(mask, WindowMask):
         return mask

@@ -150,7 +150,7 @@ class Family:
         return []
 
     def after_convert(self, model: Any, old: HostState | None) -> None:
-        """Run library-specific steps after a conversion; `old` is the state of a previous one."""
+        """Run library-specific steps after a conversion; `old` is the state of a previous conversion."""
 
     def before_strip(self, model: Any) -> None:
         """Undo `after_convert` before the encodings are removed."""
@@ -392,7 +392,7 @@ def _planned(
 
 
 def _swappable(model: Any, family: Family) -> bool:
-    """Return whether attention layers can be converted, for encodings that do not require it."""
+    """Return whether attention layers can be converted, for encodings that do not require their conversion."""
     try:
         family.check_inside(model)
         _check_swaps(model, family)

@@ -45,7 +45,7 @@ def annotated(path: Path, content: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def coco_entry(path: Path, content: Mapping[str, object], image: Path | None) -> dict[str, object]:
-    """Return the entry of an image: the one with its name, or with its stem, or the only one.
+    """Return the entry of an image: the entry with its name, or with its stem, or the only entry.
 
     Raises:
         InputError: no entry, or several entries, match.

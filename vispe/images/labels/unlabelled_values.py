@@ -37,7 +37,7 @@ def find_void(
     """Decide whether one of the levels of label images is void (unlabelled).
 
     It is void if the specified class names do not include it, or if the other levels are consecutive class numbers from
-    0 or 1. In masks of 0 and 255, and for grey levels such as 85, 170 and 255, it is a class.
+    0 or 1. In masks of 0 and 255, and for grey levels such as 85, 170 and 255, the largest level is a class.
 
     Args:
         where: the files, for messages.

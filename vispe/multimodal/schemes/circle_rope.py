@@ -41,7 +41,8 @@ class CircleRoPE(Scheme):
         move_to_origin: whether directions are relative to the centre of the grid instead of its first patch.
         relative: whether `radius` is in units of the largest coordinate of the grid (after `move_to_origin`) instead
             of steps.
-        offset: if set, shift each image along (1, 1, 1) by the absolute value of its smallest coordinate plus this.
+        offset: if set, shift each image along (1, 1, 1) by the absolute value of its smallest coordinate plus
+            `offset`.
         stride: counter steps from one frame to the next, on all axes.
         precision: dtype in which the points of an image are computed. The authors' code has float32, which
             changes the points by about one millionth of the radius.

@@ -34,8 +34,8 @@ class PyPE(Scheme):
         rings: maximum number of positions of an image; all tokens inside the last ring share its position.
             The default is the number of rings that fit, ``ceil(min(h, w) / 2)``.
 
-    Not compared with the authors' code: implemented from the paper's description, with frames, tiles and text after an
-    image as above.
+    Not compared with the authors' code: implemented from the paper's description, with frames, tiles and text
+    after an image as described in this docstring.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme

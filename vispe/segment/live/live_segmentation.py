@@ -62,8 +62,8 @@ class Live:
         watch: called with each message for the user.
 
     Raises:
-        OptionError: an unknown name, or an option that is determined by `model`.
-        InputError: a model that does not match the image, or a page that does not exist.
+        OptionError: a name is unknown, or an option is set that `model` determines.
+        InputError: the model does not match the image, or the page does not exist.
 
     Example:
         >>> grey = np.repeat([[50.0, 200.0]], 32, 0).repeat(24, 1)

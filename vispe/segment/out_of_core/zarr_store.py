@@ -23,7 +23,7 @@ OBJECTS = "objects"
 
 
 def page_axes(image: OutOfCoreImage) -> tuple[PageAxis, ...]:
-    """Return the page axes of the result: t, z or both, as in the image; else all of them as z."""
+    """Return the page axes of the result: t, z or both, as in the image; otherwise all page axes combined as z."""
     names = tuple(axis.name for axis in image.page_axes)
     if names in ((), ("t",), ("z",), ("t", "z")):
         return image.page_axes

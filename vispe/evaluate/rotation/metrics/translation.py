@@ -1,7 +1,8 @@
 """Equivariance of features to shifts by integer and fractional patches: cyclic rolls, and windows of a larger image.
 
-A roll by an integer number of patches is exact for a model without a position code. A roll by a fraction of a patch is
-not, because the content of every patch changes: it measures the phase of the patch grid. A roll adds a seam;
+A roll by an integer number of patches is exact for a model without a position code. A roll by a fraction of a
+patch is not exact, because the content of every patch changes; it measures the effect of the phase of the
+patch grid. A roll adds a seam;
 `crop_shift` compares two overlapping windows of a larger image, as in practice. Shifts are undone by the nearest
 integer number of tokens.
 """

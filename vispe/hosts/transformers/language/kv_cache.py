@@ -207,7 +207,7 @@ def text_coordinates(scheme: Scheme, token_index: Tensor, state: SequenceState) 
 
 
 def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates (axes, b, s) of a prompt as a table by token index, for `look_up` of any part of it.
+    """Return the coordinates (axes, b, s) of a prompt as a table by token index, of which `look_up` reads any part.
 
     Returns:
         coordinates (b, axes, s) and, for each row, the first index and their number (b, 2); the batch is the first
@@ -262,7 +262,7 @@ def check_filled_here(cache: Any) -> None:
 def state_of_prefix(
     cache: Any, tokens: Tensor, axes: int, *, late: bool, by_mask: bool
 ) -> SequenceState | None:
-    """Return the state of a cache with virtual tokens of prefix tuning, which are unrotated text; None for others.
+    """Return the state of a cache with virtual tokens of prefix tuning (unrotated text); None for other caches.
 
     Args:
         cache: KV cache of a call, or None.

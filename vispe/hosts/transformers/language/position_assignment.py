@@ -148,7 +148,7 @@ def call_of(model: Any, named: dict[str, Any]) -> Call:
 
 
 def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
-    """Return whether types are those of text without the virtual tokens that prompt tuning puts in front of it."""
+    """Return whether types cover the text only, without the virtual tokens that prompt tuning puts in front."""
     if types is None or embeds is None or torch.compiler.is_compiling():
         return False
     return types.ndim == 2 and types.shape[1] < embeds.shape[1] and not bool(types.any())

@@ -221,7 +221,7 @@ def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
 
 
 def stock_scheme(config: Any) -> Scheme | None:
-    """Return the scheme of a stock model with image grids; None for others."""
+    """Return the scheme of a stock model with image grids; None for other models."""
     family = family_of(config)
     return family.own(config) if family.image_layout in ("grids", "newline_grids") else None
 

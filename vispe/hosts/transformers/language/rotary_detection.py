@@ -119,7 +119,7 @@ def rotaries_of(text: Any) -> dict[str, Rotary]:
     """Return the rotary embedding of each kind of layers of a language model.
 
     Raises:
-        UnsupportedHost: there is none, or it is not supported.
+        UnsupportedHost: the model has no rotary embedding, or it is not supported.
     """
     kinds = sorted(set(kinds_of(text)))
     if kinds == ["scaled", "unscaled"] or hasattr(text, "rotary_emb_unscaled"):
