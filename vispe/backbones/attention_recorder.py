@@ -1,8 +1,9 @@
 """Observation of the attention of every layer during a forward pass, without changing the model.
 
 A pre-hook on each attention layer passes its arguments to vispe's implementation of that kind of layer, which returns
-queries, keys, bias and rotation as one `Call`; maps are computed from it as in the reference backend. The layer itself
-then runs unchanged, so outputs are bit-identical, and the hooks are removed afterwards.
+queries, keys, bias and rotation as one `Call`. Attention maps are computed from the `Call` as in the
+reference backend. The layer itself then runs unchanged, so outputs are bit-identical. The hooks are removed
+afterwards.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ _STOCK = {ours: stock for stock, ours in timm_attention.SWAPS.items()}
 
 @dataclass(frozen=True, eq=False)
 class LayerAttention:
-    """One layer in one forward pass.
+    """Attention of one layer in one forward pass.
 
     Attributes:
         layer: index of the layer, from 0.
         path: name of the module.
-        call: queries and keys (b, h, n, d_h) as passed to vispe's attention, with bias, rotation and masks. A rotary
-            embedding of the model's own is already applied.
+        call: queries and keys (b, h, n, d_h) as passed to vispe's attention, with bias, rotation and masks.
+            The model's own rotary embedding is already applied to them.
         x: input of the layer (b, n, d).
-        grid: grid of the tokens: prefix, then the patches row-major; a text is one row (1, n).
-        rotation: rotation of the patches by a rotary embedding of the model's own; None without.
+        grid: grid of the tokens: prefix tokens, then the patches in row-major order; text is a grid of one
+            row, (1, n).
+        rotation: rotation of the patches by the model's own rotary embedding; None if it has none.
     """
 
     layer: int
@@ -73,7 +75,7 @@ def attention_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
             `vispe.Attention` layers, with or without an encoding of vispe.
 
     Raises:
-        UnsupportedHost: there are no such layers, or one whose maps cannot be computed.
+        UnsupportedHost: the model has no such layers, or the maps of one of them cannot be computed.
     """
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, Attention)]
     tower, start = _tower(model)
@@ -103,17 +105,17 @@ def record_attention(
     on_layer: Callable[[LayerAttention], None],
     go: Callable[[], object] | None = None,
 ) -> None:
-    """Run a model on images and call `on_layer` for every attention layer in turn, while it runs.
+    """Run a model on images, and call `on_layer` for every attention layer during the forward pass.
 
     Args:
-        model: of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
+        model: model of timm, open_clip or transformers, or with `vispe.Attention` layers; in evaluation mode.
         images: (b, 3, H, W) on the model's device; for language models of transformers token ids (b, n).
         on_layer: called with each layer; it should accumulate statistics and not store maps.
         go: function that runs the model on these images, for callers that need its output.
 
     Raises:
         OptionError: the model is in training mode.
-        UnsupportedHost: there are no attention layers, or one whose maps cannot be computed.
+        UnsupportedHost: the model has no attention layers, or the maps of one of them cannot be computed.
         ShapeError: the tokens are not prefix tokens followed by the patches of the image.
 
     >>> import timm
@@ -161,7 +163,7 @@ def attention_map(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tenso
 
 
 def logits_of(call: Call, heads: slice = slice(None)) -> tuple[Tensor, Tensor | None]:
-    """Return the logits of `attention_map` (b, h, n, m), and the mask of fully masked rows; None for none."""
+    """Return the logits of `attention_map` (b, h, n, m), and the mask of fully masked rows, None without such rows."""
     with no_autocast(call.q.device):
         q, k, _ = call.transformed()
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -184,7 +186,7 @@ def prefix_names(model: nn.Module, prefix: int) -> tuple[str, ...]:
 
 
 class _Recorder(Context):
-    """A context that records the calls of attention instead of computing them."""
+    """Context that records attention calls instead of computing attention."""
 
     __slots__ = ("calls",)
 
@@ -355,7 +357,7 @@ def _stock(module: nn.Module) -> type[nn.Module]:
 
 
 def _swap(kind: type[nn.Module]) -> type[nn.Module] | None:
-    """Return vispe's class for a stock class of attention layers; None where there is none."""
+    """Return vispe's class for a stock class of attention layers; None if there is none."""
     if kind in timm_attention.SWAPS:
         return timm_attention.SWAPS[kind]
     from vispe.hosts.open_clip.attention import SWAPS
@@ -364,7 +366,7 @@ def _swap(kind: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def _unreadable(module: nn.Module) -> str | None:
-    """Return the reason why the maps of an attention layer cannot be computed; None where they can."""
+    """Return the reason why the maps of an attention layer cannot be computed; None if they can."""
     if isinstance(module, Attention):
         return None
     kind = _stock(module)

@@ -50,9 +50,9 @@ def batches(images: Iterable[Tensor], batch_size: int = 1) -> Iterator[Tensor]:
         batch_size: maximum number of images in a batch.
 
     Raises:
-        InputError: no images, or values that are not finite.
+        InputError: there are no images, or an image has values that are not finite.
         ShapeError: an image is not (c, H, W).
-        OptionError: a batch size below 1.
+        OptionError: `batch_size` is below 1.
 
     >>> [len(batch) for batch in batches(torch.zeros(5, 3, 8, 8), batch_size=2)]
     [2, 2, 1]
@@ -101,7 +101,7 @@ def labels_of(s: Segmenter, image: Tensor) -> np.ndarray:
     """Return the labels (H, W) int64 of one image.
 
     Raises:
-        ShapeError: the labels have another size than the image.
+        ShapeError: the size of the labels differs from that of the image.
         InputError: the labels are not non-negative integers.
     """
     with torch.no_grad():
@@ -128,7 +128,7 @@ def patch_of(f: object, patch: int | None) -> int:
     """Return the patch size in pixels: `patch`, or `f.patch` by default.
 
     Raises:
-        OptionError: there is none, or it is below 1.
+        OptionError: neither `patch` nor `f.patch` is set, or the patch size is below 1.
     """
     patch = getattr(f, "patch", None) if patch is None else patch
     if patch is None or patch < 1:

@@ -47,9 +47,9 @@ def find_weights(model: str, weights: str | None) -> Checkpoint:
     """Locate a model and its weights, on disk or else by download.
 
     Args:
-        model: a name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
-        weights: a pretrained tag of open_clip, a checkpoint file, `'random'`, or None for the tag of this model that is
-            on disk.
+        model: a model name of open_clip, ``'local-dir:FOLDER'`` or ``'hf-hub:OWNER/NAME'``.
+        weights: a pretrained tag of open_clip, a checkpoint file, `'random'`, or None for the tag of this
+            model on disk.
 
     Raises:
         UnknownName: open_clip has no such model, or the model no such tag.
@@ -109,7 +109,7 @@ def on_disk() -> list[str]:
 
 
 def _tag_on_disk(config: dict[str, Any]) -> Path | None:
-    """Return the file of a pretrained tag on disk; None where there is none."""
+    """Return the file of a pretrained tag on disk; None if there is none."""
     repo, _, file = config.get("hf_hub", "").rpartition("/")
     path = cached(repo, *(with_safe(file) if file else _FILES[:2])) if repo else None
     folder = Path(os.path.expanduser("~/.cache/clip"))  # noqa: PTH111 - never raises
@@ -145,7 +145,7 @@ def _check_card(card: Path) -> None:
 
 
 def _in_folder(folder: Path, weights: str | None) -> Path:
-    """Return the one checkpoint of a folder."""
+    """Return the only checkpoint in a folder."""
     if weights is not None:
         raise InputError(f"weights must be a checkpoint file, got {weights}.")
     known = [folder / file for file in _FILES if (folder / file).is_file()]
@@ -181,7 +181,7 @@ def build(checkpoint: Checkpoint, *, load: bool = True, **options: Any) -> nn.Mo
 
     Args:
         checkpoint: location of the weights.
-        load: load the weights; else call `load_checkpoint` later.
+        load: whether to load the weights; if false, call `load_checkpoint` later.
         options: further arguments of `open_clip.create_model`.
 
     Raises:
@@ -210,7 +210,7 @@ def load_checkpoint(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load weights strictly, without executing code from the file.
 
     Raises:
-        InputError: they do not match the model.
+        InputError: the weights do not match the model.
     """
     try:
         open_clip.load_checkpoint(model, str(checkpoint.path), strict=True, weights_only=True)

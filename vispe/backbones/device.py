@@ -14,7 +14,7 @@ def choose_device(device: str) -> str:
     """Resolve `'auto'` to `'cuda'` or `'cpu'`, and check any other name.
 
     Raises:
-        OptionError: not a device of this machine.
+        OptionError: the name is not that of a device of this machine.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

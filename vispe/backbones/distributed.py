@@ -1,7 +1,8 @@
-"""Data-parallel processes: rank, part of the work, device, and gathering of results.
+"""Data-parallel processes: rank, share of the work, device, and gathering of results.
 
 Processes are started by `torchrun` or `accelerate launch`, on one machine or several. Measurements are split into
-consecutive parts and gathered; a training sums gradients, and its processes are connected through accelerate.
+consecutive parts and gathered. In training, gradients are summed, and processes are connected through
+accelerate.
 """
 
 from __future__ import annotations
@@ -48,25 +49,25 @@ class Processes:
 
     @classmethod
     def started(cls) -> Processes:
-        """Return the process started by `torchrun`, connected to the others; a single one without `torchrun`."""
+        """Return this process, connected to the others of `torchrun`; a single process without `torchrun`."""
         if (count := _world()) == 1:
             return cls()
         if not dist.is_initialized():
-            # nothing is sent until all parts are done, which may differ by hours
+            # processes exchange nothing until all parts are done, and may finish hours apart from each other
             dist.init_process_group("gloo", timeout=timedelta(days=30))
         return cls(dist.get_rank(), count)
 
     @classmethod
     def training(cls, device: str = "auto", amp: str = "no") -> Processes:
-        """Return this process of a training, connected to the others.
+        """Return this training process, connected to the others.
 
         Args:
-            device: 'auto', 'cpu', 'cuda' ...; with several processes 'auto' or 'cpu'.
-            amp: precision of the training, which a launcher must not contradict.
+            device: 'auto', 'cpu', 'cuda' ...; with several processes only 'auto' or 'cpu'.
+            amp: precision of the training; the launcher must not set another one.
 
         Raises:
             OptionError: the device is not available, or the launcher sets options that the training sets itself.
-            MissingExtra: several processes without accelerate.
+            MissingExtra: there are several processes, and accelerate is not installed.
         """
         precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if precision not in ("no", amp):
@@ -131,7 +132,7 @@ class Processes:
         Args:
             run: seed of the training.
             step: number of previous updates.
-            purpose: `MODEL` or `POSITIONS`, which have separate random numbers.
+            purpose: `MODEL` or `POSITIONS`, which have separate streams of random numbers.
         """
         entropy = np.random.SeedSequence([run, purpose, step, self.rank])
         return int(entropy.generate_state(1, np.uint64)[0] >> 1)

@@ -24,8 +24,8 @@ _COMMAND: ContextVar[tuple[str, ...] | None] = ContextVar("trusted_words", defau
 def downloads(allowed: bool) -> Iterator[None]:
     """Allow or forbid downloads inside; if forbidden, only files on disk are used, without checks for newer versions.
 
-    A foreign model file, card or recipe must not make vispe contact a server by itself. An inner context cannot allow
-    what an outer one forbids.
+    A foreign model file, card or recipe must not make vispe contact a server without permission. An inner
+    context cannot allow downloads that an outer context forbids.
     """
     if allowed:
         yield
@@ -43,7 +43,7 @@ def downloads(allowed: bool) -> Iterator[None]:
 
 @contextmanager
 def downloads_granted(by_command: bool) -> Iterator[None]:
-    """Set whether the command line allows foreign files to download what they name."""
+    """Set whether the command line allows downloads that foreign files request."""
     token = _GRANTED.set(by_command)
     try:
         yield
@@ -53,7 +53,7 @@ def downloads_granted(by_command: bool) -> Iterator[None]:
 
 @contextmanager
 def named_by_file(allow_download: bool = False) -> Iterator[None]:
-    """Build what a model file or card names; downloads need the permission of the caller or the command line."""
+    """Context in which a model file or card is built; downloads need permission of the caller or the command line."""
     with downloads(allow_download or _GRANTED.get()):
         yield
 
@@ -62,7 +62,7 @@ def named_by_file(allow_download: bool = False) -> Iterator[None]:
 def code_named_by(words: Sequence[str] | None) -> Iterator[None]:
     """Restrict Python code to names in the arguments of a command line; None, the default, allows all code.
 
-    A foreign recipe must not run a Python file or module by itself.
+    A foreign recipe must not run a Python file or module without permission.
     """
     token = _COMMAND.set(None if words is None else tuple(words))
     try:
@@ -78,7 +78,7 @@ def check_code(text: str) -> None:
         text: the name of a callable, such as 'file.py:name'.
 
     Raises:
-        InputError: it comes from a recipe, not from the command line.
+        InputError: the name comes from a recipe, not from the command line.
     """
     words = _COMMAND.get()
     if words is not None and not any(text == word or word.endswith(f"={text}") for word in words):
@@ -95,7 +95,7 @@ def check_download(what: str) -> None:
         what: subject and verb of the message: "the weights of X are".
 
     Raises:
-        InputError: a foreign file requests it, and neither caller nor command line allows it.
+        InputError: a foreign file requests the download, and neither caller nor command line allows it.
     """
     if not _ALLOWED.get():
         raise InputError(
@@ -105,7 +105,7 @@ def check_download(what: str) -> None:
 
 
 def cached(repo: str, *files: str) -> Path | None:
-    """Return the first of some files of a Hugging Face repository in the cache on disk; None where there is none."""
+    """Return the first of some files of a Hugging Face repository in the cache on disk; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     paths = (try_to_load_from_cache(repo, file) for file in files)
@@ -113,7 +113,7 @@ def cached(repo: str, *files: str) -> Path | None:
 
 
 def with_safe(file: str) -> tuple[str, str]:
-    """Return the file names of a checkpoint in a hub: as safetensors, which takes precedence, and as named.
+    """Return file names of a checkpoint on a hub: first that of its safetensors version, then the name itself.
 
     >>> with_safe("open_clip_pytorch_model.bin")
     ('open_clip_model.safetensors', 'open_clip_pytorch_model.bin')
@@ -122,13 +122,13 @@ def with_safe(file: str) -> tuple[str, str]:
 
 
 def downloaded(url: str | None, folder: Path) -> Path | None:
-    """Return the file of a URL in a folder of downloads; None where there is none."""
+    """Return the downloaded file of a URL in a folder; None if it does not exist."""
     path = folder / Path(url or "").name
     return path if url and path.is_file() else None
 
 
 def check_reach(what: str, on_disk: Callable[[], Sequence[str]]) -> None:
-    """Raise `InputError` where something is not on disk and cannot be downloaded.
+    """Raise `InputError` if something is not on disk and cannot be downloaded.
 
     Args:
         what: subject and verb of the message: "the weights of X are".
@@ -157,7 +157,7 @@ def unreachable(address: str) -> str | None:
             urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE).close()
             reasons.clear()
         except urllib.error.HTTPError:
-            reasons.clear()  # an error status is an answer
+            reasons.clear()  # the hub is reachable even if it answers with an error status
         except OSError as error:
             reasons[0] = str(getattr(error, "reason", error))
 

@@ -19,10 +19,11 @@ def image_tower(model: nn.Module) -> nn.Module:
 def final_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the final, normalised patch features (b, d, h, w) and class tokens (b, d), with gradients.
 
-    The mode of the model, training or evaluation, is not changed. Class tokens are None where there are none.
+    The mode of the model, training or evaluation, is not changed. Class tokens are None for models without
+    them.
 
     Args:
-        model: of timm, or an image tower of open_clip, converted or not.
+        model: model of timm, or an image tower of open_clip, converted or not.
         images: normalised, (b, 3, H, W), sides multiples of the patch size.
 
     Raises:
@@ -47,11 +48,11 @@ def intermediates(
     """Return the maps (b, d, h, w) after some blocks.
 
     Args:
-        model: of timm, or an image tower of open_clip.
+        model: model of timm, or an image tower of open_clip.
         images: normalised, (b, 3, H, W).
-        indices: indices of the blocks, or the number of last blocks.
+        indices: indices of the blocks, or an integer for this number of last blocks.
         norm: apply the final norm to each map.
-        prefix: return pairs of a map and the prefix tokens, where there are any.
+        prefix: return pairs of a map and the prefix tokens, for models with prefix tokens.
     """
     options: dict[str, Any] = {"indices": indices, "output_fmt": "NCHW", "intermediates_only": True}
     if not _of_open_clip(model):
@@ -73,7 +74,7 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Return the blocks of a vision transformer.
 
     Raises:
-        UnsupportedHost: there are none, or the model returns no feature maps.
+        UnsupportedHost: the model has no blocks, or returns no feature maps.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None:
@@ -89,8 +90,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
 def patch_projection(model: nn.Module, *, overlapping: bool = False) -> nn.Conv2d | None:
     """Return the convolution that embeds the patches of a transformer, or None.
 
-    It is `patch_embed.proj` (timm) or `conv1` (open_clip), the first layer, with stride = kernel; with `overlapping`
-    also one whose stride was reduced by `vispe.backbones.overlap`.
+    The convolution is the first layer, `patch_embed.proj` (timm) or `conv1` (open_clip), and its stride
+    equals its kernel size; with `overlapping`, a stride reduced by `vispe.backbones.overlap` is accepted too.
 
     >>> import timm
     >>> patch_projection(timm.create_model("test_vit"))

@@ -30,7 +30,8 @@ def load_model(
     Args:
         name: a timm model, `local-dir:FOLDER` or `hf-hub:OWNER/NAME`; or `open_clip:MODEL` or `open_clip:MODEL/TAG`.
         pos_embed: positional encoding that replaces the model's own.
-        weights: checkpoint file, or 'random'; default: the pretrained weights, for open_clip models those of the tag.
+        weights: checkpoint file, or 'random'; default: the pretrained weights; for open_clip models, the
+            weights of the tag.
         img_size: image size in pixels.
         any_size: let a timm model accept images of any size, if its class supports it.
         options: further arguments of `timm.create_model`.
@@ -39,7 +40,8 @@ def load_model(
     Raises:
         UnknownName: there is no such model.
         InputError: weights are missing, cannot be downloaded or do not match the model.
-        OptionError: the model does not support the image size; an open_clip model with no or two sources of weights.
+        OptionError: the model does not support the image size, or an open_clip model has no source of
+            weights, or two.
 
     >>> type(load_model("test_vit", weights="random")).__name__
     'VisionTransformer'
@@ -69,7 +71,8 @@ def load_clip(
         weights: checkpoint file, or 'random'; required without a tag.
         img_size: image size in pixels.
         seed: seed of random weights.
-        load: load the weights; else the model is random, and the tag determines only the preprocessing.
+        load: whether to load the weights; if false, weights are random, and the tag determines only the
+            preprocessing.
 
     Raises:
         UnknownName: open_clip has no such model, or the model no such tag.
@@ -115,7 +118,7 @@ def tokenizer_of(name: str) -> Any:
     """Return the tokenizer of an open_clip model, MODEL or MODEL/TAG.
 
     Raises:
-        UnsupportedHost: it cannot be loaded, for example because a download fails.
+        UnsupportedHost: the tokenizer cannot be loaded, for example because a download fails.
     """
     import open_clip
 

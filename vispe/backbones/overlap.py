@@ -15,16 +15,17 @@ def overlap(model: nn.Module, stride: int) -> None:
     """Change the stride of the patch embedding in place, so that patches overlap; weights are not changed.
 
     An image (H, W) then has (H - patch) / stride + 1 tokens per side, token i centred at i * stride + patch / 2 pixels.
-    All tokens attend to each other with their true distances: for encodings of vispe the spacing is stride / patch,
-    and the model's own absolute table is resampled at the positions of the tokens.
+    Encodings use the true distances of tokens: encodings of vispe have a token spacing of stride / patch, and
+    the model's own absolute table is resampled at the token positions.
 
     Args:
         model: a plain ViT of timm or a tower of open_clip, or one converted by vispe, for images of any size.
-        stride: pixels between tokens, a divisor of the patch size; the patch size itself changes nothing.
+        stride: pixels between tokens, a divisor of the patch size; a stride equal to the patch size changes
+            nothing.
 
     Raises:
         OptionError: the stride does not divide the patch size.
-        UnsupportedHost: vispe cannot convert the model, or it has a rotary embedding of its own.
+        UnsupportedHost: vispe cannot convert the model, or the model has its own rotary embedding.
         UnsupportedCombination: the encoding does not depend on the spacing of tokens.
 
     >>> import timm, torch
@@ -60,7 +61,7 @@ def overlap(model: nn.Module, stride: int) -> None:
 
 
 def _check_encodings(tower: nn.Module, stride: int) -> None:
-    """Raise `UnsupportedCombination` where an encoding does not depend on the spacing of tokens."""
+    """Raise `UnsupportedCombination` if an encoding does not depend on the spacing of tokens."""
     attention = next((m for _, _, m in tower.vispe_attentions()), None)
     heads = getattr(attention, "num_heads", 1)
     dim = patch_projection(tower).out_channels

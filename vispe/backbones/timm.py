@@ -34,7 +34,7 @@ def load_backbone(
         weights: `None` for the pretrained weights, from disk or else downloaded; `random` for a seeded random
             initialisation; else a checkpoint file, in the layout of timm or of the authors.
         img_size: image size in pixels, for models that are built for one size.
-        any_size: build it for images of any size, if its class supports this (`dynamic_img_size`).
+        any_size: build the model for images of any size, if its class supports this (`dynamic_img_size`).
         options: further arguments of `timm.create_model`.
         seed: seed of the random initialisation, including new parameters of `pos_embed`.
 
@@ -87,10 +87,10 @@ def _check_name(name: str) -> None:
 
 
 def _located(name: str, weights: str | None) -> str | None:
-    """Return the source of the weights: `weights`, or the file on disk; None where timm downloads them.
+    """Return the source of the weights: `weights`, or the file on disk; None if timm downloads them.
 
     Raises:
-        InputError: there are no pretrained weights, or they are not on disk and cannot be downloaded.
+        InputError: the model has no pretrained weights, or they are not on disk and cannot be downloaded.
     """
     what = f"the pretrained weights of {name} are"
     scheme, _, repo = name.partition(":")
@@ -114,7 +114,7 @@ def _located(name: str, weights: str | None) -> str | None:
 
 
 def weights_on_disk(name: str) -> Path | None:
-    """Return the file on disk with the pretrained weights of a timm model; None where there is none."""
+    """Return the file on disk with the pretrained weights of a timm model; None if there is none."""
     config = timm.get_pretrained_cfg(name)
     if config is None:
         return None
@@ -145,7 +145,7 @@ def patch_features(model: nn.Module, images: Tensor) -> Tensor:
     Class and register tokens are not included.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         images: normalised, (b, 3, H, W).
 
     Raises:

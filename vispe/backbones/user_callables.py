@@ -20,7 +20,7 @@ from vispe.symmetry.d4 import D4
 
 
 class D4Segmenter:
-    """A segmenter by class probabilities averaged over the eight poses of a square.
+    """Segmenter that averages class probabilities over the eight poses of a square.
 
     Args:
         probabilities: image (c, H, W) -> class probabilities (K, H, W).
@@ -53,7 +53,7 @@ def named_callable(text: str, source: str, name: str) -> Callable[..., Any]:
         name: name of the callable in the module.
 
     Raises:
-        InputError: it cannot be imported, or is a class or not callable.
+        InputError: the object cannot be imported, is a class, or is not callable.
         UnknownName: the module has no such name.
 
     >>> named_callable("math:floor", "math", "floor")(2.5)

@@ -25,17 +25,18 @@ from vispe.symmetry.d4 import Element
 class VisionModel:
     """The patch features of a model: normalised images (b, 3, H, W) -> maps (b, d, h, w).
 
-    Supported is every model with `forward_intermediates`: timm's, open_clip's image towers, and both converted by
-    vispe. Class and register tokens are not included. Gradients are computed as usual.
+    Every model with `forward_intermediates` is supported: models of timm and image towers of open_clip,
+    converted by vispe or not. Class and register tokens are not included. Gradients are computed as usual.
 
     Args:
-        model: in evaluation mode; the image tower is used of open_clip models.
+        model: model in evaluation mode; of an open_clip model, the image tower is used.
         layer: index of the block whose output is returned; negative from the end. Outputs of several blocks are
             concatenated along the channels.
         norm: apply the model's final norm.
         mean: channel means of images in [0, 1], (3, 1, 1); default: those of the model's training.
-        std: channel standard deviations, (3, 1, 1), likewise.
-        exact: whether only images of the model's size are accepted; default: determined from its class.
+        std: channel standard deviations, (3, 1, 1); default as for `mean`.
+        exact: whether only images of the model's size are accepted; default: determined from the model's
+            class.
         stride: pixels between tokens, for overlapping patches; the model is changed as by `overlap`.
 
     Attributes:
@@ -45,8 +46,8 @@ class VisionModel:
 
     Raises:
         UnsupportedHost: the model returns no feature maps.
-        OptionError: the model is in training mode; a block that does not exist, or is named twice; a stride that does
-            not divide the patch, or for a model of one image size.
+        OptionError: the model is in training mode; a block does not exist or is repeated; the stride does not
+            divide the patch size, or is set for a model of one image size.
 
     Example:
         >>> import timm
@@ -139,8 +140,9 @@ class VisionModel:
     def permuted(self, images: Tensor, g: Element) -> Tensor:
         """Return the maps for tokens that are transformed by `g` after the patch embedding.
 
-        The patches are embedded without transformation, then the grid of tokens is transformed, so the patch kernel has
-        no effect on the result; encodings and all later layers process the transformed image.
+        The patches of the untransformed image are embedded, and then the grid of tokens is transformed. So
+        any asymmetry of the patch kernel has no effect on the result, while encodings and all later layers
+        process the transformed image.
 
         Args:
             images: (b, 3, H, W).
@@ -234,7 +236,8 @@ def reinitialized_copy(model: nn.Module, seed: int = 0) -> tuple[nn.Module, Sequ
     """Return a reinitialised copy of a model, the control for effects of training.
 
     Untrained transformers are not invariant either. Every module is reinitialised by its own `reset_parameters`, then
-    a timm model by its `init_weights`; embeddings and tokens of the model itself are drawn from timm's normal(0, 0.02).
+    a timm model by its `init_weights`; embeddings and tokens that the model itself owns are drawn from
+    normal(0, 0.02), as in timm.
 
     Args:
         model: the model; not changed.

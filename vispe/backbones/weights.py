@@ -1,8 +1,8 @@
 """Loading of weight files into timm models, in timm's layout or that of the authors, for all commands.
 
 The contents of a file are unwrapped (`state_dict`, `teacher`, prefixes of wrappers), converted by timm's filter for the
-architecture, which renames and resamples, and loaded strictly, except for the classifier, which features do not need.
-No code in a file is executed.
+architecture, which renames and resamples, and loaded strictly, except for the classifier, which has no effect
+on features. No code in a file is executed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def built_with(file: str | Path, name: str, make: Callable[[], nn.Module]) -> nn
     with recorded_recipes() as recipes:
         model = make()
     try:
-        if path.suffix in (".npz", ".npy"):  # JAX weights of the authors, loaded by the model itself
+        if path.suffix in (".npz", ".npy"):  # JAX weights of the authors
             timm.models.load_checkpoint(model, str(path))
         else:
             _load(model, path, next((r for built, r in recipes if built is model), Recipe(None, True)))
@@ -130,9 +130,9 @@ def _unwrapped(content: Any, expected: set[str]) -> dict[str, Any]:
 
 
 def _prefix(names: list[str], expected: set[str]) -> str:
-    """Return the prefix of the names of the model in a checkpoint; '' where most names have none.
+    """Return the common prefix of the model's names in a checkpoint; '' if most names have no prefix.
 
-    Of several models in one file, the teacher or EMA model is used, or the first.
+    If a file contains several models, the teacher or EMA model is used, otherwise the first.
     """
     counts: dict[str, int] = {}
     for name in names:

@@ -44,10 +44,10 @@ class EvaluatedModel:
         normalize: mode of `vispe.images.normalize.normalize`.
         clip: percentiles of the normalisation.
         patch: patch size in pixels; None if unknown.
-        size: input size in pixels; None if the model has none.
+        size: input size in pixels; None if the model has no fixed input size.
         exact: whether only images of that size are accepted.
-        names: of the classes; None if unknown.
-        whole: the text-aligned model of which this is the image tower, if there is one.
+        names: names of the classes; None if unknown.
+        whole: the text-aligned model that contains this image tower; None without one.
         reader: called without arguments, returns the tokenizer (open_clip) or the processor (transformers) of `whole`.
     """
 
@@ -70,7 +70,7 @@ class EvaluatedModel:
         """Normalise an image (H, W, c) in [0, 1] for the model, (channels, H, W); grey images are repeated.
 
         Raises:
-            ShapeError: the image has another number of channels.
+            ShapeError: the number of channels of the image is not that of the model.
         """
         if page.ndim != 3 or page.shape[2] not in (1, self.channels):
             raise ShapeError(
@@ -124,16 +124,16 @@ def load_evaluated_model(
 
     Args:
         text: a timm model; `open_clip:MODEL` or `open_clip:MODEL/TAG`; `hf:FOLDER` or `hf:OWNER/NAME`, a
-            vision model of transformers or one with an image tower; the folder of a finished `vispe retrofit`; a
-            model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name` or
-            `folder/file.py:name`.
+            vision model of transformers, or a model with an image tower; the folder of a finished `vispe
+            retrofit`; a model file of `vispe segment` (`.vispe`); or a Python callable, `package.module:name`
+            or `folder/file.py:name`.
         pos_embed: positional encoding that replaces that of the model.
         weights: checkpoint file or 'random'; the pretrained weights by default.
         img_size: input size in pixels.
         d4: average features, or probabilities of a segmenter, over the eight poses of D4.
         symmetric: average the patch kernel of the model over D4.
         layer: index of the block whose features are used, negative from the end; the last by default.
-        seed: of random weights.
+        seed: seed of random weights.
         device: 'auto', 'cpu', 'cuda', 'cuda:1' ...; ignored for callables.
         patch: patch size in pixels, for callables without an attribute `patch`.
         kind: type of a callable: 'features', images (b, 3, H, W) in [0, 1] -> maps (b, d, h, w), the default; or

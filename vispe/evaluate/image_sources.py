@@ -43,7 +43,7 @@ class ImageSources:
     Attributes:
         images: tensors (c, H, W).
         truths: label maps (H, W) of each image, or None.
-        names: of the images.
+        names: names of the images.
         class_names: or None if unknown.
         n_classes: K, or None if unknown.
         notes: remarks, appended while images are read.
@@ -74,9 +74,9 @@ def load_sources(
         paths: image files.
         masks: their masks, matched by name or otherwise by order.
         zero: whether 0 in a mask is the first 'class', or ignored ('ignore').
-        names: of the classes.
+        names: names of the classes.
         textures: number of additional synthetic images.
-        seed: of the synthetic images.
+        seed: random seed of the synthetic images.
 
     Raises:
         InputError: masks do not match the images.

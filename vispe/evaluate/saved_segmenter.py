@@ -23,7 +23,7 @@ class SavedSegmenter:
         device: 'auto', 'cpu', 'cuda' ...
 
     Attributes:
-        names: of the classes 1 to K.
+        names: names of the classes 1 to K.
         n_classes: K.
         normalize: mode of `vispe.images.normalize.normalize`.
         clip: percentiles of the normalisation.

@@ -23,8 +23,8 @@ class AttentionPath(NamedTuple):
     Attributes:
         layer: name of the module.
         backend: a backend of `vispe.attention`, or the model's own attention.
-        reason: why this backend is used.
-        refused: for each other backend, why it is not used.
+        reason: reason why this backend is used.
+        refused: for each other backend, the reason why it is not used.
     """
 
     layer: str
@@ -101,7 +101,7 @@ def attention_paths(model: nn.Module, *inputs: Any) -> list[AttentionPath]:
 
 @contextmanager
 def _attention_replaced(function: Any) -> Iterator[None]:
-    """Let the layers call `function` for attention."""
+    """Replace the attention function of the layers by `function` inside the context."""
     original = attention_layer.attention
     attention_layer.attention = function
     try:

@@ -27,9 +27,9 @@ def convert(
 
     Weights keep their names, so stock checkpoints load strictly before or after. The spec names all position
     information of the converted model: its own absolute table and its own rotary embedding (of Eva and NaFlexVit) are
-    detached until `restore`, so ``'none'`` removes all, unless `keep_abs` or `keep_rope` is set. A converted model can
-    be converted again. A `UserWarning` is issued where `rope_axial` has less than half the temperature that the grid
-    needs; `describe` reports any temperature that is too small.
+    detached until `restore`. So ``'none'`` removes all position information, unless `keep_abs` or `keep_rope`
+    is set. A converted model can be converted again. A `UserWarning` is issued where `rope_axial` has less
+    than half the temperature that the grid needs; `describe` reports any temperature that is too small.
 
     Example:
         >>> import timm
@@ -41,24 +41,24 @@ def convert(
         model: a timm `VisionTransformer` (DeiT distilled included), `Eva` or `NaFlexVit`; or a model of open_clip or
             its `visual`, whose image tower is converted; or a vision-language model of transformers (Qwen2-VL,
             Qwen2.5-VL, Qwen3-VL, LLaVA, LLaVA-OneVision, InternVL), where a position scheme goes into the language
-            model and an encoding into the vision tower; or a vision model of transformers, with or without a head
-            (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, SAM; VideoMAE and
-            V-JEPA 2, with encodings of three axes); or timm's SAM and Swin, or torchvision's ViT and Swin, where each
-            attention layer gets an encoding of its window.
-            `torch.nn.DataParallel` and timm's ``features_only`` models are unwrapped; wrappers that have already
-            registered parameters or compiled code are rejected.
+            model and an encoding into the vision tower; or a vision model of transformers, with or without
+            head (ViT, DeiT, ViTMSN, ViTMAE, I-JEPA, Pixio, BEiT, DINOv2, DINOv3, CLIP, SigLIP, SigLIP 2, SAM;
+            VideoMAE and V-JEPA 2, with encodings of three axes); or timm's SAM and Swin, or torchvision's ViT
+            and Swin, where each attention layer gets an encoding of its window. `torch.nn.DataParallel` and
+            timm's ``features_only`` models are unwrapped; wrappers that have already registered parameters or
+            compiled code are rejected.
         spec: name and options of an encoding or a position scheme, as text, dict or `Encoding` instance, or position
             schemes per layer (`vispe.multimodal.alternating`). A sum may name the model's own position information:
-            ``learn`` is equivalent to `keep_abs`, ``rope`` to `keep_rope`, and either may be used alone. Weights of an
-            `Encoding` are copied, into every layer where each layer has its own. Without a spec, a model of
-            transformers is converted to what its configuration names; weights of an encoding are loaded by
-            `vispe.from_pretrained` only.
+            ``learn`` is equivalent to `keep_abs`, ``rope`` to `keep_rope`, and either may be used alone.
+            Weights of an `Encoding` are copied, into every layer if each layer has its own encoding. Without
+            a spec, a model of transformers is converted to the encoding or scheme named by its configuration;
+            only `vispe.from_pretrained` loads weights of an encoding.
         keep_abs: keep the model's own absolute table in addition to the encoding.
         keep_rope: keep the model's own rotary embedding in addition to the encoding.
         **options: options of the encoding or the scheme; for a scheme also ``late_rotation=True``, which rotates
             queries and keys inside the attention and caches keys without positions; ``parallel='graph_kv'`` or
-            ``'pine'``, with which adjacent images have no order; and ``self_extend=(group, window)``, with which tokens
-            beyond the window are counted in groups.
+            ``'pine'``, which makes adjacent images unordered; and ``self_extend=(group, window)``, which
+            counts tokens beyond the window in groups.
 
     Returns:
         the same model.
@@ -113,8 +113,8 @@ def _convert_named(model: nn.Module, options: dict[str, Any]) -> None:
 def restore(model: M) -> M:
     """Restore the original classes, absolute table and rotary embedding of a converted model, in place.
 
-    Outputs equal those before the conversion, bit for bit, if no weight has changed; weights trained since are
-    preserved.
+    Outputs are bitwise equal to those before the conversion if no weight has changed; weights trained after
+    the conversion are preserved.
 
     Example:
         >>> import timm

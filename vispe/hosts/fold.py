@@ -47,7 +47,7 @@ SUPPORTED = {
 }
 DECOMPOSED = ("use_rel_pos", "use_relative_position_embeddings")  # biases that read queries, where in use
 NORMS = ("q_norm", "k_norm", "ln_q", "ln_k")
-GATED = {"cable", "distance_bank", "fox", "pape"}  # they read the input of attention, not queries and keys
+GATED = {"cable", "distance_bank", "fox", "pape"}  # read the input of attention, not queries and keys
 
 
 class _Rows(NamedTuple):
@@ -78,8 +78,8 @@ def fold(model: M) -> M:
 
     Raises:
         OptionError: no encoding has a learned basis.
-        UnsupportedCombination: queries and keys are normalised between the projection and the basis, another encoding
-            reads them, or key heads are shared by query heads.
+        UnsupportedCombination: queries and keys are normalised between the projection and the basis, another
+            encoding reads queries or keys, or query heads share key heads.
         UnsupportedHost: the projections of a layer are not plain linear layers.
     """
     wrapper, model = model, unwrap(model, "fold")
@@ -165,7 +165,7 @@ def _rows(path: str, layer: Any, encoding: RopeBase, parts: Sequence[Encoding]) 
 
 
 def _tensors(path: str, layer: Any, index: int) -> Iterator[tuple[Tensor, bool]]:
-    """Yield weight and bias of queries (index 0) or keys (1), and whether they contain all of q, k and v."""
+    """Yield weight and bias of queries (index 0) or keys (1), and whether each contains q, k and v together."""
     if getattr(layer, "in_proj_weight", None) is not None:
         linears: list[tuple[Any, bool]] = []
         yield layer.in_proj_weight, True
@@ -215,7 +215,7 @@ def _convert_without_basis(model: Any) -> None:
     if terms == state.spec:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they were issued by the first conversion
+        warnings.simplefilter("ignore")  # the first conversion has already issued these warnings
         convert(model, terms, keep_abs=state.keep_abs)
     for key, part in _parts(model).items():
         if key in before:

@@ -22,7 +22,7 @@ _PATCHES = {
 
 
 def install_import_hooks() -> None:
-    """Install the patches of each imported library now, those of the others on import; idempotent."""
+    """Install the patches of imported libraries now, and those of other libraries on their import; idempotent."""
     for host in _PATCHES:
         if sys.modules.get(host) is not None:
             _install(host)
@@ -35,14 +35,14 @@ def _install(host: str) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finder for the patched libraries alone, which wraps the loader that Python's other finders return."""
+    """Finder for the patched libraries only, which wraps the loader that Python's other finders return."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname not in _PATCHES:
             return None
-        # the other finders locate the module; this one only adds the installation of patches
+        # other finders locate the module; this finder only adds the installation of patches
         others = [find for f in sys.meta_path if f is not self and (find := getattr(f, "find_spec", None))]
         spec = next((spec for find in others if (spec := find(fullname, path, target))), None)
         if spec is not None and spec.loader is not None:
@@ -54,7 +54,8 @@ class _Loader(Loader):
     """Loader that executes a module with Python's own loader and then installs the patches.
 
     Args:
-        original: the loader that Python would have used; the module refers to it alone afterwards.
+        original: the loader that Python would have used; after loading, the module refers to this loader
+            only.
     """
 
     def __init__(self, original: Loader) -> None:

@@ -1,6 +1,7 @@
 """Training-free interventions against positional bias at inference time, as context managers.
 
-They are experimental: sign, magnitude and layers must be searched for each model. Scaling of a positional channel:
+They are experimental: sign, magnitude and layers must be tuned for each model. Scaling of a positional
+channel:
 arXiv 2406.02536; calibrated attention: arXiv 2406.16008.
 """
 
@@ -44,9 +45,10 @@ def scale_channel(
         channel: index of the channel of the normalised hidden state, the input of the projections.
         factor: 0 removes the channel, 1 changes nothing.
         layers: layer indices; default: all layers.
-        reader: change only the attention of the token that is read out, its query and all keys: the class token of a
-            ViT, the last token of a decoder, which then runs on complete sequences (`use_cache=False`, padded on the
-            left). Default: True for decoders, False for ViTs.
+        reader: change only the attention of the token that is read out (the reader), that is, its query and
+            all keys. The reader is the class token of a ViT, or the last token of a decoder, which then runs
+            on complete sequences (`use_cache=False`, padded on the left). Default: True for decoders, False
+            for ViTs.
 
     Raises:
         UnsupportedHost: the model is not supported.
@@ -101,11 +103,11 @@ def calibrated(
     by `vispe.hosts.slot_calibration.calibrate`; its sum over items is unchanged. A decoder may generate with a cache.
 
     Args:
-        model: as for `scale_channel`; a decoder with attention 'sdpa' or 'eager'.
-        item: index of the item of each token, prefix tokens included, (tokens,) int64; below 0 for no item. Tokens that
-            a decoder generates belong to no item.
+        model: a model as for `scale_channel`; decoders need the attention 'sdpa' or 'eager'.
+        item: index of the item of each token, prefix tokens included, (tokens,) int64; below 0 for tokens
+            outside of items, such as those that a decoder generates.
         dummy: mean attention to a content-free item in each slot (items,), as returned by `slot_curve`.
-        temperature: of the softmax over items.
+        temperature: temperature of the softmax over items.
         layers: layer indices; default: the last half.
 
     Raises:
@@ -157,7 +159,7 @@ class _Scaling:
 
     def read(self, row: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Return the output of a layer with the row of the reader from a second run."""
-        # the first run has already appended the unscaled keys to the KV cache
+        # the first run has already appended unscaled keys to the KV cache
         uncached = {name: None if name in CACHE_NAMES else value for name, value in kwargs.items()}
         self.on = True
         try:
@@ -176,7 +178,7 @@ def _with_row(output: Tensor, other: Tensor, row: int) -> Tensor:
 
 
 def _layers(model: nn.Module) -> tuple[list[nn.Module], int | None]:
-    """Return the attention layers of a model, and the index of the token that is read: 0, -1, or None for none."""
+    """Return the attention layers of a model, and the index of the token that is read: 0, -1, or None without one."""
     layers = [m for m in model.modules() if hasattr(m, "layer_idx") and getattr(m, "is_causal", False)]
     if layers and all(hasattr(m, name) for m in layers for name in ("q_proj", "k_proj", "v_proj", "config")):
         return layers, -1
@@ -187,14 +189,14 @@ def _layers(model: nn.Module) -> tuple[list[nn.Module], int | None]:
         )
     layers = [module for _, _, module in attentions(model)]
     for module in layers:
-        # hooks on projections have no effect where a layer uses their weights without calling them
+        # hooks on projections have no effect if a layer uses their weights without calling them
         if stock_type(module) not in KINDS or (module.qkv is not None and _has_separate_bias(module)):
             raise UnsupportedHost(
                 f"Interventions need queries and keys from linear layers that are called, got {type(module).__name__} "
                 f"in {type(model).__name__}."
             )
     token = getattr(getattr(model, "embeds", model), "cls_token", None)
-    # prefix tokens may enter after the first blocks
+    # prefix tokens may be appended after the first blocks
     late = getattr(model, "_vispe_prefix_from", int)()
     return layers, None if token is None or late else 0
 
@@ -215,14 +217,14 @@ def _chosen(
 
 
 def _projections(module: Any) -> list[tuple[Any, int | None]]:
-    """Return the projections of queries and keys, each with the number of its features that they are; None for all."""
+    """Return projections, each with the number of features that are queries and keys; None for all features."""
     if getattr(module, "qkv", None) is not None:
         return [(module.qkv, 2 * module.qkv.out_features // 3)]
     return [(module.q_proj, None), (module.k_proj, None)]
 
 
 def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `ShapeError` where the input is not the complete sequence."""
+    """Raise `ShapeError` if the input is not the complete sequence."""
     cache = cache_of(kwargs)
     if cache is not None and cache.get_seq_length():
         raise ShapeError(
@@ -233,7 +235,7 @@ def _check_complete(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None
 
 
 def _check_end(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise `ShapeError` where the last token is padding."""
+    """Raise `ShapeError` if the last token is padding."""
     mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
     if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask[:, -1].all()):
         raise ShapeError(

@@ -12,8 +12,8 @@ class Patch(NamedTuple):
     """A monkey patch: a method or function that is replaced by a wrapper around it.
 
     Attributes:
-        owner: the class or module that defines it.
-        name: its attribute name in `owner`.
+        owner: the class or module that defines the method or function.
+        name: attribute name in `owner`.
         wrap: function from the original to its wrapper.
     """
 

@@ -1,7 +1,7 @@
-"""Attention by slot of a prompt (the position of an item in a list), and attention calibrated by the prior of slots.
+"""Attention by slot of a prompt (the index of an item in a list), and its calibration by the prior of slots.
 
-The prior of a slot is the attention to a content-free item in it: arXiv 2406.16008 (found in the middle), 2508.05128
-(attention basin).
+The prior of a slot is the attention to a content-free item in this slot: arXiv 2406.16008 (found in the
+middle), 2508.05128 (attention basin).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def slot_curve(attention: Tensor, item: Tensor) -> Tensor:
         item: index of the item of each token (tokens,) int64; below 0 for tokens of no item.
 
     Raises:
-        ShapeError: not one index per token, or an item without tokens.
+        ShapeError: there is not one index per token, or an item has no tokens.
 
     >>> slot_curve(torch.tensor([0.5, 0.2, 0.2, 0.1]), torch.tensor([-1, 0, 0, 1]))
     tensor([0.2000, 0.1000], dtype=torch.float64)
@@ -80,7 +80,7 @@ def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float
         attention: attention weights to all tokens (..., tokens).
         item: index of the item of each token (tokens,) int64; below 0 for tokens of no item.
         dummy: mean attention to a content-free item in each slot, (items,) or (..., items).
-        temperature: of the softmax over items; 5e-5 in the paper.
+        temperature: temperature of the softmax over items; 5e-5 in the paper.
 
     Raises:
         ShapeError: the number of items differs from that of slots.
@@ -94,7 +94,7 @@ def calibrate(attention: Tensor, item: Tensor, dummy: Tensor, temperature: float
             f"calibrate: dummy must have one entry for each of {mean.shape[-1]} items, got {dummy.shape[-1]}."
         )
     relevance = mean - dummy.double()
-    # an item without attention stays without, so it is excluded from the softmax
+    # the attention of an item with attention 0 stays 0, so the item is excluded from the softmax
     share = (relevance / temperature).masked_fill(mean == 0, -torch.inf).softmax(-1).nan_to_num(0.0)
     inside, tiny = item >= 0, torch.finfo(torch.float64).tiny
     original = attention.double()

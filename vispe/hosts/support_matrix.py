@@ -30,15 +30,15 @@ _OTHER = (
 
 
 def support(name: str) -> dict[str, str | None]:
-    """Return, for each host of `HOSTS`, the reason why an encoding is not supported; None where it is.
+    """Return, for each host of `HOSTS`, the reason why an encoding is not supported; None if it is.
 
     Example:
         >>> support('peg')['naflex']
         'it mixes neighbours of one grid between blocks; use a plain timm ViT or Eva'
 
     Args:
-        name: an encoding or one of its presets, with default options. A sampler is combined with `rope_axial`, as it
-            has no effect alone.
+        name: an encoding or one of its presets, with default options. A sampler is combined with
+            `rope_axial`, as a sampler alone has no effect.
 
     Raises:
         UnknownEncoding: there is no such encoding.
@@ -122,7 +122,7 @@ def _reads_image(name: str) -> bool:
 
 @cache
 def _build_error(name: str) -> str | None:
-    """Return why an encoding cannot be built with default options, as with those that require a mask."""
+    """Return why an encoding cannot be built with default options, for example because it requires a mask."""
     try:
         _example(name)
     except UnsupportedCombination as error:
@@ -137,7 +137,7 @@ def _example(name: str) -> Encoding:
 
 
 def _has_table(encoding: Encoding) -> bool:
-    if encoding.multi_softmax:  # not supported by packed batches at all
+    if encoding.multi_softmax:  # packed batches do not support the encoding at all
         return True
     if not isinstance(encoding, Biased):
         return False

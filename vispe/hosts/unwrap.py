@@ -1,8 +1,8 @@
-"""Detects DDP, FSDP, compile and similar wrappers and unwraps them where possible.
+"""Detection of wrappers (DDP, FSDP, compile and similar), and unwrapping where possible.
 
-A wrapper that only forwards calls to its module is unwrapped. One that has registered the parameters or compiled the
-code of its module is rejected, because a conversion would not reach it: gradients of new parameters would not be
-averaged between processes, or the compiled graph would run without the encoding.
+A wrapper that only forwards calls to its module is unwrapped. A wrapper that has registered the parameters or
+compiled the code of its module is rejected, because it would ignore a conversion: gradients of new parameters
+would not be averaged between processes, or the compiled graph would run without the encoding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vispe.hosts.transformers.diagnosis import supported_part
 
 # class name: attribute of the wrapped model
 _TRANSPARENT = {"DataParallel": "module", "FeatureGetterNet": "model"}
-# class name: attribute of the wrapped model, and why the wrapper would not see a conversion
+# class name: attribute of the wrapped model, and reason why the wrapper would ignore a conversion
 _OPAQUE = {
     "DistributedDataParallel": ("module", "has set up which gradients its processes average"),
     "FullyShardedDataParallel": ("module", "has divided its parameters among the processes"),
@@ -33,7 +33,7 @@ def unwrap(model: nn.Module, function: str = "convert") -> nn.Module:
     """Return the model inside transparent wrappers; `model` itself if there are none.
 
     Args:
-        model: wrapped or not.
+        model: a model, wrapped or not.
         function: name of the calling function of vispe, for messages.
 
     Raises:

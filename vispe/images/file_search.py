@@ -29,7 +29,7 @@ def find_images(patterns: Sequence[str | Path], also: tuple[str, ...] = ()) -> l
         also: additional lower-case suffixes for folders and globs.
 
     Raises:
-        InputError: a pattern without matches, or no patterns.
+        InputError: a pattern has no match, or there are no patterns.
         MissingExtra: ``skimage:`` without scikit-image.
     """
     if isinstance(patterns, str | Path):
@@ -106,7 +106,7 @@ def match_files(
         stem: returns the stem of a path.
 
     Returns:
-        The file of each image that has one, and the files without an image.
+        The matching file by image, for images with a match, and the files that match no image.
 
     Raises:
         InputError: two files match one image.

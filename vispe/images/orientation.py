@@ -75,7 +75,7 @@ class Frame:
     applied: bool = False
 
     def note(self, name: str) -> str | None:
-        """Return a note about the tag of an image; None if there is no tag."""
+        """Return a note about the orientation tag of an image; None without a tag."""
         if self.tag == 1:
             return None
         what = f"the orientation tag {self.tag} ({MEANING[self.tag]})"
@@ -102,8 +102,9 @@ class Frame:
     ) -> tuple[np.ndarray, list[str]]:
         """Convert label pages, as stored, to this frame.
 
-        The tag of the label file takes precedence. Without one, the size selects the frame if the tag of the image
-        transposes it; if both frames have the same size, labels are assumed to be in the frame of the image.
+        The tag of the label file takes precedence. Without a tag in the label file, the size selects the
+        frame if the tag of the image swaps height and width; if both frames have the same size, labels are
+        assumed to be in the frame of the image.
 
         Args:
             path: the label file.

@@ -79,7 +79,7 @@ class Micrograph:
         return self.finite if self.sample is None else self.finite & self.sample
 
     def exclude_transparent(self, opaque: np.ndarray) -> "Micrograph":
-        """Return the image with transparent pixels excluded; unchanged if all pixels are opaque, or none.
+        """Return the image with transparent pixels excluded; unchanged if all or none of the pixels are opaque.
 
         Args:
             opaque: (z, h, w) bool.
@@ -126,7 +126,8 @@ def read_image(
 
     Raises:
         MissingExtra: the library for a microscope format is not installed.
-        InputError: missing, unreadable, truncated or empty file, only NaN, or a page or channel that does not exist.
+        InputError: the file is missing, unreadable, truncated or empty, all values are NaN, or a page or
+            channel does not exist.
         OptionError: invalid `orientation` or `crop`.
 
     Example:

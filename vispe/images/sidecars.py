@@ -13,11 +13,11 @@ from vispe.images.paths import expanded
 _RESULTS = "seg|prob|uncertainty|overlay|trust|disagreement|objects"
 _LABELS = "labels?|scribbles?|masks?|truth|gt|ground_truth|annotations?"
 _SIDECAR = re.compile(rf"(.+)[_\-. ](?:{_RESULTS}|{_LABELS})", re.IGNORECASE | re.DOTALL)
-_CLUSTER_FIGURE, _MODEL = "clusters.png", "model.vispe"  # written by runs that select the number of clusters
+_CLUSTER_FIGURE, _MODEL = "clusters.png", "model.vispe"  # figure of runs that select the number of clusters
 
 
 def companions(stems: Iterable[str]) -> set[str]:
-    """Return the stems that are another stem with a suffix of labels, masks or results (a_labels if there is a)."""
+    """Return the stems that extend another stem by a suffix of labels, masks or results (`a_labels`, given `a`)."""
     stem_set = set(stems)
     return {stem for stem in stem_set if (match := _SIDECAR.fullmatch(stem)) and match[1] in stem_set}
 
@@ -53,7 +53,7 @@ def match_labels(
     what: str,
     stem: Callable[[Path], str] = lambda path: path.stem,
 ) -> tuple[dict[Path, Path], list[Path]]:
-    """Match label or ground-truth files to images as `match_files` does, a COCO file to every image that it names.
+    """Match label or ground-truth files to images as `match_files`, and a COCO file to all images that it names.
 
     Raises:
         InputError: two files match one image.
@@ -85,7 +85,7 @@ def split_sidecars(
     """Split the files that match the image patterns into images and sidecar files.
 
     Args:
-        files: files, and whether each was named individually by the user.
+        files: files, each with a flag whether the user named it individually.
         labels: label or ground-truth files, which are not images.
         made: returns whether a file is a result of the current run.
 

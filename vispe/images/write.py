@@ -241,7 +241,7 @@ def _calibration(micrograph: Micrograph | None) -> tuple[float, float, str, str]
 
 
 def _resolution(micrograph: Micrograph | None) -> tuple[float, float, str]:
-    """Return the resolution tags of the image; pixels per cm if the tags have no unit but the pixel size is known."""
+    """Return the image's resolution tags; in pixels per cm if they have no unit, but the pixel size is known."""
     tags = micrograph.resolution if micrograph is not None else None
     size = micrograph.pixel_size if micrograph is not None else None
     if size is not None and (tags is None or tags[2] == "none"):

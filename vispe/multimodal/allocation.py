@@ -27,7 +27,7 @@ def chunked(sections: Sequence[int]) -> Tensor:
 
 
 def interleaved(sections: Sequence[int], clip: bool = False) -> Tensor:
-    """Return t h w t h w ... and t for the rest, (sum of sections,): MRoPE-I (arXiv 2510.23095).
+    """Return t h w t h w ..., then t for the remaining pairs, (sum of sections,): MRoPE-I (arXiv 2510.23095).
 
     Rows take pairs 1, 4, 7, ... below ``3 s_h``, columns 2, 5, 8, ... below ``3 s_w``.
 
@@ -62,8 +62,9 @@ def cycle(axes: Sequence[int], pairs: int) -> Tensor:
 def video(sections: Sequence[int], time: int = T, lead: bool = False) -> Tensor:
     """Return h w h w ..., then `time` for the lowest frequencies, (sum of sections,): VideoRoPE (arXiv 2502.05173).
 
-    With ``time=ZERO``, the lowest frequencies are not rotated: HoPE (arXiv 2505.20444). With `lead`, pair 0 is also
-    that of `time`, and h, w follow below pairs ``2 s_h`` and ``2 s_w``: the package Multimodal-RoPEs.
+    With ``time=ZERO``, the lowest frequencies are not rotated: HoPE (arXiv 2505.20444). With `lead`, pair 0
+    also belongs to `time`, and h and w follow up to pairs ``2 s_h`` and ``2 s_w`` (excluded), as in the
+    package Multimodal-RoPEs.
     """
     if lead:
         axis = torch.full((sum(sections),), time)
@@ -91,7 +92,7 @@ def multi_head(sections: Sequence[int], heads: int, pairs: int) -> Tensor:
 
 
 def sub_bands(axis_of_pair: Tensor, members: int, interleaved: bool = False) -> Tensor:
-    """Return the coordinate of each pair if every axis has several positions, (pairs,): PPE (arXiv 2510.22936).
+    """Return the coordinate index of each pair for several positions per axis, (pairs,): PPE (arXiv 2510.22936).
 
     Coordinates are t_1 .. t_K, h_1 .. h_K, w_1 .. w_K for K members. The pairs of an axis, from high to low
     frequencies, are divided among its members in K parts, as equal as possible, or alternate if `interleaved`.

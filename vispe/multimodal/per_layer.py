@@ -77,10 +77,10 @@ class PerLayerSchemes:
 
         Args:
             stream: the token stream.
-            start: for each scheme, the counter from which the first sample of each row continues (b), as
-                `Coordinates.next` of the preceding tokens; 0 by default.
+            start: for each scheme, the counter from which the first sample of each row continues (b), which
+                is `Coordinates.next` of the preceding tokens; 0 by default.
             training: whether random schemes draw, each separately.
-            generator: source of the draws; the global one by default.
+            generator: source of the draws; the global generator by default.
             padding: coordinate of padding tokens.
 
         Raises:
@@ -135,16 +135,16 @@ def alternating(specs: Sequence[str | Mapping[str, Any] | Scheme], layers: int) 
 
 
 def pyramid(layers: int, rings: int, every: int) -> PerLayerSchemes:
-    """Reduce the rings of images by one every few layers, so that the central region grows: PyPE (arXiv 2501.10967).
+    """Assign PyPE to layers with one ring fewer every few layers, so that the central region grows (arXiv 2501.10967).
 
     Layer i has ``pype(rings=max(rings - i // every, 1))``.
 
-    Implemented from the paper's description: the step of one ring was not compared with the authors' code,
-    and their numbers are unknown, so there are no defaults.
+    Implemented from the paper's description: the decrease by one ring was not compared with the authors'
+    code. Their values of `rings` and `every` are unknown, so there are no defaults.
 
     Args:
         layers: number of layers of the language model.
-        rings: maximum number, in the first layer.
+        rings: number of rings in the first layer, the maximum.
         every: number of consecutive layers with the same number of rings.
 
     Raises:
@@ -160,7 +160,6 @@ def pyramid(layers: int, rings: int, every: int) -> PerLayerSchemes:
 
 
 def _of_layers(each: Sequence[Scheme]) -> PerLayerSchemes:
-    """Return `PerLayerSchemes` from one scheme per layer."""
     schemes = list(dict.fromkeys(each))
     return PerLayerSchemes(tuple(schemes), tuple(schemes.index(scheme) for scheme in each))
 
@@ -194,7 +193,7 @@ class ConcatenatedScheme(Scheme):
 
     name: ClassVar[str] = "layers"
     summary: ClassVar[str] = "A scheme for each layer."
-    levels: ClassVar[int] = 2  # minimum number of counters
+    levels: ClassVar[int] = 2  # a concatenation has at least one counter
 
     layers: PerLayerSchemes
 
@@ -258,7 +257,7 @@ class ConcatenatedScheme(Scheme):
         draws: Tensor | None = None,
         padding: float = 0,
     ) -> Coordinates:
-        """Return the coordinates under all schemes (axes, b, s), see `Scheme.coordinates`; each draws separately."""
+        """Return the coordinates of all schemes (axes, b, s), as `Scheme.coordinates`; draws are separate."""
         if draws is not None:
             raise UnsupportedCombination(
                 "Per-layer schemes draw separately and do not accept draws. Pass a generator instead."

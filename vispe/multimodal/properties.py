@@ -56,18 +56,20 @@ class SchemeProperties:
             the last text token.
         image: number of positions that an image uses, that is, the shift of the text after it: a formula if one
             fits, else the range.
-        video: the same for a video.
-        image_cost: the same for an image of 24 x 36.
-        tiles_cost: the same for 2 x 3 tiles of 16 x 16 and a thumbnail; None if tiles are not supported.
-        video_cost: the same for a video of 16 x 12 x 18.
+        video: number of positions that a video uses, in the same form.
+        image_cost: number of positions that an image of 24 x 36 tokens uses.
+        tiles_cost: number of positions that 2 x 3 tiles of 16 x 16 tokens and a thumbnail use; None if tiles
+            are not supported.
+        video_cost: number of positions that a video of 16 x 12 x 18 tokens uses.
         grows: whether an image of 48 x 72 uses more positions than one of 24 x 36.
         image_gap: smallest and largest distance over all axes from the largest coordinate of an image of 24 x 36 to the
             text after it; 0 or less means that text is within the range of the image.
-        video_gap: the same for a video of 97 x 5 x 7.
+        video_gap: the same distance for a video of 97 x 5 x 7.
         follows_text: for each axis, whether the coordinates inside an image move with the text before it.
         distinct_image: whether all tokens of an image differ in their coordinates.
-        distinct_tiles: whether those of an image in tiles with a thumbnail do; None if tiles are not supported.
-        distinct_video: whether those of a video do.
+        distinct_tiles: whether all tokens of an image in tiles with a thumbnail differ; None if tiles are not
+            supported.
+        distinct_video: whether all tokens of a video differ.
         mirrored: whether flipping an image horizontally or vertically only permutes axes.
         level: whether all tokens of an image have the same mean over axes, so that they are equally far from text.
         timed: whether the seconds between frames have an effect.
@@ -148,7 +150,7 @@ def is_text_exact(scheme: Scheme, pairs: int = PAIRS, kv_heads: int = KV_HEADS) 
     """Whether a scheme rotates pure text exactly (bitwise) as 1D RoPE.
 
     Args:
-        scheme: with its options.
+        scheme: the scheme.
         pairs: pairs of channels of a head, on which the default sections depend.
         kv_heads: key heads of the model; some schemes do not rotate all of them.
     """
@@ -179,7 +181,7 @@ def _samples(rule: Scheme) -> list[Tensor]:
 
 
 def _decode_safe(rule: Scheme, image: Segment) -> bool:
-    """Compare generated tokens with the same tokens in a prompt, and the first one with the preceding step."""
+    """Return whether generated tokens have the coordinates of the same tokens in a prompt, one step after the last."""
     prompt, whole = _of(rule, Text(3), image, Text(4)), _of(rule, Text(3), image, Text(9))
     following, last = prompt.decode(5), prompt.ids[..., -2:]
     steady = torch.equal(following[..., 0] - last[..., 1], last[..., 1] - last[..., 0])
@@ -210,7 +212,7 @@ def _distinct(ids: Tensor) -> bool:
 
 
 def _rows(image: Tensor) -> list[list[float]]:
-    """Return the coordinates of each axis as a list, sorted to be independent of the order of axes."""
+    """Return a list of coordinates per axis, sorted so that the order of axes does not matter."""
     return sorted(listed(image.flatten(1)))
 
 
@@ -223,7 +225,7 @@ def _random(rule: Scheme) -> bool:
 
 
 def _formula(costs: dict[Size, float]) -> str:
-    """Return the formula that fits all costs, or their range."""
+    """Return the formula that fits all costs, or the range of the costs."""
 
     def fits(rule: Callable[[int, int, int], float]) -> bool:
         return all(abs(cost - rule(*size)) < 1e-9 for size, cost in costs.items())
@@ -236,7 +238,7 @@ def _formula(costs: dict[Size, float]) -> str:
         if fits(lambda t, h, w, a=factor, rule=rule: a * rule(t, h, w)):
             return f"{factor:g}" if name == "1" else f"{factor:g} {name}"
     ((t0, _, _), c0), ((t1, _, _), c1) = list(costs.items())[-2:]
-    if t0 != t1:  # the longest videos
+    if t0 != t1:  # the videos with the most tokens
         a = (c1 - c0) / (t1 - t0)
         b = c0 - a * t0
         line = f"{'' if a == 1 else f'{a:g} '}t {'+' if b > 0 else '-'} {abs(b):g}"

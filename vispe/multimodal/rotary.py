@@ -15,8 +15,8 @@ from vispe.multimodal.streams.torch_typing import listed, unfolded
 def angles(ids: Tensor, frequencies: Tensor, axis_of_pair: Tensor) -> Tensor:
     """Return the angle of every pair of channels, in radians.
 
-    Integers below 2 ** 24 are multiplied in float32, as in language models, so that the angles of text are unchanged to
-    the last bit; all others in float64, rounded once.
+    Integers below 2 ** 24 are multiplied in float32, as in language models, so that the angles of text are
+    bitwise those of the model; all other coordinates are multiplied in float64 and rounded once.
 
     Args:
         ids: coordinates (axes, b, s), float64.
@@ -94,7 +94,7 @@ def tables(
 
 
 class HalvesRotation(Transform):
-    """Separate rotations of the first and the second half of the channels, with one layout of pairs, ``'half'``.
+    """Separate angles for the first and the second half of the rotated channels, for the layout ``'half'`` only.
 
     Channel c is ``x_c cos a_c - x_(c + pairs) sin a_c``, channel c + pairs is ``x_(c + pairs) cos b_c + x_c sin b_c``.
     It is a rotation where the angles a and b are equal.
@@ -118,7 +118,7 @@ class HalvesRotation(Transform):
         return self._halves(self.first.key(k), self.second.key(k))
 
     def _halves(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the first half of the rotated channels from one tensor, all others from the other."""
+        """Return the first half of the rotated channels from `first`, and all other channels from `second`."""
         pairs = self.first.cos.shape[-1]
         return torch.cat([first[..., :pairs], second[..., pairs:]], -1)
 
@@ -159,14 +159,15 @@ def on_axis(frequencies: Tensor, scaled: Tensor, axis_of_pair: Tensor, axis: int
 
     With YaRN frequencies on the time axis, this is YaRN-V of VideoRoPE++, for videos longer than in training:
     rows and columns are unchanged. It needs a scheme whose time has low frequencies: under `mrope`, whose
-    time has the highest, YaRN leaves most or all of them unchanged. Text is also rotated by the pairs of time, so it
-    changes with the schedule. Not compared with the authors' code; in particular, it is unknown whether they scale
-    cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument `scaling` of `tables`).
+    time has the highest frequencies, YaRN changes few or none of them. Text is also rotated by the pairs of
+    time, so it changes with the schedule. Not compared with the authors' code; in particular, it is unknown
+    whether they scale cosines and sines, as YaRN does (`vispe.grid.frequencies.yarn_mscale`, argument
+    `scaling` of `tables`).
 
     Args:
         frequencies: radians per step (pairs,).
-        scaled: those of a schedule of `vispe.grid.frequencies` (pairs,), for all pairs.
-        axis_of_pair: (pairs,), of a scheme's `allocation`.
+        scaled: frequencies of a schedule of `vispe.grid.frequencies` (pairs,), for all pairs.
+        axis_of_pair: (pairs,), the result of a scheme's `allocation`.
         axis: axis whose pairs are scaled; by default 0, time in schemes with three axes.
 
     Raises:

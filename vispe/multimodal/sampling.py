@@ -26,13 +26,13 @@ def sampled(
 
     Args:
         coordinates: coordinates of a scheme, 0 or more.
-        sampler: the sampler; in evaluation it may leave positions unchanged.
+        sampler: the sampler; in evaluation some samplers leave positions unchanged.
         generator: source of the draws; the global one by default.
         places: maps of a previous call (b or 1, positions), used instead of drawing.
 
     Raises:
         UnsupportedCombination: the counter of the scheme has several numbers.
-        ShapeError: a coordinate is below 0, or `places` are for fewer positions.
+        ShapeError: a coordinate is below 0, or the maps in `places` have fewer positions than the stream.
 
     Example:
         >>> from vispe import create_encoding

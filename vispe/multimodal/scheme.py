@@ -77,7 +77,8 @@ class Coordinates:
     Attributes:
         ids: (axes, b, s), float64; padding has the requested value.
         mask: (b, s) bool, false for padding.
-        next: counter of the token that follows each row (b), float64; (b, k) where layers have k counters.
+        next: counter of the token that follows each row (b), float64; (b, k) if layers have k separate
+            counters.
         scheme: the scheme of the coordinates.
         draws: random draws of each block (m), or None; pass them again for the same coordinates.
         extent: counter steps of the `Parallel` member that contains a token (b, s), 0 outside; None if
@@ -180,7 +181,7 @@ class Scheme:
 
     @property
     def numbers_tokens(self) -> bool:
-        """Whether the first of several axes numbers all tokens, those of images included."""
+        """Whether the first of several axes counts all tokens, including those of images."""
         return False
 
     def __post_init__(self) -> None:
@@ -193,7 +194,7 @@ class Scheme:
 
     @property
     def counts(self) -> int:
-        """Number of counters: one, unless schemes are per layer."""
+        """Number of counters: one, or one per scheme if layers have different schemes."""
         return 1
 
     @property
@@ -203,7 +204,7 @@ class Scheme:
 
     @property
     def added(self) -> tuple[int, ...]:
-        """Axes that rotate no channels, because they are encoded by a table added to the tokens."""
+        """Axes without rotated channels; a table added to the tokens encodes them."""
         return ()
 
     def draw(self, blocks: Blocks, training: bool, generator: torch.Generator | None) -> Tensor | None:
@@ -271,12 +272,12 @@ class Scheme:
         """Return the coordinates of every token of a stream.
 
         Args:
-            stream: what stands where.
-            start: counter that the first sample of each row goes on from (b); 0 by default.
-            training: whether schemes that draw at random do so.
-            generator: for what is drawn; the global one by default.
-            draws: what was drawn before for each block (m), to be used instead.
-            padding: coordinate of tokens that are padding.
+            stream: the token stream.
+            start: counter from which the first sample of each row continues (b); 0 by default.
+            training: whether random schemes draw.
+            generator: source of the draws; the global generator by default.
+            draws: `Coordinates.draws` of an earlier call (m), used instead of drawing.
+            padding: coordinate of padding tokens.
 
         Raises:
             UnsupportedCombination: the scheme has no rule for such a stream.
@@ -315,7 +316,7 @@ class Scheme:
     def counters(
         self, blocks: Blocks, draws: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the counter at the start and end of each block (m), cumulative within its document and group.
+        """Return the counters at the start and end of each block (m), cumulative within its document and group.
 
         Also the counter step of the `Parallel` member that contains the block (m), or None without `Parallel`.
         """

@@ -17,7 +17,7 @@ def sections_for(pairs: int, sections: Sections, share: float) -> tuple[int, int
         share: default fraction of rows, and of columns; time has the rest.
 
     Raises:
-        OptionError: they do not add up.
+        OptionError: `sections` do not add up to `pairs`.
     """
     if sections is None:
         each = min(round(share * pairs), (pairs - 1) // 2)  # at least one for time

@@ -39,7 +39,7 @@ def scores(
         - 'pixel_accuracy'; 'balanced_accuracy': mean recall over the classes in the truth.
         - 'boundary_f1' by class name and 'mean_boundary_f1': F1 of the boundary pixels (those with a
           4-neighbour of another class); a boundary pixel matches if the other map has one within
-          `boundary_px`; None where neither map has any.
+          `boundary_px`; None if neither map has any.
         - 'phase_fraction': {'truth': ..., 'pred': ...} by class name; 'phase_fraction_error_pp': prediction
           minus truth in percentage points; 'phase_fraction_mean_abs_error_pp' and
           'phase_fraction_max_abs_error_pp' over the classes in either map.
@@ -86,7 +86,7 @@ def scores(
 
 
 def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[int, int]:
-    """Assign each cluster one class so that the mean IoU is maximal (Hungarian method).
+    """Assign clusters to classes one to one so that the mean IoU is maximal (Hungarian method).
 
     Args:
         pred: cluster numbers from 1, 0 = no data; any number of clusters.
@@ -113,7 +113,7 @@ def match_clusters(pred: np.ndarray, truth: np.ndarray, n_classes: int) -> dict[
 
     class_index, cluster_index = linear_sum_assignment(iou, maximize=True)
     mapping = {int(c) + 1: int(r) + 1 for r, c in zip(class_index, cluster_index, strict=True)}
-    # more clusters than classes: the rest gets new numbers
+    # clusters beyond the number of classes get new numbers
     extra = n_classes
     for cluster in range(1, k + 1):
         if cluster not in mapping:
@@ -168,7 +168,7 @@ def summarize(
     Returns:
         'n' images, 'mean', 'median', 'std' (sample standard deviation), 'worst', and 'ci95': the [low, high]
         95 % percentile bootstrap interval of the mean over images (10 000 resamples).  'std' and 'ci95' are None
-        for one image, where the spread is undefined, and all but 'n' are None when no image has the score.
+        for one image, where the spread is undefined, and all but 'n' are None if no image has the score.
 
     Raises:
         InputError: an image has no such key.

@@ -109,9 +109,9 @@ def segment(
 
     Raises:
         OptionError: not exactly one of `labels`, `cluster` and `text`, or an unknown name.
-        InputError: no input, existing results, or labels that do not match; for a single image also
-            any reason why it cannot be used. In a batch such an image is listed in `failures` and the
-            run continues.
+        InputError: there is no input, results exist, or labels do not match. A single image that cannot be
+            used is an error as well; in a batch, such an image is listed in `failures`, and the run
+            continues.
 
     Example:
         >>> import tempfile
@@ -183,7 +183,6 @@ def _check(request: Request) -> None:
 
 
 def _resumed_segmenter(run: Batch, model: Model) -> Segmenter:
-    """Resume with the model of an unfinished run."""
     features = open_features(model, run.request.device, allow_download=True)
     if run.request.labels:
         read_training_labels(run)  # labelled pixels are excluded from the scores

@@ -22,7 +22,7 @@ from vispe.hosts.convert import convert
 from vispe.symmetry.symmetrization import symmetrize
 
 CARD, WEIGHTS = "card.json", "student.safetensors"
-_LARGEST = 100_000  # upper bound of numbers among the options of a teacher
+_LARGEST = 100_000  # upper bound of numeric options of a teacher
 _WORD = re.compile(r"[\w.+-]{0,64}")
 
 
@@ -39,7 +39,7 @@ def read_card(folder: str | Path) -> dict[str, Any]:
         folder: output folder of the retrofit, or its `student.safetensors`.
 
     Raises:
-        InputError: the folder contains no finished retrofit, or the card is not one of vispe.
+        InputError: the folder contains no finished retrofit, or the card was not written by vispe.
     """
     folder = _folder(folder)
     if not is_retrofitted(folder):
@@ -67,7 +67,8 @@ def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> Vis
         allow_download: allow downloads of the teacher's configuration from the hub that the card names.
 
     Raises:
-        InputError: the folder contains no finished retrofit, its card is not one of vispe, or its weights do not match.
+        InputError: the folder contains no finished retrofit, its card was not written by vispe, or its
+            weights do not match.
         UnknownName, UnsupportedHost: the architecture of the teacher is unknown.
     """
     config = read_card(folder)["config"]
@@ -86,11 +87,11 @@ def load_retrofitted(folder: str | Path, *, allow_download: bool = False) -> Vis
 
 
 def _checked_options(folder: str | Path, options: Any) -> dict[str, Any]:
-    """Return the options of a card for the constructor of a timm model: numbers, names and flags, but no files.
+    """Return a card's options for the constructor of a timm model: numbers, names and flags, but no files.
 
     Raises:
-        InputError: an option of `timm.create_model` itself, a value of another type, or a model larger than its
-            weights.
+        InputError: an option belongs to `timm.create_model` itself, a value has another type, or the model
+            would be larger than its weights.
     """
     from timm import create_model
 

@@ -27,10 +27,11 @@ def attentions(net: nn.Module) -> list[tuple[str, nn.Module]]:
 
 @contextmanager
 def reading(layers: Sequence[nn.Module], on_call: OnCall) -> Iterator[None]:
-    """Call `on_call(module, call, x)` for each layer that runs inside; outputs are not changed.
+    """Call `on_call(module, call, x)` for each attention layer that runs inside the context, without changing outputs.
 
     Raises:
-        UnsupportedHost: attention that a `Call` cannot describe, or that does not use the interface.
+        UnsupportedHost: a `Call` cannot describe the attention of a layer, or a layer does not use the
+            interface.
     """
     from transformers import AttentionInterface
 

@@ -21,7 +21,7 @@ _BLOCKS = ("layers", "layer", "encoder.layers", "encoder.layer", "model.layer", 
 
 
 def of_transformers(model: object) -> bool:
-    """Return whether a model is one of transformers, without importing transformers."""
+    """Return whether a model is from transformers, without importing transformers."""
     return any(
         (c.__module__, c.__name__) == ("transformers.modeling_utils", "PreTrainedModel")
         for c in type(model).__mro__
@@ -62,12 +62,13 @@ class TransformersModel(nn.Module):
     """The image tower of a model of transformers, with `forward_intermediates` as in timm.
 
     Args:
-        model: a vision model, such as ViT, DINOv2, CLIP or SigLIP; or a model with such a tower, such as LLaVA.
+        model: a vision model, such as ViT, DINOv2, CLIP or SigLIP; or a model that contains such a tower,
+            such as LLaVA.
         mean: channel means of images in [0, 1].
         std: channel standard deviations.
 
     Raises:
-        UnsupportedHost: there is no tower whose tokens are the patches of an image in row-major order.
+        UnsupportedHost: the model has no tower whose tokens are the patches of an image in row-major order.
     """
 
     def __init__(self, model: nn.Module, mean: Any = (0.5,) * 3, std: Any = (0.5,) * 3) -> None:
@@ -88,7 +89,7 @@ class TransformersModel(nn.Module):
             )
         self.net, self.image_mean, self.image_std = net, mean, std
         self.image_size, self._path = _pair(size), next(path for path in _BLOCKS if _has(net, path))
-        # some accept any size by default, others with an argument, set in `run`
+        # some models accept any size by default, others with an argument that `run` sets
         self.any_size = any(
             hasattr(m, key) for m in net.modules() for key in ("interpolate_pos_encoding", "inv_freq")
         )
@@ -124,7 +125,8 @@ class TransformersModel(nn.Module):
     ) -> list[Any]:
         """Return maps (b, d, h, w) after some blocks, optionally with prefix tokens (b, p, d).
 
-        With `norm` the last map is `last_hidden_state`; the final norm, if there is one, is applied to earlier maps.
+        With `norm`, the map of the last block is `last_hidden_state`, and the final norm, if any, is applied
+        to the maps of earlier blocks.
 
         Raises:
             UnsupportedHost: the outputs of the blocks are not the patch tokens.
@@ -162,7 +164,7 @@ class TransformersModel(nn.Module):
         return results
 
     def _last_norm(self, x: Tensor, final: Tensor) -> nn.Module | None:
-        """Return the norm between the last block and `last_hidden_state`; None where there is none."""
+        """Return the norm between the last block and `last_hidden_state`; None if there is none."""
         for name in ("layernorm", "norm", "post_layernorm"):
             module = getattr(self.net, name, None)
             if isinstance(module, nn.Module) and torch.equal(module(x), final):
@@ -201,7 +203,7 @@ def processor_of(text: str) -> Any:
     """Return the processor of a transformers model, `hf:FOLDER` or `hf:OWNER/NAME`.
 
     Raises:
-        UnsupportedHost: there is none, or it cannot be loaded.
+        UnsupportedHost: there is no processor, or it cannot be loaded.
     """
     from transformers import AutoProcessor
 
@@ -220,7 +222,8 @@ def colours(text: str) -> tuple[Any, Any]:
         text: `hf:FOLDER` or `hf:OWNER/NAME`.
 
     Raises:
-        InputError: there is no configuration of an image processor, or it has no such values.
+        InputError: there is no configuration of an image processor, or it has no means and standard
+            deviations.
         MissingExtra: transformers is not installed.
     """
     require("transformers", "vlm", text)

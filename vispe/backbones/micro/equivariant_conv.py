@@ -1,9 +1,10 @@
 """D4-equivariant convolutions, with kernels that are linear combinations of symmetric patterns.
 
 A convolution commutes with the eight poses of a square (rotations by 90 degrees and mirroring, D4) if its kernel is
-invariant under all of them. Invariant kernels alone cannot detect edges, so kernels of three more kinds are used in
-pairs, of which the length (root of the sum of squares) is returned: slopes (odd along one axis), and saddles with their
-diagonal counterparts. A pose swaps the two responses of a pair or changes their signs, so the length is invariant.
+invariant under all of them. Invariant kernels alone cannot detect edges. Therefore pairs of kernels of three
+more kinds are used: slopes (odd along one axis), and saddles with their diagonal counterparts. The output for
+a pair is the length of its two responses (root of the sum of squares). A pose swaps the two responses or
+changes their signs, so the length is invariant.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _KINDS = ("same", "slope", "saddle", "twist")
-_EPS = 1e-4  # under the roots of lengths; grey levels are of order 1
+_EPS = 1e-4  # added under the square root of lengths; grey levels are of order 1
 
 
 class SymmetricConv(nn.Module):
@@ -23,7 +24,7 @@ class SymmetricConv(nn.Module):
     Args:
         inputs: number of input channels.
         outputs: number of output channels with invariant kernels.
-        edges: number of output channels with lengths of slopes, and of as many with lengths of saddles.
+        edges: number of output channels with lengths of slopes; as many channels have lengths of saddles.
         side: kernel size in pixels; `side - stride` must be even, so that the output grid is symmetric.
         stride: stride in pixels.
 
@@ -51,7 +52,7 @@ class SymmetricConv(nn.Module):
         }
         if not self.edges:
             return kernels["same"]
-        # first all first kernels of the pairs, then the second ones: vertical slopes, diagonal saddles
+        # the first kernels of all pairs, then the second kernels: vertical slopes, diagonal saddles
         kernels = [
             kernels["same"],
             kernels["slope"],
@@ -84,7 +85,7 @@ class SymmetricConv(nn.Module):
 
 
 class Gelu(nn.Module):
-    """GELU, in place if no gradient is needed, which takes half the time as no memory is allocated."""
+    """GELU, in place if no gradient is needed; this halves the time, as no memory is allocated."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply GELU to a tensor that is not used elsewhere."""
@@ -110,7 +111,7 @@ def patterns(side: int, kind: str) -> Tensor:
     spread = spread + down * spread.flip(-2)
     if kind != "slope":
         spread = spread + (-1 if kind == "saddle" else 1) * spread.mT
-    # pixels of one orbit give the same pattern up to its sign, and some patterns are 0
+    # pixels that poses map to each other give the same pattern up to its sign, and some patterns are 0
     basis: list[Tensor] = []
     for pattern in spread[spread.abs().sum((1, 2)) > 0]:
         pattern = pattern / pattern.norm()

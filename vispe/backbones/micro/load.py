@@ -22,7 +22,7 @@ def load_micro(weights: str | Path | None = None) -> Micro:
     """Return vispe_micro in evaluation mode, float32, on the CPU.
 
     Args:
-        weights: safetensors file written by `models/micro/train.py`; default: the shipped one.
+        weights: safetensors file written by `models/micro/train.py`; default: the file shipped with vispe.
 
     Raises:
         InputError: the file is missing, is not a safetensors file, or does not match the model.

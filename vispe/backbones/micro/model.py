@@ -16,16 +16,17 @@ _MEAN, _STD = 0.5, 0.25
 class Micro(nn.Module):
     """Encoder-decoder that returns `dim` features of texture, shape and context for every second pixel.
 
-    An overlapping stem of symmetric convolutions reduces the image to tokens of 16 pixels; they attend to each other in
-    a vision transformer with `alibi2d(slopes=learned,normalize=reference,wrap=false)`; symmetric convolutions upsample
-    the result to a stride of 2, with skip connections from the stem at every stride, which preserve thin structures.
-    Every part commutes with the eight poses of a square, and no part depends on absolute position.
+    An overlapping stem of symmetric convolutions reduces the image to tokens of 16 pixels; the tokens attend
+    to each other in a vision transformer with `alibi2d(slopes=learned,normalize=reference,wrap=false)`;
+    symmetric convolutions upsample the result to a stride of 2, with skip connections from the stem at every
+    stride, which preserve thin structures. Every part commutes with the eight poses of a square, and no part
+    depends on absolute position.
 
     Args:
         dim: number of features.
         widths: numbers of channels at strides 2, 4 and 8.
         width: width of the transformer.
-        depth: number of its blocks.
+        depth: number of blocks.
         heads: number of its heads, a divisor of `width`.
 
     Raises:
@@ -70,7 +71,7 @@ class Micro(nn.Module):
         """Return the features of (b, 3, h, w) or (b, 1, h, w) in [0, 1].
 
         Raises:
-            ShapeError: another number of channels, or h and w are not multiples of 16.
+            ShapeError: the number of channels is not 1 or 3, or h and w are not multiples of 16.
         """
         divisible = not any(side % PATCH for side in images.shape[-2:])
         if images.ndim != 4 or images.shape[1] not in (1, 3) or not divisible:

@@ -17,8 +17,8 @@ REFERENCE = (32, 32)  # distances are divided by the diagonal of this grid, for 
 class Trunk(nn.Module):
     """Transformer over a feature map, (b, d, rows, columns) -> the same shape, normalised.
 
-    Its encoding is `alibi2d(slopes=learned,normalize=reference,wrap=false)`: the bias per token of distance is the same
-    for every image size, in a tile or a complete image.
+    Its encoding is `alibi2d(slopes=learned,normalize=reference,wrap=false)`: the bias for a distance in
+    tokens is the same for every image size, for tiles and for complete images.
 
     Args:
         dim: width, d.

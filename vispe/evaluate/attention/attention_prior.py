@@ -1,10 +1,10 @@
 """Attention prior over positions, measured on content-free images.
 
 Follows "Found in the Middle: Calibrating Positional Attention Bias Improves Long Context Utilization" (arXiv
-2406.16008) and "Attention Basin: Why Contextual Position Matters in Large Language Models" (arXiv 2508.05128): a slot
-of a ViT is a patch, and its content-free item an image of one colour or of noise. The positions with the most and the
-least attention are chosen on all dummy images but one and evaluated on that one, so without a prior the expectation
-is 0.
+2406.16008) and "Attention Basin: Why Contextual Position Matters in Large Language Models" (arXiv
+2508.05128): a slot of a ViT is a patch, and content-free items are images of one colour or of noise (dummy
+images). The positions with the most and the least attention are selected on all dummy images except one, and
+evaluated on the remaining one. So the expected spread without a prior is 0.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def band_mask(ranks: Tensor, share: float) -> Tensor:
     """Return the pairs to leave unrotated, bool with the shape of `ranks`: those with the lowest ranks, never NaN.
 
     Args:
-        ranks: of bands, (pairs,), (h, pairs) or (layers, h, pairs).
+        ranks: ranks of rotary pairs, (pairs,), (h, pairs) or (layers, h, pairs).
         share: fraction of all bands, rounded to an integer number of bands.
 
     Raises:

@@ -2,9 +2,10 @@
 
 Follows "Behind RoPE: How Does Causal Mask Encode Positional Information?" (arXiv 2509.21042) for the logits, and
 "Latent Positional Information is in the Self-Attention Variance of Transformer Language Models Without Positional
-Embeddings" for `variance_slope`. Behind the mask a token is a mean over the previous tokens, so logits depend on
-absolute positions even without an encoding. A relative encoding adds a function of the offset: the residual of mean
-logits after subtracting the mean of each diagonal cannot come from it.
+Embeddings" for `variance_slope`. With a causal mask, each token becomes a mean over previous tokens, so
+logits depend on absolute positions even without an encoding. A relative encoding adds a function of the
+offset only. Therefore the residual of mean logits after subtracting the mean of each diagonal cannot be due
+to a relative encoding.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def stack_scores(
         causal: whether tokens attend to previous tokens only.
 
     Raises:
-        OptionError: an unknown norm.
+        OptionError: the norm is unknown.
         ShapeError: x is not (b, s, d).
     """
     if norm not in ("l2", "layer"):

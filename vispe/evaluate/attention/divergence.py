@@ -50,9 +50,9 @@ def jensen_shannon(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
 def mixture_kl(a: Tensor, b: Tensor, *, causal: bool = False) -> Tensor:
     """Return (KL(m, a) + KL(m, b)) / 2 of all pairs of heads (h_a, h_b), m their mean, in nats, mean over queries.
 
-    The code of the paper computes this in place of the Jensen-Shannon divergence, which is (KL(a, m) + KL(b, m)) / 2:
-    it is unbounded, and dominated by keys that one head never attends to. Probabilities are clamped to at least 1e-30.
-    Arguments and errors are those of `jensen_shannon`.
+    The authors' code computes this value instead of the Jensen-Shannon divergence, (KL(a, m) + KL(b, m)) / 2.
+    This value is unbounded, and dominated by keys to which one of the heads never attends. Probabilities are
+    clamped to at least 1e-30. Arguments and errors are those of `jensen_shannon`.
     """
     a, b = _rows(a, b, causal)
     log_a, log_b = a.clamp(min=TINY).log(), b.clamp(min=TINY).log()
@@ -89,7 +89,7 @@ def compare_heads(a: AuditedModel, b: AuditedModel, images: Iterable[Tensor]) ->
 
     Args:
         a: a model whose attention can be read.
-        b: another one.
+        b: the other model.
         images: (c, H, W) each, normalised.
 
     Raises:

@@ -2,9 +2,10 @@
 
 A head is dead if one token receives more than 95 % of its attention, a sink above 50 %, otherwise local if more than
 60 % of the attention is on neighbours, otherwise distributed. `language_scores` follows the definition for causal
-language models (the code of bloom-head-surgery); `head_health` transfers it to images: the sink is the token with the
-most attention averaged over images, and the neighbours are the 3 x 3 patches around the query. A sink by itself is not
-a defect: a softmax has to put its mass somewhere ("Efficient Streaming Language Models with Attention Sinks").
+language models (the code of bloom-head-surgery); `head_health` transfers it to images: the sink is the token
+with the most attention, averaged over images, and the neighbours are the 3 x 3 patches around the query. A
+sink by itself is not a defect: the weights of a softmax must sum to 1 even if no token is relevant
+("Efficient Streaming Language Models with Attention Sinks").
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from vispe.evaluate.attention.head_statistics import (
 )
 from vispe.grid import Grid
 
-MASSIVE = 5.0  # times the mean norm of the channels of a head
+MASSIVE = 5.0  # limit of massive channels, in units of the mean norm of the channels of a head
 DRIFT = 0.05  # change of sink mass that `drifted` reports
 
 
@@ -60,7 +61,7 @@ def language_scores(
 
     Args:
         attn: (L, H, T, T), rows sum to 1.
-        thresholds: of the classes.
+        thresholds: lower bounds of the classes.
         sink: index of the token that may be the sink.
         window: number of local tokens, the query included.
         clamp: lower bound of probabilities in the entropy, which is in nats.
@@ -103,7 +104,7 @@ def head_health(
         model: a ViT of timm or open_clip, converted or not, in evaluation mode.
         images: normalised images (b, 3, H, W), or an iterable of (3, H, W), all of one size.
         batch: batch size.
-        thresholds: of the classes.
+        thresholds: lower bounds of the classes.
 
     Raises:
         ShapeError: there are no images, or they differ in size.

@@ -56,18 +56,21 @@ class HeadHealth:
         position_share: fraction of the variance of the logits between patches that is explained by their offset, NaN
             under a mask: a head near 1 attends by position rather than by content.
         reach: distance in patches that contains 50 % and 95 % of the attention between patches (2, layers, heads).
-        bias_reach: the same for the attention of the bias alone on this grid, borders included; NaN without a bias,
-            or with one that depends on content. `reach / bias_reach` is 1 where content does not change the reach.
-        receptive_field: theoretical receptive field of the bias (arXiv 2307.10156) for eps 0.5 and 0.05: distance
-            that contains 1 - eps of exp(bias) over the offsets of this grid, each counted once; NaN as above.
+        bias_reach: `reach` for the attention of the bias alone on this grid, borders included; NaN without a
+            bias, or if the bias depends on content. `reach / bias_reach` is 1 for heads whose reach does not
+            depend on content.
+        receptive_field: theoretical receptive field of the bias (arXiv 2307.10156) for eps 0.5 and 0.05:
+            distance that contains 1 - eps of exp(bias) over the offsets of this grid, each counted once; NaN
+            as for `bias_reach`.
         profile: fraction of the attention between patches at each rounded distance (layers, heads, distances).
-        bias_profile: the same for the bias alone (layers, heads, distances), NaN as above.
-        uniform_profile: the same for uniform attention (distances,).
+        bias_profile: `profile` for the bias alone (layers, heads, distances); NaN as for `bias_reach`.
+        uniform_profile: `profile` for uniform attention (distances,).
         massive: (layer, head, "q" or "k", channel, ratio to the mean norm of the head) of channels whose norm over all
             tokens is above 5 times the mean of the head.
         position_r2: fraction of the variance over patches of each input channel that is explained by the position
-            (layers, channels), adjusted for chance; NaN for one image. Layouts common to all images count as position.
-        thresholds: of the classes.
+            (layers, channels), adjusted for chance; NaN for one image. A layout that all images have in
+            common counts as position.
+        thresholds: lower bounds of the classes.
     """
 
     paths: tuple[str, ...]

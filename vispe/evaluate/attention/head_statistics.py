@@ -23,7 +23,7 @@ from vispe.backbones.attention_recorder import LayerAttention, attention_map, lo
 from vispe.errors import ShapeError
 from vispe.grid import Grid
 
-# numbers: 64 MB of float32, in blocks that allocators reuse without a system call
+# number of float32 values, 64 MB, in blocks that allocators reuse without a system call
 SCRATCH = 2**24
 ROWS = 128  # rows of attention per block in `entropy`
 CLAMP = 1e-10  # lower bound of probabilities in entropies
@@ -53,10 +53,10 @@ class LayerSums(LogitSums):
         received: attention on each key, mean over queries (h, T).
         peak: maximum of `received` over the keys of each image (h,).
         winners: number of images in which each key receives the most attention (h, T).
-        entropy: of the rows of attention in nats, mean over queries (h,).
-        attention: between patches by signed offset, summed over pairs (h, 2 gh - 1, 2 gw - 1).
+        entropy: entropy of the rows of attention in nats, mean over queries (h,).
+        attention: attention between patches by signed offset, summed over pairs (h, 2 gh - 1, 2 gw - 1).
         bias: exp of the bias by offset, mean over pairs; NaN without a bias, or if it depends on content.
-        prior: attention of the bias alone, by offset, summed over pairs as `attention`; NaN as above.
+        prior: attention of the bias alone, by offset, summed over pairs as `attention`; NaN as for `bias`.
         q: squared queries by channel (h, d_h).
         k: squared keys by channel (h_kv, d_h).
         inputs: input of the layer by patch and channel (N, d).

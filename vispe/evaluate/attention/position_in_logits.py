@@ -43,7 +43,7 @@ def pair_tables(q: Tensor, k: Tensor, grid: Grid, layout: Layout) -> Tensor:
     Args:
         q: rotated queries of the patches (h, N, d).
         k: rotated keys of the patches (h, N, d).
-        grid: of the patches.
+        grid: grid of the patches.
         layout: which channels form a pair.
     """
     h, w = grid.shape
@@ -62,7 +62,7 @@ def distance_rho(tables: Tensor, grid: Grid) -> Tensor:
 
     Args:
         tables: return value of `pair_tables`.
-        grid: of the patches.
+        grid: grid of the patches.
 
     >>> table = torch.tensor([[1.0, 4, 9, 4, 1]])
     >>> distance_rho(table[None, None], Grid((1, 3))).tolist()
@@ -95,7 +95,7 @@ class PositionInLogits(Measure):
         "Round and Round We Go! What makes Rotary Positional Encodings useful?, https://arxiv.org/abs/2410.06205",
     )
     needs = frozenset({"attention"})
-    controls = ("none",)  # shuffling patches does not change the positions, so it is not a control here
+    controls = ("none",)  # shuffled patches have the same positions, so they are not a control here
 
     def on_layer(self, acc: Accumulator, captured: LayerAttention) -> None:
         """Add the R² by offset of a layer, and the statistics of its rotary pairs."""

@@ -88,7 +88,7 @@ class ReceptiveField(Measure):
             bias, prior = bias_tables(captured)
             if bias.isnan().all():
                 return
-            # once per process, because a fixed bias is equal for all images; the ones count the joined processes
+            # once per process, as a fixed bias is equal for all images; the sum of ones counts processes
             fields = [reach(t, self.eps) for t in (bias, prior)]
             acc.add(name, torch.stack([*fields, torch.ones_like(fields[0])]))
         heads = reach(sums_of(captured).attention, self.eps)
@@ -97,7 +97,7 @@ class ReceptiveField(Measure):
         acc.layer(ratio=float((heads * count / prior_reach).nanmean()))
 
     def summarize(self, acc: Accumulator, audited: AuditedModel) -> Outcome:
-        """Return the ratio of both, averaged over heads and layers."""
+        """Return the reach of heads relative to that of their bias, averaged over heads and layers."""
         layers = sorted(int(name.split()[1]) for name in acc.sums if name.startswith("alone"))
         if not layers:
             raise UnsupportedHost("No layer has an attention bias that is equal for all images.")

@@ -1,10 +1,11 @@
 """Rotary bands: low-frequency channel pairs whose keys share one direction and cause attention sinks.
 
 Follows DoPE (denoising rotary position embedding): the truncated matrix entropy of rotated keys. The keys of a pair
-with a high frequency spread over all directions, and their 2 x 2 Gram matrix has two equal eigenvalues. Where the angle
-stays below pi / 2 over the whole image (the bound of the rotary base by the context length: RoFormer, "Base of RoPE
-Bounds Context Length"), keys with a common component add up, and a query in that direction attends to all of them: the
-rank is low. `vispe.evaluate.attention.band_ablation` runs a model with such pairs left unrotated.
+with a high frequency spread over all directions, and their 2 x 2 Gram matrix has two equal eigenvalues. For
+pairs whose angle stays below pi / 2 over the full image (the bound on the rotary base in "Base of RoPE Bounds
+Context Length"; RoFormer), keys with a common component add up, and a query in that direction attends to all
+of them: the rank is low. `vispe.evaluate.attention.band_ablation` runs a model with such pairs left
+unrotated.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ TOP = 8  # largest eigenvalues per head; with a single one the effective rank is
 
 
 def effective_rank(keys: Tensor, top: int = TOP) -> Tensor:
-    """Return exp of the entropy of the largest eigenvalues of K^T K, (...): 1 where all keys are collinear.
+    """Return exp of the entropy of the largest eigenvalues of K^T K, (...): 1 if all keys are collinear.
 
     Args:
         keys: (..., n, d), rotated, not centred.
-        top: number of eigenvalues that are normalised to a sum of 1; all of them where d is smaller.
+        top: number of eigenvalues that are normalised to a sum of 1; all of them if d is smaller.
 
     Raises:
         OptionError: `top` is below 1.
@@ -81,7 +82,7 @@ def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
 
     Args:
         q: (..., n, d), rotated or not.
-        k: as q.
+        k: keys, as `q`.
         layout: which channels form a pair.
     """
     q_norms, k_norms = (torch.hypot(*pairs_of(x, layout).unbind(-1)).mean(-1) for x in (q, k))
@@ -92,7 +93,7 @@ def band_shares(q: Tensor, k: Tensor, layout: Layout) -> Tensor:
 def rotated(captured: LayerAttention) -> tuple[Tensor, Tensor, PairRotation] | None:
     """Return rotated queries and keys of the patches (h, N, rotated channels) and their rotation.
 
-    None where the layer does not rotate pairs of channels.
+    None if the layer does not rotate pairs of channels.
     """
     transform = captured.call.transform
     links = transform.links if isinstance(transform, Chain) else (transform,)

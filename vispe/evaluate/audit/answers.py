@@ -58,7 +58,7 @@ class ClipAnswers:
         """Return the log-probability of each answer, (answers,), up to a common constant.
 
         Raises:
-            OptionError: several images, which this model cannot process together.
+            OptionError: there are several images; this model supports one image per question.
         """
         if len(images) != 1:
             raise OptionError(

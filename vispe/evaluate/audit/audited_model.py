@@ -45,8 +45,9 @@ class AuditedModel:
     """A model under audit, and the interface of measures to it.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w); for a `VisionModel` attention layers are accessible as well. Or a
-            causal language model of transformers, whose images are token ids int64 (b, 1, 1, n), a row of pixels.
+        f: images (b, c, H, W) -> maps (b, d, h, w); for a `VisionModel` attention layers are accessible as
+            well. Or a causal language model of transformers; its "images" are token ids, int64 (b, 1, 1, n),
+            as one row of pixels.
         title: human-readable name.
         answers: scores of answers to questions, if the model is text-aligned.
         patch: patch size in pixels, if `f` has no attribute `patch`.
@@ -55,7 +56,8 @@ class AuditedModel:
         can: capabilities: any of 'maps', 'pooled', 'attention', 'answers', 'several' (answers about several images at
             once), 'causal'.
         why: reason for every missing capability.
-        unchanged: names of parameters that `reinitialized` could not draw again; empty for all other models.
+        unchanged: names of parameters that `reinitialized` could not reinitialise; empty for models that are
+            not its result.
 
     >>> import timm
     >>> audited = AuditedModel(VisionModel(timm.create_model("test_vit").eval()), "test_vit")
@@ -146,7 +148,7 @@ class AuditedModel:
 
         Raises:
             UnsupportedHost: the attention of the model cannot be read.
-            ShapeError: a language model got other values than valid token ids, (b, n) or (b, 1, 1, n).
+            ShapeError: the input of a language model is not valid token ids, (b, n) or (b, 1, 1, n).
         """
         if self.model is None or "attention" not in self.can:
             raise UnsupportedHost(f"The attention of {self.title} cannot be read: {self.why['attention']}.")
@@ -173,7 +175,7 @@ class AuditedModel:
         """Return the same architecture with random weights; `unchanged` lists parameters without an initialiser.
 
         Raises:
-            UnsupportedHost: a function of images has no weights to reinitialise.
+            UnsupportedHost: the model is a function of images, which has no weights to reinitialise.
         """
         if self.model is None:
             raise UnsupportedHost("it is a function of images, which cannot be reinitialised")
@@ -186,7 +188,7 @@ class AuditedModel:
         """Return the same weights without a positional encoding.
 
         Raises:
-            UnsupportedHost: vispe cannot remove the encoding of the model.
+            UnsupportedHost: vispe cannot remove the model's encoding.
         """
         if self.model is None:
             raise UnsupportedHost("it is a function of images, whose encoding cannot be removed")
@@ -204,7 +206,7 @@ class AuditedModel:
             settings = {name: getattr(self.f, name) for name in ("layer", "norm", "mean", "std", "exact")}
             f = VisionModel(model, **settings)
         copied = AuditedModel(f, title, patch=self.patch)
-        # answers need the full model, of which this may be the image tower only
+        # answers need the full model; `f` may be its image tower only
         if self.answers is not None:
             copied.why["answers"] = "answers are not available for a modified copy of the image tower"
         return copied
@@ -223,7 +225,7 @@ def as_audited_model(
             default.
 
     Raises:
-        OptionError: a model in training mode, or a segmenter without classes and probabilities.
+        OptionError: the model is in training mode, or a segmenter has neither classes nor probabilities.
 
     >>> import timm
     >>> as_audited_model(timm.create_model("test_vit").eval()).title
@@ -252,7 +254,7 @@ class _Classes:
     def __init__(self, subject: EvaluatedModel) -> None:
         self.segmenter, self.names = subject.segmenter, subject.names
         self.probabilities = getattr(self.segmenter, "probabilities", None)
-        # averaged over poses, only labels are available
+        # a segmenter averaged over poses returns labels only
         if isinstance(self.segmenter, D4Segmenter):
             self.probabilities = None
         if self.probabilities is None and not self.names:

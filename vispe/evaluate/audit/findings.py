@@ -21,19 +21,19 @@ class Finding:
     """Result of one measure with its controls.
 
     Attributes:
-        name: of the measure.
+        name: name of the measure.
         family: attention, features or behaviour.
-        asks: the question.
+        asks: the question that the measure answers.
         number: meaning of the value.
-        misleads: when the value is wrong or harmless.
+        misleads: cases in which the value is wrong or harmless.
         value: the headline.
         interval: 95 % confidence interval over images; None for fewer than 5 units.
-        margin: 95 % confidence interval of the value minus the largest control; None as above.
+        margin: 95 % confidence interval of the value minus the largest control; None for fewer than 5 units.
         control: values without the effect, by name.
         largest: largest control that counts for the verdict.
         verdict: yes, no or not decided.
         outcome: the result of the model itself, with per-image values.
-        control_layers: value after every layer, for controls that have one.
+        control_layers: values after every layer, for controls with such values.
     """
 
     name: str
@@ -103,8 +103,8 @@ class Audit:
     """Findings for one model.
 
     Attributes:
-        title: of the model.
-        findings: in the order of the report.
+        title: name of the model.
+        findings: one per measure, in the order of the report.
         refused: question and reason for every measure that is not supported by the model.
         images: number of images.
         missing: controls that could not be run, with the reason.

@@ -1,7 +1,7 @@
 """Interface of measures: `Measure`, the `Accumulator` of its sums over images, and its `Outcome`.
 
-A measure is one small file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors, and
-below them a subclass of `Measure` that is discovered by its folder. `papers` lists the papers that it follows.
+A measure is a file in `vispe/evaluate/attention`, `features` or `behaviour`: pure functions of tensors,
+followed by a subclass of `Measure`, which is found by its folder. `papers` lists the papers that it follows.
 Controls run the same measure on another model (random weights, or without the encoding), so they need no code.
 """
 
@@ -38,7 +38,7 @@ class Accumulator:
     """State of a measure: a small record per image, and sums over images, so that memory does not grow.
 
     Attributes:
-        records: for every image, numbers or lists of numbers by name.
+        records: one dict per image, with numbers or lists of numbers by name.
         sums: float tensors on the CPU, summed over images.
         scratch: temporary values of the current image.
         number: index of the current image.
@@ -89,7 +89,7 @@ class Outcome:
         value: the headline.
         per_image: value for every image; empty if it is only defined for all images together.
         per_layer: value after every layer; empty if it is not defined for layers.
-        control: known values without the effect, by name, that need no other run.
+        control: known values in the absence of the effect, by name, which need no run of a control.
         statistic: maps indices of resampled units (with replacement) to the value; by default the mean of `per_image`.
         units: number of units to resample; by default the number of images, at most `GROUPS` for sums by group.
         note: a caveat in one sentence.
@@ -129,11 +129,13 @@ class Measure:
         family: attention, features or behaviour.
         asks: the question, in one sentence.
         number: meaning of the headline, in a few words.
-        misleads: when the number is wrong or harmless, in one sentence.
-        papers: the papers that it follows, each "Title" or "Title, https://..."; empty for a measure of vispe's own.
+        misleads: cases in which the number is wrong or harmless, in one sentence.
+        papers: papers that the measure follows, each "Title" or "Title, https://..."; empty for vispe's own
+            measures.
         needs: required capabilities of the model, see `AuditedModel.can`.
         controls: control models that the verdict compares with.
-        reported_controls: control models that are reported only, because they may have the effect as well.
+        reported_controls: control models that are reported, but do not count for the verdict, because they
+            may have the effect as well.
         layered: whether `on_layer` only adds a curve over layers, which control runs can skip.
         default: whether `vispe audit` runs the measure by default.
         items: number of images that the measure generates itself; 0 to use the images of the audit.
@@ -194,7 +196,7 @@ def choose(only: Sequence[str] | None = None) -> list[Measure]:
     """Return the requested measures: by names or families, or by default those of the report.
 
     Raises:
-        UnknownName: a measure or family that does not exist.
+        UnknownName: a measure or family does not exist.
 
     >>> [m.name for m in choose(["probe"])]
     ['probe']

@@ -23,8 +23,8 @@ class NoiseImages(Sequence[Tensor]):
     Args:
         n: number of images.
         subject: source of the number of channels and the normalisation.
-        side: in pixels.
-        seed: of the sequence.
+        side: side of the images in pixels.
+        seed: random seed of the sequence.
     """
 
     def __init__(self, n: int, subject: EvaluatedModel, side: int, seed: int = 0) -> None:

@@ -57,16 +57,16 @@ def audit(
 ) -> Audit:
     """Evaluate measures on a model, in one pass over the images, and one for each control.
 
-    Memory does not grow with the number of images. With several processes, each takes a part of the images, and the
-    result is the same as with one.
+    Memory does not grow with the number of images. With several processes, each evaluates a part of the
+    images; the result equals that of a single process.
 
     Args:
         audited: the model.
         images: (c, H, W) each, normalised, all of one size; loaded one at a time.
         measures: the measures; by default those of the report.
-        controls: control models to run, of those that the measures request.
-        seed: of random weights, random numbers of measures, and bootstrap draws.
-        names: of the images; an interrupted audit is only resumed with the same names.
+        controls: control models to run, a subset of those that the measures request.
+        seed: random seed of random weights, random numbers of measures, and bootstrap draws.
+        names: names of the images; an interrupted audit is only resumed with the same names.
         state: checkpoint file, written every 20 seconds; an interrupted audit resumes from it.
         processes: rank and number of processes.
         on_progress: called with a description and the completed fraction.
@@ -127,7 +127,7 @@ def _runs(
         try:
             other = audited.reinitialized(seed) if view == "random" else audited.without()
             runs.append(Run(view, other, requested_by))
-            if other.unchanged:  # a control with trained parameters is not a control
+            if other.unchanged:  # a model that keeps trained parameters is not a valid control
                 parameters = f"{len(other.unchanged)} parameters, such as {other.unchanged[0]}"
                 missing[f"{view} of {parameters}"] = (
                     "they have no initialiser, so the control has trained values"
@@ -182,7 +182,7 @@ class _Runner:
         steps = len(numbers) * len(self.runs) + len(generating)
         at = 0
         for number in numbers:
-            image = None  # loaded once for all runs
+            image = None  # each image is loaded once for all runs
             for one in self.runs:
                 if (mark := f"{one.view} {number}") not in self.done:
                     label = "own pass" if one.view == "own" else f"control: {one.view}"
@@ -287,7 +287,7 @@ def _facts(
     """Return a fingerprint that must be equal to resume an audit."""
     first = np.asarray(images[0], dtype=np.float64)
     names = ", ".join(repr(m) for m in measures)
-    # models of the same name may have different weights
+    # models with the same name may have different weights
     parameters = () if audited.model is None else audited.model.parameters()
     weights = sum(float(p.detach().double().sum()) for p in parameters)
     data = f"{len(images)} images {first.shape} {first.sum():.6f}"

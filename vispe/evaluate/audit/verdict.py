@@ -44,7 +44,7 @@ class Judgement:
 
     Attributes:
         interval: 95 % confidence interval of the value; None for fewer than 5 units.
-        margin: 95 % confidence interval of the value minus its largest control; None as above.
+        margin: 95 % confidence interval of the value minus its largest control; None for fewer than 5 units.
         verdict: yes, no or not decided.
     """
 
@@ -73,15 +73,15 @@ def judge(name: str, outcome: Outcome, controls: dict[str, Outcome], seed: int =
     """Return intervals and verdict of an outcome.
 
     Args:
-        name: of the measure.
-        outcome: of the model.
+        name: name of the measure.
+        outcome: outcome of the run of the model itself.
         controls: outcomes of the control runs, by name; closed forms are in `outcome.control`.
-        seed: of the bootstrap draws.
+        seed: random seed of the bootstrap draws.
     """
     values = draws(outcome, seed)
     if values is None or not np.isfinite(outcome.value):
         return Judgement(None, None, "not decided")
-    # the largest control counts, resampled together with the model where the units are the same
+    # the largest control counts; it is resampled together with the model if both have the same units
     others = [np.full(DRAWS, c) for c in outcome.control.values() if np.isfinite(c)]
     for control in controls.values():
         drawn = draws(control, seed)

@@ -1,9 +1,10 @@
 """Length extrapolation: a synthetic task for training on one grid and evaluating on others.
 
-Follows "The Impact of Positional Encoding on Length Generalization in Transformers" (arXiv 2305.19466) in comparing
-encodings on lengths that were not trained; the task is ours. A scene is a grid of patches, a few of which are coloured
-markers. The model predicts for every patch the colour of the nearest marker (needs distance), and of the nearest marker
-above it (needs direction). Both targets are defined on a grid of any size.
+Follows "The Impact of Positional Encoding on Length Generalization in Transformers" (arXiv 2305.19466) in
+comparing encodings on lengths that do not occur in training; the task is ours. A scene is a grid of patches,
+a few of which are coloured markers. The model predicts for every patch the colour of the nearest marker
+(needs distance), and of the nearest marker above it (needs direction). Both targets are defined on a grid of
+any size.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ QUESTIONS = ("distance", "direction")
 class Scenes(NamedTuple):
     """A batch of scenes: images (b, 3, 4 h, 4 w), and target colours of both questions per patch.
 
-    Answers are (b, questions, h, w) int64, -1 where two colours are equally near or there is no marker above.
+    Answers are (b, questions, h, w) int64; -1 for patches with two equally near colours, or without a marker
+    above.
     """
 
     images: Tensor
@@ -139,7 +141,7 @@ def train(
 
     Args:
         spec: positional encoding.
-        seed: of the weights and the scenes.
+        seed: random seed of the weights and the scenes.
         recipe: training configuration; the default takes well under a minute on one core.
         on_step: called with the index of each step and its loss.
     """
@@ -172,7 +174,7 @@ def score(model: nn.Module, shape: tuple[int, int], count: int = 256, seed: int 
         model: maps images (b, 3, 4 h, 4 w) to logits (b, colours, questions, h, w), like `SceneViT`.
         shape: patches (h, w).
         count: number of scenes.
-        seed: of the scenes, which are the same for every model.
+        seed: random seed of the scenes, which are the same for every model.
     """
     generator = torch.Generator().manual_seed(seed)
     correct, total = torch.zeros(len(QUESTIONS)), torch.zeros(len(QUESTIONS))

@@ -55,8 +55,8 @@ def draw_sides(number: int, generator: torch.Generator, side: int = SIDE) -> Mir
 
     Args:
         number: index of the pair, from 0.
-        generator: for positions, shapes and the question.
-        side: of the images in pixels.
+        generator: random generator of positions, shapes and the question.
+        side: side of the images in pixels.
 
     Raises:
         OptionError: images are smaller than 32 pixels.
@@ -169,7 +169,7 @@ class LeftRight(Measure):
             acc.add("pooled", rows)
             return
 
-        # the third image is grey: its answers measure the language prior
+        # the third image is uniformly grey, so that its answers measure the language prior
         images = [*pair.pictures, torch.full_like(pair.pictures[0], 0.5)]
         words = WORDS[pair.axis]
         for template in TEMPLATES:

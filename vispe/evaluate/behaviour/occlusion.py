@@ -3,9 +3,9 @@
 Our image form of studies of text embedders: "Quantifying Positional Biases in Text Embedding Models", "Dwell in the
 Beginning: How Language Models Embed Long Documents for Dense Retrieval" and "Benchmarking the Myopic Trap: Positional
 Bias in Information Retrieval" (the position sensitivity index, PSI). Content is not uniform: photographs have objects
-in the centre. Therefore one strip per image is chosen, the image is rolled so that this strip visits every position,
-and it is occluded there. Content cancels, and a descriptor without positional information weights all positions
-equally.
+in the centre. Therefore one strip per image is selected, and the image is rolled so that the strip is
+occluded at every position. The effect of content cancels: a descriptor without positional information gives
+all positions the same weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vispe.hosts.slot_calibration import psi
 
 FILLINGS = ("mean", "mirror", "noise")
 DRAWS = 200  # random permutations for the chance level of PSI
-TINY = 1e-9  # importance below this is rounding error
+TINY = 1e-9  # smaller importance is rounding error
 
 Span = tuple[int, int]
 

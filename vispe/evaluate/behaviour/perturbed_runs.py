@@ -20,8 +20,8 @@ class Step(NamedTuple):
     """The smallest shift by whole patches of an image and whole cells of its feature map.
 
     Attributes:
-        pixels: of the image.
-        cells: of the feature map.
+        pixels: shift of the image in pixels.
+        cells: shift of the feature map in cells.
         grid: number of steps along height and width.
     """
 
@@ -37,7 +37,7 @@ class PerturbedRuns:
         audited: the model.
         image: (c, H, W), normalised; None for measures that generate their own images.
         number: index of the image, or of the item of a measure.
-        seed: of the audit; `generator` is seeded by it and by `number`.
+        seed: seed of the audit; `generator` is seeded by it and by `number`.
     """
 
     def __init__(self, audited: AuditedModel, image: Tensor | None, number: int, seed: int = 0) -> None:
@@ -63,7 +63,7 @@ class PerturbedRuns:
         """Return the final features (d, h, w) float32 of an image (c, H, W), cached by name.
 
         Args:
-            name: of the perturbation, such as "roll 0,2"; equal names must mean equal images.
+            name: name of the perturbation, such as "roll 0,2"; equal names must mean equal images.
             perturbed: the perturbed image; the original by default.
         """
         self._run(name, perturbed)

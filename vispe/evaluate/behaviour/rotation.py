@@ -1,8 +1,9 @@
 """Equivariance of features to rotations and reflections, the audit's view of `vispe rotate`, for three poses.
 
 The error is that of `vispe rotate`; it follows the equivariance error of "The Lie Derivative for Measuring Learned
-Equivariance" (arXiv 2210.02984), for exact transformations. Where tokens can be permuted after the patch embedding, the
-headline is the error of the encoding alone: patch kernels are direction-dependent as well, but not positional.
+Equivariance" (arXiv 2210.02984), for exact transformations. If tokens can be permuted after the patch
+embedding, the headline is the error of the encoding alone, because patch kernels depend on direction as well,
+but not on position.
 """
 
 from __future__ import annotations

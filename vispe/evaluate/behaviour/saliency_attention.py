@@ -1,7 +1,7 @@
 """Attention with gradients that propagate relevance to queries, keys, values and positions (PA-LRP).
 
-Both factors of a product get half of its relevance, and so do a rotation and its input; a bias gets its part of the
-sum that forms the logits.
+Both factors of a product get half of its relevance, as do a rotation and its input. A bias gets relevance in
+proportion to its share of the logits, which are a sum.
 """
 
 from __future__ import annotations

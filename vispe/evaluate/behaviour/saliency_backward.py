@@ -1,9 +1,10 @@
 """Relevance propagation from an output of a ViT to its tokens and positions (PA-LRP, arXiv 2506.02138).
 
-Relevance is input times gradient, with gradients modified by the rules of AttnLRP: both factors of a product get half,
-an activation is a constant factor of its input, the standard deviation of a norm is a constant. Sums and linear layers
-then follow the epsilon rule with epsilon 0, without a division. The relevance absorbed by biases of layers and by the
-softmax is reported as leaks.
+Relevance is input times gradient, with gradients modified by the rules of AttnLRP: both factors of a product
+get half of its relevance, an activation is treated as a constant factor of its input, and the standard
+deviation in a normalisation layer as a constant. Sums and linear layers then follow the epsilon rule with
+epsilon 0, without a division. The relevance absorbed by biases of layers and by the softmax is reported as
+leaks.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Relevance:
 
     @property
     def gap(self) -> float:
-        """Relative conservation error, by rounding: |output - total relevance| / |output|."""
+        """Relative conservation error due to rounding: |output - total relevance| / |output|."""
         total = float(self.tokens.sum() + self.positions.sum()) + sum(self.leaks.values())
         return abs(self.output - total) / max(abs(self.output), 1e-30)
 
@@ -95,7 +96,8 @@ def relevance(
         output: index of the logit; by default the largest, and without a head the norm of the pooled descriptor.
 
     Raises:
-        OptionError: the model is in training mode or uses gradient checkpointing; an unknown rule or logit.
+        OptionError: the model is in training mode or uses gradient checkpointing, or the rule or the logit
+            does not exist.
         UnsupportedHost: there is no rule for a part of the model.
 
     >>> import timm

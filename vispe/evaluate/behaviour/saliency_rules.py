@@ -41,7 +41,7 @@ def split_ratio(x: Tensor, e: Tensor, relevance: Tensor, eps: float = 1e-9) -> t
     rest = tuple(range(1, relevance.ndim))
     sums = [part.sum(rest, keepdim=True) for part in parts]
     total_relevance, norm = relevance.sum(rest, keepdim=True), sums[0].abs() + sums[1].abs()
-    # a part whose raw relevance cancels to 0 gets none
+    # a part whose raw relevance cancels to 0 gets no relevance
     first, second = (
         torch.where(s == 0, 0.0, part * (s.abs() / norm * total_relevance) / s)
         for part, s in zip(parts, sums, strict=True)
@@ -89,9 +89,9 @@ def through_product(
         a: (..., n, k).
         b: (..., k, m).
         product: a @ b, (..., n, m).
-        relevance: of the product, (..., n, m).
+        relevance: relevance of the product, (..., n, m).
         eps: stabiliser of twice the product.
-        signed: as in `over`.
+        signed: whether `eps` has the sign of the total, see `over`.
     """
     ratio = over(relevance, 2 * product, eps, signed=signed)
     return a * (ratio @ b.mT), b * (a.mT @ ratio)

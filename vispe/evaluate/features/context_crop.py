@@ -2,9 +2,9 @@
 
 Follows the idea of PPP, the position-information pattern from padding ("Unveiling The Mask of Position-Information
 Pattern Through the Mist of Image Features"): compare features with and without the influence of the border; the numbers
-are ours. The centre of an image is encoded by itself, and surrounded by the image flipped horizontally or vertically.
-Padding, and positions relative to a side, change features at the border of the crop. So do new neighbours; the
-difference between the two contexts is the control for that.
+are ours. The centre of an image is encoded alone, and surrounded by the horizontally or vertically flipped
+image. Padding, and positions relative to a side, change features at the border of the crop. Other neighbours
+change them as well; the difference between the two contexts is the control for this effect.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Follows "Intrinsic Probing through Dimension Selection" (Torroba Hennigen et al., 2020). The target is one of 4 x 4
 cells of the grid; features given the cell are modelled as Gaussian with a covariance common to all cells, and
-dimensions are selected greedily by the likelihood of held-out patches. Few dimensions suffice where a model encodes the
-position in a separate subspace.
+dimensions are selected greedily by the likelihood of held-out patches. Few dimensions suffice if a model
+encodes position in a separate subspace.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bits(sums: Tensor, squares: Tensor, count: Tensor, held: Tensor, where: Tens
         sums: (cells, d), sums of the training features by cell.
         squares: (d, d), sum of their outer products.
         count: number of patches of each cell.
-        held: held-out features (n, d).
+        held: features of held-out patches (n, d).
         where: their cells (n,).
 
     Returns:

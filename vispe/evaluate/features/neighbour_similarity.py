@@ -2,9 +2,10 @@
 
 Follows "Position Information Emerges in Causal Transformers Without Positional Encodings via Similarity of Nearby
 Embeddings", and "Latent Positional Information is in the Self-Attention Variance of Transformer Language Models Without
-Positional Embeddings" for the origin of such patterns; the 2D profile is ours. A causal mask or an encoding makes
-features of neighbours similar even in untrained models, and so does any smooth image. The headline is therefore
-measured on images with patches in random order, where neighbouring content is unrelated.
+Positional Embeddings" for the origin of such patterns; the 2D profile is ours. A causal mask or an encoding
+makes features of neighbours similar even in untrained models. Smooth image content has the same effect.
+Therefore the headline is measured on images with patches in random order, in which neighbouring content is
+unrelated.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vispe.errors import OptionError, ShapeError
 
-DECIMALS = 9  # of similarities, so that equal ones are tied instead of ordered by rounding errors
+DECIMALS = 9  # of similarities, so that rounding errors do not order equal values
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class PESI:
 
     Attributes:
         undirected_monotonicity: 1 - rank correlation of distance and mean similarity; 2 is best, 0 worst.
-        directed_monotonicity: the same within each of `directions` sectors, averaged; empty sectors count as 1, so
-            only tables of equal grids are comparable.
+        directed_monotonicity: the same score within each of `directions` sectors, averaged; empty sectors
+            count as 1, so only tables of equal grids are comparable.
         undirected_asymmetry: relative deviation of the similarity among cells at equal distance; 0 is best.
         directions: number of sectors.
     """
@@ -110,7 +110,7 @@ def mean_ranks(x: np.ndarray) -> np.ndarray:
 
 
 def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the rank correlation; 0 where it is undefined."""
+    """Return the rank correlation; 0 if it is undefined."""
     if len(x) < 2:
         return 0.0
     a, b = mean_ranks(x), mean_ranks(y)

@@ -70,7 +70,7 @@ def search(
 
     Args:
         hidden: mean over many inputs, after every layer.
-        degree: of the polynomial that is tested for monotonicity.
+        degree: degree of the polynomial that is tested for monotonicity.
         skip: number of initial tokens to ignore.
         layers_from: first layer, included.
         layers_to: last layer, excluded; negative counts from the end.
@@ -118,7 +118,7 @@ def held_out_residual(maps: Tensor, basis: Tensor, shape: tuple[int, int]) -> Te
     Args:
         maps: flattened maps over the grid.
         basis: (h w, terms), with a constant.
-        shape: of the grid.
+        shape: shape of the grid.
     """
     h, w = shape
     fold = (torch.arange(h)[:, None] // BLOCK + 2 * (torch.arange(w)[None] // BLOCK)).flatten() % FOLDS

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vispe.backbones.attention_recorder import LayerAttention
 
 TARGET = "lr+ud"
-WORST = -1.0  # R² is clipped here: lower values are indistinguishable from no signal
-ENOUGH, FEWEST = 12, 9  # desired and min number of training patches
+WORST = -1.0  # lower bound of R²: smaller values carry no more information
+ENOUGH, FEWEST = 12, 9  # preferred and minimum number of training patches
 
 
 def step_for(shape: tuple[int, int]) -> int | None:

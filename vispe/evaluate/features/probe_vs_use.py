@@ -2,9 +2,9 @@
 
 Follows "Insights into LLM Long-Context Failures: When Transformers Know but Don't Tell" (probe against answers) and
 "Probing the Role of Positional Information in Vision-Language Models" (position is encoded but not used); the images
-are ours. They show a red and a blue square on white; which one is on the left is decoded from the descriptor by a
-linear softmax probe, and asked as a text question. Images come in pairs with exchanged colours, and a pair is never
-split between training and test set of the probe.
+are ours. They show a red and a blue square on white. A linear softmax probe decodes from the descriptor which
+square is on the left, and the model answers the same question as text. Images form pairs with exchanged
+colours; a pair is never split between training and test set of the probe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 
 QUESTION = "Is the red square to the left or to the right of the blue square?"
 ANSWERS = ("left", "right")
-SHUFFLES = 5  # of the labels, for the chance level of the probe
+SHUFFLES = 5  # permutations of the labels, for the chance level of the probe
 
 
 def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, seed: int = 0) -> np.ndarray:
@@ -34,11 +34,11 @@ def probe_hits(x: Tensor, labels: Tensor, groups: Tensor, *, folds: int = 5, see
         labels: classes (n,) int64 from 0.
         groups: (n,) int64; a group is never split between folds.
         folds: number of folds.
-        seed: of the assignment of groups to folds.
+        seed: random seed of the assignment of groups to folds.
 
     Raises:
         ShapeError: the lengths differ.
-        OptionError: fewer groups than folds, or fewer than 2 folds.
+        OptionError: there are fewer groups than folds, or fewer than 2 folds.
 
     >>> labels = torch.arange(20) % 2
     >>> probe_hits(labels[:, None].double(), labels, torch.arange(20) // 2).mean()

@@ -2,9 +2,10 @@
 
 Follows the idea of PPP, the position-information pattern from padding ("Unveiling The Mask of Position-Information
 Pattern Through the Mist of Image Features"): a response pattern that does not depend on the image. The estimator is
-ours. For maps centred over patches, the mean inner product of two different images measures the common part, and that
-of an image with itself the total; their ratio is (S - E) / (S - E + W), with S the variance of the mean map, W the
-variance over images at a patch and E = W / n the expected noise in S, so it is unbiased in the number of images n.
+ours. For maps centred over patches, the mean inner product of two different images measures the common part;
+the mean inner product of an image with itself measures the total. Their ratio is (S - E) / (S - E + W), where
+S is the variance of the mean map, W the variance over images at a patch, and E = W / n the expected noise in
+S. The ratio therefore has no bias from the number of images n.
 """
 
 from __future__ import annotations

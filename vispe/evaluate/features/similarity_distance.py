@@ -28,8 +28,8 @@ class SimilarityDistance:
     """Correlation of similarity and distance over images.
 
     Attributes:
-        mean: over images with a value, from -1 to 1; positive if near patches are similar. NaN without any value.
-        standard_error: of the mean over images; NaN with fewer than 2 values.
+        mean: mean over images with a value, from -1 to 1; positive if near patches are similar. NaN without any value.
+        standard_error: standard error of the mean over images; NaN with fewer than 2 values.
         values: (b,), one per image; NaN where all similarities or all distances are equal.
     """
 
@@ -51,9 +51,10 @@ def similarity_distance_correlation(
     The similarity is the cosine of the features, centred over the patches of their image: without centring the cosines
     of the tokens of a ViT are all near 1. All pairs i < j of an image count once.
 
-    To separate position from content, permute the patches of the image before the encoder. With the distances of the
-    grid (the default) the correlation is then due to position, with the distances of the original positions (`cells`)
-    it is due to content. A model without position information has 0 in the first and more in the second.
+    To separate position from content, permute the patches of the image before the encoder. With distances on
+    the grid (the default) the correlation is then due to position; with distances of the original positions
+    (`cells`) it is due to content. For a model without position information, the first correlation is 0, and
+    the second is larger.
 
     Args:
         features: patch tokens (b, n, d), or (n, d) of one image, without prefix tokens.
@@ -61,7 +62,8 @@ def similarity_distance_correlation(
         method: 'spearman' correlates ranks, where ties have their mean rank; 'pearson' the values, which depends more
             on the aspect ratio of the grid.
         distance: 'euclidean' or 'manhattan'.
-        cells: (n,) or (b, n) integers, the cell whose position each token counts as; by default its own.
+        cells: (n,) or (b, n) integers, cell whose position is assigned to each token; by default the token's
+            own cell.
 
     Raises:
         ShapeError: shapes disagree, features are not finite, or `cells` are not indices of cells.
@@ -92,7 +94,7 @@ def similarity_distance_correlation(
         x = x - x.mean(0)
         x = x / x.norm(dim=1, keepdim=True).clamp(min=1e-12)
         similarity = (x @ x.T).numpy()[first, second]
-        # rounded, so that values that differ by rounding errors alone are ties
+        # values that differ by rounding errors only are ties
         pair = [np.round(similarity, DECIMALS), np.round(apart, DECIMALS)]
         values[image] = -_correlation(*(map(mean_ranks, pair) if method == "spearman" else pair))
     valid = values[~np.isnan(values)]

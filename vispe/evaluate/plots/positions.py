@@ -169,7 +169,7 @@ def _limits(values: Sequence[np.ndarray], above: float = 0.04) -> tuple[float, f
 
 def _figure(drawn: Sequence[_Drawn]) -> list[Axes]:
     """Plot all schemes in a new figure and return the upper axes."""
-    from matplotlib import pyplot  # so that a notebook shows it
+    from matplotlib import pyplot  # pyplot, so that a notebook shows the figure
     from matplotlib.ticker import MaxNLocator
 
     bands = -(-len(drawn) // _COLUMNS)

@@ -30,10 +30,10 @@ class BaselineRow:
     """Result of one debiasing method.
 
     Attributes:
-        key: of `NAMES`.
+        key: key of the method in `NAMES`.
         name: human-readable name.
         r2: held-out R², mean over masks, (targets, images); NaN if the method is not available.
-        shuffled: the same for targets with shuffled patches, the control.
+        shuffled: held-out R² for targets with shuffled patches, the control.
         knn: held-out R² of a non-linear probe of the headline, nearest neighbours, (images,).
         rank: effective rank of the features, (images,).
         cosine: cosine similarity to the original features, mean over patches, (images,).
@@ -94,7 +94,7 @@ class BaselineTable:
 
     @property
     def verdict(self) -> str:
-        """Verdict in one sentence: the cheapest method that removes position, or the strongest one."""
+        """Verdict in one sentence: the cheapest method that removes position, otherwise the most effective method."""
         before = self.remaining_r2(self.rows[0])
         if np.isnan(before):
             return "cannot be judged: a target is constant on this grid"

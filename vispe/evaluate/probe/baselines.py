@@ -1,9 +1,9 @@
 """Post-hoc debiasing of features: remaining position, and cost.
 
 Each method changes the features of an unmodified model. In addition to the remaining position (held-out R² of the
-linear probe), the effective rank of the features, the cosine similarity to the original ones, and the number of forward
-passes per image are reported: making all patches equal would also reduce R² to 0. The baselines follow dino-saw (arXiv
-2603.16840).
+linear probe), the effective rank of the features, their cosine similarity to the original features, and the
+number of forward passes per image are reported. These measure the cost: a method that makes all patches equal
+also reduces R² to 0. The baselines follow dino-saw (arXiv 2603.16840).
 
 Memory: the maps of one image, five of them while averaging; one channel curve per image while channels are selected.
 """
@@ -60,9 +60,9 @@ def probe_baselines(
 ) -> BaselineTable:
     """Probe the position before and after channel blanking, SVD debiasing, transform averages and RASA.
 
-    With a model, each image needs 1 forward pass and 8 per shift; each image that channels are selected and RASA is
-    fitted on (at most 32 or, with `choose_on`, 16 for RASA) 1, and 8 for RASA after averages; a black image needs 1
-    whenever the size changes.
+    Forward passes with a model: 1 and 8 per shift for each scored image; 1 for each image on which channels
+    are selected and RASA is fitted (at most 32 images, or 16 for RASA with `choose_on`), and 8 more for RASA
+    after averages; 1 for a black image whenever the image size changes.
 
     Args:
         model_or_features: a model or function from images to maps; or features (h, w, C) of each image, for which
@@ -76,8 +76,8 @@ def probe_baselines(
             With features: the features (h, w, C) of a black image.
         directions: number of directions removed by the SVD, clipped to the available ones.
         shifts: number along each side of the grid, for averages over shifts; 1 for none.
-        rounds: of RASA, each removes two directions; clipped to the rank of the features. By default 32, but at most a
-            quarter of the directions is removed.
+        rounds: number of rounds of RASA, clipped to the rank of the features; each round removes two
+            directions. By default 32, but at most a quarter of the directions is removed.
         mixed: images (or features) of several kinds, to fit RASA on in an additional row.
         patch: patch size in pixels; known for models.
         targets: names of `vispe.evaluate.probe.targets.ramp`, the headline first.
@@ -88,8 +88,8 @@ def probe_baselines(
         generator: a NumPy Generator, or a seed; used for masks and for the shuffled control.
 
     Raises:
-        OptionError: channels must be selected but there is only one image, or images can be read only once; or
-            channels that do not exist.
+        OptionError: channels must be selected, but there is only one image, or images can be read only once;
+            or a channel does not exist.
         ShapeError: no images, or too few patches for the step.
     """
     rng = np.random.default_rng(generator)
@@ -105,7 +105,7 @@ def probe_baselines(
             "tensor, choose_on, or the channels as blank."
         )
     side = getattr(f, "patch", None) if patch is None else patch
-    # images for channels and RASA cannot be read if there is only one pass, which is needed for the scores
+    # an iterator allows one pass only, which the scores need, so no images remain for channels and RASA
     others = choose_on if choose_on is not None else () if iter(scored) is scored else scored
     if not isinstance(blank, int):
         others = islice(others, 2 * MAX_IMAGES)

@@ -49,7 +49,7 @@ def each_features(source: Source, images: Iterable[Tensor] | None) -> Iterator[n
         images: (c, H, W) each, normalised, for a model or function; None with features.
 
     Raises:
-        OptionError: features and images, or a model without images.
+        OptionError: `images` is set for precomputed features, or missing for a model.
     """
     check_images(is_features(source), images)
     if is_features(source):

@@ -2,8 +2,9 @@
 
 Averaging is meant to cancel position when the image is reflected, rotated and shifted. The published form averages the
 maps of four transformed images without undoing the transform, so every patch mixes the features of four positions. The
-correct form undoes the transform of each map first: every patch is then averaged over positions. After all eight poses
-only the distance to the centre remains of the position; shifts remove that too.
+correct form undoes the transform of each map first: every patch is then averaged over positions. After
+averaging over all eight poses, the only remaining positional information is the distance to the centre;
+averaging over shifts removes it too.
 
 Source of the published form: the baselines of dino-saw (tldr-group, arXiv 2603.16840).
 """
@@ -60,7 +61,8 @@ def transform_averages(
 
     Returns:
         Maps (d, h, w) float64 on the CPU: `published_average`; `d4_average`; with shifts `shift_average`, over shifts
-        only, and `d4_shift_average`, over both. The reason as a string where an average does not exist.
+        only, and `d4_shift_average`, over both. If an average does not exist, its value is the reason as a
+        string.
 
     Raises:
         ShapeError: the sides of the image are not multiples of the patch size.

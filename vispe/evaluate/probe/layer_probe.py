@@ -30,7 +30,7 @@ class LayerProbe:
     Attributes:
         targets: names, the headline first.
         r2: held-out R², mean over masks, (blocks, targets, images).
-        shuffled: the same for targets with shuffled patches, the control.
+        shuffled: held-out R² for targets with shuffled patches, the control.
         pixels: the same for the pixels of the patches instead of features, (targets, images); None if unknown.
         channel_r2: for every block the held-out R² of single channels, (targets, C), mean over images and masks.
         grids: patches (h, w) after every block, for the first image.
@@ -152,8 +152,9 @@ def probe_layers(
         generator: a NumPy Generator, or a seed; used for masks and for the shuffled control.
 
     Raises:
-        ShapeError: no images, images with different numbers of blocks or channels, or too few patches for the step.
-        OptionError: features and images, or a model without images; an unknown target.
+        ShapeError: there are no images, numbers of blocks or channels differ between images, or there are too
+            few patches for the step.
+        OptionError: `images` is set for precomputed features or missing for a model, or a target is unknown.
 
     >>> blocks = np.random.default_rng(0).normal(size=(2, 12, 12, 8))
     >>> probe_layers([blocks], step=2).r2.shape

@@ -1,10 +1,10 @@
 """Linear probe of the position of patches from their features.
 
 The patches of *one* image are split into a few training patches, on which ridge regression fits a ramp over the grid,
-and test patches. A high R² means that the features encode position; about 0 or below that they do not, linearly.
-Reports lead with R² over the test patches (`r2_heldout`), the unbiased score; published tables show R² over all patches
-(`r2`). Two controls validate the probe: the target `random`, and every target with shuffled patches; neither may be
-predictable.
+and test patches. A high R² means that the features encode position linearly; an R² of about 0 or below means
+that they do not. Reports lead with R² over the test patches (`r2_heldout`), the unbiased score; published
+tables show R² over all patches (`r2`). Two controls validate the probe: the target `random`, and every target
+with shuffled patches; neither may be predictable.
 
 `vispe.evaluate.probe.layer_probe` probes every block, `vispe.evaluate.probe.baselines` debiased features.
 
@@ -192,7 +192,7 @@ def positional_probe(
         'no linear position'
     """
     rng = np.random.default_rng(generator)
-    # a separate generator for the control, so that masks match the published code
+    # the control has a separate generator, so that masks match the published code
     order = follower(rng)
     names = [*(name for name in dict.fromkeys(targets) if name != "random"), "random"]
     for name in names:

@@ -21,7 +21,7 @@ from vispe.symmetry.symmetrization import D4Features
 
 Remedy = Literal["rasa", "d4_average", "d4_rasa"]
 
-ALPHA = 0.01  # with less, the planes are of small variance and a regularised probe still reads position
+ALPHA = 0.01  # with less, planes have small variance, and a regularised probe still decodes position
 PUBLISHED_ROUNDS = 9
 MAX_IMAGES = 16  # for one fit: 22,000 tokens of 37 x 37 patches, 67 MB for 384 channels
 
@@ -66,9 +66,9 @@ def remedied(
         remedy: `rasa`, removal of linear position, at the cost of the model; `d4_average`, the average over the eight
             poses, at eight forward passes; `d4_rasa`, both.
         images: normalised images (c, H, W) on which RASA is fitted, of the kind that the model will be used on, but not
-            those of an evaluation. They need no labels. Position is all that they have in common if their content is
-            not aligned to the image frame, as in random crops.
-        rounds: of RASA, each removes two directions; `default_rounds` by default.
+            those of an evaluation. Labels are not needed. If the content is not aligned to the image frame,
+            as in random crops, the images have nothing in common except position.
+        rounds: number of rounds of RASA; each round removes two directions; `default_rounds` by default.
 
     Returns:
         Images (b, c, H, W) -> maps (b, d, h, w).
@@ -104,7 +104,7 @@ def remedied(
 
 
 class FitMaps:
-    """Maps of the images that RASA is fitted on, from one pass over images that serves another purpose too.
+    """Maps of the images on which RASA is fitted, collected during a pass over images that also has another purpose.
 
     Args:
         f: feature function, None for features.
@@ -174,7 +174,7 @@ class RasaRows:
         """Yield the key and the map (C, h, w), or the reason why it is unavailable, of every row.
 
         Args:
-            maps: of one image, by row: `none`, and `d4_average` for `d4_rasa`.
+            maps: maps of one image, by row: `none`, and `d4_average` for `d4_rasa`.
         """
         for key, projection in self.projections.items():
             base = maps["d4_average" if key == "d4_rasa" else "none"]

@@ -22,7 +22,7 @@ from vispe.evaluate.probe.splits import POSITIONS
 from vispe.evaluate.probe.targets import TARGETS
 
 _CHOSEN_ON = 4  # noise images for channel selection and the fit of RASA if there is only a single image
-_MIXED = 8  # images of noise, and as many textures, for the fit of RASA on images of several kinds
+_MIXED = 8  # number of noise images, and of textures, for the fit of RASA on images of several kinds
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Question:
         baselines: whether to probe debiasing methods.
         blank: channels to set to 0; the 4 with the highest R² by default.
         shifts: number along each side, for averages.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
 
     Raises:
         OptionError: options of debiasing methods without `baselines`.

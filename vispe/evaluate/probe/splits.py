@@ -95,8 +95,8 @@ class Trials:
     def knn(self, feats: Features, trials: Sequence[Trial]) -> float:
         """Return the held-out R² of a non-linear probe of the headline target, averaged over splits.
 
-        It predicts the mean position of the 5 training patches with the nearest standardised features. Position that a
-        linear method has removed from every linear model may still be decoded by it.
+        It predicts the mean position of the 5 training patches with the nearest standardised features. It may
+        still decode position that a linear method has removed for every linear model.
 
         Args:
             feats: (h, w, C).

@@ -18,7 +18,7 @@ def ramp(target: str, shape: tuple[int, int], generator: np.random.Generator | N
             of both, each over the longer side; `radial` decreases from 1 at patch (h//2, w//2) to 0 at the
             farthest patch; `raster` is (row·w + col)/(h·w); `random` is uniform noise, the sanity check.
         shape: grid (h, w) in patches.
-        generator: for `random`; ignored by the other targets.
+        generator: random generator for `random`; other targets ignore it.
 
     Raises:
         OptionError: unknown target, or `random` without a generator.
@@ -92,7 +92,7 @@ def sample_mask(
     Args:
         target: `radial` samples a centred box, all other targets the top-left one.
         shape: grid (h, w) in patches.
-        step: every step-th row and column, or as many patches at random.
+        step: distance of sampled rows and columns; with `random`, the same number of patches at random.
         cutoff: fraction of each side that is sampled, in (0, 1].
         random: draw area/step² patches of the region without replacement, instead of a regular grid.
         generator: required for `random`.

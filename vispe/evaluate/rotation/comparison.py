@@ -89,8 +89,9 @@ def error(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
     (0.0, 2.0)
 
     With Y = G minus its mean, r = |Y|/|Z|, c the correlation of Y and Z, and m the distance of the means relative to
-    the root mean square of Z, it is sqrt(1 + r² - 2rc + m²). So 0 is exact, 1.41 (√2) two unrelated maps of equal mean
-    and variance, 2 opposite ones, and there is no upper bound. NaN if F is constant over positions.
+    the root mean square of Z, it is sqrt(1 + r² - 2rc + m²). So 0 means exact equivariance, 1.41 (√2) two
+    unrelated maps of equal mean and variance, and 2 opposite maps; there is no upper bound. NaN if F is
+    constant over positions.
     """
     f, g = _tokens(first, second, valid)
     signal = (f - f.mean(1, keepdim=True)).square().sum()
@@ -155,7 +156,7 @@ def rank(first: Tensor, second: Tensor, valid: Tensor | None = None) -> float:
     """
     f, g = (t.T.contiguous() for t in _tokens(first, second, valid))
     mean = f.mean(0)
-    f, g = f - mean, g - mean  # distances are unchanged, rounding errors are smaller
+    f, g = f - mean, g - mean  # centring does not change distances, but reduces rounding errors
     length = g.square().sum(1)
     rounding = 64 * torch.finfo(f.dtype).eps * float(length.max() + f.square().sum(1).max())
     rows, hits = max(1, CHUNK // len(g)), 0.0
@@ -177,8 +178,8 @@ MEASURES: Mapping[str, Callable[..., float]] = {
 class InvariantShare:
     """Fraction of the variance of a map that is invariant to poses: |mean_g F_g - μ|² / mean_g |F_g - μ|².
 
-    μ is the mean of F over positions. 1 is equivariant; unrelated maps give 1 / number of poses. Only running sums are
-    stored.
+    μ is the mean of F over positions. The value is 1 for equivariant features, and 1 / number of poses for
+    unrelated maps. Only running sums are stored.
 
     Args:
         first: map (d, h, w) at the reference pose, which counts as one of the poses.

@@ -74,12 +74,12 @@ def measure(
     takes a consecutive part of the images and returns the same report.
 
     Args:
-        f: images (b, c, H, W) -> maps (b, d, h, w), preferably `ModelFeatures`; None for a segmenter only.
+        f: images (b, c, H, W) -> maps (b, d, h, w), preferably a `VisionModel`; None for a segmenter only.
         images: (c, H, W) each, floating point, normalised for f; iterated more than once.
         segmenter: image (c, H, W) -> labels (H, W), 1 to K and 0 for no data; None trains one if there are truths.
         truths: labels (H, W) of each image, 1 to K and 0 for ignored pixels.
         n_classes: K; required with `segmenter`, otherwise counted in the truths.
-        names: of the classes; 'class 1' ... by default.
+        names: names of the classes; 'class 1' ... by default.
         image_names: 'image 0' ... by default.
         metrics: names of `vispe.evaluate.rotation.plan.GROUPS`; all applicable ones by default.
         quick: fewer metrics and angles, and, without `size`, a window of 14 patches per side.
@@ -90,11 +90,12 @@ def measure(
         batch_size: batch size.
         clusters: number of clusters of features.
         budget: training pixels per class.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         subject: title of the report.
         show: converts an image (c, H, W) to RGB (H, W, 3) in [0, 1]; rescales its range by default.
-        settings: stored with the results, JSON values.
-        notes: stored with the results; read at the end, when they may have grown.
+        settings: JSON values that are stored with the results.
+        notes: notes that are stored with the results; read at the end, so that notes may be appended during
+            the run.
         processes: rank and number of processes; a single process by default.
         progress: called with a description and the completed fraction.
 
@@ -149,13 +150,13 @@ def measure(
     pieces, remarks, pattern, examples, error = {}, [], None, None, None
     try:
         pieces, remarks = _steps(measured, plan, images, truths, processes, progress)
-        # by the process with the fewest images
+        # in the process with the fewest images
         if f is not None and "fingerprint" in groups and processes.rank == processes.count - 1:
             pattern, more = _fingerprint(f, plan, images)
             remarks += more
         if processes.rank == 0:
             examples = _examples(measured, plan, images, truths, show or rescale_to_rgb)
-    except Exception as raised:  # raised by all processes, which would block forever otherwise
+    except Exception as raised:  # all processes raise the error, as they would otherwise wait forever
         error = raised
     parts = processes.joined((pieces, remarks, pattern, examples, list(notes)), error)
     together: dict[str, list[Piece]] = {}

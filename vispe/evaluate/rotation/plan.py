@@ -51,13 +51,13 @@ class Plan:
         exact: the model accepts only images of `size`.
         shifts: (dy, dx) in pixels of rolls and crop shifts.
         n_classes: K; None without labels.
-        names: of the classes.
+        names: names of the classes.
         batch_size: batch size.
         clusters: number of clusters.
         budget: scribbled pixels per class.
         probe_masks: number of random training masks of the linear probe.
         phases: number of random shifts within a patch for labels.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
     """
 
     groups: tuple[str, ...]
@@ -91,7 +91,8 @@ class Measured:
 
     Attributes:
         f: images (b, c, H, W) -> maps (b, d, h, w), or None.
-        segmenter: image (c, H, W) -> labels (H, W), or None: then one is trained on each image with a mask.
+        segmenter: image (c, H, W) -> labels (H, W), or None: a segmenter is then trained on each image with a
+            mask.
         twin: a reinitialised copy of the model and the names of its unchanged parameters, or None.
     """
 
@@ -206,7 +207,7 @@ def truth_of_image(truths: Sequence[object], number: int, image: Tensor) -> np.n
     """Return the truth of an image as int64 (H, W).
 
     Raises:
-        InputError: it is missing, or does not have the size of the image.
+        InputError: the truth is missing, or its size differs from that of the image.
     """
     if number >= len(truths):
         raise InputError(

@@ -33,7 +33,7 @@ class Key:
         part: `FULL`, `POSITION_CODE`, or the name of a class or of a control.
         amount: degrees of an angle, or pixels of a shift (down, right).
         layer: index of the block whose features were measured.
-        training: `EVERY_POSE`, or '' for a given segmenter or one trained on the original pose.
+        training: `EVERY_POSE`, or '' for a segmenter that was passed in or trained on the original pose.
 
     >>> Key(ANGLE, "error", amount=(15.0,)).transform, Key(ROLL, "error", amount=(0, 8)).transform
     ('15°', 'roll (0, 8) px')

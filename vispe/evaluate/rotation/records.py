@@ -19,7 +19,7 @@ class Metric:
     """Description of a metric.
 
     Attributes:
-        title: as printed in tables.
+        title: name in tables.
         better: which values are good.
         chance: value for unrelated maps or labels; None if it depends on the data.
     """
@@ -65,7 +65,7 @@ class Measurement:
     """A record: one metric under one transform, for every image.
 
     Attributes:
-        transform: of the image: 'rot90', 'D4' (mean over its elements except the identity), '15°' ...
+        transform: transform of the image: 'rot90', 'D4' (mean over its elements except the identity), '15°' ...
         metric: a key of `METRICS`.
         values: (n,) float64, one per image in order; NaN if it is not defined for an image.
         part: 'full', 'position code', 'layer 3', or the name of a class or of a control.
@@ -113,7 +113,7 @@ class Measurement:
         return replace(self, transform=key.transform, part=key.name, key=key)
 
     def __post_init__(self) -> None:
-        if not self.key.question:  # constructed from its printed names
+        if not self.key.question:  # the record was constructed from its printed names
             object.__setattr__(self, "key", Key(self.transform, self.metric, self.part))
         if self.metric not in METRICS:
             raise UnknownName(
@@ -127,7 +127,7 @@ class Measurement:
 
     @property
     def floor(self) -> np.ndarray | None:
-        """Largest floor for each image (smallest if high is good); None without floors."""
+        """Largest floor of each image, or smallest if high values are good; None without floors."""
         if not self.floors:
             return None
         stacked = np.stack(list(self.floors.values()))

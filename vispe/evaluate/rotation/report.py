@@ -126,7 +126,7 @@ class RotationReport:
         return (*filter(None, (self.result.find(*key) for key in HEADLINES)), *areas)
 
     def to_markdown(self, seed: int = 0) -> str:
-        """Return the short table as Markdown; `result.to_markdown` is the full one."""
+        """Return the short table as Markdown; `result.to_markdown` returns the full table."""
         intervals = len(self.result.images) >= MIN_IMAGES
         head = ["what was done to the sample", "what is compared", "mean", "worst image"]
         table = [[*head, *(["95 % interval"] if intervals else []), "resampling alone"]]

@@ -23,7 +23,7 @@ class TrainedSegmenter:
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         maps: training maps (d, h, w) of f.
-        marks: for each map the scribbles (H, W): the class, or 0.
+        marks: scribbles (H, W) for each map: the class, or 0.
 
     Raises:
         InputError: the scribbles have fewer than two classes.

@@ -21,9 +21,9 @@ def scale_notes(errors: Sequence[float], full: float, position: float | None = N
     """Return remarks on the scale of centred errors.
 
     Args:
-        errors: of every pose and image, with transformed images.
-        full: their mean over D4.
-        position: the same with tokens permuted after the patch embedding; None if not measured.
+        errors: errors of every pose and image, for transformed images.
+        full: mean of these errors over D4.
+        position: mean error with tokens permuted after the patch embedding; None if not measured.
     """
     notes: list[str] = []
     largest = max((e for e in errors if math.isfinite(e)), default=0.0)

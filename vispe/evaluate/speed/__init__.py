@@ -1,7 +1,8 @@
 """Benchmark of attention with a position bias: speed, memory and accuracy of vispe and alternatives.
 
 `cases` defines the shapes and modes, `contenders` the implementations, `checks` and `measure` the measurements; `run`
-stores the results in a file and resumes interrupted runs, `targets` compares them with targets, `report` prints them.
+stores the results in a file and resumes interrupted runs, `targets` compares results with targets, and
+`report` prints them.
 """
 
 from vispe.evaluate.speed.benchmark import Bench

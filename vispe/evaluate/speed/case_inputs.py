@@ -10,7 +10,7 @@ from vispe.errors import OptionError
 from vispe.evaluate.speed.cases import STRUCTURED, Case, Mode, is_forward
 from vispe.evaluate.speed.structured_calls import Structured, exact_rows
 
-SETS = 4  # sets of inputs, used in rotation
+SETS = 4  # number of sets of inputs, which are used in turn
 ROWS = 1024  # max number of queries of the reference output
 
 
@@ -19,8 +19,8 @@ class Setup:
 
     Args:
         case: the shape.
-        mode: determines what has a gradient.
-        device: of all tensors.
+        mode: mode, which determines the tensors with gradients.
+        device: device of all tensors.
         backend: backend of vispe.
         dry: whether compilation is disabled.
     """
@@ -31,7 +31,7 @@ class Setup:
         learned = not is_forward(mode)
         size = (case.batch, case.tokens, case.heads, case.width)
 
-        def random() -> Tensor:  # tokens before heads in memory, as projections make them
+        def random() -> Tensor:  # tokens precede heads in memory, as in the output of projections
             return torch.randn(size, generator=make, device=device, dtype=case.torch_dtype).transpose(1, 2)
 
         # q, k, v and the gradient of the output

@@ -28,7 +28,7 @@ MODES: dict[Mode, str] = {
     "rotary forward": "forward pass, rotated queries and keys with a bias",
     "rotary": "forward and backward pass, rotated queries and keys with a bias",
 }
-GRID_MODES: tuple[Mode, ...] = ("forward", "frozen", "slopes", "table")  # the others are in `structured`
+GRID_MODES: tuple[Mode, ...] = ("forward", "frozen", "slopes", "table")  # the other modes are in `STRUCTURED`
 STRUCTURED: tuple[Mode, ...] = tuple(mode for mode in MODES if mode not in GRID_MODES)
 
 
@@ -93,8 +93,8 @@ class Plan:
     """Configuration of a benchmark run.
 
     Args:
-        cases: in order of importance.
-        modes: for every case.
+        cases: cases in order of importance.
+        modes: modes that are measured for every case.
         structured: number of leading cases that are also measured in the modes of `STRUCTURED`.
         reps: min number of timed calls per contender.
         slow: whether to include contenders that are slow to compile or to run.

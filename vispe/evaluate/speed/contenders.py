@@ -36,7 +36,7 @@ class Contender:
     """An implementation of attention.
 
     Args:
-        name: used in reports.
+        name: name in reports.
         bias: 'distance', 'table', 'mode' (that of the mode), 'structured' (of the structured mode) or None.
         make: maps the inputs of a case to the timed function.
         modes: supported modes.
@@ -146,7 +146,7 @@ def dense(setup: Setup, kernel: str | None, cached: bool) -> Attend:
 
 
 def eager(setup: Setup) -> Attend:
-    """Return explicit matrix products and a softmax, with a cached bias if it is fixed."""
+    """Return attention by explicit matrix products and a softmax; a fixed bias is cached."""
     if setup.case.tokens > EAGER_LIMIT:
         raise BackendUnavailable(f"not tried above {EAGER_LIMIT} tokens: it writes b h n^2 numbers.")
     dtype, scale = setup.case.torch_dtype, setup.case.width**-0.5

@@ -100,12 +100,12 @@ def compared(
     """Return the relative errors of output and gradients against the same in float64.
 
     Args:
-        call: from q, k and v to the output.
-        exact: the same in float64.
+        call: function from q, k and v to the output.
+        exact: the same function in float64.
         inputs: q, k and v.
         cotangent: gradient of the output.
         leaves: parameters of the bias; their gradients are concatenated for the comparison.
-        exact_leaves: the same in float64.
+        exact_leaves: the same parameters in float64.
     """
     double_inputs = [t.detach().double().requires_grad_() for t in inputs]
     out, expected = call(*inputs), exact(*double_inputs)

@@ -32,7 +32,7 @@ def make_flex(
         setup: inputs of a case.
         kind: 'distance' (square root per score) or 'table' (one load per score).
         options: kernel options of FlexAttention.
-        mode: of `torch.compile`, such as 'max-autotune-no-cudagraphs'.
+        mode: mode of `torch.compile`, such as 'max-autotune-no-cudagraphs'.
     """
     score = _distance(setup) if kind == "distance" else _table(setup)
     compiled: Any = flex_attention

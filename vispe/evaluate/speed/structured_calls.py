@@ -30,7 +30,7 @@ class Structured:
             or 'rotary' (rotated channel pairs and a distance).
         pos: positions of a grid, (1, n).
         size: (b, h, n, d) of q.
-        slopes: of the distance, one per head.
+        slopes: slopes of the distance, one per head.
         random: returns standard normal float32 numbers of a shape.
     """
 

@@ -91,7 +91,7 @@ def _verdict(name: str, words: str, must: float, stretch: float, value: tuple[fl
 
 
 def _memory(rows: Rows) -> Row:
-    """Check the extra memory: the strip, 8 bytes per query, and 8 per token once."""
+    """Check the extra memory against the strip, 8 bytes per query, and 8 bytes per token once."""
     words = "extra memory / (strip + 8 bytes per query), forward and frozen; never n x n"
     ratios, square = [], []
     for r in rows.rows:

@@ -23,7 +23,7 @@ def measure(contender: Contender, setup: Setup, plan: Plan) -> dict[str, Any]:
     `ms` is the median and `spread_ms` the quartiles of at least `Plan.reps` calls with four sets of inputs in rotation;
     `host_ms` is the CPU time to launch a call (shorter kernels wait for it); `cold_s` the first call, including
     compilation; `extra_mib` the peak memory of a later call in addition to inputs, outputs and gradients, and
-    `extra_first_mib` that of the first call (both including caches).
+    `extra_first_mib` the additional peak memory of the first call (both including caches).
     """
     setup.begin()
     before = start_memory(setup.device)

@@ -1,8 +1,9 @@
 """Three-cell benchmark of relative positions (LOOPE, arXiv 2504.14386): images, labels and scores.
 
-A black image has one red, one green and one blue cell. Six bits encode which of green and blue is nearer to red, the
-orientation of the three, the larger of two areas, and whether their vector sum is outside of the grid. Without position
-a ViT gets the same set of tokens for every image, so the baseline is the `majority` of the labels, not 50 %.
+A black image has one red, one green and one blue cell. Six bits encode which of green and blue is nearer to
+red, the orientation of the three cells, the larger of two areas, and whether the vector sum of the cells is
+outside of the grid. Without position information, a ViT has the same set of tokens for every image. Therefore
+the baseline is the `majority` of the labels, not 50 %.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class ThreeCellScores:
 
     Attributes:
         distance: mean of bits 0 and 1.
-        orientation: of bit 2.
+        orientation: accuracy of bit 2.
         area: mean of bits 3 and 4.
-        vector_sum: of bit 5.
-        average: plain mean of these four.
-        distance_exact: images with both bits of the distance right.
-        area_exact: images with both bits of the area right.
+        vector_sum: accuracy of bit 5.
+        average: unweighted mean of the four scores above.
+        distance_exact: percentage of images with both bits of the distance correct.
+        area_exact: percentage of images with both bits of the area correct.
         balanced: mean over the bits of the mean accuracy on its ones and on its zeros.
 
     Example:
@@ -174,7 +175,7 @@ def sample_cells(
             f"count={count}, grid={grid}, max_attempts={max_attempts}."
         )
     ring, size = _rings(grid)
-    # 0: equal distances, 1: green nearer, 2: blue nearer
+    # kind of image: 0 for equal distances, 1 for green nearer, 2 for blue nearer
     mode = torch.randint(3, (count,), generator=generator)
     cells = torch.zeros(count, 3, 2, dtype=torch.int64)
     left, red, tries = torch.arange(count), _draw(grid, (count, 2), generator), 0
@@ -222,7 +223,7 @@ def _draw(high: int, shape: tuple[int, ...], generator: torch.Generator | None) 
 
 
 def _rings(grid: int) -> tuple[Tensor, Tensor]:
-    """Return the offsets by squared length, shortest first, where several have it: (k, most, 2), and how many (k,)."""
+    """Return offsets by squared length, shortest first, for lengths of several offsets: (k, most, 2), counts (k,)."""
     limit = MAX_SQUARED if grid == 14 else 2 * (grid - 1) ** 2
     reach = int(limit**0.5)
     offsets: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -92,7 +92,7 @@ def run_missing(
 
     Args:
         encodings: specs as text.
-        seeds: of the weights and the training images.
+        seeds: random seeds of the weights and the training images.
         recipe: training configuration; `Recipe()` by default.
         file: JSON file of all results; None stores nothing.
         workers: number of processes with one thread each; 0 trains in this process, with its threads.
@@ -128,7 +128,7 @@ def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row
     """Return the results in a file, [] if it does not exist.
 
     Raises:
-        InputError: it was written with another recipe, or is not a results file.
+        InputError: the file was written with another recipe, or is not a results file.
     """
     if file is None or not Path(file).exists():
         return []

@@ -1,9 +1,10 @@
 """Training of a small ViT from scratch on the three-cell benchmark, with any two-axis encoding.
 
 An image is a grid of 14 x 14 cells, one token each, so tokens differ only by colour and by the encoding. After the
-blocks of a shallow ViT, a small MLP reads the tokens of the red, green and blue cell: finding three cells among 196 is
-unrelated to position and would dominate the training time. The six bits are trained with binary cross-entropy, and no
-image is used twice. One recipe is used for all encodings; it takes minutes on one CPU core.
+blocks of a shallow ViT, a small MLP reads the tokens of the red, green and blue cells. A readout of all
+tokens would have to find three cells among 196, which is unrelated to position and would dominate the
+training time. The six bits are trained with binary cross-entropy, and no image is used twice. One recipe is
+used for all encodings; it takes minutes on one CPU core.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Recipe:
     Attributes:
         grid: cells per side.
         dim: width of the tokens.
-        depth: blocks.
-        num_heads: heads.
+        depth: number of blocks.
+        num_heads: number of heads.
         mlp_ratio: width of the MLP in a block, in widths of the tokens.
         hidden: width of the MLP that reads the three tokens.
-        steps: updates.
-        batch: images per update.
-        rate: peak learning rate, after a warm-up of a tenth of the steps, then falling as a cosine.
-        test: images that the scores are of.
+        steps: number of training steps.
+        batch: images per training step.
+        rate: peak learning rate, after a warm-up of a tenth of the steps and before a cosine decay.
+        test: number of test images.
     """
 
     grid: int = 14
@@ -67,8 +68,8 @@ class ThreeCellRun:
 
     Attributes:
         encoding: spec as text.
-        seed: of the weights and the training images.
-        scores: on the test images.
+        seed: random seed of the weights and the training images.
+        scores: scores on the test images.
         majority: scores on the test images of the best constant answer on the training images.
         cpu_s: CPU seconds of training and test, over all restarts.
         recipe: training configuration.
@@ -112,10 +113,10 @@ class ThreeCellViT(nn.Module):
             global_pool="",
             pos_embed="learn",
         )
-        # colours have the scale of a learned table: with larger ones it has no effect for hundreds of steps
+        # colours have the scale of a learned table; with larger colours the table has no effect for hundreds of steps
         nn.init.trunc_normal_(self.body.patch_embed.proj.weight, std=0.02)
         nn.init.zeros_(self.body.patch_embed.proj.bias)
-        for module in self.body.blocks.modules():  # timm's 0.02 is made for widths of 384 and more
+        for module in self.body.blocks.modules():  # timm's std of 0.02 suits widths of 384 and more
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
         convert(self.body, spec)
@@ -130,7 +131,7 @@ class ThreeCellViT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (b, 6) of images (b, 3, grid, grid), one pixel per cell."""
         tokens = self.body(images)
-        cells = images.flatten(2).argmax(-1)  # of red, green and blue
+        cells = images.flatten(2).argmax(-1)  # tokens of the red, green and blue cells
         return self.head(tokens.gather(1, cells[..., None].expand(-1, -1, tokens.shape[-1])).flatten(1))
 
 
@@ -149,7 +150,7 @@ def train(
 
     Args:
         spec: positional encoding.
-        seed: of the weights and the training images; the test images are always the same.
+        seed: random seed of the weights and the training images; the test images are always the same.
         recipe: configuration; `Recipe()` by default.
         checkpoint: checkpoint file, from which an interrupted training resumes; it is not deleted.
         every: steps between two checkpoints.
@@ -157,7 +158,8 @@ def train(
 
     Raises:
         OptionError: a value of the recipe, or `every`, is too small.
-        InputError: the checkpoint has another encoding, seed or recipe, or is not a checkpoint.
+        InputError: the checkpoint belongs to another encoding, seed or recipe, or the file is not a
+            checkpoint.
     """
     recipe = recipe or Recipe()
     if min(recipe.steps, recipe.batch, recipe.test, every) < 1:
@@ -250,7 +252,7 @@ def _read(file: Path | None, run: dict[str, Any]) -> dict[str, Any] | None:
     try:
         restored = torch.load(file, weights_only=True)
         other = restored["run"]
-    except Exception as error:  # a damaged file raises what its format likes
+    except Exception as error:  # a damaged file can raise any exception
         raise InputError(f"{file} is not a checkpoint of the three-cell training; remove it.") from error
     for key, value in run.items():
         if other[key] != value:

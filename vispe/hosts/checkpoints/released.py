@@ -31,7 +31,7 @@ class _Facts:
     root: str  # prefix of all names
     dim: int
     depth: int
-    heads: int | None  # None where they cannot be inferred
+    heads: int | None  # None if they cannot be inferred
     entries: dict[str, Tensor]  # the entries of the encoding, without the prefix
 
 
@@ -40,9 +40,9 @@ class _Kind:
     """One kind of released checkpoints.
 
     Attributes:
-        sign: pattern of the names of its positional encoding, after the prefix of the model.
-        example: such a name.
-        heads: function that infers the number of heads from entries and width; None where that is impossible.
+        sign: pattern of the entry names of the positional encoding, after the prefix of the model.
+        example: an entry name that matches the pattern.
+        heads: function that infers the number of heads from entries and width; None if that is impossible.
         specs: function that returns the possible encodings, the most likely first.
     """
 
@@ -59,10 +59,12 @@ class Converted:
     Attributes:
         weights: all tensors, including those that were not renamed.
         kind: kind of the checkpoint.
-        specs: encodings with these weights, as values of `pos_embed`; more than one where shapes agree.
-        renamed: (old, new) name of every renamed entry; one entry may become several, or several one.
-        dropped: names of removed entries, which are computed by the encoding.
-        notes: assumptions.
+        specs: possible encodings of these weights, as values of `pos_embed`; several if their shapes are
+            equal.
+        renamed: (old, new) name of every renamed entry; an entry may be split into several, and several may
+            be merged into one.
+        dropped: names of removed entries; the encoding computes their values.
+        notes: assumptions of the conversion, one sentence each.
     """
 
     weights: dict[str, Tensor]
@@ -95,11 +97,11 @@ def convert_weights(
     Args:
         weights: a state dict; it is not changed.
         kind: one of `KINDS`; default: inferred from the names.
-        num_heads: number of heads, where it cannot be inferred; default: head_dim 64.
-        spec: the encoding, where it is not a published one.
+        num_heads: number of heads, if it cannot be inferred; the default corresponds to a head_dim of 64.
+        spec: the encoding, if it is not one of the published variants.
 
     Raises:
-        InputError: no kind, or more than one, is recognised, or the entries are not those of one ViT.
+        InputError: the weights match no kind or several kinds, or the entries do not belong to one ViT.
         OptionError: `kind` is not one of `KINDS`, or `spec` is a sum.
     """
     if kind is not None and kind not in KINDS:
@@ -227,7 +229,7 @@ def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any],
     """Return the weights renamed for the encoding `spec`.
 
     Raises:
-        VispeError: they are not weights of this encoding.
+        VispeError: the weights do not belong to this encoding.
     """
     state = dict(weights)
     supplied = {"dim": facts.dim, "num_heads": facts.heads, "depth": facts.depth}
@@ -254,7 +256,7 @@ def _renamed(weights: Mapping[str, Tensor], facts: _Facts, spec: dict[str, Any],
 def _paired(
     gone: Sequence[str], new: Sequence[str], holder: str, prefix: str, shared: str
 ) -> list[tuple[str, str]]:
-    """Return pairs (old, new) of names; where counts differ one entry became several, or several one."""
+    """Return pairs (old, new) of names; if counts differ, entries were split or merged."""
     moved = {name: holder + name.removeprefix(prefix) for name in new if name.startswith(prefix)}
     pairs = [(old, name) for name, old in moved.items() if old in gone]
     gone = [name for name in gone if name not in {old for old, _ in pairs}]
@@ -272,7 +274,7 @@ def _holders(encoding: Encoding, facts: _Facts) -> list[str]:
 
 
 def _check(encoding: Encoding, state: Mapping[str, Tensor], new: Sequence[str], prefix: str) -> None:
-    """Raise `InputError` when names or shapes of the renamed entries are not those of the encoding."""
+    """Raise `InputError` if names or shapes of the renamed entries are not those of the encoding."""
     expected = {prefix + name: tuple(value.shape) for name, value in encoding.state_dict().items()}
     if missing := sorted(set(expected) - set(new)):
         raise InputError(f"{missing[0]} has no weights")
@@ -294,7 +296,7 @@ def _slopes(entries: dict[str, Tensor], dim: int) -> int:
 
 
 def _rpe_heads(entries: dict[str, Tensor], dim: int) -> int | None:
-    """Return the number of heads of an iRPE model: that of its tables, or the width divided by that of a vector."""
+    """Return the number of heads of an iRPE model: from its tables, or the width divided by that of a vector."""
     name, table = next(iter(entries.items()))
     if table.shape[0] > 1:
         return table.shape[0]

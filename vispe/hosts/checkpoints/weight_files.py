@@ -53,7 +53,7 @@ def read_file(path: str | Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals([Namespace]):  # timm's train.py saves its arguments as one
+        with torch.serialization.safe_globals([Namespace]):  # timm saves its arguments as Namespace
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(

@@ -1,8 +1,9 @@
-"""Positions for code that runs the blocks of a converted model itself: masked autoencoders, token merging, prompts.
+"""Positions for user code that calls the blocks of a converted model: masked autoencoders, token merging, prompts.
 
-Attention layers receive positions through the blocks, from the forward pass of the converted model. A loop over the
-blocks does not pass any, so the layers raise an error instead of computing attention without the encoding.
-`positions_for` supplies them, either to all layers inside a ``with`` statement or as an argument of each block.
+The forward pass of a converted model passes positions through the blocks to the attention layers. A user's
+loop over the blocks passes no positions, so the layers raise an error instead of computing attention without
+the encoding. `positions_for` supplies positions, either to all layers inside a ``with`` statement or as an
+argument of each block.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _ACTIVE: ContextVar[tuple[LoopPositions, ...]] = ContextVar("vispe_positions", d
 class LoopPositions(Context):
     """Positions of the tokens of one forward pass, returned by `positions_for`.
 
-    Use it in a ``with`` statement, or pass it to the blocks as their mask. Only the latter works for blocks that
+    Use it in a ``with`` statement, or pass it to the blocks as their mask. Only passing it as mask works for
+    blocks that
     activation checkpointing recomputes in the backward pass, and for graphs compiled with ``fullgraph=True``.
     """
 
@@ -75,10 +77,11 @@ def positions_for(
 ) -> LoopPositions:
     """Return the positions of tokens for blocks that are called one by one.
 
-    Within ``with vispe.positions_for(...):`` the attention layers of the model use these positions. The value can also
-    be passed to a block instead of its attention mask. That is required for checkpointed blocks, since the ``with``
-    statement may have ended when they are recomputed, and for graphs compiled with ``fullgraph=True``. Random numbers
-    of encodings in training mode are drawn by this call, so call it once for all blocks that process the same tokens.
+    Within ``with vispe.positions_for(...):`` the attention layers of the model use these positions. The
+    returned value can also be passed to a block in place of its attention mask. This is required for
+    checkpointed blocks, since the ``with`` statement may have ended when they are recomputed, and for graphs
+    compiled with ``fullgraph=True``. Random numbers of encodings in training mode are drawn by this call, so
+    call it once for all blocks that process the same tokens.
 
     Additive encodings are added by the model's own token embedding (timm: ``_pos_embed``, open_clip: ``_embeds``), not
     by the blocks.
@@ -103,9 +106,9 @@ def positions_for(
         True
 
     Raises:
-        UnsupportedHost: the model is not converted, or its blocks do not accept positions from the caller.
+        UnsupportedHost: the model is not converted, or its blocks do not support positions from the caller.
         UnsupportedCombination: an encoding acts between blocks, or prefix tokens enter late.
-        ShapeError: `grid` has another number of axes, or `index` is not a valid index into it.
+        ShapeError: `grid` has the wrong number of axes, or `index` is not a valid index into the grid.
     """
     inner = _converted(model)
     encodings = inner._vispe_all()
@@ -147,12 +150,12 @@ def context_for(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool = 
         layer: the attention layer.
         x: its input (b, n, d).
         mask: its mask argument: a context, a mask or None.
-        calls: the calls of the model that supply positions, for the message.
+        calls: the names of the calls that supply positions, for the message.
         is_causal: whether the caller requests causal attention.
 
     Raises:
         InputError: there are no positions.
-        ShapeError: the positions are those of other tokens.
+        ShapeError: the number of positions differs from that of the tokens.
     """
     if not isinstance(mask, Context):
         return _from_loop(layer, x, mask, calls, is_causal)
@@ -171,7 +174,7 @@ def _from_loop(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool) ->
     if bare is not None and active is None:
         return Context(Grid((1,)).positions(), (), mask, is_causal, bare)
     block = f"Attention of block {layer.vispe_layer}"
-    if torch._C._current_graph_task_id() != -1:  # the statement may have been another one in the forward pass
+    if torch._C._current_graph_task_id() != -1:  # that pass may have had other positions
         raise InputError(
             f"{block}: recomputed in the backward pass, where vispe.positions_for is not read. Pass its value to the "
             "block in place of the mask, as in `checkpoint(block, x, positions)`."
@@ -189,7 +192,8 @@ def _from_loop(layer: Any, x: Tensor, mask: Any, calls: str, is_causal: bool) ->
 def mask_of_torch(mask: Tensor | None, heads: int) -> Tensor | None:
     """Return a mask of `torch.nn.MultiheadAttention`, (n, n) or (b h, n, n), as an attention mask.
 
-    Boolean masks are inverted: in torch's module True excludes a key, in attention functions it includes one.
+    Boolean masks are inverted: in torch's module True excludes a key, in attention functions True includes a
+    key.
     """
     if mask is None or isinstance(mask, WindowMask):
         return mask
@@ -221,7 +225,7 @@ def _checked(index: Tensor, grid: Grid) -> Tensor:
             f"vispe.positions_for: index must be an int64 tensor of shape (b, m) or (m,), got {got}. Number the "
             "patches row by row from 0."
         )
-    # values on an accelerator are not checked, to avoid a synchronisation
+    # values on an accelerator are not checked, as reading them would synchronise the device
     if (
         index.device.type == "cpu"
         and index.numel()

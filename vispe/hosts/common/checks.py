@@ -21,12 +21,12 @@ EXAMPLES = {
     1: "alibi",
     2: "alibi2d",
     3: "alibi3d",
-}  # number of axes: an encoding that every host supports
+}  # number of axes: an encoding supported by every host with this number
 _PER_AXIS = ("split", "spacing", "reference")  # options with one number per axis
 
 
 def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
-    """Raise `UnsupportedCombination` when an encoding or one of its options is for another number of axes."""
+    """Raise `UnsupportedCombination` if an encoding, or one of its options, requires another number of axes."""
     if axes not in encoding.ndim:
         raise UnsupportedCombination(_other_axes(encoding.name, encoding.ndim, axes, stock))
     for option in _PER_AXIS:
@@ -39,7 +39,7 @@ def check_axes(encoding: Encoding, axes: int, stock: type[nn.Module]) -> None:
 
 
 def check_term(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
-    """Raise `UnsupportedCombination` when an encoding class does not support a number of axes with any options."""
+    """Raise `UnsupportedCombination` if an encoding class does not support a number of axes with any options."""
     if axes not in cls.ndim:
         raise UnsupportedCombination(_other_axes(cls.name, cls.ndim, axes, stock))
 
@@ -52,7 +52,7 @@ def _other_axes(name: str, ndim: Sequence[int], axes: int, stock: type[nn.Module
 
 
 def check_outside(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> None:
-    """Raise `UnsupportedCombination` when an encoding acts outside attention, for hosts with only layers replaced."""
+    """Raise `UnsupportedCombination` if an encoding acts outside attention, for hosts that only replace layers."""
     if issubclass(cls, Sampler):
         raise UnsupportedCombination(
             f"{cls.name} samples positions for one grid of all tokens, which {stock.__name__} does not have. Use a "
@@ -66,7 +66,7 @@ def check_outside(cls: type[Encoding], axes: int, stock: type[nn.Module]) -> Non
 
 
 def check_part(e: Encoding, family: Any, stock: type[Any], axes: int, keep_rope: bool) -> None:
-    """Raise `UnsupportedCombination` when models of a `Family` do not support an encoding, whatever their layers."""
+    """Raise `UnsupportedCombination` if no model of a `Family` supports an encoding, for any attention layers."""
     check_axes(e, axes, stock)
     if isinstance(e, Mixing) and not family.has_block_hook:
         raise UnsupportedCombination(
@@ -91,7 +91,7 @@ def check_part(e: Encoding, family: Any, stock: type[Any], axes: int, keep_rope:
 
 
 def refuse_patched(module: nn.Module, where: str, names: Sequence[str]) -> None:
-    """Raise `UnsupportedHost` when methods are patched on an instance, which would hide those of its new class."""
+    """Raise `UnsupportedHost` if methods are patched on an instance, as they would hide methods of the new class."""
     patched = [name for name in names if name in vars(module)]
     if patched:
         raise UnsupportedHost(
@@ -136,7 +136,7 @@ def make_converted_class(
         family: the class of the library that `stock` is or derives from.
         overridden: names of the methods that `mixin` replaces.
         host: name of the library.
-        plain: what could be converted instead, for the message.
+        plain: models that can be converted instead, for the message.
 
     Raises:
         UnsupportedHost: `stock` is a subclass of `family` that overrides one of these methods itself.
@@ -187,7 +187,7 @@ def feature_blocks(depth: int, indices: int | list[int] | None, host: str = "mod
         host: noun for the host in messages: 'model' or 'tower'.
 
     Raises:
-        OptionError: there is no such block, or `indices` is empty.
+        OptionError: a block does not exist, or `indices` is empty.
     """
     if indices is None or isinstance(indices, int):
         count = depth if indices is None else indices
@@ -200,7 +200,7 @@ def feature_blocks(depth: int, indices: int | list[int] | None, host: str = "mod
 
 
 def attach(module: nn.Module, encoding: Encoding | None) -> None:
-    """Set `pos_enc` of a module to an encoding, or to None for none.
+    """Set `pos_enc` of a module to an encoding or None.
 
     None is not registered as a module: torch would accept every checkpoint entry below a registered None.
     """
@@ -211,7 +211,7 @@ def attach(module: nn.Module, encoding: Encoding | None) -> None:
 
 
 def composed(encodings: list[Encoding]) -> Encoding | None:
-    """Return the composition of several encodings, the encoding itself for one, None for none."""
+    """Return the composition of several encodings; a single encoding itself; None for an empty sequence."""
     return Compose(encodings) if len(encodings) > 1 else encodings[0] if encodings else None
 
 
@@ -230,7 +230,7 @@ def with_training_grid(
 ) -> list[dict[str, Any]]:
     """Return a spec with the training grid as `reference` of each encoding that uses it.
 
-    A model built from it for another image size then computes the same function.
+    A model built from the returned spec for another image size then computes the same function.
 
     Args:
         spec: parsed terms.
@@ -244,7 +244,7 @@ def with_training_grid(
 
 
 def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
-    """Return whether an encoding takes the training grid from the host; encodings reject one without effect."""
+    """Return whether an encoding uses the host's training grid; encodings reject a training grid without effect."""
     accepted = inspect.signature(type(encoding)).parameters
     if "reference" not in accepted or getattr(encoding, "reference", None) is not None:
         return False
@@ -260,7 +260,7 @@ def uses_reference(encoding: Encoding, grid: tuple[int, ...]) -> bool:
 def base_too_small(
     parts: Sequence[Encoding], shape: tuple[int, ...] | None, reference: tuple[int, ...] | None
 ) -> list[BaseTooSmall]:
-    """Return the rotary encodings whose base is too small for a grid; none where the host has no fixed grid."""
+    """Return the rotary encodings whose base is too small for a grid; empty if the host has no fixed grid."""
     if shape is None:
         return []
     grid = Grid(shape, reference=reference)

@@ -37,9 +37,9 @@ class Context:
     Args:
         positions: prepared positions of the tokens.
         encodings: encodings shared by all blocks.
-        mask: the user's attention mask; None for none.
+        mask: the user's attention mask; None without a mask.
         is_causal: whether the attention is causal.
-        rope: the model's own rotary embedding, where it is in use.
+        rope: the model's own rotary embedding; None if it is not in use.
         mixed: whether the samples of the batch have different grids.
     """
 
@@ -57,10 +57,10 @@ class Context:
         self.positions, self.encodings, self.mask = positions, tuple(encodings), mask
         self.is_causal, self.rope, self.mixed = is_causal, rope, mixed
         self.selected = selected()
-        self.patches: Context | None = None  # for blocks that exclude prefix tokens
+        self.patches: Context | None = None  # context of blocks that exclude prefix tokens
 
     def with_patches(self, prefix: int) -> Context:
-        """Return the same context with one for the tokens after the first `prefix` in `patches`."""
+        """Return this context, whose `patches` is a context without the first `prefix` tokens."""
         mask = fx_leaves.patches_mask(self._dense_mask(), prefix)
         pos = fx_leaves.patches(self.positions, prefix)
         context = Context(self.positions, self.encodings, self.mask, self.is_causal, self.rope, self.mixed)
@@ -69,7 +69,7 @@ class Context:
         return context
 
     def masked(self, mask: Tensor | None, is_causal: bool = False) -> Context:
-        """Return the same context with another user mask, for one layer."""
+        """Return this context with another user mask, for one layer."""
         other = Context(self.positions, self.encodings, mask, is_causal, self.rope, self.mixed)
         other.selected = self.selected
         return other
@@ -88,10 +88,11 @@ class Context:
         return not any(isinstance(e, Biased | Rotary) for e in self.encodings)
 
     def plain_mask(self, module: nn.Module, x: Tensor) -> Tensor | None:
-        """Return a dense mask equivalent to all encodings of a layer, so that stock attention can run; else None.
+        """Return a dense mask equal to all encodings of a layer, for stock attention; None if there is no such mask.
 
-        Only a fixed bias on a grid of fewer than `LONG` tokens has one, where a dense mask is the fastest backend
-        anyway. This skips backend dispatch in Python: 0.4 ms per layer, 7 % of a ViT-S forward pass of one image.
+        Only a fixed bias on a grid of fewer than `LONG` tokens has such a mask; for these, a dense mask is
+        the fastest backend anyway. Stock attention avoids backend dispatch in Python: 0.4 ms per layer, 7 %
+        of a ViT-S forward pass of one image.
 
         Args:
             module: the layer; its `vispe_layer`, `pos_enc` and `fused_attn` are read.
@@ -164,8 +165,9 @@ class Context:
 
         Args:
             module: the layer; its `vispe_layer` and `pos_enc` are read.
-            queries: one tensor (b, h, n, d_h), or one for each attention map of a head (differential attention).
-            keys: as many, of the same shape.
+            queries: one tensor (b, h, n, d_h), or several: one for each attention map of a head (differential
+                attention).
+            keys: as many tensors as `queries`, of the same shape.
             v: values (b, h, n, d_v).
             x: input of the layer (b, n, d).
 
@@ -189,8 +191,8 @@ def backend_text(fused: bool, unfused_reason: str) -> str:
     """Return the backend of converted layers, human-readable, for `describe`.
 
     Args:
-        fused: whether fused attention is on in all of them.
-        unfused_reason: why it is off.
+        fused: whether fused attention is enabled in all converted layers.
+        unfused_reason: why fused attention is off.
     """
     if not fused:
         return f"reference ({unfused_reason})"
@@ -206,15 +208,17 @@ class HostState:
         spec: terms of the encoding, JSON-able.
         stock: the original class of the model.
         reference: grid of the training resolution.
-        table: the detached absolute table, in the form of the model's family; None when there was none.
-        lost: names of position information that was never built, as the model was built with the encoding.
+        table: the detached absolute table, in the form of the model's family; None if the model had none.
+        lost: names of stock position information that does not exist, because the model was built with the
+            encoding.
         keep_abs: whether the absolute table is in use.
         keep_rope: whether the model's own rotary embedding is in use.
-        rope: the detached rotary embedding, with the dtype of the model at that time; None when there was none.
+        rope: the detached rotary embedding, with the dtype of the model at that time; None if the model had
+            none.
         inside: whether the encoding acts inside attention, so that attention layers are swapped.
-        layered: whether layers have encodings with parameters of their own.
+        layered: whether layers have separate encodings with their own parameters.
         args: the original `pos_embed` in timm's record of constructor arguments, if any.
-        resolved: the spec with the training grid where it has an effect, for building an equal model.
+        resolved: the spec for building an equal model, with the training grid for encodings that use it.
         cache: positions of recent grids.
         fixed: paths of parameters of the encodings that are saved but never trained, for hosts that freeze groups.
     """

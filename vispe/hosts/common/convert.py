@@ -44,16 +44,17 @@ class Family:
         title: prefix of class names in descriptions and messages.
         noun: noun for such a model in messages.
         builder: the call that builds the stock model, for messages.
-        unfused: why attention layers are not fused, for descriptions.
+        unfused: reason why attention layers are not fused, for descriptions.
         known: classes of attention layers and blocks that can be converted.
         overridden: methods that the converted class of a model replaces.
         patchable: methods that the converted classes of its layers and blocks replace.
         always_inside: whether attention layers are converted for every encoding.
-        per_layer: whether every attention layer has its own encodings, as heads and grids differ between layers.
+        per_layer: whether every attention layer has its own encodings, for models in which heads and grids
+            differ between layers.
         has_block_hook: whether the forward pass calls encodings between blocks.
         has_late_prefix: whether prefix tokens can be excluded from the first blocks.
-        table_keyword: value of the library's own constructor argument for an absolute table; a model is built with it
-            to keep the table. None where there is no such argument.
+        table_keyword: value of the library's own constructor argument for an absolute table, with which a
+            model is built if the table stays in use. None if there is no such argument.
     """
 
     title = ""
@@ -70,7 +71,7 @@ class Family:
     table_keyword: str | None = None
 
     def converted_class(self, stock: type[Any]) -> type[Any]:
-        """Return the converted class of a model class; raise `UnsupportedHost` where there is none."""
+        """Return the converted class of a model class; raise `UnsupportedHost` if there is none."""
         raise NotImplementedError
 
     def stock_type(self, module: nn.Module) -> type[Any]:
@@ -86,7 +87,7 @@ class Family:
         raise NotImplementedError
 
     def reference(self, model: Any) -> tuple[int, ...] | None:
-        """Return the grid of pretraining where the model stores one; None for the grid of the model."""
+        """Return the grid of pretraining if the model stores one; None means the grid of the model."""
         del model
         return None
 
@@ -127,29 +128,29 @@ class Family:
         """Restore the rotary embedding."""
 
     def check_widths(self, terms: Sequence[dict[str, Any]], layers: Layers) -> None:
-        """Raise where `head_dim` differs between layers, and a term is built for one `head_dim`."""
+        """Raise an error if `head_dim` differs between layers, and a term is built for one `head_dim`."""
 
     def check_model(self, model: Any, stock: type[Any], terms: list[dict[str, Any]]) -> None:
-        """Raise where the model does not support conversion or a term, before anything is built."""
+        """Raise an error if the model does not support conversion or a term, before anything is built."""
 
     def check_parts(self, model: Any, parts: Sequence[Encoding], layers: Layers) -> None:
-        """Raise where the model does not support an encoding."""
+        """Raise an error if the model does not support an encoding."""
 
     def check_inside(self, model: Any) -> None:
-        """Raise where a `Context` would not reach the attention layers."""
+        """Raise an error if a `Context` would not reach the attention layers."""
 
     def check_detached(self, model: Any, table: Any) -> None:
-        """Raise where a detached table cannot be restored."""
+        """Raise an error if a detached table cannot be restored."""
 
     def resolved(
         self, terms: list[dict[str, Any]], parts: Sequence[Encoding], grid: Any
     ) -> list[dict[str, Any]]:
-        """Return the spec from which an equal model is built; empty where it equals `terms`."""
+        """Return the spec from which an equal model is built; empty if it equals `terms`."""
         del terms, parts, grid
         return []
 
     def after_convert(self, model: Any, old: HostState | None) -> None:
-        """Run library-specific steps after a conversion; `old` is the state of a previous one."""
+        """Run library-specific steps after a conversion; `old` is the state of a previous conversion."""
 
     def before_strip(self, model: Any) -> None:
         """Undo `after_convert` before the encodings are removed."""
@@ -165,7 +166,7 @@ class _Plan(NamedTuple):
         cls: the class of the converted model.
         parts: an encoding for each term.
         shared: the encodings shared by all blocks.
-        of_layers: for each attention layer, the encodings with parameters of its own.
+        of_layers: encodings with separate parameters, for each attention layer.
         inside: whether attention layers are converted.
         grid: the grid that the model is built for.
         reference: the grid of pretraining, to which encodings rescale coordinates.
@@ -198,11 +199,13 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
         model: a model of `family`.
         family: access to its parts.
         spec: the requested encodings.
-        built: whether the constructor of the model is running, so that its own table and rope were never used.
+        built: whether the model's constructor is still running, so that its own table and RoPE have not been
+            used yet.
 
     Raises:
         UnsupportedHost: the class of the model, or of one of its attention layers, is not supported.
-        UnsupportedCombination: the model does not support the encoding, or there is nothing to keep.
+        UnsupportedCombination: the model does not support the encoding, or has no table or RoPE that could
+            stay in use.
     """
     old = state_of(model)
     stock, table, rope, lost = (
@@ -218,7 +221,7 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     if keep_abs:
         family.check_detached(model, table)
     plan = _planned(model, family, spec, stock, keep_abs, keep_rope)
-    # where the constructor has an argument for the table, it was called without one, so `restore` cannot supply it
+    # if the constructor has an argument for the table, it built none, so `restore` cannot supply it
     if built:
         missing = {
             "absolute table": not keep_abs and (family.table_keyword is not None or has_absolute_table),
@@ -272,7 +275,8 @@ def restore_model(model: Any, family: Family | None) -> None:
 
     Raises:
         UnsupportedHost: the model is not converted.
-        UnsupportedCombination: it was built with the encoding, without position information of the stock model.
+        UnsupportedCombination: the model was built with the encoding, so its stock position information does
+            not exist.
     """
     state = state_of(model)
     if state is None or family is None:
@@ -357,11 +361,11 @@ def _planned(
         return parts
 
     classes = [encoding_class(term["name"]) for term in spec.terms]
-    # an unsupported attention layer has no num_heads, with which encodings could not be built
+    # encodings cannot be built for an unsupported attention layer, which may have no num_heads
     if layers and facts.get("num_heads") is None and any(issubclass(c, Biased | Rotary) for c in classes):
         family.check_inside(model)
         _check_swaps(model, family)
-    # a model without a fixed grid is taken for one of images, with two axes
+    # a model without a fixed grid is treated as an image model, with two axes
     for cls_of_term in classes:
         check_term(cls_of_term, len(facts["grid"] or "hw"), stock)
     parts = build(facts, layers[0][0] if layers else 0)
@@ -388,7 +392,7 @@ def _planned(
 
 
 def _swappable(model: Any, family: Family) -> bool:
-    """Return whether attention layers can be converted, for encodings that do not require it."""
+    """Return whether attention layers can be converted, for encodings that do not require their conversion."""
     try:
         family.check_inside(model)
         _check_swaps(model, family)
@@ -398,7 +402,7 @@ def _swappable(model: Any, family: Family) -> bool:
 
 
 def _check_swaps(model: Any, family: Family) -> None:
-    """Raise `UnsupportedHost` when a module has no converted class, or has patched methods or parametrized weights."""
+    """Raise `UnsupportedHost` if a module has no converted class, or has patched methods or parametrized weights."""
     for path, module, cls in family.swaps(model):
         if cls is None:
             raise UnsupportedHost(
@@ -441,7 +445,7 @@ def _use_or_detach(
 
 
 def _raise_missing(family: Family, stock: type[Any], verb: str, name: str, lost: Sequence[str]) -> NoReturn:
-    """Raise because the stock model's own table or RoPE does not exist and cannot be preserved or restored."""
+    """Raise an error: the stock model's own table or RoPE does not exist, so it cannot be preserved or restored."""
     reason = f"{family.title}{stock.__name__} has none. Do not request it."
     if lost:
         reason = (

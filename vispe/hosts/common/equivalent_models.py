@@ -7,7 +7,7 @@ from torch import nn
 
 _SIZES = {192: "tiny", 384: "small", 768: "base", 1024: "large", 1280: "huge", 1536: "giant"}
 
-# prefix of the class name: name pattern of the timm model, and the default where the pattern does not exist
+# prefix of the class name: name pattern of the timm model, and the default if no such model exists
 TRANSFORMERS: dict[str, tuple[str, str]] = {
     "Aimv2": ("aimv2_{size}_patch14_224", "aimv2_large_patch14_224"),
     "Blip": ("vit_{size}_patch16_224", "vit_base_patch16_224"),
@@ -31,7 +31,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
 
 
 def equivalent_model(model: nn.Module) -> str | None:
-    """Return the name of the timm model with the architecture of `model`; None where there is none."""
+    """Return the name of the timm model with the architecture of `model`; None if there is none."""
     cls = type(model)
     library = cls.__module__.partition(".")[0]
     if library == "transformers":
@@ -43,7 +43,7 @@ def equivalent_model(model: nn.Module) -> str | None:
 
 
 def advice(model: nn.Module) -> str | None:
-    """Return a sentence that names the equivalent timm model; None where there is none."""
+    """Return a sentence that names the equivalent timm model; None if there is none."""
     name = equivalent_model(model)
     if name is None:
         return None
@@ -54,7 +54,7 @@ def advice(model: nn.Module) -> str | None:
 
 
 def _width(model: nn.Module) -> int | None:
-    """Return the width of the tokens from the model or its configuration; None where neither names it."""
+    """Return the width of the tokens from the model or its configuration; None if neither names it."""
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     for holder, name in ((config, "hidden_size"), (model, "embed_dim")):

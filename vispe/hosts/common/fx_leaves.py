@@ -1,8 +1,9 @@
 """torch.fx leaf functions: each is one node in the traced graph of a converted model.
 
-torch.fx records tensors and plain numbers and cannot trace control flow that depends on values, which encodings have,
-nor `Positions`. So a traced graph calls these functions at run time, with the sizes of its input and the encodings as
-submodules. They must be called through this module (``traced.attend``), where torch.fx looks them up.
+torch.fx records tensors and plain numbers. It cannot trace `Positions`, or control flow that depends on
+values, as in encodings. So a traced graph calls these functions at run time, with the sizes of its input and
+the encodings as submodules. Call the functions as attributes of this module (``fx_leaves.attend``), because
+torch.fx looks them up there.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ class Scores:
     def weigh(self, weights: Tensor) -> list[Tensor]:
         """Return the output (b, h, n, d_v) of each map of a head."""
         maps = weights.unflatten(1, (-1, len(self.calls))).unbind(2)
-        # the softmaxes of a map share their values, so the first call serves for all
+        # the softmaxes of a map share their values, so those of the first call are used
         return [reference.weighted(calls[0][1], one) for calls, one in zip(self.calls, maps, strict=True)]
 
 
 def one_size(image: Tensor) -> Tensor:
     """Return images (b, c, height, width) unchanged; in a `torch.jit.trace`, add a step that rejects other sizes.
 
-    Such a trace contains the positions of one grid, which would be wrong for another grid with as many patches.
+    Such a trace contains the positions of one grid, which would be wrong for another grid with the same
+    number of patches.
     """
     if not torch.jit.is_tracing():
         return image
@@ -82,7 +84,7 @@ def positions(
         reference: grid of the training resolution.
         encodings: all encodings that prepare positions.
         cache: cache of positions; None in a traced graph, which does not cache.
-        embed: the patch embedding, where it accepts images with another grid than the model's.
+        embed: the patch embedding, if it accepts images with another grid than the model's; otherwise None.
         spacing: distance of tokens in patch sizes, where patches overlap.
 
     Raises:

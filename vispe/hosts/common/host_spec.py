@@ -18,9 +18,11 @@ class HostSpec(NamedTuple):
 
     Attributes:
         terms: the parsed terms of the encodings.
-        keep_abs: whether the host's own absolute table stays in use; None to keep one if it exists.
+        keep_abs: whether the host's own absolute table stays in use; None means that it stays in use if it
+            exists.
         keep_rope: the same for its own rotary embedding.
-        sources: for each term the `Encoding` instance whose weights are copied, or None; empty for none at all.
+        sources: for each term the `Encoding` instance whose weights are copied, or None; empty if there are
+            no such instances.
     """
 
     terms: list[dict[str, Any]]

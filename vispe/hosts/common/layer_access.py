@@ -14,7 +14,7 @@ _UNNAMED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 def layer_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """Return path and module of the layer inside wrappers; the module itself where there are none.
+    """Return path and module of the layer inside wrappers; the module itself without wrappers.
 
     The path is the one in state dicts. Submodules are read from `_modules`, as iterating over the children of a LoRA
     layer has side effects.
@@ -37,7 +37,7 @@ def block_in(path: str, module: nn.Module, known: tuple[type[nn.Module], ...]) -
 
 
 def converted_in(path: str, module: nn.Module) -> tuple[str, nn.Module]:
-    """Return path and module of the converted layer at or below a module; the module itself where there is none."""
+    """Return path and module of the converted layer at or below a module; the module itself if there is none."""
     path, module = layer_in(path, module)
     if "vispe_layer" in vars(module):
         return path, module
@@ -63,7 +63,7 @@ def state_path(path: str) -> str:
 
 
 def refuse_parametrized(path: str, module: nn.Module) -> None:
-    """Raise `UnsupportedHost` where a change of class would drop the parametrization of a weight."""
+    """Raise `UnsupportedHost` if a change of class would drop the parametrization of a weight."""
     if type(module) is not plain_class(type(module)):
         raise UnsupportedHost(
             f"{path}: its class cannot be changed, got {type(module).__name__} with parametrized "
@@ -79,7 +79,7 @@ def _parametrized(module: nn.Module) -> list[str]:
 def check_layers(
     layers: Iterable[tuple[int, str, nn.Module]], swapped: type[nn.Module] | tuple[type[nn.Module], ...]
 ) -> None:
-    """Raise `UnsupportedHost` where a layer of a converted model no longer has a class of vispe."""
+    """Raise `UnsupportedHost` if a layer of a converted model no longer has a class of vispe."""
     for _, path, layer in layers:
         if not isinstance(layer, swapped):
             raise UnsupportedHost(

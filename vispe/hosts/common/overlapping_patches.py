@@ -18,7 +18,7 @@ _PROBE = (3, 4)  # grid on which encodings are tested for a dependence on spacin
 
 
 def spacing_of(projection: object) -> tuple[float, float] | None:
-    """Return the distance of tokens along (rows, columns), in patch sizes; None where patches do not overlap.
+    """Return the distance of tokens along (rows, columns), in patch sizes; None if patches do not overlap.
 
     Args:
         projection: the patch embedding; None is returned if it is not a convolution.
@@ -82,19 +82,20 @@ def without_distances(
 ) -> list[str]:
     """Return the names of encodings whose output does not depend on the spacing of tokens.
 
-    Each is evaluated, with random parameters, on one grid with two spacings. If the output is unchanged, or the
-    encoding needs more than positions, overlapping patches would be treated as if they did not overlap.
+    Each is evaluated, with random parameters, on one grid with two spacings. An encoding is returned if its
+    output is unchanged, or if it needs more than positions; such an encoding would treat overlapping patches
+    as if they did not overlap.
 
     Args:
-        encodings: of a model.
-        dim: width of its tokens.
-        num_heads: of its attention.
+        encodings: encodings of a model.
+        dim: width of the model's tokens.
+        num_heads: number of heads.
         head_dim: width of a head.
-        depth: number of its blocks.
+        depth: number of blocks.
     """
     names: list[str] = []
     for encoding in encodings:
-        # skipped: `none`, and vectors computed from the token itself
+        # `none`, and vectors computed from the token itself, are skipped
         absolute = isinstance(encoding, Additive) and not encoding.reads_tokens
         if not absolute and not isinstance(encoding, Rotary | Biased | Mixing):
             continue

@@ -27,7 +27,7 @@ def packed(
 
     Args:
         coord: row and column of each patch (b, n, 2).
-        valid: which patches exist (b, n) bool; the others are padding.
+        valid: which patches exist (b, n) bool; all other entries are padding.
         sizes: grid (rows, columns) of each sample.
         encodings: all encodings of the model.
         positions: function from a grid shape to its positions.
@@ -40,7 +40,7 @@ def packed(
     grid = full.grid
     prefix = grid.prefix
     if len(set(sizes)) == 1:
-        # complete grids in order keep the cached positions, and with them the masks computed from these
+        # complete grids in order use cached positions, and thereby the masks computed from them
         if coord.shape[1] == grid.patches and bool((coord == full.coords[:, prefix:]).all() & valid.all()):
             return full
     else:

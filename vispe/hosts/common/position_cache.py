@@ -11,7 +11,7 @@ from vispe.grid import Grid, Positions
 
 
 class PositionCache:
-    """Least-recently-used cache of `Positions`, keyed by grid and device, with what was computed from them.
+    """Least-recently-used cache of `Positions` and values computed from them, keyed by grid and device.
 
     Cached values do not depend on parameters. The cache is excluded from copies, pickles and state dicts, and is not
     used while a model is compiled, exported, traced or captured in a CUDA graph.
@@ -34,7 +34,7 @@ class PositionCache:
             # inference tensors could not be used in later training
             with torch.inference_mode(False):
                 pos = grid.positions(like.device)
-        self._cached[key] = pos  # the newest is last
+        self._cached[key] = pos  # the most recent entry is last
         for old in list(self._cached)[: -self.size]:  # a copy: replicas may share this cache between threads
             self._cached.pop(old, None)
         return pos

@@ -18,7 +18,7 @@ from vispe.grid import Grid
 
 
 def check_sampled(parts: Sequence[Encoding], stock: type[Any], keep_abs: bool, keep_rope: bool) -> None:
-    """Raise `UnsupportedCombination` when a sampler moves tokens and the model's own embedding would not follow."""
+    """Raise `UnsupportedCombination` if a sampler changes positions, but the model's own embedding ignores it."""
     check_samplers(parts)
     sampler = next((e.name for e in parts if isinstance(e, Sampler)), None)
     embedding = "rotary embedding" if keep_rope else "absolute table" if keep_abs else None
@@ -31,7 +31,7 @@ def check_sampled(parts: Sequence[Encoding], stock: type[Any], keep_abs: bool, k
 
 
 def ineffective_samplers(parts: Sequence[Encoding]) -> list[str]:
-    """Return a sentence for each sampler without effect: shifts, where all encodings depend on distances alone."""
+    """Return a sentence for each sampler without effect: shifts, if all encodings depend on distances only."""
     readers = [e for e in parts if isinstance(e, Additive | Rotary | Biased | Mixing)]
     if not readers or any("translation" not in e.invariant for e in readers):
         return []

@@ -56,12 +56,12 @@ class LoadsWeights(nn.Module):
         return tuple(e for _, encoding in self._vispe_paths() for e in encoding.parts())
 
     def _vispe_check_layers(self) -> None:
-        """Raise `UnsupportedHost` where another library has replaced the class of an attention layer."""
+        """Raise `UnsupportedHost` if another library has replaced the class of an attention layer."""
         if self.vispe.inside:
             check_layers(self.vispe_attentions(), self.vispe_layers)
 
     def _vispe_refuse_draws(self, call: str) -> None:
-        """Raise `UnsupportedCombination` where tokens would be assembled at positions that differ from attention's."""
+        """Raise `UnsupportedCombination` if tokens would be assembled at positions that differ from attention's."""
         for e in self._vispe_all() if self.training else ():
             if isinstance(e, Sampler):
                 raise UnsupportedCombination(
@@ -91,7 +91,7 @@ class LoadsWeights(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay: those of the stock model and of the encodings."""
         theirs = getattr(super(), "no_weight_decay", set)()
-        # compared by identity, as wrappers change the names
+        # parameters are compared by identity, as wrappers change their names
         ours = {id(e.get_parameter(name)) for _, e in self._vispe_paths() for name in e.no_weight_decay()}
         return theirs | {name for name, p in self.named_parameters() if id(p) in ours}
 
@@ -139,7 +139,7 @@ class LoadsWeights(nn.Module):
         strict: bool,
         *lists: list[str],
     ) -> None:
-        terms, (_, unexpected, _) = _terms(self), lists  # missing names, unexpected ones, errors
+        terms, (_, unexpected, _) = _terms(self), lists  # missing names, unexpected names, errors
         check_same_spec(local_metadata, terms, self.vispe.stock.__name__)
         if saved_terms(local_metadata) is not None:
             _compare_grids(self, saved_grid(local_metadata))
@@ -179,7 +179,7 @@ class LoadsWeights(nn.Module):
         state_dict.update(ours)
 
     def _vispe_log_missing(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Log that the checkpoint has no weights of the encoding; a warning where it is not of the stock model."""
+        """Log that a checkpoint has no weights of the encoding, as a warning if it is not from the stock model."""
         state, tables = self.vispe, self._vispe_table_names()
         stock_has_table = state.keep_abs or state.table is not None or "absolute table" in state.lost
         if stock_has_table and tables and not any(prefix + name in state_dict for name in tables):
@@ -199,7 +199,7 @@ def encodings_of(model: LoadsWeights) -> Iterator[tuple[str, Encoding]]:
 
 
 def _terms(model: LoadsWeights) -> list[dict[str, Any]]:
-    """Return the complete spec of a model, with the terms `learn` and `rope` for position information of its own.
+    """Return the complete spec of a model, with the terms `learn` and `rope` for the model's own position information.
 
     Options are those of its encodings, which resolve omitted options to their defaults.
     """

@@ -51,7 +51,7 @@ class VispeMultiheadAttention(nn.MultiheadAttention):
                 )
             attn_mask = mask_of_torch(attn_mask, self.num_heads)
         context = context_for(self, query, attn_mask, CALLS, is_causal and attn_mask is None)
-        # torch.fx cannot trace torch's own forward pass, and boolean masks are inverted there
+        # torch.fx cannot trace torch's own forward pass, in which boolean masks are also inverted
         masked = context.mask is not None or context.is_causal
         if context.idle(self) and not masked and not isinstance(query, torch.fx.Proxy):
             return super().forward(query, key, value, None, need_weights, None, average_attn_weights)
@@ -125,7 +125,7 @@ def stock_type(module: nn.Module) -> type[nn.Module]:
 
 
 def attentions(tower: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """Yield (block, path, module) of every attention layer of an image tower; the block itself where it has none."""
+    """Yield (block, path, module) of every attention layer of an image tower, or of the block if it has none."""
     for i, block in enumerate(tower.transformer.resblocks):
         path, block = layer_in(f"transformer.resblocks.{i}", block)
         inside = (f"{path}.attn", block.attn) if hasattr(block, "attn") else (path, block)

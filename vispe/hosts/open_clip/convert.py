@@ -169,7 +169,7 @@ def convert_tower(tower: VisionTransformer, spec: HostSpec, built: bool = False)
     Args:
         tower: an image tower.
         spec: the requested encodings.
-        built: whether the constructor of the tower is running, so that its own table was never used.
+        built: whether the tower's constructor is still running, so that its own table has not been used yet.
 
     Raises:
         UnsupportedHost, UnsupportedCombination: the tower does not support the encoding.

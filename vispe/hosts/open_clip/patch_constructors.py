@@ -56,9 +56,9 @@ def register_alias(base: str, spec: Spec, *, name: str | None = None) -> str:
         the new name.
 
     Raises:
-        UnknownName: open_clip has no model `base`.
+        UnknownName: `base` is not a model of open_clip.
         OptionError: the name is already in use, or the spec is not JSON-able.
-        UnsupportedHost: the image tower is not one that can be converted.
+        UnsupportedHost: the image tower cannot be converted.
         UnsupportedCombination, UnknownEncoding: as `vispe.convert`.
     """
     config = open_clip.get_model_config(base)
@@ -142,7 +142,7 @@ def _check(base: str, vision: dict[str, Any], spec: Spec) -> None:
     names = ("image_size", "patch_size", "width", "layers", "patch_dropout", "block_type")
     options = {name: vision[name] for name in (*names, "scaled_cosine_attn")}
     heads = vision["width"] // vision["head_width"]
-    # without memory for weights
+    # on the meta device, without memory for weights
     with torch.device("meta"):
         convert_tower(VisionTransformer(**options, heads=heads, mlp_ratio=1), parse_host_spec(spec))
 

@@ -110,7 +110,8 @@ class ConvertedTower(LoadsWeights, VisionTransformer):
         """Return the input tokens (b, n, d) of the blocks for images, with additive encodings.
 
         Raises:
-            UnsupportedCombination: a sampler in training samples positions that differ from attention's.
+            UnsupportedCombination: a sampler in training draws positions that would differ from those of
+                attention.
         """
         self._vispe_refuse_draws("_embeds")
         return self._vispe_embed(x)[0]

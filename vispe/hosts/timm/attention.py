@@ -1,7 +1,7 @@
 """timm's attention layers, and blocks with inlined attention, with a `Context` as their mask argument.
 
 Each class differs from its parent only in that its mask argument may be a `Context`, and attention is computed with the
-encodings in it. Without one, the positions of `vispe.positions_for` are used, or an error is raised.
+encodings in it. Without a context, the positions of `vispe.positions_for` are used, or an error is raised.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ def convert_timm(model: nn.Module, spec: HostSpec, built: bool = False) -> None:
     Args:
         model: a timm model of one of `vispe.hosts.timm.families.FAMILIES`.
         spec: the requested encodings.
-        built: whether the constructor of the model is running, so that its own table and rope were never used.
+        built: whether the model's constructor is still running, so that its own table and RoPE have not been
+            used yet.
 
     Raises:
         UnsupportedHost, UnsupportedCombination: the model does not support the encoding.

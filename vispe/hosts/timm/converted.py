@@ -23,7 +23,7 @@ from vispe.hosts.common.context import Context
 from vispe.hosts.common.state_dict_loading import LoadsWeights
 from vispe.hosts.timm.attention import LAYERS, attentions
 
-torch.fx.wrap("resample_abs_pos_embed")  # a leaf function in timm as well
+torch.fx.wrap("resample_abs_pos_embed")  # timm registers this function as a leaf of torch.fx as well
 for _node in fx_leaves.NODES:
     register_notrace_function(_node)
 
@@ -161,7 +161,8 @@ class ConvertedTokens(ConvertedTimm):
 
         Raises:
             ShapeError: the patches do not match the grid, or an encoding reads the image.
-            UnsupportedCombination: a sampler in training samples positions that differ from attention's.
+            UnsupportedCombination: a sampler in training draws positions that would differ from those of
+                attention.
         """
         return self._vispe_assemble(x)[0]
 
@@ -197,7 +198,7 @@ class ConvertedTokens(ConvertedTimm):
         return self.reg_token
 
     def _vispe_rope(self, shape: tuple[int, int]) -> Any:
-        """Return the model's own rotary embedding for a grid; None where none is in use."""
+        """Return the model's own rotary embedding for a grid; None if none is in use."""
         del shape
 
     def _vispe_drop(self, x: Tensor, pos: Positions, rope: Any) -> tuple[Tensor, Positions, Any]:

@@ -1,7 +1,7 @@
 """Converted timm `Eva` models (EVA-02, DINOv3, PE, RoPE-ViT).
 
-Their own rotary embedding is detached with the absolute table, unless it stays in use (`keep_rope`, the term ``rope``);
-then it rotates queries and keys before the encodings.
+The model's own rotary embedding is detached together with the absolute table, unless it stays in use
+(`keep_rope`, the term ``rope``). In use, it rotates queries and keys before the encodings.
 """
 
 from __future__ import annotations

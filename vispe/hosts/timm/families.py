@@ -56,14 +56,14 @@ class _Timm(convert.Family):
         return ((path, module, SWAPS.get(stock_type(module))) for _, path, module in attentions(model))
 
     def grid(self, model: Any) -> tuple[int, ...] | None:
-        """Return the grid of the training resolution; None when the model has no fixed grid."""
+        """Return the grid of the training resolution; None if the model has no fixed grid."""
         grid = model.patch_embed.grid_size
         return None if grid is None else tuple(grid)
 
     def reference(self, model: Any) -> tuple[int, ...] | None:
-        """Return the grid of pretraining; None where the model does not store one.
+        """Return the grid of pretraining; None if the model does not store one.
 
-        A model built for another image size rescales the coordinates of its rotary embedding to it.
+        A model built for another image size rescales the coordinates of its rotary embedding to this grid.
         """
         shape = getattr(getattr(model, "rope", None), "ref_feat_shape", None)
         return None if shape is None else tuple(shape)
@@ -118,7 +118,7 @@ class _Timm(convert.Family):
         model.rope = rope.train(model.training)
 
     def check_widths(self, terms: Sequence[dict[str, Any]], layers: convert.Layers) -> None:
-        """Raise where `head_dim` differs between layers, and a term is built for one `head_dim`."""
+        """Raise an error if `head_dim` differs between layers, and a term is built for one `head_dim`."""
         widths = {m.head_dim: path for _, path, m in layers if hasattr(m, "head_dim")}
         for term in terms if len(widths) > 1 else ():
             cls = encoding_class(term["name"])
@@ -227,5 +227,5 @@ FAMILIES = (VIT, EVA, NAFLEX)
 
 
 def family_of(model: nn.Module) -> _Timm | None:
-    """Return the family of a model; None when its class is not supported."""
+    """Return the family of a model; None if its class is not supported."""
     return next((f for f in FAMILIES if isinstance(model, f.base)), None)

@@ -46,7 +46,7 @@ class ConvertedEmbeds(NaFlexEmbeds):
     """The embedding of a NaFlexVit with additive encodings, which are added by the model."""
 
     def forward(self, *args: Any, vispe_added: bool = False, **kwargs: Any) -> Any:
-        """Return the output of timm's embedding; raise `InputError` where it is called outside the model."""
+        """Return the output of timm's embedding; raise `InputError` if it is called outside the model."""
         if not vispe_added:
             raise InputError(
                 "NaFlexEmbeds: the encoding is added to the tokens by the model, got a call of the embedding alone. "
@@ -118,8 +118,8 @@ def masked(
 ) -> Tensor | None:
     """Return the user's mask, or the padding mask: valid keys (b, 1, 1, n), or timm's own for stock attention.
 
-    timm also masks the rows of padded queries with the lowest number of the dtype, which would overflow with a bias;
-    these rows are never used.
+    timm also masks the rows of padded queries with the lowest number of the dtype, to which no bias can be
+    added without overflow. Here these rows are not masked, as they are never used.
     """
     if user_mask is not None:
         return user_mask

@@ -1,9 +1,10 @@
 """Monkey patches of timm's constructors, for `create_model(..., pos_embed='alibi2d')`.
 
-timm's ViT classes accept three values of `pos_embed` and fail with an empty assertion for any other; `NaFlexVit` has
-values of its own, `Eva` has no such argument. Their constructors are patched in place, which covers every entry point
-and scripts that imported `create_model` earlier. timm's own values are passed on unchanged. For all other classes
-timm's shared builder raises an error with the reason.
+timm's ViT classes accept three values of `pos_embed` and fail with an assertion without message for all
+others; `NaFlexVit` accepts different values, and `Eva` has no such argument. Their constructors are patched
+in place, so that the patch is effective for every entry point, and for scripts that imported `create_model`
+earlier. timm's own values are passed on unchanged. For all other classes timm's shared builder raises an
+error with the reason.
 
 This module is imported together with timm (`vispe.hosts.import_hooks`), possibly while another module of vispe
 imports timm, so the code that converts models is imported only when a model is built.
@@ -51,7 +52,7 @@ class Recipe(NamedTuple):
     """How timm loads the weights of an architecture.
 
     Attributes:
-        adapt: converts a state dict in the authors' layout to that of the model; None where they are equal.
+        adapt: converts a state dict in the authors' layout to that of the model; None if they are equal.
         strict: whether unexpected entries are errors.
     """
 
@@ -88,12 +89,11 @@ def uninstall() -> None:
 
 
 def _patches() -> Iterator[Patch]:
-    """Yield all patches of timm."""
     yield from (Patch(cls, "__init__", partial(wrap, cls)) for cls, wrap in _WRAPPERS.items())
     yield from (Patch(module, "checkpoint_filter_fn", _with_temporary_table) for module in _FILTERS)
-    # timm removes prefixes of wrappers there, and with them the metadata of the state dict
+    # this function removes prefixes of wrappers, and thereby the metadata of the state dict
     yield Patch(sys.modules[timm.models.load_checkpoint.__module__], "clean_state_dict", _with_metadata)
-    # each module of models has imported the shared builder by name
+    # each module of timm.models has imported the shared builder by name
     for info in pkgutil.iter_modules(timm.models.__path__):
         module = sys.modules.get(f"timm.models.{info.name}")
         if hasattr(module, _BUILDER):

@@ -49,7 +49,7 @@ class ConvertedViT(ConvertedTokens, VisionTransformer):
     def _vispe_block(self, block: nn.Module, x: Tensor, context: Context, layer: int) -> Tensor:
         if context.patches is None or layer >= self._vispe_prefix_from():
             return super()._vispe_block(block, x, context, layer)
-        # prefix tokens that enter at a later block bypass this one
+        # prefix tokens that enter at a later block bypass this block
         p = self.num_prefix_tokens
         return torch.cat([x[:, :p], super()._vispe_block(block, x[:, p:], context.patches, layer)], 1)
 

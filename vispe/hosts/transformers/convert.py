@@ -22,11 +22,11 @@ from vispe.hosts.transformers.saving import config_record
 from vispe.hosts.transformers.subclasses import Named, converted_subclass, stock_of
 from vispe.multimodal import list_schemes
 
-KEYWORDS = ("learn", "rope")  # terms of a sum that keep a tower's own position information
+KEYWORDS = ("learn", "rope")  # terms of a sum with which a tower's own position information stays in use
 
 
 class Around:
-    """Mixin of the class of a model with a converted part, so that calling the class builds such a model."""
+    """Mixin for the class of a model with a converted part; calling the class builds a converted model."""
 
 
 def convert_transformers(
@@ -84,7 +84,7 @@ def convert_named(model: nn.Module) -> None:
     """Convert a model to the encodings and position scheme that its configuration names.
 
     Raises:
-        InputError: the configuration names none.
+        InputError: the configuration names no encoding or scheme.
     """
     if not config_record.names(model):
         raise InputError(
@@ -104,7 +104,8 @@ def complete(model: nn.Module, requested: type) -> None:
     """Convert a model that was built by calling the class of a converted one, as its configuration names.
 
     Raises:
-        InputError: it was loaded by `vispe.from_pretrained`, and its configuration names nothing.
+        InputError: the model was loaded by `vispe.from_pretrained`, and its configuration names no encoding
+            or scheme.
     """
     if config_record.names(model):
         _convert_missing(model)
@@ -120,7 +121,7 @@ def _convert_missing(model: nn.Module) -> int:
     """Convert the parts that differ from the configuration; return the number of new weights."""
     new = 0
     dtype = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # transformers sets that of the model being built
+    torch.set_default_dtype(torch.float32)  # transformers may have set another default
     try:
         with torch.device("cpu"), warnings.catch_warnings():
             # the model was trained with this scheme, so the warning about text of the stock model does not apply
@@ -139,7 +140,7 @@ def _convert_missing(model: nn.Module) -> int:
 
 
 def _check_names(spec: Spec) -> None:
-    """Raise `UnknownEncoding` for a name that is neither that of an encoding nor that of a scheme."""
+    """Raise `UnknownEncoding` for a name that belongs neither to an encoding nor to a scheme."""
     known = [*list_encodings(), *list_schemes()]
     for name in (name.partition(".")[0] for name in names_of(spec)):
         if name not in (*known, *KEYWORDS):
@@ -154,7 +155,7 @@ def restore_transformers(model: nn.Module) -> None:
     """Restore the model's own position scheme, and the own position information of its vision tower.
 
     Raises:
-        UnsupportedHost: neither is converted.
+        UnsupportedHost: neither language model nor vision tower is converted.
     """
     scheme = is_vision_language_model(model) and stock_of(type(model_inside(model))) is not None
     if scheme:

@@ -23,7 +23,7 @@ TEXT_TOWERS = ("language_model", "text_model", "text_decoder", "decoder")
 
 
 def names_of(spec: Any) -> list[str]:
-    """Return the names in a spec of encodings or of a position scheme; none for `Encoding` and `Scheme` instances."""
+    """Return the names in a spec of encodings or a position scheme; an `Encoding` or `Scheme` instance has none."""
     if isinstance(spec, str):
         return [name for name, _ in parse_text(spec)]
     if isinstance(spec, Mapping):
@@ -39,7 +39,7 @@ def names_scheme(spec: Any) -> bool:
 
 
 def check_no_scheme(model: nn.Module, spec: Any) -> None:
-    """Raise `UnsupportedHost` for a position scheme of a vision model of another library than transformers."""
+    """Raise `UnsupportedHost` for a position scheme if the model is a vision model from another library."""
     if names_scheme(spec):
         raise UnsupportedHost(
             f"vispe.convert: {type(model).__name__} does not support the position scheme {spec}: it is a vision model "
@@ -63,7 +63,7 @@ def refusal(model: nn.Module, scheme: Any) -> str:
 
 
 def supported_part(model: nn.Module) -> str | None:
-    """Return the path of the first submodule that supports position schemes, such as ``'thinker'``; None for none."""
+    """Return the path of the first submodule that supports position schemes, such as ``'thinker'``, or None."""
     for path, part in model.named_modules():
         config = getattr(part, "config", None)
         if (
@@ -117,7 +117,7 @@ def _reason(model: Any, inner: Any) -> tuple[str, str]:
 
 
 def _modalities(model: Any) -> set[str]:
-    """Return the input modalities of a model: image, video, audio, text; empty where its class does not name them."""
+    """Return the input modalities of a model: image, video, audio, text; empty if its class does not name them."""
     named = getattr(model, "input_modalities", None) or ()
     return {named} if isinstance(named, str) else set(named)
 
@@ -149,7 +149,7 @@ def _is_encoder_decoder(model: Any, inner: Any, tower: Any) -> bool:
 
 
 def _has_cross_attention(tower: Any) -> bool:
-    """Return whether images are the input of cross-attention layers instead of tokens of the sequence."""
+    """Return whether images are inputs of cross-attention layers instead of tokens in the sequence."""
     if getattr(getattr(tower, "config", None), "cross_attention_layers", None):
         return True
     names = (name.rpartition(".")[2].lower() for name, _ in tower.named_modules())

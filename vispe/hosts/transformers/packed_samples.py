@@ -1,8 +1,8 @@
 """Isolation of samples packed into one row: attention masks, and errors for layers that cannot isolate samples.
 
-Samples are separated by the ordinary position ids of a call: an id that is not the previous one plus 1 starts a sample.
-The host's own masks define causality, bidirectional image blocks and sliding windows; each layer additionally masks
-tokens of other samples, so isolation does not depend on whether the host creates a cache.
+The ordinary position ids of a call separate samples: an id that is not the previous id plus 1 starts a
+sample. The host's own masks define causality, bidirectional image blocks and sliding windows; each layer
+additionally masks tokens of other samples, so isolation does not depend on whether the host creates a cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sample_numbers(token_index: Tensor) -> Tensor:
 
 
 def samples_of(token_index: Tensor) -> Samples | None:
-    """Return the packed samples of a call without a mask; None where every row is one sample.
+    """Return the packed samples of a call without a mask; None if every row is one sample.
 
     Compiled programs cannot branch on values, so their rows are always treated as packed.
     """
@@ -57,7 +57,7 @@ def samples_of(token_index: Tensor) -> Samples | None:
 
 
 def check_layers(text: Any, owner: str) -> None:
-    """Raise `UnsupportedHost` where layers of a language model have a state that is carried between samples."""
+    """Raise `UnsupportedHost` if layers of a language model have a state that is carried between samples."""
     others = sorted({kind for kind in _layer_types(text) if kind not in ATTENTION})
     if others:
         raise UnsupportedHost(
@@ -99,7 +99,7 @@ def check_call(
     number = sample_numbers(token_index)
     if mask is not None:
         valid = mask[:, -token_index.shape[1] :].bool()
-        # only starts between two valid tokens count
+        # a start counts only between two valid tokens
         number = (number.diff(dim=1) > 0) & valid[:, 1:] & valid[:, :-1]
         if bool(number.any()):
             _warn_of_mask(model, isolates(text))
@@ -119,7 +119,7 @@ def check_call(
 
 
 def check_cache(state: Any) -> None:
-    """Raise `InputError` where the tokens of a call would attend to all packed samples in a cache."""
+    """Raise `InputError` if the tokens of a call would attend to all packed samples in a cache."""
     if state is not None and state.packed:
         raise InputError(
             "The cache must contain one sample per row, got packed samples, all of which the tokens of this call would "
@@ -128,7 +128,7 @@ def check_cache(state: Any) -> None:
 
 
 def flash_arguments(text: Any, samples: Samples) -> dict[str, Any]:
-    """Return the arguments of flash attention that isolate samples (cumulative lengths, maximum); none for others.
+    """Return the arguments that isolate samples in flash attention (cumulative lengths, maximum), otherwise {}.
 
     Raises:
         UnsupportedHost: the attention implementation accepts neither these arguments nor a mask.
@@ -177,7 +177,6 @@ def isolated(mask: Any, samples: Samples, layer: Any, cache: Any, dtype: torch.d
 
 
 def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtype) -> Any:
-    """Return the mask of `isolated`, computed."""
     length = number.shape[1]
     # unused keys of a static cache belong to no sample
     of_key = pad(number, (0, keys - length), value=-1)
@@ -197,7 +196,6 @@ def _isolated(mask: Any, number: Tensor, keys: int, base: str, dtype: torch.dtyp
 
 
 def _block_mask(mask: Any, number: Tensor, of_key: Tensor) -> Any:
-    """Return a block mask of flex attention."""
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 
     def same(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -220,7 +218,7 @@ def _attention(module: Any) -> str:
 
 def _warn_of_mask(model: Any, isolable: bool) -> None:
     """Warn, at the line of the user's call, that a padding mask does not separate packed samples."""
-    frame, level = sys._getframe(1), 2  # 1 is this function
+    frame, level = sys._getframe(1), 2  # level 1 is this function
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
         frame, level = frame.f_back, level + 1
     advice = "Pass position_ids without attention_mask, or a mask (b, 1, s, s)."

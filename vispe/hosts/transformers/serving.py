@@ -57,7 +57,7 @@ class ServedPositions:
         Args:
             input_ids: tokens of the prompt (n,), with one placeholder per image token.
             image_grid_thw: grids (m, 3) of frames, rows and columns in patches, in the order of the prompt.
-            video_grid_thw: grids of videos, likewise.
+            video_grid_thw: grids of videos in the same form.
             second_per_grid_ts: seconds between frames of each video.
 
         Returns:
@@ -136,9 +136,9 @@ def serve_positions(
     """Return the positions and tables for serving a vision-language model with a position scheme.
 
     Args:
-        model: a converted model, or the folder of a saved one, of which only the configuration is read. A stock model
-            is served with its own scheme.
-        scheme: position scheme instead of that of the model.
+        model: a converted model, or the folder of a saved model, of which only the configuration is read. A
+            stock model is served with its own scheme.
+        scheme: position scheme that replaces that of the model.
         positions: number of integer coordinates from 0 in the table, an upper bound of prompt plus answer.
         picture: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional
             coordinates in the table.
@@ -146,7 +146,7 @@ def serve_positions(
 
     Raises:
         UnsupportedHost: the model is not a vision-language model, or its image sizes are not passed as grids.
-        UnsupportedCombination: the scheme needs an attention of its own.
+        UnsupportedCombination: the scheme needs its own attention implementation.
         InputError: the folder contains no configuration.
 
     Example:
@@ -189,7 +189,7 @@ def serve_positions(
     stock = family_of(config).own(config)
     chosen = scheme_of(scheme or getattr(inner, "vispe_scheme", None) or entry.get("scheme") or stock)
     rotaries = rotaries_of(text)
-    (rotary,) = rotaries.values()  # models with image grids have layers of one kind
+    (rotary,) = rotaries.values()  # all layers of models with image grids are of one kind
     chosen = with_host_sections(chosen, inner, rotaries)
     # the model may be on the meta device, so its rotary embedding is built again
     with torch.device("cpu"):

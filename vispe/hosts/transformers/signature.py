@@ -12,8 +12,9 @@ from typing import Any
 def copy_signatures(cls: type, *names: str, **extra: Any) -> None:
     """Set the signatures of methods of a dynamic subclass to those of the stock class.
 
-    Callers inspect signatures: trainers, for the columns of a dataset that a model accepts, and `generate`, for the
-    keywords to pass on. Positional arguments are mapped to the names that they have in the stock class.
+    Callers inspect signatures: trainers look for the dataset columns that a model accepts, and `generate` for
+    the keywords that it can pass on. Positional arguments are mapped to the names that they have in the stock
+    class.
 
     Args:
         cls: a class with `vispe_stock`, the stock class.
@@ -26,7 +27,7 @@ def copy_signatures(cls: type, *names: str, **extra: Any) -> None:
 
 
 def copy_signature_only(cls: type, name: str, **extra: Any) -> None:
-    """Set the signature of a method that calls `by_name` itself, without a wrapper around it."""
+    """Set the signature of a method without wrapping it; for methods that call `by_name` themselves."""
     ours, stock = getattr(cls, name), getattr(cls.vispe_stock, name)  # type: ignore[attr-defined]
     copied = FunctionType(ours.__code__, ours.__globals__, name, ours.__defaults__, ours.__closure__)
     setattr(cls, name, _with_signature(copied, stock, extra))

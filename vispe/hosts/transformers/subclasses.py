@@ -1,7 +1,7 @@
 """Dynamic subclasses of transformers' classes, with the names that checkpoints record.
 
-Converted models can be pickled, as `rebuilt` creates the same class again. Calling such a class builds an instance of
-the stock class, and converts it where its configuration names an encoding.
+Converted models can be pickled, as `rebuilt` creates the same class again. Calling such a class builds an
+instance of the stock class, and converts the instance if its configuration names an encoding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vispe.errors import UnsupportedHost
 _SUBCLASSES: dict[tuple[type, type], type] = {}
 # called with each model that is built by calling a dynamic subclass, and with that class
 _CALLBACKS: list[Callable[[nn.Module, type], None]] = []
-converting = contextvars.ContextVar("converting", default=False)  # whether the next model is loaded converted
+converting = contextvars.ContextVar("converting", default=False)  # whether the next loaded model is converted
 
 
 class Named:

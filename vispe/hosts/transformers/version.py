@@ -1,7 +1,7 @@
 """Oldest supported version of transformers, and argument names that differ between versions.
 
-In 5.16 the language models of Qwen2-VL and Qwen2.5-VL expect position ids in another form; from 5.17 on all families
-accept the one passed by `vispe.hosts.transformers.language.converted_classes`.
+In 5.16 the language models of Qwen2-VL and Qwen2.5-VL expect position ids in another form. From 5.17 on, all
+families accept the form passed by `vispe.hosts.transformers.language.converted_classes`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def cache_of(arguments: Mapping[str, Any]) -> Any:
-    """Return the KV cache among keyword arguments, under either name; None for none."""
+    """Return the KV cache among keyword arguments, under either name, or None."""
     for name in CACHE_NAMES:
         if (cache := arguments.get(name)) is not None:
             return cache

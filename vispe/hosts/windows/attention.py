@@ -1,8 +1,8 @@
 """Attention layers with their own grid: a window, or the feature map that they receive.
 
 Each class is a mixin for an attention layer of a library and replaces its forward pass; parameters keep their names.
-Each layer has its own encodings, since heads and windows differ between stages. The library's own relative bias, where
-it stays in use, and the mask of shifted windows are added to the logits.
+Each layer has its own encodings, since heads and windows differ between stages. The library's own relative
+bias, if it stays in use, and the mask of shifted windows are added to the logits.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class ConvertedWindows(LoadsWeights):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         if not any(".pos_enc." in name for name in state_dict):
-            # encodings may adopt tables of the stock model; its remaining tables would be unexpected entries
+            # encodings may adopt tables of the stock model; all other tables would be unexpected entries
             for path, encoding in self._vispe_paths():
                 encoding.rename_checkpoint_keys(
                     state_dict, prefix + path.removesuffix("pos_enc"), f"{prefix}{path}."
@@ -150,7 +150,7 @@ class _Windows(convert.Family):
             elif known(type(model)).startswith("monai.") or not (
                 known(type(model)).startswith("timm.") or name == "position_embeddings"
             ):
-                # these libraries add or initialise the table unconditionally, so it becomes a zero
+                # these libraries add or initialise the table unconditionally, so it is replaced by zeros
                 table = holder._parameters.pop(name).detach()
                 holder.register_buffer(name, table.new_zeros([1] * table.ndim), persistent=False)
             else:
@@ -250,7 +250,7 @@ def family_of(model: nn.Module) -> convert.Family | None:
 
 
 def _rotary_layers(model: nn.Module) -> list[Any]:
-    """Return the layers with a rotary embedding of their own."""
+    """Return the layers that have their own rotary embedding."""
     return [m for m in model.modules() if "rotary_emb" in m._modules]
 
 

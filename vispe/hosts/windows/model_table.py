@@ -27,7 +27,7 @@ from vispe.hosts.windows.transformers import (
     VitDetAttention,
 )
 
-# class of a model: path of its absolute table, empty where it never has one
+# class of a model: path of its absolute table, empty for models that never have a table
 MODELS: dict[str, str] = {
     "transformers.models.swin.modeling_swin.SwinModel": "embeddings.position_embeddings",
     "transformers.models.vitdet.modeling_vitdet.VitDetModel": "embeddings.position_embeddings",
@@ -61,7 +61,7 @@ SITES: dict[str, type[SiteAttention]] = {
     "torchvision.models.swin_transformer.ShiftedWindowAttentionV2": ShiftedAttention,
     "transformers.models.sam3.modeling_sam3.Sam3ViTRoPEAttention": HubSam3Attention,
 }
-# models of transformers with SAM's encoder or a copy of it: prefix of the class names, and suffix of the encoder's
+# transformers models with SAM's encoder or a copy: prefix of class names, suffix of the encoder's class
 _LIKE_SAM = {
     "sam.modeling_sam.SamVision": "Encoder",
     "sam_hq.modeling_sam_hq.SamHQVision": "Encoder",
@@ -89,7 +89,7 @@ def stock_type(module: nn.Module) -> type[Any]:
 
 
 def known(cls: type[Any]) -> str | None:
-    """Return the entry of `MODELS` that a class is or derives from; None for none."""
+    """Return the entry of `MODELS` that a class is or derives from, or None."""
     names = (f"{c.__module__}.{c.__qualname__}" for c in cls.__mro__)
     return next((n for n in names if n in MODELS), None)
 

@@ -19,7 +19,7 @@ class VolumeAttention(SiteAttention):
         """Return the tokens (b, n, d) after attention.
 
         Raises:
-            UnsupportedCombination: the attention is masked, causal, or has a relative embedding of its own.
+            UnsupportedCombination: the attention is masked, causal, or has its own relative embedding.
         """
         if attn_mask is not None or self.causal or self.rel_positional_embedding is not None:
             raise UnsupportedCombination(
@@ -46,7 +46,7 @@ class VolumeAttention(SiteAttention):
 
 
 class VolumeWindowAttention(SiteAttention):
-    """Attention of MONAI's Swin in windows of two or three axes, which shrink where the feature map is smaller."""
+    """Attention of MONAI's Swin in windows of two or three axes, which are at most as large as the feature map."""
 
     vispe_shape: tuple[int, ...] | None = None
 

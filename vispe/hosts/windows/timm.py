@@ -74,13 +74,13 @@ class PartitionAttention(SiteAttention):
         shape: tuple[int, int],
         shared: Tensor | None,
     ) -> Tensor:
-        """Return the tokens (b, n, d) after attention, with timm's own bias where it is in use."""
+        """Return the tokens (b, n, d) after attention, with timm's own bias if it is in use."""
         bias = self.rel_pos.get_bias() if self.vispe_grid.keep and self.rel_pos is not None else shared
         return self.vispe_attend(tokens, qkv, shape, bias, self.attn_drop.p if self.training else 0.0)
 
 
 class MapAttention(PartitionAttention):
-    """The same for channels-first feature maps (b, d, h, w), in MaxViT and CoAtNet."""
+    """Attention as in `PartitionAttention`, for channels-first feature maps (b, d, h, w), in MaxViT and CoAtNet."""
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
         """Return the feature map (b, d, h, w) after attention."""
@@ -113,7 +113,7 @@ class SwinAttention(SiteAttention):
         return self._get_rel_pos_bias()
 
     def set_window_size(self, window_size: tuple[int, int]) -> None:
-        """Change the window size, as in timm, also where the table is detached."""
+        """Change the window size, as in timm, also if the table is detached."""
         if getattr(self, "relative_position_bias_table", True) is not None:
             super().set_window_size(window_size)
             return

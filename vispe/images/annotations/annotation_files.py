@@ -27,7 +27,7 @@ def holds_shapes(path: Path) -> bool:
 
 
 def images_in(path: Path) -> tuple[str, ...]:
-    """Return the names of the images with annotations in a file; () if it does not name images."""
+    """Return the names of the images with annotations in a file; () if the file does not name images."""
     if path.suffix.lower() != ".json":
         return ()
     content = _parsed(path)
@@ -43,10 +43,10 @@ def read_shapes(
         path: GeoJSON, regions of ImageJ (`.roi`, `.zip`) or COCO JSON.
         size: height and width of the image.
         image: the image file, for annotation files of several images.
-        frame: frame of the image, for annotation files that contain its size.
+        frame: frame of the image, for annotation files that contain the image size.
 
     Raises:
-        InputError: not an annotation file, or damaged.
+        InputError: the file is not an annotation file, or is damaged.
         MissingExtra: a library is not installed.
     """
     if path.suffix.lower() in (".roi", ".zip"):
@@ -66,7 +66,7 @@ def _parsed(path: Path) -> object:
     try:
         stat = path.stat()
     except (OSError, ValueError):
-        return load_json(path)  # raises an error with the reason
+        return load_json(path)  # raises an error with the reason for rejection
     return _cached(path, stat.st_mtime_ns, stat.st_size)
 
 

@@ -45,7 +45,7 @@ def annotated(path: Path, content: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def coco_entry(path: Path, content: Mapping[str, object], image: Path | None) -> dict[str, object]:
-    """Return the entry of an image: the one with its name, or with its stem, or the only one.
+    """Return the entry of an image: the entry with its name, or with its stem, or the only entry.
 
     Raises:
         InputError: no entry, or several entries, match.
@@ -82,7 +82,7 @@ def read_coco(
         frame: frame of the image; an entry with height and width exchanged is rotated by its orientation tag.
 
     Raises:
-        InputError: the size differs from the image; an annotation has no category or segmentation.
+        InputError: the size differs from that of the image, or an annotation has no category or segmentation.
     """
     entry, frame = coco_entry(path, content, image), frame or Frame()
     declared = entry.get("height"), entry.get("width")
@@ -150,8 +150,9 @@ def _mask(where: str, path: Path, segmentation: Mapping[str, object], size: tupl
 def _counts(where: str, text: str) -> list[int]:
     """Decode the compressed run lengths of pycocotools.
 
-    Each character, minus '0', has 5 bits of a number, least significant first, and a continuation bit. From the
-    fourth number on, the difference to the number two before is stored.
+    The code of each character minus that of '0' has 5 bits of a number, least significant bits first, and a
+    continuation bit. From the fourth number on, the stored value is the difference from the number two
+    positions before.
     """
     counts: list[int] = []
     value = shift = 0

@@ -30,8 +30,8 @@ def read_features(path: Path, features: Sequence[object]) -> list[Shape]:
     The class is ``properties.classification.name`` (or the ``names`` of a derived class, joined as in QuPath), the
     colour is ``color`` or ``colorRGB``, and the page is ``geometry.plane``.
 
-    A null geometry, which GeoJSON allows, and one without coordinates become empty shapes; empty parts of a geometry
-    are skipped.
+    A null geometry, which GeoJSON allows, and a geometry without coordinates become empty shapes; empty parts
+    of a geometry are skipped.
 
     Raises:
         InputError: a feature has no geometry, or an unsupported type; the message includes its index (from 0).

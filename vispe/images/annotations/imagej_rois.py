@@ -34,14 +34,15 @@ _UNMARKED = ("NOROI", "ANGLE", "UNKNOWN")
 
 
 def read_rois(path: Path) -> list[Shape]:
-    """Read a `.roi` file, or all of them in a `.zip` file.
+    """Read a `.roi` file, or all regions in a `.zip` file.
 
     The class is the group of a region (Edit > Properties), if it has one, otherwise its name without a trailing number
     (``pore-12`` and ``pore_12`` belong to the class ``pore``). Default names of ImageJ are not classes. Regions
     without points become empty shapes.
 
     Raises:
-        InputError: damaged, not from ImageJ, too large, or a region that defines no pixels (angle, text, image).
+        InputError: the file is damaged, not from ImageJ or too large, or a region defines no pixels (angle,
+            text, image).
         MissingExtra: roifile is not installed.
     """
     require("roifile", "cli", f"reading {path.name} (regions of ImageJ)")
@@ -220,8 +221,8 @@ def roiset_bytes(
 ) -> bytes:
     """Return objects as a RoiSet.zip of ImageJ, named by class and number as in ``pore-12``; see `geojson_text`.
 
-    Simply connected objects are traced regions, others composites. Characters above U+FFFF are replaced by `_` in
-    names, since roifile truncates such names.
+    Simply connected objects are written as traced regions, all others as composites. Characters above U+FFFF
+    are replaced by `_` in names, since roifile truncates such names.
 
     Raises:
         MissingExtra: roifile is not installed.

@@ -54,7 +54,7 @@ class Shape:
         return not self.areas and not self.lines and (self.mask is None or not self.mask[2].any())
 
     def oriented(self, size: tuple[int, int], tag: int) -> "Shape":
-        """Return the shape after an orientation tag is applied to an image of `size` (height, width)."""
+        """Return the shape transformed by an orientation tag, for an image of `size` (height, width)."""
 
         def points(xy: np.ndarray) -> np.ndarray:
             x, y = xy.T
@@ -114,7 +114,8 @@ def checked_points(where: str, points: object, fewest: int) -> np.ndarray:
     """Return points as (n, 2) float64.
 
     Raises:
-        InputError: not pairs of finite numbers, fewer than `fewest`, or larger than `MAX_COORDINATE`.
+        InputError: points are not pairs of finite numbers, there are fewer than `fewest`, or one exceeds
+            `MAX_COORDINATE`.
     """
     try:
         array = np.asarray(points)
@@ -139,7 +140,7 @@ def painted(
 
     Args:
         path: the file, for notes.
-        shapes: shapes in any order; of two of equal size the later one wins.
+        shapes: shapes in any order; of two shapes of equal size, the later one wins.
         shape: (pages, h, w) of the image.
         default_page: page of shapes without one.
         hint: clause about the image, for messages.
@@ -198,7 +199,7 @@ def overlapping(path: Path, drawn: Sequence[tuple[int, np.ndarray]]) -> Iterator
         n_overlapping = 0
     elif (
         sum(len(p) for _, p in drawn) > size // 16
-    ):  # for many pixels a map of the image needs less memory than the list of indices
+    ):  # for many pixels, a map of the image needs less memory than a list of indices
         count = np.zeros(size, np.uint8)
         for k in classes:
             mask = np.zeros(size, bool)

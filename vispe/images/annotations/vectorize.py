@@ -39,7 +39,7 @@ def vectorize(instances: np.ndarray) -> dict[int, list[Polygon]]:
     rings_of: dict[int, dict[int, list[np.ndarray]]] = {int(n): {} for n in np.unique(checked) if n}
     for y, x, ring in _rings(checked):
         rings_of[int(checked[y, x])].setdefault(int(parts[y, x]), []).append(ring)
-    # each connected part has one outer ring, the one of the largest signed area; the others are its holes
+    # the outer ring of a connected part has the largest signed area; its other rings are holes
     return {
         n: [tuple(sorted(rings, key=_area, reverse=True)) for rings in rings_by_part.values()]
         for n, rings_by_part in rings_of.items()
@@ -98,7 +98,7 @@ def _rings(values: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
 
 
 def _linked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Find the pixel edges between objects, and the successor of each along its object.
+    """Find the pixel edges between objects, and the successor of each edge along its object.
 
     Returns:
         For each edge the index of its successor, its pixel and its direction (0 right, 1 down, 2 left, 3 up) in a

@@ -51,8 +51,8 @@ def decode(
         scene: scene of a CZI, LIF, ND2, DM3 or DM4 file, by its name or number (from 0).
 
     Raises:
-        InputError: file not found, not an image, truncated, no pixels, too large for the memory or for the file size,
-            or `axes` does not match.
+        InputError: the file is missing, not an image, truncated, without pixels, or too large for the memory
+            or for the file size; or `axes` does not match.
         MissingExtra: the library for the format is not installed.
     """
     path = Path(path)
@@ -200,7 +200,7 @@ def decode_png16(path: Path, header: bytes) -> np.ndarray:
     require("imagecodecs", "cli", f"reading {path.name} (PNG of 16-bit colours)")
     import imagecodecs
 
-    # a colour declared transparent (tRNS) remains a colour: only the stored channels are used
+    # tRNS declares a colour as transparent, which is ignored: only the stored channels are used
     return imagecodecs.png_decode(path.read_bytes())[..., : PNG_CHANNELS[header[25]]]
 
 

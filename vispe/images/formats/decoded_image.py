@@ -1,8 +1,9 @@
 """Decoded image files: pixels as stored in one layout, with metadata.
 
 `decode` reads TIFF with tifffile and PNG, JPEG, BMP, GIF and WebP with Pillow at full bit depth: 16-bit colour PNG,
-which Pillow truncates to 8 bits, is decoded by imagecodecs. Palettes, alpha and inverted grey levels are described
-but not applied, because images and labels treat them differently (`read.py`, `labels/read.py`).
+which Pillow truncates to 8 bits, is decoded by imagecodecs. Palettes, alpha channels and inverted grey levels
+are recorded but not applied, because images and labels treat them differently (`vispe.images.read`,
+`vispe.images.labels.label_files`).
 """
 
 import struct
@@ -51,7 +52,7 @@ class Decoded:
     Attributes:
         pages: (z, h, w, c) array in the dtype of the file, native byte order; bool for 1-bit files.
         format: 'PNG', 'JPEG', 'BMP', 'GIF', 'WEBP', 'TIFF', 'NPY' or the name of one of `vendors.VENDORS`.
-        palette: (n, 3) uint8 or uint16 colours if the values are palette indices, otherwise None.
+        palette: colours (n, 3), uint8 or uint16, if the values are palette indices, otherwise None.
         transparent: palette indices that are fully transparent.
         alpha: whether the last channel is an alpha channel.
         min_is_white: bits per sample if 0 is white (MinIsWhite), otherwise 0.
@@ -61,7 +62,7 @@ class Decoded:
         resolution: resolution tags of the file, or None.
         channel_names: names of the channels, or ().
         notes: notes for the user, one sentence each.
-        page_axes: page axes.
+        page_axes: letters of the page axes, slowest first.
         z_step: microns between pages along Z, or None.
         orientation: orientation tag, 1 to 8, which is not applied to `pages`.
         frame_interval: seconds between pages along T, or None.
@@ -98,7 +99,7 @@ class Decoded:
         )
 
     def as_pages(self, count: int, page: int | None = None) -> "Decoded":
-        """Return colour planes as pages if the image has `count` pages and no page was specified for the file."""
+        """Return the file with colour planes as pages if the image has `count` pages and no page is selected."""
         if page is not None or not self.planes or self.planes != count or len(self.pages) != 1:
             return self
         notes = tuple(note for note in self.notes if "colour image" not in note)
@@ -112,7 +113,8 @@ def to_pages(path: Path, array: np.ndarray, axes: str, requested: str | None) ->
     C and S become channels, and every letter other than Y and X (Z, T, I, Q, ...) pages, in stored order.
 
     Raises:
-        InputError: `requested` does not match, no pixels, or values that are not real numbers.
+        InputError: `requested` does not match the array, the array has no pixels, or its values are not real
+            numbers.
     """
     if requested is not None:
         axes = checked_axes(path, requested, array.shape)
@@ -173,7 +175,7 @@ def largest_frame(image: Image.Image) -> int:
         try:
             image.seek(number)
             sizes.append(image.width * image.height)
-        except BROKEN:  # damage of further images; the first is open already
+        except BROKEN:  # a further image is damaged; the first image is already open
             sizes.append(0)
     number = sizes.index(max(sizes))
     if count > 1:
@@ -183,7 +185,7 @@ def largest_frame(image: Image.Image) -> int:
 
 @contextmanager
 def no_size_limit() -> Iterator[None]:
-    """Disable Pillow's limit on image size, since large mosaics are common; see `guards.check_size`."""
+    """Disable Pillow's limit on image size, since large mosaics are common; see `size_limits.check_size`."""
     limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None
     try:

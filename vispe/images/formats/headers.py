@@ -27,7 +27,7 @@ def stored_shape(
         path: an image file.
         z: pages to read, as in `read_image`.
         axes: axes of the stored array, as in `read_image`.
-        orientation: as in `read_image`.
+        orientation: see `read_image`.
 
     Returns:
         None if the header cannot be read; `read_image` raises the error.

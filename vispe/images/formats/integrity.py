@@ -18,7 +18,7 @@ _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), 
 
 
 def png_damage(path: Path) -> list[str]:
-    """Check the CRC of every chunk of a PNG file, and the length of its pixel data, which the decoder does not do.
+    """Check the CRC of every chunk of a PNG file, and the length of its pixel data; the decoder checks neither.
 
     Returns:
         A note if the file is truncated, or an ancillary chunk is damaged.
@@ -71,7 +71,7 @@ def _png_bytes(header: bytes) -> int:
 
 
 def jpeg_damage(path: Path) -> list[str]:
-    """Detect damage of the marker structure of a JPEG file, which has no checksums and which decoders ignore.
+    """Detect damage of the marker structure of a JPEG file, which has no checksums; decoders ignore such damage.
 
     Damage inside the compressed data that preserves the structure is not detected.
 

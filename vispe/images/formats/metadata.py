@@ -19,7 +19,7 @@ _SIGNS = {"Image", "Pixels", "TiffData", "ModuloAlongZ", "ModuloAlongT", "Modulo
 
 
 def check_page_list(path: Path) -> list[str]:
-    """Traverse the page list (IFD chain) of a TIFF file once, since readers may loop forever on a cyclic one.
+    """Traverse the page list (IFD chain) of a TIFF file once, since readers may loop forever on a cyclic list.
 
     Returns:
         A note if entries of the pages point beyond the end of the file.

@@ -31,7 +31,7 @@ class Planes:
 
 
 def choose_scene(path: Path, names: Sequence[str], requested: str | None) -> int:
-    """Return the index of the scene with the name or number `requested`, or of the only one.
+    """Return the index of the scene with the name or number `requested`, or of the only scene.
 
     Raises:
         InputError: several scenes and `requested` is None, or the scene does not exist.

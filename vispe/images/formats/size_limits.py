@@ -35,8 +35,8 @@ def check_size(
         bits: bits per sample.
         stored: bytes on disk, of all files in total; None uses the size of `path`.
         free: bytes of pixels that are allowed regardless of the file size.
-        trusted: skip the ratio check, for an expected size such as labels of the size of their image, which may
-            compress much better than images.
+        trusted: skip the ratio check, for files of a known size, such as labels of the size of their image.
+            Labels may compress much better than images.
 
     Raises:
         InputError: more than `free` bytes of pixels and more than `RATIO` times the size of the file; or more than

@@ -323,7 +323,7 @@ def _tag(element: ElementTree.Element) -> str:
 
 
 def tiff_channel_names(tif: tifffile.TiffFile, number: int = 0) -> tuple[str, ...]:
-    """Return the channel names of OME metadata; () unless every channel has one."""
+    """Return the channel names of OME metadata; () unless every channel has a name."""
     if not tif.is_ome:
         return ()
     names = tuple(e.get("Name", "") for e in _ome_pixels(tif, number) if _tag(e) == "Channel")

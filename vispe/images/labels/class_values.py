@@ -39,7 +39,7 @@ def read_names(classes: Sequence[str] | None, legend: str | Path | None) -> Nami
 
     Raises:
         OptionError: both `classes` and `legend` are set.
-        InputError: unreadable legend, empty, repeated or non-text names, or keys that are not levels.
+        InputError: the legend is unreadable, names are empty, repeated or not text, or keys are not levels.
     """
     if classes is not None and legend is not None:
         raise OptionError(
@@ -86,7 +86,7 @@ def load_json(path: Path) -> object:
         raise InputError(f"{path} is not valid JSON: {error.msg} in line {error.lineno}.") from error
     except RecursionError as error:
         raise InputError(f"{path} is nested too deeply for a list of names or scribbles.") from error
-    except ValueError as error:  # from the two hooks, or an integer of thousands of digits
+    except ValueError as error:  # raised by the two hooks, or by an integer of thousands of digits
         raise InputError(f"{path} is not valid: {str(error).partition(';')[0]}.") from error
 
 

@@ -81,8 +81,8 @@ def read_labels(
         frame: `Micrograph.frame` of the image, by which labels of an image with an orientation tag are rotated.
 
     Raises:
-        InputError: unreadable, lossy (JPEG), different size or page count, too many classes, fewer than 2, or
-            names that do not match.
+        InputError: the file is unreadable or lossy (JPEG), its size or page count differs from the image,
+            there are more than `max_classes` or fewer than 2 classes, or names do not match.
         OptionError: mutually exclusive options.
 
     Example:
@@ -182,7 +182,7 @@ def read_truth(
 
     A mask with exactly `n_classes` other levels, such as 0 and 255, is ranked; 255 in addition to two or more
     consecutive class numbers is ignored, as in Cityscapes and PASCAL VOC. Shapes of GeoJSON, ImageJ and COCO have
-    class names; pixels outside of all shapes are ignored, whatever `zero_is` is.
+    class names; pixels outside of all shapes are ignored for any `zero_is`.
 
     Args:
         path: PNG, TIFF or BMP of one channel (or three equal ones), a palette image (read by index), or a file of
@@ -191,13 +191,15 @@ def read_truth(
         zero_is: 'class' or 'ignore'.
         n_classes: K if known; larger class numbers are an error.
         page: page (from 0) of a single-page mask if the image has several pages; the other pages are 0.
-        names: names of the classes 1..K, which must include those of shapes; None numbers these in natural order.
+        names: names of the classes 1..K, which must include the classes of shapes; None numbers the classes
+            of shapes in natural order.
         image: the image file, as in `read_labels`.
         note: called with notes for the user.
-        frame: as in `read_labels`.
+        frame: see `read_labels`.
 
     Raises:
-        InputError: unreadable, lossy, different size or page count, colours, or names or values that are not classes.
+        InputError: the file is unreadable, lossy or coloured, its size or page count differs from the image,
+            or names or values are not classes.
         OptionError: unknown `zero_is`.
     """
     if zero_is not in ("class", "ignore"):

@@ -46,7 +46,7 @@ def read_strokes(path: Path, naming: Naming, default_page: int | None) -> list[S
     Args:
         path: the JSON file.
         naming: class names, which are valid values of ``"class"``.
-        default_page: page of strokes without one; None makes that an error.
+        default_page: page of strokes without a page; None makes such strokes an error.
 
     Raises:
         InputError: invalid list; the message includes the index of the stroke (from 0).
@@ -157,7 +157,7 @@ def _line(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns of a line, as `skimage.draw.line`, clipped to the ranges.
 
-    The cost is proportional to the part within the ranges, so far-away points are cheap.
+    The cost is proportional to the part of the line within the ranges, so that distant end points are cheap.
     """
     (x0, y0), (x1, y1) = start.tolist(), end.tolist()
     steep = abs(y1 - y0) > abs(x1 - x0)
@@ -195,7 +195,7 @@ def _swept(
     right = tip_columns[np.append(first[1:], len(tip_rows)) - 1] + 1
     if not len(rows):
         return rows, columns
-    rows, columns = np.unique(np.stack([rows, columns]), axis=1)  # each path pixel once
+    rows, columns = np.unique(np.stack([rows, columns]), axis=1)  # every path pixel counts once
     top, bottom = max(rows.min() + steps[0], 0), min(rows.max() + steps[-1] + 1, h)
     start, end = max(columns.min() + left.min(), 0), min(columns.max() + right.max(), w)
     if top >= bottom or start >= end:

@@ -19,7 +19,7 @@ class ShapeSet:
     """Shapes of several label files with a common class naming.
 
     Attributes:
-        of: shapes with a class, by the index of the file; files of other kinds are excluded.
+        of: shapes with a class, by the index of their file, for files with shapes only.
         naming: class names: those specified by the user, or those of all files in natural order.
         colors: colours of the classes if all are distinct, otherwise None.
         notes: notes by the index of the file.

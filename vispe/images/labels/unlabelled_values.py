@@ -1,7 +1,8 @@
 """Void levels of label images: 255 (or the maximum of another integer type) and white as "unlabelled".
 
 Masks of Cityscapes, PASCAL VOC and others number classes from 0 or 1 and mark ignored pixels by 255; drawings on a
-white background are white where unlabelled. Without this rule, the level would be a class that covers the image.
+white background are white where unlabelled. Without this rule, such a level would become a class that covers
+most of the image.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ def find_void(
     """Decide whether one of the levels of label images is void (unlabelled).
 
     It is void if the specified class names do not include it, or if the other levels are consecutive class numbers from
-    0 or 1. In masks of 0 and 255, and for grey levels such as 85, 170 and 255, it is a class.
+    0 or 1. In masks of 0 and 255, and for grey levels such as 85, 170 and 255, the largest level is a class.
 
     Args:
         where: the files, for messages.
@@ -49,7 +50,7 @@ def find_void(
         The level, or None; and notes.
 
     Raises:
-        InputError: a possible void level covers most of the pixels and the case is ambiguous.
+        InputError: a possible void level covers most of the pixels, and could also be a class.
     """
     void = void_level(list(pixels))
     other_levels = [level for level in pixels if level != void]
@@ -67,7 +68,7 @@ def find_void(
         return (void, notes) if is_void else (None, [])
     if naming.names:
         if len(pixels) == len(naming.names):
-            return None, []  # the class names include it
+            return None, []  # the class names include the level
         if len(other_levels) == len(naming.names):
             return void, notes
     numbered = len(void) == 1 and counts_up(other_levels) and void[0] > max(other_levels)[0] + 1

@@ -36,7 +36,7 @@ class DiscPacking(Texture):
 
     def __post_init__(self) -> None:
         frozen(self.centres, self.radii)
-        # discs dilated by half of the edge are still disjoint, so a point within one of them is nearest to it
+        # discs dilated by half of the edge are still disjoint, so a point in a dilated disc is nearest to that disc
         grown = self.radii + self.edge / 2
         # power distance (squared distance minus squared radius) as a Euclidean distance with a third coordinate
         height = np.sqrt(grown.max() ** 2 - grown**2)

@@ -54,7 +54,7 @@ class Voronoi(Texture):
         return grey, self.phases[grain]
 
     def _nearest(self, points: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the grain (n,) of points (n, 2) and the distance (n,) to its boundary, exact up to `width`."""
+        """Return the grain (n,) of points (n, 2), and their distance (n,) to its boundary, exact up to `width`."""
         k = min(k, len(self.seeds))
         distances, order = self._tree.query(points, k)
         offsets = shortest(

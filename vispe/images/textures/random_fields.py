@@ -58,7 +58,7 @@ def random_field(
     Args:
         seed: integer, or a numpy Generator, which is advanced.
         wavelength: pixels; several values define several rings of wave vectors.
-        waves: number of cosines per ring; even, at least 8. The cost is proportional to it.
+        waves: number of cosines per ring; even, at least 8. The cost is proportional to this number.
         bandwidth: half width of each ring, as a fraction of its radius.
         fractions: area fractions of the classes, from dark to bright; they sum to 1.
         exact_over: size of the centred, unrotated image in which the fractions are exact to the pixel. By default

@@ -147,7 +147,7 @@ def ring_waves(
     rings = [wavelength] if not isinstance(wavelength, Sequence) else wavelength
     half, wave_vectors = waves // 2, []
     for length in rings:
-        # one random direction per sector of a quadrant; the perpendicular partners cover the other one
+        # one random direction per sector of a quadrant; perpendicular partners cover the other quadrant
         angle = (np.arange(half) + rng.random(half)) * (np.pi / 2 / half)
         radius = 2 * np.pi / length * (1 + bandwidth * rng.uniform(-1, 1, half))
         vector = np.stack([np.sin(angle), np.cos(angle)], -1) * radius[:, None]

@@ -24,21 +24,24 @@ ROOM = 2.0**26  # maximum number of positions per segment; a power of two, so th
 class Bilevel(Scheme):
     """Count segments, and restart positions within each of them (arXiv 2401.16421).
 
-    inter = segments before the token, intra = position in its segment, at most train_length - 1.
+    inter = number of segments before the token's segment, intra = position in its segment, at most
+    train_length - 1.
 
     Every image, tile and frame is a segment whose positions are rows and columns. Text is one segment up to the next
     visual segment, or, if the stream marks boundaries (`Text.boundary`, ``Stream.from_ids(boundaries=...)``),
-    one per sentence; the token that ends a segment belongs to it. Axes are inter, row and column; text has its
-    position on both of the latter.
+    one per sentence; the token that ends a segment belongs to it. Axes are inter, row and column; text has
+    its position within the segment on both the row and the column axis.
 
     The counter contains both numbers: segment times 2 ** 26 plus position; `split` and `join` convert between them.
 
     Args:
-        rotate: axes that rotate channels. ``'inter'`` is the paper's (BiPE-RoPE): the position is left to a table added
-            to the tokens, which reads ``ids[1:]``. ``'intra'`` rotates all channels by the position only, which
-            restarts at every boundary (CONFLATOR, with boundaries at changes of language). ``'both'`` needs no table.
+        rotate: axes that rotate channels. ``'inter'`` is BiPE-RoPE, as in the paper: a table added to the
+            tokens, indexed by ``ids[1:]``, encodes the position within the segment. ``'intra'`` rotates all
+            channels by the position within the segment, which restarts at every boundary (CONFLATOR, with
+            boundaries at changes of language). ``'both'`` needs no table.
         sections: with ``rotate='both'``, pairs of channels of inter, rows and columns; by default 24, 20, 20 of 64.
-        train_length: number of positions of the table, or in training; later positions are clamped to the last one.
+        train_length: number of positions of the table, or of segments in training; later positions are
+            clamped to the last one.
     """
 
     name: ClassVar[str] = "bilevel"
@@ -141,7 +144,7 @@ class Bilevel(Scheme):
     def follow(self, counter: Tensor, boundaries: Tensor) -> tuple[Tensor, Tensor]:
         """Return the coordinates of tokens generated after a prompt, and the counter after them.
 
-        ``Coordinates.decode`` is equal if no token ends a segment.
+        The result equals that of ``Coordinates.decode`` if no token ends a segment.
 
         Args:
             counter: `Coordinates.next` of the prompt (b), or the counter returned for the previous tokens.

@@ -22,12 +22,13 @@ from vispe.options import FiniteFloat, PositiveFloat, UnitInterval
 @register_scheme
 @dataclass(frozen=True)
 class CircleRoPE(Scheme):
-    """Patches on a circle in the plane across (1, 1, 1), all equally far from every text token (arXiv 2505.16416).
+    """Patches on a circle in a plane normal to (1, 1, 1), all equally far from every text token (arXiv 2505.16416).
 
-    The angle of a patch is ``alpha`` times its direction from the centre of the grid, stretched to 2 pi, plus
-    ``1 - alpha`` times its fraction of 2 pi in raster order. Stretching maps the smallest and the largest direction
-    to the same point: with ``alpha=1`` patches coincide. Frames of a video are consecutive circles. Text continues
-    one step after the largest coordinate, usually a fraction; coordinates of patches may be negative.
+    The angle of a patch is ``alpha`` times its direction from the centre of the grid, with all directions
+    stretched to a range of 2 pi, plus ``1 - alpha`` times its fraction of 2 pi in raster order. Stretching
+    maps the smallest and the largest direction to the same point, so that with ``alpha=1`` some patches
+    coincide. Frames of a video are consecutive circles. Text continues one step after the largest coordinate,
+    usually a fraction; coordinates of patches may be negative.
 
     The paper uses plain MRoPE in every other layer: ``vispe.multimodal.alternating(['circlerope', 'mrope'], layers)``
     assigns schemes to layers for `vispe.convert`.
@@ -35,15 +36,16 @@ class CircleRoPE(Scheme):
     Args:
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.
         radius: radius of the circle, in counter steps. Negative values start on the opposite side.
-        alpha: weight of the direction; 0 to 1, other numbers extrapolate.
-        blend: weight of the grid itself, in the same plane, relative to the circle; 0 to 1.
+        alpha: weight of the direction against the raster order, 0 to 1; values outside extrapolate.
+        blend: weight of the grid, projected into the same plane, against the circle; 0 to 1.
         move_to_origin: whether directions are relative to the centre of the grid instead of its first patch.
         relative: whether `radius` is in units of the largest coordinate of the grid (after `move_to_origin`) instead
             of steps.
-        offset: if set, shift each image along (1, 1, 1) by the absolute value of its smallest coordinate plus this.
+        offset: if set, shift each image along (1, 1, 1) by the absolute value of its smallest coordinate plus
+            `offset`.
         stride: counter steps from one frame to the next, on all axes.
-        precision: dtype for the points of an image. The authors' code has float32, which changes them by about
-            one millionth of the radius.
+        precision: dtype in which the points of an image are computed. The authors' code has float32, which
+            changes the points by about one millionth of the radius.
     """
 
     name: ClassVar[str] = "circlerope"
@@ -78,7 +80,7 @@ class CircleRoPE(Scheme):
         return points.index_select(1, tokens.of(first[grid]) + patch) + tokens.frame * self.stride
 
     def _grids(self, blocks: Blocks) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the grid of each block (m), the first patch of each grid (g), all points (3, n), the highest (g)."""
+        """Return grids of blocks (m), first patches of grids (g), all points (3, n), largest coordinates (g)."""
         unique = cast("Callable[..., tuple[Tensor, Tensor]]", torch.unique)  # untyped
         beyond = blocks.size[:, 2].max() + 1  # one integer per size: much faster than unique rows
         codes, grid = unique(blocks.size[:, 1] * beyond + blocks.size[:, 2], return_inverse=True)
@@ -110,7 +112,7 @@ class CircleRoPE(Scheme):
 
 
 def _stretched(angle: Tensor, of: Tensor, grids: int) -> Tensor:
-    """Return angles (n) with those of each grid stretched to a full turn from 0 on; one angle alone stays."""
+    """Return angles (n), those of each grid stretched to the range 0 to 2 pi; a single angle is unchanged."""
     low, high = (_extreme(angle, of, grids, rule)[of] for rule in ("amin", "amax"))
     span = high - low
     return torch.where(span > 0, (angle - low) / span.masked_fill(span == 0, 1) * (2 * math.pi), angle)
@@ -122,7 +124,7 @@ def _extreme(values: Tensor, of: Tensor, grids: int, rule: str) -> Tensor:
 
 
 def _laid(across: Tensor, upright: Tensor) -> Tensor:
-    """Return points of a plane (n) in the plane across (1, 1, 1): time, rows and columns (3, n)."""
+    """Return points of a plane (n) as time, rows and columns in the plane normal to (1, 1, 1) (3, n)."""
     normal = _unit(across.new_ones(3))
     u = _unit(torch.stack([-normal[1], normal[0], torch.zeros_like(normal[2])]))
     v = _unit(torch.cross(normal, u, dim=0))

@@ -22,12 +22,12 @@ class GroupPE(RoPE1D):
 
     New tokens of one group do not shift the other: a source may grow while its translation is generated, and cached
     keys remain valid. Groups are set by `Text.group`; positions then do not define which token came first, so
-    attention needs a mask, such as that of `vispe.multimodal.streams.simultaneous_translation`. Images are counted as
-    in `rope1d`.
+    attention needs a mask, such as `vispe.multimodal.streams.simultaneous_translation.group_mask`. Images are
+    counted as in `rope1d`.
 
     Args:
-        phi: start of the counters of groups 1, 2, ...; one number for all, or one per group. That of group 0
-            starts at 0.
+        phi: start of the counters of groups 1, 2, ...; one number for all of them, or one number per group.
+            The counter of group 0 starts at 0.
     """
 
     name: ClassVar[str] = "group_pe"
@@ -39,7 +39,7 @@ class GroupPE(RoPE1D):
     phi: NonNegativeFloat | Annotated[tuple[NonNegativeFloat, ...], Interval(least=1)] = 0.0
 
     def starts(self, blocks: Blocks) -> Tensor:
-        """Return where the counter of each block's group starts (m).
+        """Return the start of the counter of each block's group (m).
 
         Raises:
             UnsupportedCombination: `phi` has fewer numbers than there are groups after the first.

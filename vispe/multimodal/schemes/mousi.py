@@ -20,8 +20,9 @@ class Mousi(Scheme):
     """Share positions among tokens of an image, to use fewer positions (arXiv 2401.17221).
 
     Args:
-        share: ``'all'``: an image, with all its tiles, or a frame has one position; tokens within it are only
-            distinguished by features and causal order; ``'row'``: each row of an image, a tile or a frame has one.
+        share: ``'all'``: one position for an image with all its tiles, or for a frame; its tokens are only
+            distinguished by features and causal order. ``'row'``: one position for each row of an image, a
+            tile or a frame.
 
     The paper's third form, with a learned embedding of columns, is not implemented. There is no reference code.
     """

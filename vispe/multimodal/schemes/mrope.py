@@ -1,4 +1,4 @@
-"""MRoPE and variants: text counts on all three axes, visual tokens have frames, rows and columns."""
+"""MRoPE and variants: text is counted on all three axes, visual tokens have frame, row and column."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RoPE1D(Scheme):
 @register_scheme
 @dataclass(frozen=True)
 class MRoPE(Scheme):
-    """Frames, rows and columns on three axes, starting at the position in the text (arXiv 2409.12191).
+    """Frames, rows and columns on three axes, starting at the image's position in the text (arXiv 2409.12191).
 
     The defaults are those of Qwen2-VL, except for the position after a video; see `after`.
 
@@ -55,8 +55,10 @@ class MRoPE(Scheme):
         sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all.
         stride: counter steps between frames.
         spatial_reset: count rows and columns of every image from 0, independent of the preceding text.
-        after: text continues after the largest coordinate of the visual segment (``'max'``), or, as in Hugging Face's
-            models, after its larger side independent of its frames (``'side'``), within the time range of a long video.
+        after: text continues after the largest coordinate of the visual segment (``'max'``), or, as in
+            Hugging Face's models, after the larger of its height and width, independent of the number of
+            frames (``'side'``). In the second case, text after a long video lies within the time range of the
+            video.
         tokens_per_second: if set, and the seconds between frames are known, frames are at
             ``floor(frame * tokens_per_second * seconds)`` instead of ``frame * stride`` (Qwen2.5-VL).
         text_axes: ``'all'``, or ``'time'`` for text at (t, 0, 0), which is not text-exact.
@@ -76,7 +78,7 @@ class MRoPE(Scheme):
 
     @property
     def follows_text(self) -> tuple[bool, ...]:
-        """True for rows and columns unless they are reset."""
+        """True for time; true for rows and columns without `spatial_reset`."""
         return True, not self.spatial_reset, not self.spatial_reset
 
     def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
@@ -104,7 +106,7 @@ class MRoPE(Scheme):
         return torch.where(seconds.isnan(), time, clock)
 
     def text(self, at: Tensor) -> Tensor:
-        """Return the counter on all axes, or only on that of time."""
+        """Return the counter on all axes, or only on the time axis."""
         same = super().text(at)
         return (
             same if self.text_axes == "all" else torch.stack([at, torch.zeros_like(at), torch.zeros_like(at)])
@@ -121,7 +123,7 @@ class MRoPEInterleaved(MRoPE):
     """MRoPE with axes interleaved over all frequencies: t h w t h w ... (arXiv 2510.23095; Qwen3-VL).
 
     Options are those of `MRoPE`; `sections` are 24, 20, 20 of 64 by default. The paper's variant is
-    ``spatial_reset=True``; released models do not use it. And
+    ``spatial_reset=True``; released models do not use it. In addition:
 
     Args:
         clip: truncate sections that do not fit, as public code does, instead of raising an error.
@@ -166,8 +168,8 @@ class ErnieVL(MRoPE):
 class MHRoPE(MRoPE):
     """MRoPE with an axis per head (arXiv 2510.23095).
 
-    Options are those of `MRoPE`, but `sections` counts key heads: 1/4, 3/8, 3/8 of them by default. Heads beyond the
-    sections are not rotated, and then the encoding of text changes.
+    Options are those of `MRoPE`, but `sections` counts key heads: 1/4, 3/8, 3/8 of them by default. Heads
+    beyond the sections are not rotated; with such heads, the encoding of text differs from 1D RoPE.
     """
 
     name: ClassVar[str] = "mhrope"
@@ -190,7 +192,7 @@ class MHRoPE(MRoPE):
 class MMRoPE(MRoPE):
     """MRoPE with scaled axes and the pattern t t h w h w h w over all frequencies (Lumos-1).
 
-    Options are those of `MRoPE` and
+    Options are those of `MRoPE`, and:
 
     Args:
         scale: factors of frames, rows and columns.

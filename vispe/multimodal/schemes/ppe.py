@@ -25,21 +25,23 @@ from vispe.options import PositiveInt
 @register_scheme
 @dataclass(frozen=True)
 class PPE(MRoPE):
-    """MRoPE with k positions for each token, in parts of the pairs of each axis (arXiv 2510.22936).
+    """MRoPE with k positions per token, each in a part of the channel pairs of each axis (arXiv 2510.22936).
 
-    Coordinates are t_1 .. t_k, h_1 .. h_k, w_1 .. w_k. Those of unmerged tokens are repeated k times, so text and
-    unmerged images are encoded as by `MRoPE`, and k = 1 is `MRoPE`. `merge` creates tokens with different members.
+    Coordinates are t_1 .. t_k, h_1 .. h_k, w_1 .. w_k. The coordinates of unmerged tokens are repeated k
+    times, so that text and unmerged images are encoded as by `MRoPE`; k = 1 is `MRoPE`. `merge` creates
+    tokens with different members.
 
-    Options are those of `MRoPE` and
+    Options are those of `MRoPE`, and:
 
     Args:
         k: number of positions per token, K.
-        bands: division of the pairs of an axis among its positions: ``'chunked'``, the highest frequencies to
-            the first and so on; or ``'interleaved'``, so that each position has high and low frequencies.
+        bands: division of the pairs of an axis among its positions: ``'chunked'``, the highest frequencies
+            for the first position, and so on; or ``'interleaved'``, so that each position has high and low
+            frequencies.
         axes_in_turn: interleave axes over the frequencies as in `mrope_i`, for models with this layout.
 
-    Differs from the reference: if k does not divide every section, its parts are as equal as possible;
-    `reference_rotation` reproduces the authors' code.
+    Differs from the reference: if k does not divide a section, the parts of that section are as equal as
+    possible; `reference_rotation` reproduces the authors' code.
     """
 
     name: ClassVar[str] = "ppe"
@@ -73,7 +75,7 @@ class PPE(MRoPE):
         return replace(coordinates_once, ids=coordinates_once.ids.repeat_interleave(self.k, 0), scheme=self)
 
     def text(self, at: Tensor) -> Tensor:
-        """Return the counter on all axes, or only on those of time."""
+        """Return the counter on all axes, or only on the time axes."""
         same = at.expand(self.k, *at.shape)
         others = same if self.text_axes == "all" else torch.zeros_like(same)
         return torch.cat([same, others, others])
@@ -114,18 +116,18 @@ class PPE(MRoPE):
 
 
 def reference_sections(sections: Sequence[int], k: int) -> tuple[int, ...]:
-    """Return the widths of the bands in the authors' code: sections in k parts; 1 each if k does not divide all."""
+    """Return the widths of the authors' bands: sections divided by k, or 1 each if k does not divide all of them."""
     if any(s % k for s in sections):
         return (1,) * sum(sections)
     return tuple(s // k for s in sections for _ in range(k))
 
 
 def reference_rotation(ids: Tensor, frequencies: Tensor, sections: Sequence[int], k: int) -> HalvesRotation:
-    """Return the transform of queries and keys of the authors' code, layout ``'half'``.
+    """Return the transform of queries and keys in the authors' code, for the layout ``'half'``.
 
     Its bands continue through both halves of the channels, and band n uses coordinate ``n mod 3 k``. If k does not
-    divide every section, the two channels of a pair may have different positions: not a rotation for merged
-    tokens. Text is still rotated as by `MRoPE`.
+    divide every section, the two channels of a pair may have different positions; for merged tokens the
+    transform is then not a rotation. Text is still rotated as by `MRoPE`.
 
     Args:
         ids: (3 k, b, s).

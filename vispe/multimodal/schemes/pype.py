@@ -18,24 +18,24 @@ from vispe.options import PositiveInt
 @register_scheme
 @dataclass(frozen=True)
 class PyPE(Scheme):
-    """Concentric rings from the border of an image to its centre; a ring is one position (arXiv 2501.10967).
+    """Concentric rings from the border of an image to its centre, with one position per ring (arXiv 2501.10967).
 
     In an image of h x w tokens that starts at c, row y and column x have
 
         c + min(y, x, h-1-y, w-1-x, rings-1)
 
-    and the text after it continues one step after the innermost ring. Frames of a video, and tiles, follow one another
-    like images. Positions within a ring are only distinguished by features and causal order.
+    and the text after it continues one step after the innermost ring. Frames of a video and tiles are counted
+    like consecutive images. Positions within a ring are only distinguished by features and causal order.
 
     In the paper, the central region grows with depth, so that late layers have coarser images:
     `vispe.multimodal.pyramid` assigns numbers of rings to layers.
 
     Args:
-        rings: maximum number of positions of an image; all tokens inside the last ring share its position. By
-            default as many as fit, ``ceil(min(h, w) / 2)``.
+        rings: maximum number of positions of an image; all tokens inside the last ring share its position.
+            The default is the number of rings that fit, ``ceil(min(h, w) / 2)``.
 
-    Not compared with the authors' code: implemented from the paper's description, with frames, tiles and text after an
-    image as above.
+    Not compared with the authors' code: implemented from the paper's description, with frames, tiles and text
+    after an image as described in this docstring.
 
     Example:
         >>> from vispe.multimodal import Image, Stream, Text, create_scheme

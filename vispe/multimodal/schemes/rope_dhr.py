@@ -16,7 +16,7 @@ from vispe.multimodal.streams.attention_blocks import Blocks
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.multimodal.streams.torch_typing import listed
 
-SHRINK = 1e-6  # by which the reference shrinks tiles
+SHRINK = 1e-6  # the reference shrinks tiles by this fraction
 
 
 @register_scheme
@@ -24,23 +24,26 @@ SHRINK = 1e-6  # by which the reference shrinks tiles
 class RoPEDHR(Scheme):
     """Positions of an image's thumbnail in raster order, shared by the tiles at the same location (arXiv 2506.06279).
 
-    An image in tiles of h x w tokens, with a thumbnail of h x w tokens too, uses h w positions whatever its tiles:
+    An image in tiles of h x w tokens, with a thumbnail that also has h x w tokens, uses h w positions for any
+    number of tiles:
     token (a, d) of tile (j, i) of Y x X tiles is at the thumbnail's row ``floor((j + (a + 1/2) / h) h / Y)`` and
     column ``floor((i + (d + 1/2) / w) w / X)``. Images without tiles and videos are counted as by `rope1d`. Tokens that
     share a position differ by features and causal order only.
 
-    The rule of ID-Align (arXiv 2505.21465) is the same: tokens of high resolution have the position of the thumbnail's
-    token at their position; its thumbnail comes first, ``Image(..., thumbnail='first')``. Its form for LLaVA-NeXT,
-    where one grid of any size with a token at the end of each row replaces the tiles, is not implemented, and how its
-    authors round was not compared.
+    ID-Align (arXiv 2505.21465) has the same rule: high-resolution tokens share the position of the thumbnail
+    token at the same location. Its thumbnail comes first: ``Image(..., thumbnail='first')``. The variant of
+    ID-Align for LLaVA-NeXT is not implemented: there, one grid of any size with a token at the end of each
+    row replaces the tiles. The rounding of its authors was not compared.
 
     Args:
-        tile_order: how tiles follow one another: ``'row_major'``, as they are cut, or ``'column_major'``, as the
-            reference takes them to be.
-        sampling: ``'centre'`` for the formula above, or ``'corner'``: as many evenly spaced positions from one edge of
-            a tile to the other, both included, less a millionth, truncated, as the reference has it.
+        tile_order: order of the tiles in the sequence: ``'row_major'``, the order in which they are cut, or
+            ``'column_major'``, the order that the reference assumes.
+        sampling: ``'centre'`` for the formula above, or ``'corner'``: evenly spaced positions from one edge
+            of a tile to the other, one per token, both edges included, minus one millionth, truncated, as in
+            the reference.
 
-    Differs from the reference: by these two defaults; any size of tiles and of grids; batches; thumbnails in front.
+    Differs from the reference: in these two defaults; supports any size of tiles and of grids, batches, and
+    thumbnails before the tiles.
     """
 
     name: ClassVar[str] = "rope_dhr"
@@ -52,11 +55,11 @@ class RoPEDHR(Scheme):
 
     @property
     def axes(self) -> int:
-        """One."""
+        """One axis."""
         return 1
 
     def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return the tokens of one part of each visual segment, at its last part (m).
+        """Return the number of tokens of one part of each visual segment, as the step of its last part (m).
 
         Raises:
             UnsupportedCombination: an image is in tiles, but has no thumbnail next to them.
@@ -65,11 +68,11 @@ class RoPEDHR(Scheme):
         return torch.where(blocks.ends, blocks.tokens.double(), 0.0)
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the number of the thumbnail's token at the position of each token (1, k)."""
+        """Return the index of the thumbnail token at the location of each token (1, k)."""
         blocks = tokens.blocks
         height, width = blocks.size[:, 1].double(), blocks.size[:, 2].double()
         row, column, rows, columns = blocks.tile.unbind(1)
-        small = row < 0  # a thumbnail is the only tile of its visual segment
+        small = row < 0  # a thumbnail counts as a segment with one tile
         if self.tile_order == "column_major":
             number = row * columns + column
             row, column = number % rows, number // rows
@@ -82,7 +85,7 @@ class RoPEDHR(Scheme):
     def _place(
         self, tokens: VisualTokens, token: Tensor, tile: Tensor, tiles: Tensor, side: Tensor
     ) -> Tensor:
-        """Return the index along a side of the thumbnail of tokens (k), from the index in their tile (k).
+        """Return the index of tokens along a side of the thumbnail (k), from that in their tile (k).
 
         The last three arguments are per block (m). Quotients are accurate enough: non-integers differ by 1 / tiles.
         """

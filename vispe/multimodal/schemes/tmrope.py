@@ -20,9 +20,9 @@ from vispe.options import PositiveFloat
 class TMRoPE(MRoPE):
     """MRoPE with frames at ``floor(frame * seconds * 25)`` (arXiv 2503.20215; Qwen2.5-Omni).
 
-    A token of audio is 40 ms and one position, like a token of text; so audio alone is a run of text in a stream.
-    Audio interleaved with a video cannot be described by a stream. Options are those of `MRoPE`; videos with unknown
-    seconds are counted by `stride`.
+    An audio token lasts 40 ms and has one position, like a text token; so describe audio alone as a run of
+    text in a stream. Audio interleaved with a video cannot be described by a stream. Options are those of
+    `MRoPE`; videos with unknown seconds are counted by `stride`.
     """
 
     name: ClassVar[str] = "tmrope"
@@ -41,7 +41,7 @@ class TMRoPE(MRoPE):
         return torch.where(seconds.isnan(), frame * self.stride, clock)
 
     def _clock(self, frame: Tensor, seconds: Tensor) -> Tensor:
-        """Return the positions of frames at intervals of `seconds`."""
+        """Return the positions of frames that are `seconds` apart from each other."""
         return (frame * seconds * (self.tokens_per_second or 0)).floor()
 
 

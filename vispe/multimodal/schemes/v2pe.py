@@ -27,16 +27,16 @@ Number = float | Fraction | str
 class V2PE(Scheme):
     """Sequential positions of all tokens, with increments below 1 for visual tokens (arXiv 2412.09616).
 
-    A tile of n tokens spans `stride` positions for any n: each of its tokens is ``stride / n`` after the previous
-    one. Text continues at the next integer, ``ceil(last) + 1``. With a stride of n, an image is counted as in
-    `rope1d`. Positions increase strictly; rotate by them in float32 or wider (`vispe.multimodal.rotation` does): in
-    bfloat16 most of them would coincide.
+    A tile of n tokens spans `stride` positions for any n: consecutive tokens of a tile are ``stride / n``
+    apart from each other. Text continues at the next integer, ``ceil(last) + 1``. With a stride of n, an
+    image is counted as in `rope1d`. Positions increase strictly. Compute their angles in float32 or wider, as
+    `vispe.multimodal.rotation` does: in bfloat16 most positions would coincide.
 
     Args:
-        stride: positions that a tile, or a frame of a video, spans: a number, a `Fraction` or a string such as
-            ``'1/3'``. Cached keys are only valid for the same stride.
+        stride: number of positions spanned by a tile, or by a frame of a video: a number, a `Fraction` or a
+            string such as ``'1/3'``. Cached keys are only valid for the same stride.
         per: ``'tile'``, or ``'picture'`` for a span of `stride` over all tiles of an image.
-        train_strides: in training, every image has one of these at random, or `stride` if None. The
+        train_strides: strides from which that of each image is drawn in training; `stride` if None. The
             draws can also be passed: `draws` of `Scheme.coordinates` is then the stride of each block.
 
     Differs from the reference: positions are computed by products in float64, so any number of tokens is supported; the
@@ -61,7 +61,7 @@ class V2PE(Scheme):
             )
         for stride in (self.stride, *(self.train_strides or ())):
             _value(stride)
-        object.__setattr__(self, "stride", _plain(self.stride))  # options must be plain data
+        object.__setattr__(self, "stride", _plain(self.stride))  # options are plain data
         if self.train_strides is not None:
             object.__setattr__(self, "train_strides", tuple(map(_plain, self.train_strides)))
 
@@ -81,13 +81,13 @@ class V2PE(Scheme):
         return torch.where(blocks.visual, picks, 0.0)
 
     def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return the span of each image at its last part, rounded up (m)."""
+        """Return the span of each image as the step of its last part, rounded up (m)."""
         frames = blocks.size[:, 0]
         spans = self._strides(blocks, draws) * (frames if self.per == "picture" else frames * blocks.parts)
         return torch.where(blocks.ends, _rounded_up(spans), 0.0)
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return the position of each token relative to the preceding text, minus 1 (1, k)."""
+        """Return the position of each token relative to the last text token, minus 1 (1, k)."""
         blocks = tokens.blocks
         unit = blocks.size[:, 1] * blocks.size[:, 2] * (blocks.parts if self.per == "picture" else 1)
         number = tokens.of(blocks.part * blocks.tokens) + tokens.index + 1
@@ -117,7 +117,7 @@ def v2pe_stride_for(
         stream: the token stream.
         context: positions available to a sample, 0 .. context - 1, without those of generated tokens.
         strides: strides to choose from.
-        per: as for `V2PE`.
+        per: see `V2PE`.
 
     Raises:
         InputError: the smallest stride does not fit.

@@ -1,4 +1,4 @@
-"""Frames along the diagonal t = h = w: VideoRoPE, HoPE, and TAD-RoPE, which puts time onto a single count."""
+"""Frames along the diagonal t = h = w: VideoRoPE and HoPE; and TAD-RoPE, which adds time to a single position."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from vispe.options import Interval, PositiveFloat
 @register_scheme
 @dataclass(frozen=True)
 class VideoRoPE(Scheme):
-    """Every frame is centred on the diagonal t = h = w, and time has the lowest frequencies (arXiv 2502.05173).
+    """Frames centred on the diagonal t = h = w, with time at the lowest frequencies (arXiv 2502.05173).
 
     Coordinates of a visual segment may lie below the counter at its start, and below 0 at the start of a sequence.
 
     Args:
-        sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all. Rows and columns take
-            turns over the highest frequencies whatever their shares.
+        sections: pairs of channels of time, rows and columns; by default 1/4, 3/8, 3/8 of all. Rows and
+            columns alternate over the highest frequencies for any sections.
         scale: counter steps from one frame to the next, on all axes.
-        centre: row and column of the patch on the diagonal: ``'floor'`` of the middle, as the authors' code has it, or
-            the ``'exact'`` middle, which is between two patches where there is an even number of them.
-        after: text goes on after the last frame's ``'time'``, inside the range of its rows and columns, or after the
-            largest coordinate of the visual segment (``'max'``).
-        layout: ``'paper'`` is h w h w ... t t t; ``'package'`` is t h w h w ... t t t, as the package Multimodal-RoPEs
-            has it: pair 0 is time's, and rows have as many pairs as their section says, columns one less.
-        tokens_per_second: where set, and the seconds between frames are known, the distance of frames is
+        centre: row and column of the patch on the diagonal: ``'floor'`` of the middle, as in the authors'
+            code, or the ``'exact'`` middle, which is between two patches if their number is even.
+        after: text continues after the ``'time'`` of the last frame, which is within the range of its rows
+            and columns, or after the largest coordinate of the visual segment (``'max'``).
+        layout: ``'paper'`` is h w h w ... t t t; ``'package'`` is t h w h w ... t t t, as in the package
+            Multimodal-RoPEs: pair 0 belongs to time, rows have the pairs of their section, and columns have
+            one pair less than theirs.
+        tokens_per_second: if set, and if the seconds between frames are known, the distance between frames is
             ``tokens_per_second * seconds`` instead of `scale`; fractions are preserved.
     """
 
@@ -50,7 +51,7 @@ class VideoRoPE(Scheme):
     tokens_per_second: PositiveFloat | None = None
 
     def counter_step(self, blocks: Blocks, draws: Tensor | None) -> Tensor:
-        """Return one more than the last frame's time, or than the largest coordinate, inside each block (m)."""
+        """Return one more than the time of the last frame, or than the largest coordinate, in each block (m)."""
         t, h, w = blocks.size.double().unbind(1)
         last = (t - 1) * self._step(blocks, draws)
         if self.after == "max":
@@ -58,7 +59,7 @@ class VideoRoPE(Scheme):
         return last + 1
 
     def local(self, tokens: VisualTokens, draws: Tensor | None) -> Tensor:
-        """Return time, and time plus the row and the column counted from the middle (3, k)."""
+        """Return time, time plus row, and time plus column (3, k), with rows and columns counted from the middle."""
         _, h, w = tokens.of(tokens.blocks.size).double().unbind(1)
         time = tokens.frame * tokens.of(self._step(tokens.blocks, draws))
         return torch.stack(
@@ -87,13 +88,15 @@ class VideoRoPE(Scheme):
 class HoPE(VideoRoPE):
     """VideoRoPE without rotation at the lowest frequencies, with random frame distances in training (arXiv 2505.20444).
 
-    Time acts only along the diagonal. The last pairs of channels are not rotated for text either: a language model
-    trained with plain RoPE needs further training. Options are those of `VideoRoPE` and
+    Time affects attention only through the diagonal, that is, through rows and columns. The last pairs of
+    channels are not rotated for text either: a language model trained with plain RoPE needs further training.
+    Options are those of `VideoRoPE`, and:
 
     Args:
-        scale: counter steps between frames if nothing is drawn; below 1 for long videos. With
-            `tokens_per_second`, videos with known seconds use neither this nor the draws.
-        train_scales: in training, the step of each visual segment is drawn from these, in the order of the sequence.
+        scale: counter steps between frames without a draw; below 1 for long videos. With `tokens_per_second`,
+            neither `scale` nor `train_scales` affects videos with known seconds.
+        train_scales: in training, the step of each visual segment is drawn from these values, segment by
+            segment in the order of the sequence.
     """
 
     name: ClassVar[str] = "hope_vlm"
@@ -122,7 +125,7 @@ class HoPE(VideoRoPE):
 @register_scheme
 @dataclass(frozen=True)
 class TADRoPE(Scheme):
-    """Index of all tokens plus frame index; text advances by two (VideoRoPE's baseline, arXiv 2502.05173)."""
+    """Token index plus frame index as position; text advances by two (baseline in VideoRoPE, arXiv 2502.05173)."""
 
     name: ClassVar[str] = "tad_rope"
     summary: ClassVar[str] = "Index of all tokens plus frame index; text advances by two."

@@ -25,15 +25,16 @@ class VRoPE(Scheme):
 
         c + y + x,   c + y + (w-1-x),   c + (h-1-y) + x,   c + (h-1-y) + (w-1-x)
 
-    on the four axes; their mean is the same for all its tokens. Pair i of channels has axis ``i mod 4``, also if
-    4 does not divide the pairs. A frame uses h + w - 1 positions; the next frame, or text, follows without a gap.
+    on the four axes; their mean is the same for all its tokens. Pair i of channels has axis ``i mod 4``, even
+    if the number of pairs is not a multiple of 4. A frame uses h + w - 1 positions; the next frame, or text,
+    follows without a gap.
 
     Args:
-        stride: positions between frames; by default h + w - 1, for which long videos of large frames exceed
-            the trained length early. With a smaller stride, frames overlap.
+        stride: positions between frames; h + w - 1 by default. With the default, long videos of large frames
+            soon exceed the trained length; with a smaller stride, the positions of frames overlap.
 
-    Differs from the reference: batches, and no state between calls. The reference also has an index for pairs of time
-    that its constructor switches off.
+    Differs from the reference: supports batches, and has no state between calls. The reference also has an
+    index for time pairs, which its constructor disables.
     """
 
     name: ClassVar[str] = "vrope"

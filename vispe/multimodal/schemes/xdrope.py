@@ -28,22 +28,24 @@ class XDRoPE(Scheme):
     """Sequence position, column, row and image index on four axes (HunyuanOCR, arXiv 2511.19575).
 
     Text has its sequence position on all axes. The tokens of an image have (position, column, row, index of the image);
-    the position counts on through the image, columns and rows start at 0 in every image, whatever the text before it.
-    Columns include the newline token after every row, so an image of h x w merged patches is ``Image(h, w + 1)``; the
-    tokens before and after an image are text. `newline_images` returns both from processor outputs. Tiles, and frames
-    of a video, count as images; members of a `Parallel` start at the same index. With `start`, images are counted from
-    0 again.
+    the position continues through the image; columns and rows start at 0 in every image, independent of the
+    preceding text. Columns include the newline token after every row, so an image of h x w merged patches is
+    ``Image(h, w + 1)``; the tokens before and after an image are text. `newline_images` returns token types
+    and images from processor outputs. Tiles, and frames of a video, count as images; members of a `Parallel`
+    start at the same index. If coordinates are computed with `start`, image indices begin at 0 again.
 
     Args:
         sections: pairs of channels of sequence, column, row and image (`mrope_section`, formerly `xdrope_section`); or
             three, of column, row and image, for checkpoints without a sequence axis. Equal parts of four axes by
             default; the remainder goes to the sequence.
-        layout: channels that an axis rotates. ``'paired'``: sections divide the pairs, as in MRoPE, in the remote code
-            of the first checkpoints and in vLLM. ``'elementwise'``: transformers 5.24.0, whose sections, doubled,
-            divide the channels, so that the two channels of a pair may read different axes. Text is rotated equally by
-            both. In images, the second is not a rotation: norms and the scores of equal distances change.
-        image_index: images are counted in each ``'sample'``, or, as in transformers 5.24.0, through the ``'batch'``, so
-            that the coordinates of a sample depend on the samples before it.
+        layout: channels that an axis rotates. ``'paired'``: sections divide the pairs, as in MRoPE, in vLLM,
+            and in the remote code of the first checkpoints. ``'elementwise'``: transformers 5.24.0, whose
+            sections, doubled, divide the channels, so that the two channels of a pair may have different
+            axes. Both layouts rotate text equally. For images, ``'elementwise'`` is not a rotation: norms
+            change, and scores do not depend on distances only.
+        image_index: image indices restart in each ``'sample'``, or, as in transformers 5.24.0, continue
+            through the ``'batch'``; in the second case, the coordinates of a sample depend on the samples
+            before it.
     """
 
     name: ClassVar[str] = "xdrope"
@@ -89,7 +91,7 @@ class XDRoPE(Scheme):
         images = torch.where(blocks.visual, blocks.size[:, 0], 0).double()
         offset = torch.zeros_like(images)
         if blocks.parallel is not None:
-            # members of a set have no order, so each counts its images from the same index
+            # members of a set have no order, so the images of each member start at the same index
             parallel = blocks.parallel.clone()
             parallel[:, END] = 0
             images, offset, _ = steps(parallel, images)
@@ -141,7 +143,8 @@ def newline_images(
 
     Raises:
         ShapeError: shapes do not match.
-        InputError: a grid has several frames, or a run of placeholders has another length than its images.
+        InputError: a grid has several frames, or the length of a run of placeholders differs from that of its
+            images.
 
     Example:
         >>> types = torch.tensor([[0, 1, 1, 1, 1, 1, 0]])
@@ -165,7 +168,7 @@ def newline_images(
 
 
 def _merged_sizes(grids: Tensor | None, merge: int) -> list[tuple[int, int]]:
-    """Return rows and columns of the tokens of each image, newline tokens included."""
+    """Return the rows and columns of tokens of each image, including newline tokens."""
     if grids is None:
         return []
     if grids.ndim != 2 or grids.shape[1] != 3:
@@ -205,7 +208,7 @@ def _runs(types: Tensor, mask: Tensor | None) -> list[tuple[int, int, int]]:
 
 
 def _images_of_run(length: int, tokens: Sequence[int]) -> tuple[int, bool]:
-    """Return how many of the next images a run contains, and whether with boundary tokens; 0 if it does not fit."""
+    """Return the number of next images in a run, and whether it has boundary tokens; 0 if no number fits."""
     total = 0
     for number, count in enumerate(tokens):
         total += count

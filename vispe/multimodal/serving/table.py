@@ -12,7 +12,7 @@ from vispe.multimodal import allocation
 from vispe.multimodal.rotary import tables
 from vispe.multimodal.serving.table_rows import Rows
 
-HEADS = 64  # number of key heads to query a scheme with; irrelevant for allocations shared by heads
+HEADS = 64  # number of key heads passed to `allocation`; irrelevant for allocations shared by heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +23,8 @@ class Table:
         cache: (rows, 2 pairs) float32, cosines, then sines: `cos_sin_cache` of vLLM and SGLang, which cast it to the
             type of the model.
         axis_of_pair: (pairs,), axis of ids of each pair of channels.
-        sections: `mrope_section` that gives this allocation in an engine, or None: it needs a layer that uses
-            `axis_of_pair`, such as `TableRotary`.
+        sections: value of `mrope_section` that gives this allocation in an engine. None if there is no such
+            value; the engine then needs a layer that uses `axis_of_pair`, such as `TableRotary`.
         interleaved: `mrope_interleaved`, to be set with `sections`.
     """
 
@@ -77,6 +77,6 @@ def _sections(axis: Tensor) -> tuple[tuple[int, int, int] | None, bool]:
         return counts, False
     try:
         turns = torch.equal(allocation.interleaved(counts), axis)
-    except OptionError:  # rows or columns have more pairs than there are turns
+    except OptionError:  # rows or columns have more pairs than the interleaved pattern has repetitions
         return None, False
     return (counts, True) if turns else (None, False)

@@ -17,9 +17,10 @@ ENGINE = "MRotaryEmbedding"  # class of vLLM and SGLang that supports sections o
 
 
 class TableRotary(nn.Module):
-    """Rotates queries and keys in an engine, with the interface of the rotary layers of vLLM and SGLang.
+    """Rotary layer for queries and keys in an engine, with the interface of the rotary layers of vLLM and SGLang.
 
-    Plain torch: supports every scheme, but is slower than the fused kernels of an engine, which need sections.
+    Implemented in plain torch: it supports every scheme, but is slower than an engine's fused kernels, which
+    need sections.
 
     Args:
         table: cosines and sines, and the axis of each pair.
@@ -75,7 +76,7 @@ def install(model: nn.Module, table: Table) -> list[str]:
     pair; otherwise, and for other layers with a table and sections, they are replaced by a `TableRotary`.
 
     Raises:
-        InputError: no layer has a table of cosines and sines and sections.
+        InputError: no layer has both sections and a table of cosines and sines.
         ShapeError: a layer rotates a different number of channels.
     """
     layers: list[tuple[nn.Module, str, str]] = [
@@ -101,7 +102,7 @@ def install(model: nn.Module, table: Table) -> list[str]:
 
 
 def _fitted(layer: Any, table: Table, path: str) -> nn.Module:
-    """Return a layer with the table: the same one if its kernel supports it, else a new one."""
+    """Return a layer with the table: the layer itself if its kernel supports the table, else a new layer."""
     if layer.rotary_dim != table.cache.shape[1]:
         raise ShapeError(
             f"{path} rotates {layer.rotary_dim} channels, but the table {table.cache.shape[1]}. Build the table "

@@ -17,9 +17,9 @@ from vispe.multimodal.streams.segments import Image, Text, Video
 from vispe.multimodal.streams.token_stream import Stream
 from vispe.options import NonNegativeInt, PositiveInt, check_options
 
-MOST_PARTS = 256  # smallest v2pe steps; every part costs a full table
-NEAREST = 64  # parts to which others are rounded
-NEAR = 1e-9  # steps within which a coordinate is on the grid; what float64 loses on fractions such as 1/3 is less
+MOST_PARTS = 256  # enough for the smallest v2pe steps; every part costs a full table
+NEAREST = 64  # coordinates that are not on a grid of parts are rounded to this many
+NEAR = 1e-9  # tolerance in steps; float64 errors of fractions such as 1/3 are smaller
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +44,13 @@ class Rows:
 
     A coordinate ``p + j / parts`` has row ``j * (positions + below) + p``; negative p count from the end of their
     part of the table, as Python indices. So text has the rows 0, 1, 2, ... in every request, with or without
-    images, cached keys of a common prefix can be shared, and each further token is one further row, also after
-    an image that ends between two integers.
+    images, and requests with a common prefix can share its cached keys. Each generated token is one row after
+    the previous one, also after an image that ends between two integers.
 
     Args:
         scheme: position scheme.
-        positions: number of integer coordinates from 0 on; prompt and answer must stay below.
+        positions: number of integer coordinates from 0 on; the coordinates of prompt and answer must be
+            smaller.
         below: number of integer coordinates below 0, for schemes that centre images.
         parts: rows per integer coordinate, for schemes with fractions.
         nearest: round coordinates to the nearest row instead of raising an error; see `Request.error`.
@@ -85,7 +86,7 @@ class Rows:
         picture: tuple[int, int, int] = (64, 64, 64),
         nearest: bool = False,
     ) -> Rows:
-        """Return the numbering with the rows below 0 and parts that images up to a size need.
+        """Return the numbering for images up to a size: with the necessary negative rows and parts.
 
         Args:
             scheme: position scheme.
@@ -131,7 +132,7 @@ class Rows:
 
     @property
     def length(self) -> int:
-        """Rows of each of the parts."""
+        """Number of rows of each part."""
         return self.positions + self.below
 
     @property
@@ -147,7 +148,7 @@ class Rows:
         return (part[:, None] + place).flatten()
 
     def numbers(self, coordinates: Tensor) -> tuple[Tensor, float]:
-        """Return the rows of coordinates, int64, and the largest distance from a coordinate to that of its row.
+        """Return the rows of coordinates, int64, and the largest distance of a coordinate from that of its row.
 
         Raises:
             InputError: a coordinate is between two rows and `nearest` is false, or outside of the table.

@@ -30,7 +30,7 @@ class Parallel:
 
     Attributes:
         members: each a segment or a list of segments.
-        see: a token of a member attends to previous tokens of its member; with ``'self'`` to nothing else, with
+        see: with ``'self'``, a token of a member attends only to previous tokens of its member; with
             ``'all'`` also to the tokens before the set, and to the other members.
         align: ``'start'``: members start at the same counter, which then advances by the longest; ``'end'``: members
             end at the same counter, which advances by the sum of all, so that they could be placed in sequence.
@@ -92,8 +92,8 @@ def steps(parallel: Tensor, advance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         advance: counter step of each block by itself (m), float64.
 
     Returns:
-        counter step at each block, that of a set at its last block; offset of each block from the start of its set;
-        counter step of the member of each block by itself, 0 outside; (m) each.
+        counter step at each block, with the step of a set at its last block; offset of each block from the
+        start of its set; counter step of the member that contains each block, 0 outside of sets; (m) each.
     """
     inside = (parallel[:, SET] >= 0) & (parallel[:, RULE] != TARGET)
     if not bool(inside.any()):
@@ -136,5 +136,5 @@ def apply_set_rules(visible: Tensor, same_sample: Tensor, q: Tensor, k: Tensor) 
     own = same & (of_q[MEMBER] == of_k[MEMBER])
     visible = torch.where(of_q[RULE] == SELF, visible & own, visible)
     visible = torch.where(of_q[RULE] == TARGET, visible & same, visible)
-    # members attend to each other independent of order
+    # members attend to each other in both directions
     return visible | (same & ~own & same_sample & (of_q[RULE] == ALL) & (of_k[RULE] == ALL))

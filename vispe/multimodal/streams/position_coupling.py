@@ -1,6 +1,7 @@
 """Coupled positions: corresponding tokens share positions (arXiv 2405.20671).
 
-Text that refers to a cell or box of an image gets its position: `Text.cells`. Also, position ids of two tasks.
+Text that refers to a cell or box of an image has the position of that cell or box: `Text.cells`. The module
+also contains the position ids of two tasks: addition and boards.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Picture = tuple[Image | Video, int]  # an image or video of a sample, and the in
 
 
 def coupled_tokens(text: Text, first: int, images: Sequence[Picture]) -> list[list[int]]:
-    """Return for each token of a text its index, and those of the four central cells of its box.
+    """Return for each token of a text its index, and the indices of the four central cells of its box.
 
     Args:
         text: text with cells.
@@ -25,7 +26,7 @@ def coupled_tokens(text: Text, first: int, images: Sequence[Picture]) -> list[li
         images: images and videos of its sample, in order.
 
     Raises:
-        InputError: the image or video does not exist, or a cell is outside of it.
+        InputError: the image or video does not exist, or does not contain a cell.
     """
     image, start = _picture(text, images)
     cells = text.cells or ()
@@ -150,7 +151,7 @@ def board_positions(width: int, height: int, start: Sequence[int] = (1, 1)) -> t
         (2, height * width), int64.
 
     Raises:
-        OptionError: a side is not an integer above 0, or there are not two starts.
+        OptionError: a side is not an integer above 0, or `start` does not have two numbers.
     """
     _check_whole(width=width, height=height)
     if len(start) != 2:
@@ -162,7 +163,7 @@ def board_positions(width: int, height: int, start: Sequence[int] = (1, 1)) -> t
 
 
 def draw_starts(sides: Sequence[int], longest: int, generator: torch.Generator | None = None) -> list[int]:
-    """Return a random start for each side, from 1 to longest - side, so that no id is above `longest`.
+    """Return a random start for each side, from 1 to longest - side; no id is then above `longest`.
 
     Raises:
         OptionError: a side is too large.

@@ -104,7 +104,7 @@ def _ends(boundaries: Tensor, kind: Tensor) -> Tensor:
 def _beside(
     members: Tensor | None, valid: Tensor, sample: Tensor, document: Tensor, see: See, align: Align
 ) -> Tensor | None:
-    """Return the row of `Blocks.parallel` of each non-padding token (n, 4), or None without sets."""
+    """Return the row of `Blocks.parallel` of each non-padding token (n, 4), or None without `Parallel` sets."""
     Parallel([Text(1)], see, align)  # checks `see` and `align`
     if members is None or not bool((members[valid] >= 0).any()):
         return None
@@ -178,7 +178,7 @@ def _grids(supplied: object, merge: int, seconds: object, apart: bool, kind: str
         supplied = ()
     if not isinstance(supplied, Tensor):
         _check_segments(supplied, kind, seconds, apart)
-        segments = cast("Sequence[Image | Video]", supplied)  # as checked
+        segments = cast("Sequence[Image | Video]", supplied)  # checked above
         parts = [
             (p, n, s.seconds if isinstance(s, Video) else None)
             for n, s in enumerate(segments)
@@ -219,7 +219,7 @@ def _grids(supplied: object, merge: int, seconds: object, apart: bool, kind: str
 
 
 def _check_segments(supplied: object, kind: str, seconds: object, apart: bool) -> None:
-    """Raise unless it is a list of segments of this kind, without options that the segments define."""
+    """Raise unless a list contains only segments of one kind, and no argument repeats what the segments define."""
     segment_type = Image if kind == "image" else Video
     for s in supplied:  # type: ignore[attr-defined]
         if not isinstance(s, segment_type):
@@ -237,7 +237,7 @@ def _check_segments(supplied: object, kind: str, seconds: object, apart: bool) -
 
 
 def _joined(images: Pictures, videos: Pictures) -> tuple[Pictures, int]:
-    """Return the blocks of images, then those of videos, and the number of the former."""
+    """Return the blocks of images, then those of videos, and the number of image blocks."""
     count = int(images[2][-1]) + 1 if len(images[2]) else 0
     device = images[0].device if len(images[0]) else videos[0].device
     parts = (

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from vispe.errors import OptionError, is_integer
 from vispe.options import Interval, NonNegativeInt, PositiveFloat, PositiveInt, check_options
 
-TEXT, IMAGE, VIDEO = 0, 1, 2  # as `mm_token_type_ids` of Hugging Face processors number them
+TEXT, IMAGE, VIDEO = 0, 1, 2  # numbers of `mm_token_type_ids` of Hugging Face processors
 WHOLE = (0, 0, 1, 1)  # tile row and column, tile rows and columns of an image without tiles
 THUMBNAIL = -1  # tile row and column of a thumbnail
 
@@ -140,7 +140,7 @@ class Video:
         check_options(self)
 
     def parts(self) -> Iterator[Part]:
-        """Yield (t, h, w, tile) of the one block of tokens."""
+        """Yield (t, h, w, tile) of the single block of tokens."""
         yield self.t, self.h, self.w, WHOLE
 
 

@@ -49,8 +49,8 @@ class Streamed:
     def mask_index(self) -> Tensor:
         """Return the role of each token in training (b, s).
 
-        0 for source and padding; for targets 2 if they are generated while the source arrives, else 1; in the former
-        case -1 for the first token after the source's prompt, which predicts the target's prompt.
+        0 for source and padding; for targets 1, or 2 if they are generated while the source arrives. In
+        streaming mode, the first token after the source's prompt has -1; it predicts the target's prompt.
         """
         roles = (self.target_word >= 0).long() * (2 if self.streaming else 1)
         if self.streaming:
@@ -69,7 +69,7 @@ class Streamed:
             wait: number of source words read before the first target word, k; 1 or more.
 
         Raises:
-            OptionError: mode is not 'streaming', or `wait` is not an integer of 1 or more.
+            OptionError: the mode is not ``'streaming'``, or `wait` is not an integer of 1 or more.
         """
         if not self.streaming:
             raise OptionError(
@@ -103,8 +103,8 @@ def streamed(
         target_prompt: number of tokens before the words of a target.
         end: number of tokens after the words of each.
         length: length of the sequences; that of the longest by default.
-        mode: ``'streaming'`` for targets generated while the source arrives, ``'batch'`` for one after the
-            other.
+        mode: ``'streaming'`` for targets generated while the source arrives, ``'batch'`` for targets after
+            their full source.
         padding: side of the padding of shorter sequences.
 
     Raises:
@@ -138,7 +138,7 @@ def streamed(
 
 
 def group_mask(stream: Stream) -> Tensor:
-    """Return the attention mask, (b, 1, s, s) bool: causal, without later groups.
+    """Return the causal attention mask without attention to later groups, (b, 1, s, s) bool.
 
     With tokens in the order of arrival, source in group 0 and target in group 1, a target attends to all previous
     tokens, a source token only to the source: the cache of the source does not depend on the target.

@@ -48,8 +48,8 @@ def merge_tokens(
     """Replace the tokens of each cluster by their mean, with the positions of `members` of them.
 
     The members are the last token of the cluster, the previous one, and so on, cyclically if there are
-    too few; a cluster of one token repeats that token's position. Labels come from any method. They may
-    cover text too: a token with a unique label is unchanged (arXiv 2510.22936).
+    too few; a cluster of one token repeats that token's position. Any method can provide the labels, also for
+    text: a token with a unique label is unchanged (arXiv 2510.22936).
 
     Tokens that were merged before have several positions each, axes * n rows of `ids`; then ``members / n`` of them are
     used, with all their positions.
@@ -62,8 +62,8 @@ def merge_tokens(
         axes: number of coordinates of a position.
         clusters: number of clusters, m; the largest label plus one by default.
         weights: (b, n), above 0; equal by default.
-        epsilon: added to the divisor, the sum of weights. The authors' code has 1e-6, which makes means smaller
-            by as much.
+        epsilon: added to the divisor, the sum of weights. The authors' code adds 1e-6, which makes the means
+            smaller by about this fraction.
 
     Raises:
         ShapeError: shapes of tensors do not match.

@@ -157,8 +157,8 @@ class Stream:
             groups: (b, s), group of each token, from 0 on; counted separately by schemes such as `group_pe`.
             boundaries: (b, s), 1 where a token of text ends its segment, such as a full stop; for schemes that count
                 segments (`bilevel`).
-            members: (b, s), index of the `Parallel` member of each token, from 0 on, -1 outside; a set
-                is a run of tokens in members; an index that restarts at 0 begins another set.
+            members: (b, s), index of the `Parallel` member of each token, from 0 on, -1 outside; a set is a
+                run of member tokens; where the index restarts at 0, another set begins.
             see: attention rule of all sets, see `Parallel`.
             align: alignment of all sets, see `Parallel`.
 
@@ -190,8 +190,8 @@ class Stream:
     def attention_mask(self) -> Tensor:
         """Return the attention mask, (b, 1, s, s) bool, True = attend.
 
-        Causal; no attention across packed samples; a shared run is only attended to by itself; members of a
-        `Parallel` follow its rules. Padding neither attends nor is attended to.
+        Causal; no attention across packed samples; only a shared run itself attends to its tokens; members of
+        a `Parallel` follow its rules. Padding neither attends nor is attended to.
         """
         return self.block_mask() & self.mask[:, None, :, None] & self.mask[:, None, None, :]
 
@@ -220,7 +220,7 @@ class Stream:
 def _flat(
     segments: Sequence[Element], table: list[tuple[object, ...]]
 ) -> list[tuple[Segment, tuple[int, int, int, int]]]:
-    """Return the segments of a sample with their rows of `Blocks.parallel`; set indices continue those of the table."""
+    """Return a sample's segments and their rows of `Blocks.parallel`; set indices continue those of `table`."""
     number = max((int(row[-1][0]) for row in table), default=-1)  # type: ignore[index]
     flat: list[tuple[Segment, tuple[int, int, int, int]]] = []
     for element in segments:

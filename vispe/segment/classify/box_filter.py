@@ -1,4 +1,4 @@
-"""Smoothing of class probabilities, bitwise independent of how an image is cut into pieces."""
+"""Smoothing of class probabilities; results are bitwise independent of the pieces into which an image is cut."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def smooth(prob: np.ndarray, valid: np.ndarray, radius: int) -> np.ndarray:
     Args:
         prob: (K, h, w) float32, 0 where there is no data; overwritten.
         valid: (h, w) bool, pixels with data.
-        radius: in pixels; borders are reflected.
+        radius: radius in pixels; borders are reflected.
 
     Returns:
         `prob`.

@@ -1,11 +1,11 @@
 """Calibration of class probabilities: cross-validation over scribbles, and temperature scaling.
 
 Pixels of one scribble are correlated: a classifier trained on some of them is overconfident on the others. So complete
-scribbles are held out: connected labelled pixels of one class, on one page. The probabilities of held-out scribbles
-show how confident the classifier may be. One parameter, the temperature T, flattens them to p^(1/T) (Guo, Pleiss, Sun
-and Weinberger, "On calibration of modern neural networks", ICML 2017). Scribbles are few, so a prior holds T near 1
-unless the evidence is strong; and T is never below 1, since scribbles are drawn where classes are obvious and carry
-little information about boundaries.
+scribbles are held out: connected labelled pixels of one class, on one page. The probabilities of held-out
+scribbles show how confident the classifier may be. One parameter, the temperature T, flattens probabilities
+to p^(1/T) (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017). As there
+are few scribbles, a prior holds T near 1 unless the evidence is strong. T is never below 1, since users draw
+scribbles where classes are obvious, which gives little information about boundaries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,17 +81,18 @@ def calibrate(
 
     Args:
         classifier: fitted to the labelled pixels; its `temperature` is set.
-        features: (n, f) of these.
+        features: (n, f), features of the labelled pixels.
         classes: (n,) 1..K.
         of: (n,) scribble number of each pixel.
         seed: seed of forests and boosting.
         names: class names.
 
     Returns:
-        JSON-able: 'temperature', 'strokes' (scribbles by class name), 'folds', 'expected_calibration_error' and the
-        same 'before' the scaling, on held-out scribbles, with equal weight for each class; 'left_out', the 'recall' of
-        held-out pixels by class name and its mean, 'balanced_accuracy'. With fewer than two scribbles of a class
-        the temperature is 1, the errors are None, and 'reason' explains why.
+        JSON-able: 'temperature', 'strokes' (scribbles by class name), 'folds', 'expected_calibration_error'
+        on held-out scribbles with equal weight for each class, and 'before', the same error without scaling;
+        'left_out', the 'recall' of held-out pixels by class name and its mean, 'balanced_accuracy'. With
+        fewer than two scribbles of a class the temperature is 1, the errors are None, and 'reason' explains
+        why.
     """
     labelled_classes = np.unique(classes)
     counts = {int(k): len(np.unique(of[classes == k])) for k in labelled_classes}
@@ -134,7 +135,7 @@ def calibrate(
 
 
 def calibration_note(facts: Mapping[str, Any]) -> str | None:
-    """Return a note if there are too few scribbles for calibration, else None."""
+    """Return a note if there are too few scribbles for calibration, otherwise None."""
     if "reason" not in facts:
         return None
     return f"probabilities were not calibrated: {facts['reason']}. Draw at least two separate ones."
@@ -166,7 +167,7 @@ def _thinned(classes: np.ndarray, of: np.ndarray, step: int) -> np.ndarray:
 
 
 def _folds(classes: np.ndarray, of: np.ndarray, count: int) -> np.ndarray:
-    """Assign the scribbles of each class, the largest first, to the fold with the fewest pixels of it; return (n,)."""
+    """Assign scribbles, the largest first, to the fold with the fewest pixels of their class; return folds (n,)."""
     sizes = np.bincount(of)
     first = np.unique(of, return_index=True)[1]
     fold = np.zeros(len(sizes), np.int64)

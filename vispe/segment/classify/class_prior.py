@@ -30,7 +30,7 @@ _LEAST = 1e-3  # lower bound of the uncertain fraction of a page
 _MOST = 1 << 17  # upper bound of distinct codes; above, the quantisation is coarsened
 _FEW = 1 << 14  # upper bound of distinct codes for the estimate of frequencies
 _PIXELS = 1 << 17  # pixels quantised per chunk
-_TOGETHER = 5  # codes that fit into one int64, in addition to the rank of a pixel
+_TOGETHER = 5  # number of codes that fit into one int64 together with the rank of a pixel
 _SHIFT = 19  # dropped bits of a float32: 4 bits of the mantissa remain
 _BASE = (127 - 15 << 4) - 1  # code 0 represents all values below 2^-15
 
@@ -40,8 +40,8 @@ class Counts:
     """Histogram of class probabilities, in steps of about 6 %.
 
     Attributes:
-        codes: (n, K) uint8, in lexicographic order.
-        counts: (n,) int64.
+        codes: (n, K) uint8, distinct quantised probabilities, in lexicographic order.
+        counts: (n,) int64, number of pixels with each code.
         level: number of times that the steps were doubled.
     """
 

@@ -1,9 +1,10 @@
 """Choice of the number of clusters: grey-level peaks and the silhouette of the features.
 
 In multi-scale features the pixels near a boundary are intermediate between the phases, and the silhouette nearly
-always favours two clusters. Phases that differ in grey appear as peaks of the histogram, however many there are. So
-three or more peaks decide; with fewer, phases are not distinguished by grey alone, and the silhouette decides.
-`eval/segment/cluster_count.py` compares this with the gap statistic and stability; neither beats the silhouette.
+always favours two clusters. Phases that differ in grey appear as peaks of the histogram, for any number of
+phases. So three or more peaks determine K. With fewer peaks, grey levels alone do not distinguish the phases,
+and the silhouette determines K. `eval/segment/cluster_count.py` compares this with the gap statistic and
+stability; neither beats the silhouette.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ CHOICES = range(2, 9)
 _BINS = 256
 _WIDTH = 0.05  # standard deviation of the kernel, as a fraction of the range of grey levels
 _DEPTH = 0.1  # minimal prominence of a peak, as a fraction of its height
-_LEAST = 0.02  # and as a fraction of the highest peak
+_LEAST = 0.02  # minimal prominence of a peak, as a fraction of the highest peak
 _RARE = 0.5  # percent of the pixels ignored at either end of the range
 
 

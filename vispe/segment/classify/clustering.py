@@ -32,7 +32,7 @@ class PixelClusters:
 
     Args:
         n_classes: K, 2 to 255; `'auto'` uses the number of grey-level peaks if it is in `CHOICES` and at least 3, else
-            the K with the largest mean silhouette (the smallest of equal ones). Set by `fit`.
+            the K with the largest mean silhouette (the smallest such K). Set by `fit`.
         method: one of `METHODS`.
         seed: seed of the sample and the initialisation; the best of 10 runs of k-means++ is used.
         estimator: a fitted pipeline, when loaded from a model file.
@@ -89,7 +89,7 @@ class PixelClusters:
                 "Use fewer clusters."
             )
         rng, all_grey = np.random.default_rng(self.seed), grey
-        # the graph needs distinct points: equal ones have distance 0 and would be linked to each other only
+        # the graph needs distinct points: equal points have distance 0 and would be linked to each other only
         if self.kind == "spectral":
             chosen = rng.permutation(np.sort(first))[: spectral.POINTS]
             features, grey = features[chosen], grey[chosen]

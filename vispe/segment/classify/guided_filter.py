@@ -1,4 +1,4 @@
-"""Guided filter: class probabilities follow the edges of the image.
+"""Guided filter, which aligns class probabilities with the edges of the image.
 
 He, Sun and Tang, "Guided Image Filtering", IEEE TPAMI 35 (2013): in every window the probability of a class is modelled
 as linear in the grey level, by least squares with a penalty. Specks without counterpart in the image are averaged away,

@@ -1,12 +1,12 @@
 """Out-of-distribution check: distance of an image's features from those of the training images.
 
-A classifier gives every pixel a class, also in an image of another contrast, magnification or material. So a model
-stores a summary of the features of its complete training pages, not only of the labelled pixels: `COMPONENTS` principal
-components z of the features, and the covariance of the means of z and |z| over patches of 64 x 64 pixels. The distance
-of an image is the Mahalanobis distance between its means and those of the training pages, divided by the root of the
-number of means. All means are computed from integer sums, so a page has the same distance read at once and in blocks.
-
-The limit is the largest distance of a held-out part, times a margin: another page if there are several, else a quarter
+A classifier assigns every pixel a class, even in an image with another contrast, magnification or material.
+So a model stores a summary of the features of its complete training pages, not only of the labelled pixels:
+`COMPONENTS` principal components z of the features, and the covariance of the means of z and |z| over patches
+of 64 x 64 pixels. The distance of an image is the Mahalanobis distance between its means and those of the
+training pages, divided by the root of the number of means. All means are computed from integer sums, so the
+distance of a page does not depend on whether it is read at once or in blocks. The limit is the largest
+distance of a held-out part times a margin. Held-out parts are pages if there are several, otherwise quarters
 of the only page. Quarters of one page are more similar than pages of a series; the margins are calibrated in
 `eval/results/domain.json`.
 """
@@ -24,7 +24,7 @@ MARGIN_ONE, MARGIN = 7.5, 1.5
 """Factors of the largest distance of a held-out part: for quarters of one page, and for complete pages."""
 
 _UNIT = 1024  # quantisation steps per standard deviation, so that sums are exact integers
-_CLIP = 4.0  # clipping of components, in standard deviations
+_CLIP = 4.0  # bound of components, in standard deviations
 _FLOOR = 0.1  # smallest variance of a component of standardised features
 _SHRINK = 0.1  # shrinkage of the covariance towards its diagonal
 _RIDGE = 0.02  # fraction of the mean variance added to the diagonal
@@ -113,7 +113,7 @@ def fit_distribution(pages: Sequence[Sampled]) -> FeatureDistribution | None:
     """Summarise training pages and calibrate the limits by holding out parts.
 
     Args:
-        pages: each with at least one patch.
+        pages: training pages, each with at least one patch.
 
     Returns:
         None if nothing can be held out: a single page whose patches cover fewer than two quarters.

@@ -1,10 +1,10 @@
 """Pixel classifiers: from features of labelled pixels to class probabilities of all pixels.
 
-Three kinds, all from scikit-learn, seeded, and with balanced class weights, so that the number of labelled pixels of
-a class does not matter. Their probabilities are those of an image with equal class frequencies, and
-`vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For `logistic` this holds for any
-number of labels. Fully grown trees hardly depend on the weights, so `forest` and `boosting` only approximate it, when
-the classes have similar numbers of labels.
+There are three kinds, all from scikit-learn, seeded, and with balanced class weights, so that the number of
+labelled pixels of a class does not matter. Their probabilities are those of an image with equal class
+frequencies, and `vispe.segment.classify.class_prior` adapts them to the frequencies of an image. For
+`logistic` this is exact for any number of labels. Fully grown trees hardly depend on the weights, so for
+`forest` and `boosting` it is an approximation, which needs similar numbers of labels for all classes.
 
 - `logistic`: multinomial on standardised features; the mean loss plus 0.01 times half the squared weights, so that
   the strength of the penalty does not depend on the number of labels. The default: the features of vispe_micro were
@@ -48,8 +48,8 @@ class Linear:
         mean: (f,) float32.
         weight: (k, f) float32, including the standardisation; k is 1 for two classes, else their number.
         bias: (k,) float32.
-        classes: (2 or k,) int64, the labelled classes, 1..K. Two have the probabilities sigmoid(-score) and
-            sigmoid(score); more have the softmax of their scores.
+        classes: (2 or k,) int64, the labelled classes, 1..K. The probabilities of two classes are
+            sigmoid(-score) and sigmoid(score); those of more classes are the softmax of their scores.
     """
 
     mean: Tensor
@@ -87,7 +87,7 @@ class Linear:
 def import_early(kind: str) -> Thread:
     """Import the dependencies of `PixelClassifier(kind)` in a thread: over a second, hidden behind image reading.
 
-    Errors are ignored here: `PixelClassifier` reports a missing or broken scikit-learn.
+    Errors are ignored here, because `PixelClassifier` reports a missing or broken scikit-learn.
     """
 
     def load() -> None:

@@ -1,9 +1,10 @@
-"""Spectral clustering of a sample of pixels, and the exact nearest-neighbour rule that extends it to all others.
+"""Spectral clustering of a sample of pixels, and the exact nearest-neighbour rule that assigns all other pixels.
 
 The sample becomes a graph: each point is connected to its nearest neighbours, and disconnected components by their
 shortest link. The leading eigenvectors of the normalised adjacency map each cluster close together regardless of
-its shape, and k-means on their normalised rows finds the clusters (Ng, Jordan and Weiss 2001). The single links make
-the graph connected, so that the eigenvectors are unique, and a small separate component ranks after the large ones.
+its shape, and k-means on their normalised rows finds the clusters (Ng, Jordan and Weiss 2001). The links
+between components make the graph connected, so that the eigenvectors are unique, and a small separate
+component ranks after the large components.
 """
 
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ def cut(vectors: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Cluster embedded points; return (n,) int64 from 0 to count - 1.
 
     Args:
-        vectors: from `eigenvectors`, at least `count` columns.
+        vectors: result of `eigenvectors`, at least `count` columns.
         count: number of clusters.
         seed: seed of k-means, restarted 10 times.
     """

@@ -25,7 +25,7 @@ class CoarseMaps(Tiling, ABC):
     def coarse(self, number: int, again: bool = False) -> Tensor:
         """Return the features of a complete tile, (f, rows, columns) float32 on the CPU.
 
-        `again` announces another request for the same tile.
+        `again` is true if the same tile will be requested once more.
         """
 
     def planes(self, number: int, again: bool = False) -> np.ndarray:
@@ -70,7 +70,7 @@ class CoarseMaps(Tiling, ABC):
         return full[(slice(None), 0, *self.crop(number))]
 
     def _between(self, number: int, grid: Tensor) -> Tensor:
-        """As `_full`, for cells that start behind a margin, which may be half a pixel wide."""
+        """Upsample as `_full`, for cells that start after a margin, which may be half a pixel wide."""
         (top, bottom, fy), (left, right, fx) = (
             _neighbours(torch.arange(part.start, part.stop), size, length, self.rim)
             for part, size, length in zip(
@@ -83,8 +83,8 @@ class CoarseMaps(Tiling, ABC):
 
 
 def _neighbours(pixel: Tensor, size: int, length: int, rim: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cells before and after pixels of an axis, and the weight of the latter; clamped at both ends."""
-    # pixel centre in units of cells, as torch's align_corners=False
+    """Return the cells before and after pixels of an axis, and the weight of the second; clamped at both ends."""
+    # pixel centre in units of cells, as align_corners=False in torch
     cell = ((pixel + 0.5 - rim) * (size / (length - 2 * rim)) - 0.5).clamp_min(0)
     before = cell.long().clamp_max(size - 1)
     return before, (before + 1).clamp_max(size - 1), (cell - before).float()

@@ -49,10 +49,10 @@ class CachedFeatures(Features):
         return self._kept.nbytes if self._kept is not None else 0
 
     def prepare(self, page: np.ndarray, valid: np.ndarray) -> PreparedPage:
-        """As `Features.prepare`; the page selected by `keep` is prepared once.
+        """Return the result of `Features.prepare`; the page selected by `keep` is prepared only once.
 
         Raises:
-            InputError: its features exceed `memory`.
+            InputError: the features of the page exceed `memory`.
         """
         if page is not self._page:
             return super().prepare(page, valid)
@@ -82,7 +82,7 @@ class CachedFeatures(Features):
         return super().shrink()
 
     def _maps(self, page: np.ndarray, valid: np.ndarray) -> TokenMaps | DenseMaps:
-        """Return cached tokens while their basis is fitted again."""
+        """Return the cached tokens, for fitting their basis again."""
         if page is self._page and self._kept is not None and self._kept.tokens is not None:
             return self._kept.tokens
         return super()._maps(page, valid)

@@ -38,7 +38,7 @@ class Filters:
         device: torch device of the sums; needs float64, so `'mps'` falls back to the CPU.
 
     Raises:
-        OptionError: no scale, or one that is not positive.
+        OptionError: there is no scale, or a scale is not positive.
     """
 
     def __init__(self, sigmas: tuple[float, ...] = SIGMAS, device: str = "cpu") -> None:

@@ -1,12 +1,12 @@
 """Filters of Z stacks: features of the volume in addition to those of the slice.
 
-For every Gaussian scale six more values per pixel and channel: the smoothed grey level, the gradient magnitude, the
-three eigenvalues of the Hessian and the local standard deviation, all of the volume. A scale of 2 px means 2 px along
-y and x, and the same distance along z: for a slice spacing of 4 px, sigma is half a slice. The features are equivariant
-to rotations by 90° and reflections of the slice, and invariant to a reversal of the stack. As in
-`vispe.segment.features.filters` each region of a slice gets the numbers of the complete slice, borders reflect, and
-pixels without data have no weight. Only the slices within the kernel radius are read, piece by piece, so memory does
-not grow with the stack.
+For every Gaussian scale six more values per pixel and channel, computed in the volume: the smoothed grey
+level, the gradient magnitude, the three eigenvalues of the Hessian and the local standard deviation. A scale
+of 2 px means 2 px along y and x, and the same distance along z: for a slice spacing of 4 px, sigma is half a
+slice. The features are equivariant to rotations by 90° and reflections of the slice, and invariant to a
+reversal of the stack. As in `vispe.segment.features.filters` each region of a slice gets the numbers of the
+complete slice, borders reflect, and pixels without data have no weight. Only the slices within the kernel
+radius are read, piece by piece, so memory does not grow with the stack.
 """
 
 from copy import copy
@@ -30,7 +30,7 @@ _STRIP = 64  # rows smoothed along z and differentiated per step
 
 
 class Stack:
-    """Volumes formed by the pages of an image: one, or one per time point.
+    """Volumes formed by the pages of an image: a single volume, or one volume per time point.
 
     Args:
         image: a Z stack; pages of an unknown axis count as slices.
@@ -41,7 +41,8 @@ class Stack:
         notes: messages for the user.
 
     Raises:
-        InputError: one page, a time series, or pages whose axes do not form complete volumes.
+        InputError: the image has one page, is a time series, or has page axes that do not form complete
+            volumes.
     """
 
     def __init__(self, image: Micrograph, pages: np.ndarray) -> None:

@@ -22,7 +22,7 @@ NAME = "vispe_micro"
 TILE = 576
 """Largest side of a tile in pixels by default."""
 
-_WHOLE = 1400  # a page of at most this many patches is not tiled
+_WHOLE = 1400  # pages with at most this number of patches are not tiled
 _OVERLAP = (
     2 * PATCH
 )  # attention decays within a few patches: a larger overlap changes the class of no fewer pixels
@@ -116,7 +116,8 @@ def check_options(pos_embed: str | None, of_tokens: Mapping[str, object]) -> Non
     """Check that options apply to vispe_micro.
 
     Raises:
-        OptionError: another positional encoding, token density or layers.
+        OptionError: a positional encoding, token density or layers are set, which vispe_micro does not
+            support.
     """
     for name, value in of_tokens.items():
         raise OptionError(

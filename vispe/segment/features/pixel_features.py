@@ -45,8 +45,9 @@ class FeatureConfig:
         filters_3d: add filters of the volume, for Z stacks.
         token_stride: stride of the tokens of a timm model in pixels, a divisor of its patch size (the default). The
             number of tokens grows by (patch / stride)^2, and the cost of attention by the square of that.
-        token_shifts: number of sub-stride shifts per axis whose tokens are interleaved; takes its square in passes.
-            None is 2 for a timm or open_clip model with a single feature map and an even stride, else 1.
+        token_shifts: number of sub-stride shifts per axis whose tokens are interleaved; the number of passes
+            is its square. None means 2 for a timm or open_clip model with a single feature map and an even
+            stride, otherwise 1.
         layers: blocks whose outputs are concatenated, negative from the end; the last if None.
 
     Raises:
@@ -95,7 +96,7 @@ class FeatureConfig:
             raise OptionError(f"tile={self.tile} px is too small. Use 16 or more, or omit it.")
 
     def token_options(self) -> dict[str, Any]:
-        """Return those of `token_stride`, `token_shifts` and `layers` that are set."""
+        """Return the values of `token_stride`, `token_shifts` and `layers` that are set, by name."""
         options = {name: getattr(self, name) for name in TOKEN_OPTIONS}
         return {name: value for name, value in options.items() if value is not None}
 
@@ -160,7 +161,7 @@ class Features:
         """Fit the principal components of tokens to training pages; a no-op for filters and vispe_micro.
 
         Args:
-            pages: for each page, grey levels (h, w, c) float32 and the mask of pixels with data (h, w) bool.
+            pages: grey levels (h, w, c) float32 and mask of pixels with data (h, w) bool, for each page.
         """
         if isinstance(self._model, TokenModel):
             maps_of_pages = [self._maps(page, valid) for page, valid in pages]
@@ -259,11 +260,11 @@ class PreparedPage:
 
     @property
     def threads(self) -> int:
-        """Number of pieces computed in parallel: 1 if the device uses all cores by itself."""
+        """Number of pieces computed in parallel; 1 if a single piece already uses all cores of the device."""
         return torch.get_num_threads() if self._device == "cpu" else 1
 
     def weight(self, number: int) -> np.ndarray | None:
-        """Return the blending weight (rows, columns) of a piece; None where pieces do not overlap."""
+        """Return the blending weight (rows, columns) of a piece; None if pieces do not overlap."""
         if self._maps is None or not self.overlapping:
             return None
         # the window is that of the full tile, cropped to the page

@@ -1,7 +1,8 @@
 """Sparse sample grid on a page, where features are compared with those of the training images.
 
-The grid contains every `STEP`-th pixel along each axis, and `PATCH` x `PATCH` pixels form a patch. Both are anchored at
-the page origin, so that any region has exactly the grid points of the complete page.
+The grid contains every `STEP`-th pixel along each axis, and `PATCH` x `PATCH` pixels form a patch. Grid and
+patches start at the page origin, so that the grid points of a region are exactly those of the complete page
+in it.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ PAGES = 64
 """Upper bound of sampled training pages."""
 
 _LEAST = 16  # minimal number of points of a patch
-_HALVES = 2  # parts per axis of a page, held out one at a time
+_HALVES = 2  # number of parts per axis of a page; parts are held out one at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,9 +98,9 @@ class FeatureGrid:
     """Quantised principal components of the features of a region at its grid points.
 
     Attributes:
-        domain: the reference.
+        domain: the reference for the components.
         region: region of the page.
-        codes: (rows, columns, m) int16, of `Domain.codes`.
+        codes: (rows, columns, m) int16, result of `FeatureDistribution.codes`.
         best: (rows, columns) float32, blending weight of the piece that set each point; negative if unset.
     """
 
@@ -121,7 +122,7 @@ class FeatureGrid:
         )
 
     def add(self, piece: Region, codes: np.ndarray, weight: np.ndarray | None) -> None:
-        """Merge a piece (rows, columns, m) where its points are nearer to its centre than in earlier pieces.
+        """Merge a piece (rows, columns, m): a point is taken from the piece whose centre is nearest.
 
         Args:
             piece: region of the page; pieces arrive in page order.
@@ -143,7 +144,7 @@ class FeatureGrid:
         self.best[lost[np.ix_(*offsets(self.region))]] = -1
 
     def sums(self, part: Region | None = None) -> np.ndarray:
-        """Return the `tally` of all points, or of those in a part given relative to the corner of the region."""
+        """Return the `feature_sums` of all points, or of the points in a part relative to the corner of the region."""
         index = (slice(None), slice(None))
         if part is not None:
             shifted = Region(

@@ -18,7 +18,7 @@ DISK = 4 << 30
 
 
 class SpillCache:
-    """Thread-safe cache of float32 tensors by key, each read once."""
+    """Thread-safe cache of float32 tensors by key; each tensor is removed when it is read."""
 
     def __init__(self) -> None:
         self._near: dict[bytes, Tensor] = {}
@@ -27,7 +27,7 @@ class SpillCache:
         self._lock = threading.Lock()
 
     def put(self, key: bytes, value: Tensor) -> None:
-        """Store a contiguous float32 CPU tensor; without space it is dropped."""
+        """Store a contiguous float32 CPU tensor; it is dropped if there is no space."""
         with self._lock:
             if key in self._near or key in self._far:
                 return

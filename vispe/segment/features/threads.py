@@ -45,8 +45,8 @@ def in_order(work: Callable[[int], _T], count: int, threads: int) -> Iterator[_T
 def one_thread_each() -> Iterator[None]:
     """Limit torch to one thread per operation, in this thread and in those started within.
 
-    Many small operations on several threads waste CPU time on a busy machine: OpenMP threads spin while they wait for
-    one without a core.
+    Many small operations on several threads waste CPU time on a busy machine: OpenMP threads spin while they
+    wait for a thread that has no core.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -87,7 +87,7 @@ def tiles(
 
 def _starts(length: int, side: int, step: int, overlap: float) -> list[int]:
     """Return the origins along one axis, spaced evenly on multiples of `step`."""
-    # the largest multiple of the patch that leaves the required overlap
+    # the largest multiple of the patch with the required overlap
     stride = max(int(side * (1 - overlap)) // step, 1) * step
     return [*range(0, length - side, stride), length - side]
 
@@ -143,8 +143,8 @@ def window(height: int, width: int) -> np.ndarray:
 def padding(height: int, width: int, step: int, least: tuple[int, int] = (1, 1)) -> tuple[int, int, int, int]:
     """Return the padding (top, bottom, left, right) that makes both sides multiples of `step`.
 
-    Half of it on each side; of an odd number, the extra pixel is at the bottom or right. Sides
-    shorter than `least` are extended to it.
+    Each side gets half of the padding; if it is odd, the extra pixel is at the bottom or right. Sides shorter
+    than `least` are extended to `least`.
     """
     out: list[int] = []
     for length, floor in ((height, least[0]), (width, least[1])):
@@ -191,7 +191,7 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for key, value in sorted(model.state_dict().items()):
         digest.update(key.encode())
-        # bytes of the tensor, whatever its dtype
+        # bytes of the tensor, for any dtype
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

@@ -7,8 +7,9 @@ training images, are the input of the classifier; bilinear upsampling brings the
 The token density can be increased in two ways: overlapping patches (`stride`), or several passes over the page, each
 shifted by a fraction of the stride (`shifts`). The tokens of all passes are interleaved to one finer map, in which
 every token has its own position. The alternative, averaging upsampled maps, needs a full-resolution map for every
-channel, and blurs: each token is weighted by a triangle as wide as without shifts. Both ways give maps of the same
-geometry, cell i centred at i * stride / shifts + patch / 2; but tokens of different passes do not attend to each other.
+channel, and blurs: each token is weighted by a triangle as wide as without shifts. Both ways give maps of the
+same geometry, with cell i centred at i * stride / shifts + patch / 2. The difference is that tokens of
+different passes do not attend to each other.
 """
 
 import math
@@ -56,10 +57,10 @@ class TokenModel:
             default.
 
     Raises:
-        UnknownName: no such model.
-        InputError: weights that are not on disk while the hub is unreachable, or that do not match the model.
-        UnsupportedHost: a model without intermediate feature maps, or one whose patches cannot overlap.
-        UnsupportedCombination: overlapping patches with an encoding that depends on the number of tokens.
+        UnknownName: the model does not exist.
+        InputError: the weights are not on disk and the hub is unreachable, or they do not match the model.
+        UnsupportedHost: the model has no intermediate feature maps, or its patches cannot overlap.
+        UnsupportedCombination: patches overlap, and the encoding depends on the number of tokens.
         OptionError: invalid stride, shifts or layers for this model.
     """
 
@@ -157,7 +158,7 @@ class TokenMaps(CoarseMaps):
     """Tokens of the tiles of one page.
 
     Args:
-        maps: for each tile (rows, columns, d) float32.
+        maps: map (rows, columns, d) float32 of each tile.
         basis: principal components applied by `coarse`; None until they are fitted.
         regions: the tiles on the padded page.
         offset: padding at (top, left), in pixels.

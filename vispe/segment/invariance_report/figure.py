@@ -86,7 +86,6 @@ def _classes(ax: Axes, trust: InvarianceReport, page: np.ndarray, colors: Sequen
 
 
 def _map(ax: Axes, trust: InvarianceReport, figure: Figure) -> None:
-    """Show the map of disagreement between poses."""
     stride = _stride(trust.labels)
     poses = 1 + sum(p.family != "angles" for p in trust.poses)
     disagreement = trust.disagreement
@@ -167,7 +166,6 @@ def legend_text(name: str, fraction: float) -> str:
 
 
 def _columns(trust: InvarianceReport) -> int:
-    """Return the number of legend columns."""
     longest = max(len(_shortened(name)) for name in trust.names) + 23
     return max(1, min(len(trust.names), 110 // longest))
 

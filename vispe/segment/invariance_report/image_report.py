@@ -22,8 +22,8 @@ class TrustFiles:
     """Files and record of a trust report.
 
     Attributes:
-        record: for the report of the run.
-        files: by kind.
+        record: entry for the report of the run.
+        files: paths of the written files, by kind.
         notes: messages for the user.
     """
 
@@ -48,7 +48,7 @@ def trust_image(
     Args:
         path: the image file.
         grey: its contents.
-        still: prediction of each unmodified page.
+        still: predictions of all pages of the unmodified image.
         by: model, features and post-processing.
         folder: destination.
         step: called with the fraction of a prediction that each piece covers.

@@ -46,8 +46,9 @@ def measure_invariance(
     """Segment one page in every pose and report the changes.
 
     The poses are the symmetries of the square (rotations by 90 degrees and reflections) and a few shifts. They permute
-    pixels without resampling, so differences are due to the model and to the tiling of the page. Controls measure the
-    noise floor: the unmodified page again, and the page whose margin lost by the shifts is replaced by reflection.
+    pixels without resampling, so differences are due to the model and to the tiling of the page. Two controls
+    measure the noise floor: a second prediction of the unmodified page, and the page in which the margin that
+    shifts lose is replaced by reflection.
     Memory: K bytes per pixel in addition to a prediction. Time: `RUNS` further predictions, and 1 + 2 n for n angles.
 
     Args:

@@ -1,7 +1,7 @@
 """Pixel-exact poses of an image: rotations, reflections, shifts, and their controls.
 
-A pose acts on the last two axes and has the attributes `name` and `family`. `undo` maps labels back to the frame of
-the image; they are 0 where the pose did not show it.
+A pose acts on the last two axes and has the attributes `name` and `family`. `undo` maps labels back to the
+frame of the image; pixels that the pose does not show get the label 0.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class SquareSymmetry:
 
 @dataclass(frozen=True)
 class ShiftedFrame:
-    """Shift of the image within its frame by `dy` pixels down and `dx` right; the new strip is filled by reflection.
+    """Shift of the image in its frame, `dy` pixels down and `dx` right; the new strip is filled by reflection.
 
     The frame has the same size, so patches and tiles have the same positions, with other parts of the sample in them.
     """
@@ -82,7 +82,8 @@ class ShiftMargin:
     """The unshifted image without the strips that shifts lose: the control of the shifts.
 
     Attributes:
-        top: number of rows replaced by their reflected neighbours; likewise for the other sides.
+        top: number of rows at the top that are replaced by their reflected neighbours; `bottom`, `left` and
+            `right` as `top`.
     """
 
     top: int

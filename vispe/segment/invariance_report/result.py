@@ -31,7 +31,7 @@ class PoseResult:
     """Comparison of one pose with the unmodified image, on the pixels visible in both.
 
     Attributes:
-        name: as in `vispe.evaluate.rotation`: 'rot90', 'hflip' ..., 'shift (8, -7) px', '15°'.
+        name: name of the pose, as in `vispe.evaluate.rotation`: 'rot90', 'hflip' ..., 'shift (8, -7) px', '15°'.
         family: 'turned', 'mirrored', 'shifted' or 'angles'.
         fractions: (K,) area of each class in percent.
         still: (K,) the same for the unmodified image, on the same pixels.
@@ -92,7 +92,7 @@ class InvarianceReport:
         poses: all poses except the identity.
         controls: poses that measure the noise floor: the unmodified image again, the image without its margin, and for
             angles the image rotated forth and back, and its labels rotated.
-        changed: for each family the pixels (h, w) bool whose class changes in one of its poses.
+        changed: pixels (h, w) bool whose class changes in any pose of a family, by family.
         border: half width in pixels of the border zone between classes.
         notes: messages for the user.
     """
@@ -119,7 +119,8 @@ class InvarianceReport:
     def phase_spread(self, family: str) -> np.ndarray:
         """Return the range of each fraction over a family and the unmodified image, (K,), in percentage points.
 
-        For angles, which are each compared on other pixels, the largest change.
+        For the family of angles, the result is the largest change, since each angle is compared on different
+        pixels.
         """
         poses = [p for p in self.poses if p.family == family]
         changes = np.array([np.zeros(len(self.names)), *(p.change for p in poses)])
@@ -157,7 +158,7 @@ class InvarianceReport:
 
     @property
     def level(self) -> Level:
-        """Level of the class that depends most, or of the pixels."""
+        """Highest level of dependence among all classes and the pixels."""
         return max((*self.levels, self.pixel_level), key=LEVELS.index)
 
     def _largest(self, of: Callable[[str], np.ndarray]) -> np.ndarray:

@@ -25,7 +25,7 @@ class VerdictData:
         spread: (F, K) their effect on the fractions, in percentage points.
         floor: (F, K) noise floor of the measurement.
         levels: 'steady', 'mild' or 'strong' for each class.
-        level: of the image.
+        level: verdict level of the image.
         agreement: fraction of the pixels whose class is the same in all poses.
         at_borders: fraction of the changing pixels that are along borders.
         inside: fraction of the pixels away from borders whose class changes.
@@ -118,7 +118,6 @@ def worst_class(case: VerdictData) -> int:
 
 
 def _pixels(case: VerdictData) -> str:
-    """Return the sentence on pixels."""
     unchanged = f"{format_percent(case.agreement)} of the pixels have the same class in every pose"
     if case.agreement == 1:
         return f"{unchanged}."

@@ -1,7 +1,7 @@
 """Interactive segmentation engine: the features of one page are computed once and cached.
 
-Features take seconds and do not depend on labels. For a changed scribble only the features of the labelled pixels are
-looked up, the classifier is fitted, and it is applied to the cached features.
+Features take seconds and do not depend on labels. After a change of the scribbles, only the classifier is
+fitted again, on the cached features of the labelled pixels, and applied to the cached features of the page.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Live:
 
     Args:
         image: the image; `micrograph` creates one from an array.
-        page: of a stack, the page whose features are cached, from 0.
+        page: index (from 0) of the page of a stack whose features are cached.
         features: features of a pixel; None: `vispe.segment.pipeline.DEFAULT`.
         classifier: `'logistic'`, `'forest'` or `'boosting'`; None: `'logistic'`.
-        names: class names; further classes are named class 1, class 2, ...
+        names: class names; classes without a name are named class 1, class 2, ...
         colors: (r, g, b) of each class for the model file; None: the default palette.
         model: an earlier model, or its file, which is used for predictions at once; later updates use its features,
             normalisation, names, colours, seed and kind of classifier (logistic, if it was trained without labels).
@@ -62,8 +62,8 @@ class Live:
         watch: called with each message for the user.
 
     Raises:
-        OptionError: an unknown name, or an option that is determined by `model`.
-        InputError: a model that does not match the image, or a page that does not exist.
+        OptionError: a name is unknown, or an option is set that `model` determines.
+        InputError: the model does not match the image, or the page does not exist.
 
     Example:
         >>> grey = np.repeat([[50.0, 200.0]], 32, 0).repeat(24, 1)
@@ -267,7 +267,7 @@ class Live:
         """Predict a page with the current model.
 
         Args:
-            page: None: the cached one, which is fast.
+            page: index of the page; None for the cached page, which is fast.
             step: called with the fraction of the page that each piece covers.
 
         Raises:
@@ -284,7 +284,7 @@ class Live:
         Args:
             page: (h, w, c) float32 grey levels, normalised.
             valid: (h, w) bool, pixels with data.
-            step: as in `predict`.
+            step: see `predict`.
         """
         classifier = self.model.classifier
 

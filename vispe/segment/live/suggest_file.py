@@ -49,7 +49,7 @@ def suggest_file(
         model: a `.vispe` file; either `model` or `labels` is required.
         labels: scribbles on this image, from which a model is trained as in `vispe segment`.
         count: maximal number of suggestions.
-        page: of a stack, from 0; None: the middle one.
+        page: index of the page of a stack, from 0; None for the middle page.
         features: with labels, the features of a pixel.
         classifier: with labels, the kind of classifier.
         reading: options of image reading; with a model, normalisation is that of the model.
@@ -139,7 +139,7 @@ def draw_suggestions(grey: np.ndarray, suggestions: list[Suggestion]) -> np.ndar
 
     Args:
         grey: (h, w, c) float32 in [0, 1].
-        suggestions: in the order of their numbers.
+        suggestions: suggestions in the order of their numbers.
 
     Returns:
         (H, W, 3) uint8, enlarged by an integer factor if the longer side is below `SMALLEST`.
@@ -182,7 +182,6 @@ def _refuse(model: str | Path, options: dict[str, Any]) -> None:
 def _trained_session(
     image: Micrograph, path: Path, labelling: LabelOptions, note: Callable[[str], None], **options: Any
 ) -> Live:
-    """Train on the scribbles of the image."""
     if not path.is_file():
         raise InputError(f"{path} does not exist. Check the name.")
     (label_set,) = read_label_set(

@@ -1,9 +1,10 @@
 """Suggestion of the most informative locations for further scribbles.
 
 The score of a location is its uncertainty plus a constant, times the distance of its features from those of labelled or
-already selected pixels: borders of known classes are uncertain and similar everywhere, and an unlabelled class
-can be confused with another one at high confidence. Locations are selected greedily, the best first, as in
-weighted core-sets; each has a minimal distance from scribbles, from the others and from pixels without data.
+already selected pixels: borders of known classes are uncertain, but have similar features everywhere, and an
+unlabelled class can be confused with another class at high confidence. Locations are selected greedily, the
+best first, as in weighted core-sets; each location has a minimal distance from scribbles, from other
+locations and from pixels without data.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,10 +25,10 @@ MOST = 100
 
 _NEW = 0.3  # added to the uncertainty, so that novel features count at high confidence, too
 _STEP = 4  # spacing of candidates in pixels
-_MOST = 20_000  # upper bound of candidates; of more, every n-th is used
+_MOST = 20_000  # upper bound of candidates; above, every n-th candidate is used
 _APART = 4  # minimal distance between suggestions in radii
 _SURE = 0.2  # mean uncertainty below which a location is selected for its features
-_LABELLED = 2000  # upper bound of labelled pixels for comparison; of more, every n-th is used
+_LABELLED = 2000  # upper bound of labelled pixels for comparison; above, every n-th is used
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Suggestion:
 
     Attributes:
         x, y: its centre in pixels, from the upper left corner.
-        radius: radius in pixels of the disc that the numbers refer to.
-        page: of a stack, from 0.
+        radius: radius in pixels of the disc in which uncertainty and classes are measured.
+        page: index of the page of a stack, from 0.
         uncertainty: mean over the square around the disc, 0 to 1.
         classes: the two most probable classes, in descending order.
         reason: human-readable explanation.
@@ -65,7 +66,7 @@ def suggest(live: Live, count: int = COUNT, prediction: Prediction | None = None
         prediction: prediction of the page; None predicts.
 
     Returns:
-        Fewer than `count` if no further location is available, possibly none.
+        Up to `count` suggestions, fewer if no further location is available; possibly an empty list.
 
     Raises:
         OptionError: `count` is not 1 to `MOST`.
@@ -200,7 +201,6 @@ def _means(
 
 
 def _suggestion(live: Live, index: int, radius: int, uncertainty: float, mean_prob: np.ndarray) -> Suggestion:
-    """Describe a selected location."""
     names = live.model.names
     y, x = divmod(index, live.image.pages.shape[2])
     order = np.argsort(-mean_prob, kind="stable")[:2]

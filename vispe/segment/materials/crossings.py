@@ -35,9 +35,9 @@ class Crossings:
 def count_crossings(labels: np.ndarray, n_classes: int) -> Crossings:
     """Count crossings of boundaries along all test lines through pixel centres.
 
-    Between two pixel centres on its way, a line passes between pairs of pixels; of each pair the pixel is used that
-    gives the fewest crossings. So a straight boundary is crossed once, however its pixels are stepped. Structures
-    narrower than a step may be missed (3.6 px for the longest).
+    Between two pixel centres on a line, the line passes between pairs of pixels. Of each pair, the pixel that
+    gives the fewest crossings is used, so that a straight boundary is crossed only once, for any staircase of
+    its pixels. Structures narrower than a step may be missed (3.6 px for the longest).
 
     Args:
         labels: (h, w) integers, 1..K; 0 = no data.
@@ -90,7 +90,7 @@ def _along(labels: np.ndarray, step: tuple[int, int], n_classes: int) -> tuple[n
 
 
 def _passed(step: tuple[int, int]) -> list[list[tuple[int, int]]]:
-    """Return the pixels along a step: one where its line passes a centre, else the two nearest."""
+    """Return the pixels along a step: one pixel if the line passes its centre, otherwise the two nearest pixels."""
     # walk along the longer component of the step, one pixel at a time
     long, short = (1, 0) if abs(step[1]) >= abs(step[0]) else (0, 1)
     sign = 1 if step[long] > 0 else -1

@@ -1,10 +1,11 @@
 """Directions of test lines through pixel centres, and interpolation of crossings to any other angle.
 
-A line at any other angle has to step from row to row, and each step may cross a boundary that the line itself does not:
-up to 8 % too many crossings, in some directions only. So crossings are counted in the 16 directions of the
-steps (0, 1), (1, 1), (1, 2), (1, 3), (2, 3) and their mirror images. Crossings per step are a convex function of
-the step (the support function of the Steiner compact: Rataj and Saxl, Journal of Microscopy 156, 1989), and are
-interpolated linearly between two such directions: at most 1.3 % too large, on square pixels.
+On pixels, a line at any other angle moves in steps from row to row, and a step may cross a boundary that the
+line itself does not cross. This gives up to 8 % too many crossings, in some directions only. So crossings are
+counted in the 16 directions of the steps (0, 1), (1, 1), (1, 2), (1, 3), (2, 3) and their mirror images.
+Crossings per step are a convex function of the step (the support function of the Steiner compact: Rataj and
+Saxl, Journal of Microscopy 156, 1989), and are interpolated linearly between two such directions: at most 1.3
+% too large, on square pixels.
 """
 
 import math

@@ -179,7 +179,7 @@ def _elongation(
 def _interval(
     counts: Crossings, number: Callable[[Crossings], float]
 ) -> tuple[float | None, float | None, float | None]:
-    """Return a positive number and its 95 % interval from the blocks; None where undefined."""
+    """Return a positive number and its 95 % interval from the blocks; None if undefined."""
     from scipy.stats import t
 
     estimate = number(counts)

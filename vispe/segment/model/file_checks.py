@@ -1,8 +1,9 @@
 """Validation of model files, which are untrusted input, before anything is computed with them.
 
-skops builds known types only, and runs no code. It does not check numbers, and some of them drive compiled code
-without further checks: a decision tree with a cycle never terminates, and one with branches outside its array reads
-foreign memory. So archives are checked before they are unpacked, and numbers before use.
+skops creates known types only and runs no code, but it does not check numbers. Compiled code uses some of
+these numbers without further checks: a decision tree with a cycle never terminates, and a tree with branches
+outside its array reads memory of other objects. So archives are checked before they are unpacked, and numbers
+before they are used.
 """
 
 import io
@@ -30,7 +31,7 @@ TRUSTED = frozenset(
 MAX_TEMPERATURE = 20
 """Upper bound of the temperature of a classifier."""
 
-_FREE = 100_000_000  # bytes that any member may unpack to, whatever its compression ratio
+_FREE = 100_000_000  # bytes to which any member may unpack, for any compression ratio
 _LARGEST_SIGMA = 1000.0  # pixels
 _MEMBER = re.compile(r"schema\.json|\d+\.npy")  # of the estimator
 _PART = re.compile(r"card\.json|estimator\.skops|tensors\.safetensors")  # of the model file
@@ -46,13 +47,13 @@ def check_archive(path: Path, data: bytes | None = None) -> None:
         data: the estimator inside it; None checks the model file itself.
 
     Raises:
-        InputError: rejected; zipfile's own errors for a file that is not an archive.
+        InputError: the archive is rejected. A file that is not an archive raises zipfile's own errors.
     """
     memory = machine_memory()
     with zipfile.ZipFile(path if data is None else io.BytesIO(data)) as archive:
         names = archive.namelist()
         known = _PART if data is None else _MEMBER
-        is_model = data is not None or "card.json" in names  # else it is not a model file
+        is_model = data is not None or "card.json" in names  # otherwise it is not a model file
         unknown = [n[:100] for n in names if is_model and not known.fullmatch(n)]
         if unknown or len(set(names)) < len(names):
             listed = ", ".join(repr(n) for n in unknown[:3]) or "a duplicate name"

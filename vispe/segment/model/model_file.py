@@ -138,8 +138,8 @@ def load_model(path: str | Path) -> Model:
     """Read a model file without executing any of its content.
 
     Raises:
-        InputError: missing, not a vispe model, damaged, of another layout version, or an estimator with types
-            outside scikit-learn's own classifiers.
+        InputError: the file is missing, damaged, not a vispe model, or of another layout version; or its
+            estimator has types other than scikit-learn's own classifiers.
     """
     path = Path(path)
     card, parts = _read(path)
@@ -220,9 +220,10 @@ def open_features(
     """Create the feature extractor of a model.
 
     Args:
-        model: from `load_model`.
+        model: result of `load_model`.
         device: torch device.
-        config: that of the model, with other weights or tiles; `model.features` by default.
+        config: configuration of the model's features, with other weights or tiles; `model.features` by
+            default.
         allow_download: download weights that the model file names, if they are not on this disk.
 
     Raises:

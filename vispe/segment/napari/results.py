@@ -133,7 +133,6 @@ def _add(viewer: ViewerModel, image: Image, kind: str, data: np.ndarray, **optio
 
 
 def _fill(layer: Any, pages: dict[int, np.ndarray]) -> None:
-    """Write pages into a layer and refresh it."""
     stack = layer.data.reshape(-1, *layer.data.shape[-2:])
     for page, values in pages.items():
         stack[page] = values

@@ -63,7 +63,7 @@ class Request:
         page: current page, from 0.
         names: class names.
         labels: (h, w) of the page, (z, h, w) of all pages, or None to predict with the existing model; without any
-            label, a model of the setup is used for prediction, too.
+            label, the model of the setup, if any, is used for prediction.
         every: predict every page instead of the current one.
         trust: test whether rotating the page changes the result.
         suggest: suggest locations for the next scribbles on the page.
@@ -85,12 +85,12 @@ class Answer:
     Attributes:
         pages: results by page.
         names: the K class names.
-        colors: colours of the model, if it has any, else None.
+        colors: colours of the model, if it has any, otherwise None.
         notes: messages for the user.
         seconds: computing time.
         trust: the invariance report, if requested.
         suggestions: suggested locations for scribbles, if requested.
-        error: a message if the request failed; the rest is empty then.
+        error: a message if the request failed; all other attributes are then empty.
     """
 
     pages: dict[int, Prediction] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The widget: layers and settings in, an interactively updated segmentation out."""
+"""Widget of the plugin, which segments the selected image interactively from painted labels."""
 
 from __future__ import annotations
 
@@ -278,7 +278,6 @@ class SegmentWidget(QWidget):
         self._worker.start()
 
     def _done(self) -> None:
-        """Start the waiting request."""
         self._worker = None
         self._clock.stop()
         self.panel.set_busy(False)
@@ -287,11 +286,10 @@ class SegmentWidget(QWidget):
             pending()
 
     def _step(self, fraction: float) -> None:
-        """Add to the progress; called in the worker thread."""
+        """Increase the displayed progress; called in the worker thread."""
         self._progress += fraction
 
     def _show(self, request: Request, image: Image, answer: Answer) -> None:
-        """Show an answer in the layers and the panel."""
         if answer.error is not None:
             self._last = None
             self._say(answer.error, error=True)

@@ -1,4 +1,4 @@
-"""From connected components to objects: each component separately, so that the result does not depend on blocks."""
+"""Objects from connected components, each processed separately, so that the result does not depend on blocks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,9 @@ class Component:
         origin: position of the box in the image.
         mask: bool, the component.
         number: number of its class.
-        free: bool, pixels that may be filled as holes: those of other classes than the requested ones.
-        valid: bool, pixels with data, one larger than the box at the end of each axis; False beyond the page.
+        free: bool, pixels that may be filled as holes: pixels of classes that are not requested.
+        valid: bool, pixels with data; the array is one pixel larger than the box at the end of each axis,
+            with False beyond the page.
         prob: probability of the class.
         grey: (..., c) values of the file.
     """
@@ -73,10 +74,10 @@ def split_component(
         shape: shape of the complete page or volume.
         options: definition of objects.
         spacing: microns per pixel along each axis; None if unknown.
-        objects: its counts of excluded objects are updated.
+        objects: list of objects whose counts of excluded and framed objects are updated.
 
     Yields:
-        For each object its box in the image, its mask in the box, and its table row.
+        The box in the image, the mask in the box, and the table row of each object.
     """
     from scipy.ndimage import binary_fill_holes, find_objects
 
@@ -117,14 +118,14 @@ def _excluded(mask: np.ndarray, valid: np.ndarray) -> bool:
     """Return whether an object touches an excluded side: the pixels after it along an axis have no data.
 
     Args:
-        mask: bool, its pixels.
+        mask: bool, pixels of the object.
         valid: bool, as in `Component`.
     """
     from scipy.ndimage import binary_fill_holes
 
     if valid.all():
         return False
-    # pixels without data inside an object do not cut it
+    # pixels without data inside an object do not count as an excluded side
     filled = np.pad(binary_fill_holes(mask), [(0, 1)] * mask.ndim)
     for axis in range(mask.ndim):
         pixels, data = filled.swapaxes(0, axis), valid.swapaxes(0, axis)

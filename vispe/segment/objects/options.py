@@ -25,7 +25,7 @@ class ObjectOptions:
         kinds: exchange formats: any of `'geojson'`, `'rois'` and `'coco'`; single pages only.
 
     Raises:
-        OptionError: no class, or an invalid value.
+        OptionError: there is no class, or a value is invalid.
 
     Example:
         >>> ObjectOptions(["pore"]).numbers(["matrix", "pore"])

@@ -1,7 +1,8 @@
 """Objects of out-of-core images, where an object may span several blocks.
 
-Connected components are labelled block by block and merged across block borders; then each is split and measured within
-its own bounding box, as in memory. So no number depends on the blocks, not even for split objects.
+Connected components are labelled block by block and merged across block borders. Then each component is split
+and measured in its own bounding box, as for images in memory. So no number depends on the blocks, even for
+split objects.
 """
 
 import math

@@ -74,7 +74,7 @@ def summarize_image(
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:
-    """Return n, mean with 95 % interval, std and percentiles of a sample; None where undefined.
+    """Return n, mean with 95 % interval, std and percentiles of a sample; None if undefined.
 
     Example:
         >>> summary = distribution([1.0, 2.0, 3.0])

@@ -31,7 +31,7 @@ def measure(
     16 directions of `vispe.segment.materials.directions`.
 
     Args:
-        mask: (h, w) or (z, h, w) bool, its pixels in a box.
+        mask: (h, w) or (z, h, w) bool, pixels of the object in a box.
         grey: (..., c) values of the file in the same box; channels are averaged.
         origin: position of the box in the image.
         spacing: microns per pixel along each axis; None if unknown.
@@ -95,7 +95,7 @@ def _perimeter(mask: np.ndarray, pixel: tuple[float, float]) -> float:
     field = np.pad(mask, reach)
     crossings = []
     for down, right in STEPS:
-        # the margin is as wide as a step: nothing wraps onto the mask
+        # the margin is as wide as a step, so that rolled pixels do not wrap onto the mask
         moved = np.roll(field, (down, right), (0, 1))
         crossings.append(np.count_nonzero(field != moved))
     return math.pi / 2 * float(Directions(pixel).mean @ crossings) * math.prod(pixel)

@@ -59,8 +59,8 @@ def out_of_core_images(
     """Return the images to be processed in blocks: stores, and TIFF files if `memory` or `scheduler` is set.
 
     Raises:
-        InputError: stores together with other images.
-        OptionError: `memory` or `scheduler` for images that can only be read completely.
+        InputError: stores are mixed with other images.
+        OptionError: `memory` or `scheduler` is set for images that can only be read completely.
     """
     stores, rest = find_stores(patterns)
     stores = _without_companions(stores, patterns)

@@ -25,7 +25,7 @@ def run_on_cluster(
         tasks: page and bounds (top, bottom, left, right) of each block.
 
     Raises:
-        InputError: no scheduler, no workers, or a block that kills workers repeatedly.
+        InputError: there is no scheduler or no worker, or a block kills workers repeatedly.
     """
     from distributed import Client, as_completed
     from distributed.scheduler import KilledWorker

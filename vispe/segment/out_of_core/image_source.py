@@ -46,8 +46,8 @@ class OutOfCoreImage:
     Attributes:
         path: the store or file.
         array: the stored array, of any number of dimensions.
-        axes: a letter for each dimension, such as 'TCZYX'.
-        page_axes: the axes of pages; a single one, 'z', if pages were selected.
+        axes: one letter per dimension, such as 'TCZYX'.
+        page_axes: the axes of pages; the single axis 'z' if pages were selected.
         chosen: selected pages, by their number in the store.
         channel_indices: selected channels.
         version: version of OME-Zarr, also used for the result.
@@ -235,10 +235,10 @@ def open_image(
 
 
 def _check_counts(path: Path, array: Any, axes: str, pages: int, channels: int) -> None:
-    """Validate the numbers of pages and channels and the chunk size, which small metadata can inflate.
+    """Validate the numbers of pages and channels and the chunk size; a small metadata file can declare huge ones.
 
     Raises:
-        InputError: one of them is implausibly large.
+        InputError: a number or the chunk size is implausibly large.
     """
     if pages > MOST_PAGES or channels > MOST_CHANNELS:
         raise InputError(

@@ -1,8 +1,9 @@
 """Streaming percentiles for the grey limits, identical to those of an image in memory.
 
-Values of up to 16 bits are counted directly. For wider ones the sortable bit pattern is narrowed down 16 bits at a time
-(radix selection): each pass counts the next 16 bits of the values that share the prefix of the target. So any order
-statistic takes two passes (32 bits) or four (64 bits), independent of the image size.
+Values of up to 16 bits are counted directly. For wider values, the sortable bit pattern is determined 16 bits
+at a time (radix selection): each pass counts the next 16 bits of the values that share the known prefix of
+the target. So any order statistic needs two passes (32 bits) or four passes (64 bits), independent of the
+image size.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +37,7 @@ def find_limits(
         and notes.
 
     Raises:
-        InputError: no data at all, or values out of range with mode 'none'.
+        InputError: no page has data, or values are out of range with mode 'none'.
     """
     counted = [0]
     step_fraction = 1 / (image.n_pages * max(-(-image.shape[0] // rows) * -(-image.shape[1] // rows), 1))

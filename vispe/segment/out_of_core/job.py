@@ -24,7 +24,7 @@ class Job:
         channel, z, axes: reading options.
         limits: grey limits of each page.
         model: path of the model file.
-        sha256: its checksum.
+        sha256: SHA-256 of the model file.
         weights, tile, device: as in `vispe.segment.pipeline.apply`.
         smooth: radius in pixels.
         prior: class prior, one of `vispe.segment.classify.class_prior.PRIORS`.
@@ -77,7 +77,7 @@ class Block:
     Attributes:
         prob: (K, h, w) float32, before reweighting and smoothing; 0 where there is no data.
         twice: (h, w) bool, pixels covered by several tiles.
-        differ: (h, w) bool, those of them for which two tiles predict different classes.
+        differ: (h, w) bool, pixels covered by several tiles that predict different classes.
         thumbnail: downscaled grey levels, or None.
         feature_grid: summary of the features; None if the model has no reference to compare with.
     """

@@ -85,7 +85,7 @@ def make_plan(
         smooth: radius in pixels.
         memory: limit in bytes.
         chunk: side of the chunks of an unfinished result; None chooses.
-        parts: minimal number of blocks, if the image is large enough, to employ as many processes.
+        parts: minimal number of blocks, if the image is large enough, such as the number of processes.
 
     Raises:
         InputError: the smallest block does not fit.

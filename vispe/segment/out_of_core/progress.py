@@ -1,8 +1,9 @@
 """Journal of an out-of-core run: a record for each finished chunk, and the arguments of the run.
 
-Folder `name_seg.partial` contains an unfinished result: `raw`, the probabilities of the classifier, with one small file
-in `done` for each chunk (written after its pixels); `store`, the final result, likewise with `settled`; `picture`, and
-`job.json`. `unfinished.json` next to it has the arguments of the run; a run with equal arguments resumes.
+Folder `name_seg.partial` contains an unfinished result: `raw`, the probabilities of the classifier, with one
+small file in `done` for each chunk, written after the pixels of the chunk; `store`, the final result, with
+such files in `settled`; `picture`, and `job.json`. `unfinished.json` next to this folder contains the
+arguments of the run; a run with equal arguments resumes.
 """
 
 import json

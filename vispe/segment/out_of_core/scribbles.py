@@ -58,7 +58,7 @@ def read_scribbles(
 
     Args:
         paths: JSON scribbles, shapes, label images or Zarr stores; only JSON and stores may be larger than memory.
-        images: the image of each.
+        images: image of each label file.
         how: options of label reading.
 
     Returns:
@@ -141,7 +141,7 @@ def _read(
 def _drawn(
     path: Path, shapes: Sequence[Shape], image: OutOfCoreImage, naming: Naming, page: int | None
 ) -> tuple[np.ndarray, np.ndarray, list[Level], list[str]]:
-    """Return the same as `_read` without the last, for shapes."""
+    """Return the first four results of `_read`, for shapes."""
     shape = (image.n_pages, *image.shape)
     indices_of_shapes, notes = shape_pixels(path, shapes, naming, shape, page, image.frame.hint())
     classes = sorted({k for k, _ in indices_of_shapes})

@@ -293,7 +293,7 @@ class OutOfCoreRun(Run):
     def _settle(
         self, image: OutOfCoreImage, job: Job, total: Sequence[tuple[int, Region]]
     ) -> tuple[Job, list[Areas] | None]:
-        """Reweight and label all unfinished blocks; return the job with the class frequencies, and the areas."""
+        """Reweight and label all unfinished blocks; return the job including class frequencies, and the areas."""
         areas = None
         if job.prior != "uniform":
             areas = [area_of_page(job, image, page) for page in range(image.n_pages)]

@@ -23,7 +23,7 @@ OBJECTS = "objects"
 
 
 def page_axes(image: OutOfCoreImage) -> tuple[PageAxis, ...]:
-    """Return the page axes of the result: t, z or both, as in the image; else all of them as z."""
+    """Return the page axes of the result: t, z or both, as in the image; otherwise all page axes combined as z."""
     names = tuple(axis.name for axis in image.page_axes)
     if names in ((), ("t",), ("z",), ("t", "z")):
         return image.page_axes
@@ -146,8 +146,8 @@ def _array(root: Any, name: str, shape: tuple[int, ...], chunk: int, dtype: Any,
 def _pyramid(root: Any, prefix: str, part: str, chunk: int, side: int) -> int:
     """Build the pyramid of an array down to one chunk, and return the number of levels.
 
-    Squares of about `side` pixels are read at once. Labels are subsampled by two; the others are means of 2 x 2 pixels
-    with data.
+    Squares of about `side` pixels are read at once. Labels are subsampled by two; all other arrays are
+    averaged over 2 x 2 pixels with data.
     """
     level = 0
     while max(root[f"{prefix}{level}"].shape[-2:]) > chunk:

@@ -249,7 +249,6 @@ def _confidence(page: Page, report: Mapping[str, Any]) -> None:
 
 
 def _used(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the table of settings."""
     training, post = report.get("training", {}), report["post"]
     rows = [
         ["command", f"vispe {report['command']}"],

@@ -92,10 +92,10 @@ def expand_patterns(
 
     Args:
         patterns: files, folders and globs.
-        failed: called with such a pattern and the error.
+        failed: called with a pattern without matches and the error.
 
     Raises:
-        InputError: the only pattern, or every one, has no match.
+        InputError: no pattern has a match.
     """
     files: dict[Path, tuple[Path, bool]] = {}
     reasons = []
@@ -168,12 +168,12 @@ def match(
 
     Args:
         images: images of the run; their fields are set.
-        what: the field.
-        files: in any order.
+        what: name of the field.
+        files: files in any order.
         note: called with messages for the user.
 
     Raises:
-        InputError: two files for one image, or no match at all.
+        InputError: two files match one image, or no file matches.
     """
     matched, unmatched = match_labels([image.path for image in images], files, what)
     if unmatched and not matched:

@@ -22,7 +22,7 @@ def summarize_pages(
 
     Args:
         pages: arguments of `samples`.
-        samples: samples a page at most at so many of its pieces.
+        samples: function that samples a page at up to a number of its pieces.
     """
     from threadpoolctl import threadpool_limits
 
@@ -38,8 +38,8 @@ def ood_record(model: Model, sums: Sequence[np.ndarray | None]) -> dict[str, Any
     """Return the out-of-distribution record of an image from the sums of its pages; None without a reference.
 
     Returns:
-        'score': the largest of the pages, the limit is 1; 'differs': whether it exceeds 1; 'pages': the score of each,
-        None for a page without data.
+        'score': the largest score of the pages, with limit 1; 'differs': whether it exceeds 1; 'pages': the
+        score of each, None for a page without data.
     """
     if model.domain is None or any(page_sums is None for page_sums in sums):
         return None

@@ -37,8 +37,9 @@ class PostProcessing:
     Attributes:
         smooth: radius in pixels of the square over which probabilities are averaged; 0 disables it.
         min_area: connected components of one class with fewer pixels get the class of the nearest larger component.
-        prior: reweighting of classes learnt from labels, on each page: `'sqrt'`, by the square root of their estimated
-            frequency; `'em'`, by the frequency; `'uniform'`, none. None: sqrt. Clusters and text are never reweighted.
+        prior: reweighting of classes learnt from labels, on each page: `'sqrt'`, by the square root of their
+            estimated frequency; `'em'`, by the frequency; `'uniform'`, no reweighting. None means `'sqrt'`.
+            Clusters and text are never reweighted.
         clean: whether probabilities are filtered with the image as guide (guided filter), before smoothing.
 
     Raises:
@@ -104,11 +105,12 @@ class Prediction:
     """The result for one page.
 
     Attributes:
-        prob: (K, h, w) float32, reweighted by `Post.prior`, basis of labels and uncertainty; 0 where there is no data.
+        prob: (K, h, w) float32, reweighted by `PostProcessing.prior`, basis of labels and uncertainty; 0
+            where there is no data.
         labels: (h, w) uint8, 1..K, 0 = no data.
         uncertainty: (h, w) float32, 1 - (largest - second largest probability); NaN = no data.
         overlap: number of pixels covered by more than one tile.
-        disagreeing: number of these for which two tiles predict different classes.
+        disagreeing: number of these pixels for which two tiles predict different classes.
         notes: messages for the user.
         areas: areas of the classes; None without reweighting.
         feature_grid: summary of the features on a grid; None if the model has no reference to compare with.
@@ -221,12 +223,12 @@ def assemble(
     """
     pieces, n_classes = prepared.pieces, classifier.n_classes
     blend = Blend(*region.shape, n_classes) if prepared.overlapping else None
-    # without overlap pieces are written directly; with overlap they are blended, and no copy is needed
+    # pieces are blended if they overlap, and otherwise written directly, which needs no copy
     prob = np.empty((n_classes if blend is None else 0, *region.shape), np.float32)
 
     def work(index: int) -> tuple[np.ndarray, list[np.ndarray]]:
         number, codes = numbers[index], list[np.ndarray]()
-        # compute complete pieces, even if only partly inside the region: keeps results bitwise equal
+        # pieces that are partly inside the region are computed completely, for bitwise equal results
         on_features = (
             None
             if feature_grid is None
@@ -278,7 +280,7 @@ def finalize(
         valid: (h, w) bool, pixels with data.
         post: post-processing.
         prior: (K,) class frequencies of the complete page; None skips the reweighting.
-        grey: (h, w) grey levels in [0, 1], for `Post.clean`.
+        grey: (h, w) grey levels in [0, 1], for `PostProcessing.clean`.
 
     Returns:
         Labels (h, w) uint8 and uncertainty (h, w) float32, as in `Prediction`.
@@ -314,7 +316,8 @@ def piece_probabilities(
         number: index of the piece.
         valid: (rows, columns) bool, its pixels with data.
         classifier: fitted.
-        look: called with the features (rows, columns, f) at the points of `vispe.segment.features.sample_grid`.
+        look: function that is called with the features (rows, columns, f) at the points of
+            `vispe.segment.features.sample_grid`.
 
     Returns:
         (K, rows, columns) float32; 0 where there is no data.
@@ -372,8 +375,8 @@ def within_memory(features: Features, work: Callable[[], _T], note: Callable[[st
     """Run `work`; when memory runs out, shrink the tiles of `features` and try again.
 
     Args:
-        features: used by `work`.
-        work: repeatable.
+        features: feature extractor that `work` uses.
+        work: function that can be called repeatedly.
         note: called with each reduction.
 
     Raises:

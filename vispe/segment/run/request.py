@@ -40,7 +40,7 @@ class LabelOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `segment` or `apply` in `vispe.segment.pipeline`; those of the other one have their defaults.
+    """Arguments of `segment` or `apply` in `vispe.segment.pipeline`; arguments of the other function have defaults.
 
     Attributes:
         command: `'segment'` or `'apply'`.

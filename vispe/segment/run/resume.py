@@ -55,7 +55,7 @@ class Journal:
         notes: notes of the run so far.
 
     Raises:
-        InputError: an unfinished run with other arguments, and not `force`.
+        InputError: an unfinished run with other arguments exists, and `force` is false.
     """
 
     def __init__(self, out: Path, arguments: dict[str, Any], force: bool) -> None:

@@ -58,7 +58,7 @@ class Report:
 
     Attributes:
         run: settings, JSON-able.
-        images: one record per finished image.
+        images: records of the finished images.
         failures: `{'image': path, 'reason': text}` for each image that failed.
         notes: messages about the run.
         peak_memory_mb: peak memory of the process so far, and of the GPU if one was used.
@@ -159,8 +159,8 @@ def run_settings(features: Features, model: Model, post: PostProcessing) -> dict
 def vanishing_class_notes(areas: Areas | None, names: Sequence[str]) -> list[str]:
     """Return a note for each class that loses nearly all of its pixels by the reweighting.
 
-    This happens for classes that are really rare, and for classes that are hard to distinguish, where the estimated
-    frequencies converge to one of them.
+    This happens for classes that are truly rare, and for classes that are hard to distinguish: the estimated
+    frequencies then converge to one of these classes.
 
     Args:
         areas: estimated areas; None without reweighting.
@@ -189,7 +189,7 @@ def fractions(counts: np.ndarray, areas: Areas | None, names: Sequence[str], kin
             ground truth.
 
     Returns:
-        By class name, None where no pixel has data:
+        By class name, None if no pixel has data:
 
         - 'fractions': fraction of the area, from 0 to 1.
         - 'fractions_ci95': its 95 % interval [low, high]; None without an estimate, and for boosting. A class

@@ -11,7 +11,7 @@ from vispe.files import MARK, rename_new
 
 @contextmanager
 def staged_files(folder: Path, stem: str, force: bool) -> Iterator[Path]:
-    """Yield a hidden folder for the files of an image; at the end all are moved into `folder`, or none.
+    """Yield a hidden folder for the files of an image; at the end either all files are moved into `folder`, or none.
 
     A killed process leaves at most the hidden folder, whose name contains `MARK`.
 

@@ -55,7 +55,7 @@ class TextClassifier:
         scale: factor of the similarities before the softmax.
 
     Raises:
-        InputError: fewer than two vectors, or vectors that do not have unit length.
+        InputError: there are fewer than two vectors, or a vector does not have unit length.
     """
 
     kind = "text"

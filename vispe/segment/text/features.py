@@ -47,9 +47,9 @@ class TextFeatures:
         classifier: text vectors of the classes.
 
     Raises:
-        UnknownName, InputError, OptionError: weights that are not available, or do not match the fingerprint; a
-            prompt that exceeds the context length.
-        UnsupportedHost, UnsupportedCombination: an image tower without patch readout.
+        UnknownName, InputError, OptionError: weights are not available or do not match the fingerprint, or a
+            prompt exceeds the context length.
+        UnsupportedHost, UnsupportedCombination: the image tower does not support patch readouts.
     """
 
     basis = None
@@ -200,7 +200,7 @@ class TextPage:
 
 
 def _between(length: int, begin: int, step: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each pixel of an axis the patches before and after it, and the weight of the latter, float32."""
+    """Return the patches before and after each pixel of an axis, and the weight of the patch after, float32."""
     position = np.clip((np.arange(length) + begin + 0.5) / step - 0.5, 0, count - 1)
     before = np.floor(position).astype(np.int64)
     return before, np.minimum(before + 1, count - 1), (position - before).astype(np.float32)

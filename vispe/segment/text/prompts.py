@@ -67,7 +67,8 @@ class Prompts:
                 is added, with the phrases of `BACKGROUND`, if `texts` contains a single class.
 
         Raises:
-            OptionError: fewer than two classes, duplicate names, an empty phrase, a template without ``{}``.
+            OptionError: there are fewer than two classes, names are duplicate, a phrase is empty, or a
+                template has no ``{}``.
             InputError: the file of templates cannot be read.
 
         Example:

@@ -12,8 +12,8 @@ information. With q, k, v of the last block and s = head_dim ** -0.5:
 | clearclip | softmax(s q q) | no | no | arXiv 2407.12442 |
 | naclip | softmax(s k k + Gaussian of the distance) | no | no | arXiv 2404.08181 |
 
-Encodings of vispe in the tower apply to all of them: both sides of the product are rotated, biases are added
-to the logits. NACLIP's Gaussian is itself such an encoding, `gaussian2d` on the last block.
+Encodings of vispe in the tower act in all readouts: rotations apply to both sides of the product, and biases
+are added to the logits. NACLIP's Gaussian is itself such an encoding, `gaussian2d` on the last block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Readout:
 
     Attributes:
         name: name of the method.
-        pairs: attention maps to be summed, each named by its two sides; empty for the identity.
+        pairs: attention maps to be summed, each named by its two factors; empty for the identity.
         residual: whether the block's input is added to its attention.
         mlp: whether the block's MLP follows.
         sigma: standard deviation of the Gaussian on the logits, in patches; None for no Gaussian.

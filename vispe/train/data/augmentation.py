@@ -34,8 +34,8 @@ class Augment:
         place: side in patches of the canvas on which two placements of an image are compared (`loss.place` of a
             retrofit); a canvas smaller than the image shows a part of it. 0 disables it. The images do not change.
         curriculum: fraction of the run over which the canvas grows from the size of the image to `place`.
-        place_teacher: 'none', both placements are random and are trained on each other; or 'best', one is at the
-            centre of the canvas, and the other is trained on it.
+        place_teacher: 'none': both placements are random, and each is the target of the other; or 'best': one
+            placement is at the centre of the canvas, and is the target of the other.
 
     Raises:
         OptionError: a value is out of range, or `roll` or `place` is not an integer.
@@ -62,7 +62,7 @@ class Augment:
             raise OptionError(f"place_teacher must be 'none' or 'best', got {self.place_teacher!r}.")
 
     def of_rows(self) -> dict[str, Any]:
-        """Return the settings that change the images, as JSON; placements are sampled by their loss."""
+        """Return the settings that change the images, as JSON; the loss of placements samples them separately."""
         return {name: value for name, value in asdict(self).items() if name not in _OF_THE_LOSS}
 
 
@@ -97,7 +97,7 @@ def window(image: Tensor, size: tuple[int, int], resize: Resize, at: tuple[float
         image: values in [0, 1], of any size.
         size: height and width of the window in pixels.
         resize: 'cover', the shorter side in pixels, or 'none'.
-        at: relative position of the window, in [0, 1) along both axes; 0 is the first possible one.
+        at: relative position of the window, in [0, 1) along both axes; 0 is the first possible position.
     """
     h, w = image.shape[-2:]
     # rounding must not make the image smaller than the window

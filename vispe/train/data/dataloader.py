@@ -55,7 +55,7 @@ class Batches:
         crop: 'random' or 'centre'.
         small: handling of images that are too small: 'enlarge' (with one warning), 'skip' (reads every image of the
             source once during construction), or 'error'.
-        augment: random augmentation; default none. The settings of placements are not used here.
+        augment: random augmentation; default none. Its settings of placements have no effect here.
 
     Raises:
         OptionError: an invalid value.
@@ -166,7 +166,7 @@ class Batches:
 
     def _row(self, step: int, row: int, number: int) -> tuple[Tensor, str]:
         generator = np.random.Generator(stream(self.seed, ROW, step, row))
-        # always draw all numbers, so that those of one option do not depend on the others
+        # always draw all numbers, so that the numbers of one option do not depend on other options
         draws = generator.random(8)
         image = self.source[number]
         if self.augment.pose:

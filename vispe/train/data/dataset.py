@@ -70,7 +70,7 @@ class Concat(Source):
     7
 
     Raises:
-        OptionError: no source, or a `Mixture`, whose weights would have no effect here.
+        OptionError: there is no source, or a source is a `Mixture`, whose weights would have no effect.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -135,7 +135,8 @@ class Mixture(Concat):
             the smallest integers.
 
     Raises:
-        OptionError: a different number of weights, a weight that is not positive, or a period above a million rows.
+        OptionError: the number of weights differs from that of sources, a weight is not positive, or the
+            period exceeds a million rows.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[float]) -> None:

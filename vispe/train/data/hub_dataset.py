@@ -31,8 +31,9 @@ class HubSource(Source):
         licence: licence in the model card; None uses that of the dataset.
 
     Raises:
-        MissingExtra: a name, and `datasets` is not installed.
-        InputError: unknown dataset, split or column, an ambiguous choice, no images, or a streaming dataset.
+        MissingExtra: `dataset` is a name, and `datasets` is not installed.
+        InputError: the dataset, split or column is unknown or ambiguous, there are no images, or the dataset
+            is a streaming dataset.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ def _split(dataset: Any, split: str | None, where: str, named: bool) -> tuple[An
     """Return a split and its name."""
     if not isinstance(dataset, Mapping):
         name = str(getattr(dataset, "split", None) or "")
-        # it was loaded with this split; the name of a slice such as train[:10%] is train
+        # the dataset was loaded with this split; the name of a slice such as train[:10%] is train
         if named and split is not None:
             return dataset, split
         if split is not None and split != name:

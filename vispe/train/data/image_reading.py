@@ -55,7 +55,7 @@ class Reading:
             label: name in messages; default the path.
 
         Raises:
-            InputError: missing, damaged, without data, or neither 1 nor 3 channels.
+            InputError: the file is missing, damaged or without data, or has neither 1 nor 3 channels.
         """
         try:
             return self.scaled(read_image(path, channel=self.channel))

@@ -37,8 +37,8 @@ class TarSource(PageSource):
         damaged: names of the skipped images.
 
     Raises:
-        InputError: file not found, not an uncompressed tar file, no images, a sample with several images, or an index
-            that cannot be written.
+        InputError: a file is missing or not an uncompressed tar file, there are no images, a sample has
+            several images, or an index cannot be written.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ def load_index(path: Path, cache: Path | None, check: Reading | None) -> list[Me
         check: reading options with which every image is read to detect damage; None skips the check.
 
     Raises:
-        InputError: not an uncompressed tar file, damaged, or the index cannot be written.
+        InputError: the file is damaged or not an uncompressed tar file, or the index cannot be written.
     """
     state = path.stat()
     valid = {"version": VERSION, "size": state.st_size, "mtime_ns": state.st_mtime_ns}

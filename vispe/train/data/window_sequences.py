@@ -1,8 +1,8 @@
 """Windows of a large image as one sequence, with their coordinates in the full image.
 
-Training on full images needs attention among all patches. A few distant windows cost as much as a small image and
-contain short and long distances (segmented sequences in two dimensions). Patches remain on the grid of the large
-image, so their positions are those of patch dropout.
+Training on full images needs attention among all patches. A few distant windows have the cost of a small
+image and contain short and long distances (segmented sequences in two dimensions). Patches have their
+positions on the grid of the large image, as with patch dropout.
 
 >>> import torch
 >>> from vispe import Attention

@@ -1,7 +1,8 @@
 """Before/after evaluation of a retrofit.
 
-A retrofit is successful if position can no longer be decoded from the features *and* the features are preserved. A
-student with constant features satisfies only the former, so both are measured: decodable position, the fixed pattern
+A retrofit is successful if position can no longer be decoded from the features *and* the features are
+preserved. A student with constant features satisfies the first condition only, so both conditions are
+measured: decodable position, the fixed pattern
 and the response to rotated images; and similarity to the teacher, effective rank and linear segmentation. The teacher
 with ablated positional channels, the target of the student, is included to show the effect of ablation alone.
 """

@@ -4,8 +4,8 @@ Every feature source has the same classifier (balanced logistic regression), tra
 differences are due to the features. Three scores per image:
 
 - `own`: mIoU with scribbles spread over the image.
-- `corner`: loss of mIoU if all scribbles are in one corner. Content differs between corners, which affects filters as
-  well; a loss in excess of that of the filters is due to position.
+- `corner`: loss of mIoU if all scribbles are in one corner. Differences of content between corners affect
+  filters as well, so only the loss in excess of that of the filters is due to position.
 - `others`: mIoU after training on the masks of other images.
 """
 
@@ -108,7 +108,7 @@ def score_masks(
     rounds = 2 if len(images) > 1 else 1
     for number, image in enumerate(images):
         truth = truth_of_image(truths, number, image)
-        # one sample of scribbles for the whole image, and one for each corner
+        # a sample of scribbles for the full image, and one for each corner
         areas = [np.ones(truth.shape, bool), *quadrants(truth.shape)]
         scribble_maps = [
             scribbles(truth, area, budget, np.random.default_rng([seed, number, k]))
@@ -187,7 +187,7 @@ def _learner(f: FeatureFunction, samples: np.ndarray, classes: np.ndarray) -> Tr
     """Return a segmenter trained on samples (n, d) and their classes (n,); None for fewer than two classes."""
     if len(np.unique(classes)) < 2:
         return None
-    # the samples as a map (d, 1, n): interpolation at pixel centres returns them unchanged
+    # samples as a map (d, 1, n), since interpolation at pixel centres returns them unchanged
     return TrainedSegmenter(f, [torch.from_numpy(samples.T[:, None])], [classes[None]])
 
 

@@ -58,7 +58,7 @@ class FeatureSimilarity:
 
 
 def feature_similarity(maps: Iterable[dict[str, Tensor]]) -> FeatureSimilarity:
-    """Compare the maps of images as returned by `Pair.maps`, image by image.
+    """Compare the maps of images as returned by `ModelPair.maps`, image by image.
 
     >>> import torch
     >>> one = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])

@@ -57,7 +57,7 @@ class Settings:
 
 
 def probe_step(patches: int) -> int:
-    """Return the step of the probe on a square grid: at most 6, and if possible with 32 fitted patches.
+    """Return the step of the probe on a square grid: at most 6, and small enough for 32 fitted patches if possible.
 
     >>> [probe_step(n) for n in (4, 16, 37)]
     [2, 2, 6]
@@ -118,7 +118,7 @@ class Noise(_Synthetic):
 class Textures(_Synthetic):
     """Homogeneous isotropic textures: random fields, discs and grains, alternating.
 
-    Rendering takes about a second each, so rendered textures are cached.
+    Rendering a texture takes about a second, so rendered textures are cached.
     """
 
     def __init__(self, count: int, side: int, settings: Settings, seed: int = 0) -> None:

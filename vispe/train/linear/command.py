@@ -100,7 +100,6 @@ def _backbone(task: LinearTask) -> VisionModel:
 
 
 def _data(task: LinearTask, backbone: VisionModel) -> tuple[Part, Part]:
-    """Return the training and the validation set."""
     subject = EvaluatedModel("The model", mean=backbone.mean, std=backbone.std)
     pairs = Pairs(task.images, task.masks, subject.tensor, task.zero, task.n_classes)
     if task.val_images is not None and task.val_masks is not None:

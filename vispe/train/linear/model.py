@@ -23,7 +23,7 @@ class LinearSegmenter(nn.Module):
         n_classes: K.
         norm: batch norm before the convolution.
         dropout: dropout probability of the features.
-        tune: train the backbone too; otherwise it remains in evaluation mode without gradients.
+        tune: train the backbone too; otherwise the backbone remains in evaluation mode without gradients.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ def score(model: LinearSegmenter, part: Part, patch: int, size: int) -> dict[str
         size: side of a window in pixels.
 
     Returns:
-        JSON values: 'miou' over the classes that occur, 'iou' by class (None where a class does not occur),
+        JSON values: 'miou' over the classes that occur, 'iou' by class (None if a class does not occur),
         'pixel_accuracy', 'images' with the mIoU of each, and the 'confusion' matrix with the ground truth in rows.
     """
     mode = model.training

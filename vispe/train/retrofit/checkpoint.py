@@ -64,7 +64,8 @@ class RunFolder:
             partly: `identity` is incomplete; compare only its keys.
 
         Raises:
-            InputError: a finished run, foreign files, or an interrupted run with other settings.
+            InputError: the folder contains a finished run, foreign files, or an interrupted run with other
+                settings.
         """
         if force:
             return
@@ -109,14 +110,14 @@ class RunFolder:
             _write(self.path / "run.json", identity)
 
     def save(self, step: int, weights: Mapping[str, Mapping[str, Tensor]], moment: Mapping[str, Any]) -> None:
-        """Write a checkpoint atomically: after a kill, either this one is complete or the previous one remains.
+        """Write a checkpoint atomically: after a kill, the new checkpoint is complete, or the previous one remains.
 
         Args:
             step: number of training steps done.
             weights: state dicts by file name.
             moment: remaining state: tensors and plain values.
         """
-        # written to a temporary folder, flush_denormals to disk, then renamed
+        # written to a temporary folder, flushed to disk, then renamed
         states = self.path / "state"
         partial, final = states / f".{step:09d}.part", states / f"{step:09d}"
         check_no_link(states)
@@ -154,7 +155,7 @@ class RunFolder:
         """Check that the contents of a path were written by a training.
 
         Raises:
-            InputError: they were not.
+            InputError: the contents were not written by a training.
         """
         if path.is_symlink():
             valid = False

@@ -27,7 +27,7 @@ def check(config: Retrofit) -> None:
     vispe.errors.OptionError: stages[0] needs either steps or epochs, got neither.
 
     Raises:
-        OptionError: a number out of range, or contradictory settings.
+        OptionError: a number is out of range, or settings contradict each other.
     """
     for problem in _problems(config):
         raise OptionError(problem)

@@ -40,8 +40,9 @@ class LowRank(nn.Module):
 def add_lora(model: nn.Module, rank: int, layers: Collection[str] | None = None) -> list[str]:
     """Add a low-rank update to every linear weight of the blocks, in place; return the names of the weights.
 
-    Includes the weights of attention (qkv, or q, k and v, and proj) and of the MLP, but not those of encodings. The
-    weights are frozen, the updates require gradients. Random numbers come from torch's global generator.
+    The updated weights are those of attention (qkv, or q, k and v, and proj) and of the MLP, but not those of
+    encodings. The weights are frozen; the updates require gradients. Random numbers come from torch's global
+    generator.
 
     Args:
         model: model of timm or open_clip, converted or not; with `layers` any model.

@@ -68,7 +68,7 @@ def position_channels(
         for image in images:
             maps = features_of(teacher, image[None])[0].permute(1, 2, 0)
             trials = _trials(probe, maps.shape[0])
-            # skip the first target, row and column, which is the sum of two others
+            # skip the first target, row and column together, which consists of two other targets
             curves.append(trials.channels(maps, trials.draw(tuple(maps.shape[:2]), rng))[1:])
     # constant channels have no R² and are sorted last
     best = np.nan_to_num(np.mean(curves, axis=0), nan=-np.inf).max(0)

@@ -79,7 +79,7 @@ def _own_folders() -> list[Path]:
 
 
 def _values(words: Sequence[str], option: str = "--") -> list[str]:
-    """Return the values of an option, in the next argument or after '='; by default of all options."""
+    """Return the values of an option, from the next argument or after '='; by default those of all options."""
     values = []
     for k, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -95,7 +95,8 @@ def _check_recipe(file: Path) -> None:
     """Check the structure of a YAML file before it is parsed into objects.
 
     Raises:
-        InputError: too large, too deeply nested, or with aliases, which can expand exponentially.
+        InputError: the file is too large or too deeply nested, or has aliases, which can expand
+            exponentially.
     """
     import yaml
 

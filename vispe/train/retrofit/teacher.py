@@ -20,7 +20,7 @@ def load_teacher(config: Teacher, *, outline: bool = False, seed: int = 0) -> Vi
 
     Args:
         config: settings of the teacher.
-        outline: build it without weights, and timm models on torch's meta device, for checks.
+        outline: build the teacher without weights, and timm models on torch's meta device, for checks.
         seed: seed of random weights.
 
     Raises:
@@ -75,7 +75,7 @@ def _without_weights(config: Teacher) -> Teacher:
             raise UnsupportedHost(
                 f"{config.name}: the image tower is not a vision transformer of open_clip. Use a timm model."
             )
-    # without a tag or weights it is unchanged, so that loading it raises the error
+    # without a tag or weights the name is unchanged, so that loading raises the error
     return replace(config, name=f"{PREFIX}{plain}", weights="random") if tag or config.weights else config
 
 

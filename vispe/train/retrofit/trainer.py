@@ -41,7 +41,7 @@ class StagePlan:
 
     Attributes:
         stage: stage of the config, with its length in steps.
-        first: number of training steps before it.
+        first: number of training steps before the stage.
         steps: number of its training steps.
         batches: its images, or windows with teacher features.
     """
@@ -53,7 +53,7 @@ class StagePlan:
 
     @property
     def end(self) -> int:
-        """Total number of training steps at its end."""
+        """Total number of training steps at the end of the stage."""
         return self.first + self.steps
 
 
@@ -100,7 +100,7 @@ class Training:
             self.student.set_grad_checkpointing(True)
 
     def resume(self, state: State | None) -> None:
-        """Resume from a checkpoint of `Folder.load`; None starts from the beginning."""
+        """Resume from a checkpoint of `RunFolder.load`; None starts from the beginning."""
         if state is not None:
             self.step, weights, self._moment = state
             self.student.load_state_dict(weights["student"])
@@ -148,7 +148,6 @@ class Training:
         return self.student.eval().requires_grad_(False)
 
     def _run_stage(self, part: StagePlan, total: int, log: Log | None, on_step: OnStep | None) -> None:
-        """Run the remaining training steps of a stage."""
         config, start, first_step = self.config, time.perf_counter(), self.step
         remaining = range(self.step, part.end)
         for _, batch in zip(remaining, part.batches.from_step(self.step - part.first), strict=False):
@@ -199,7 +198,7 @@ class Training:
         self.processes.sum_([p.grad for p in self.trained if p.grad is not None])
         self.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(self.trained, config.clip_grad or math.inf)
-        # weighted by the number of images, by which all sums are divided
+        # weighted by the number of images; all sums are divided by the total number
         self._add("grad_norm", norm.detach().double() * len(images))
         self.scaler.step(optimizer)
         self.scaler.update()

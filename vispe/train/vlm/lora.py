@@ -25,7 +25,7 @@ from vispe.multimodal import create_scheme
 from vispe.train.vlm.packing import IGNORED, Packing
 from vispe.train.vlm.prompts import OrderedPrompt
 
-SCHEME = "scheme.json"  # stored with the adapter, whose own files do not contain the scheme
+SCHEME = "scheme.json"  # file stored with the adapter, as the adapter's own files do not contain the scheme
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Order-invariance fine-tuning of a vision-language model with shuffled items and a low-rank adapter.
 
 After the abstract of PAPEFT (position-aware parameter-efficient fine-tuning): shuffled items and an adapter that
-equalises attention over items. The adapter is our choice: low-rank updates of queries and keys, and a penalty on
-unequal attention.
+equalises attention over items. The form of the adapter is ours: low-rank updates of queries and keys, and a
+penalty on unequal attention.
 """
 
 from __future__ import annotations
@@ -149,7 +149,6 @@ def _save(
     trained: list[nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write the checkpoint atomically."""
     values = {"identity": identity, "step": step, "weights": [p.detach() for p in trained]}
     with atomic_path(state, force=True) as part:
         torch.save(values | {"optimizer": optimizer.state_dict()}, part)

@@ -1,4 +1,4 @@
-"""Packing collator: several samples per row with the position ids of a scheme; the model isolates the samples."""
+"""Packing collator: several samples per row, with the position ids of a scheme, by which the model isolates samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Packing:
         """Return the inputs of the model and `labels` (b, s), `IGNORED` except for answers.
 
         Raises:
-            InputError: a sample is longer than a row, has padding, or is a batch of several; or the inputs of two
+            InputError: a sample is longer than a row, has padding, or has several rows; or the inputs of two
                 samples cannot be concatenated.
         """
         for number, sample in enumerate(samples):

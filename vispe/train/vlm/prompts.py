@@ -68,7 +68,7 @@ class Prompt:
         after: tokens between items and answer, such as the question.
 
     Raises:
-        OptionError: no items, or an empty answer.
+        OptionError: there are no items, or the answer is empty.
     """
 
     items: Sequence[Piece]
@@ -88,7 +88,7 @@ class Prompt:
 
         Raises:
             OptionError: `order` is not a permutation of the items.
-            ShapeError: per-token inputs of another length than the tokens.
+            ShapeError: the length of a per-token input differs from that of the tokens.
         """
         order = [int(k) for k in order]
         if sorted(order) != list(range(len(self.items))):

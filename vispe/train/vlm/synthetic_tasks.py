@@ -90,7 +90,7 @@ def draw(task: str, size: Sequence[int], words: Words, generator: torch.Generato
         patches[(rows - 1) * (answer // 2), (columns - 1) * (answer % 2)] = COLOURS[target]
         grids = [[1, rows, columns]]
     else:
-        # the others have random colours except the target
+        # all other images or frames have random colours other than the target
         others = (target + 1 + torch.randint(len(COLOURS) - 1, (size[0],), generator=generator)) % len(
             COLOURS
         )

@@ -1,8 +1,9 @@
 """Fit of RASA on features.
 
 The loss of every round is minimised over all tokens at once by L-BFGS, from zero and preconditioned: the fit is
-deterministic. Starting from zero, the weights of a round have no component along the planes of earlier rounds, so
-that both orders of `RasaProjection` agree; they differ for weights from stochastic training.
+deterministic. As the fit starts from zero, the weights of a round have no component along the planes of
+earlier rounds. So both orders of `RasaProjection` give equal results; they differ for weights from stochastic
+training.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _AT_ZERO = {
     "none": (0.0, 1.0),
 }  # value and slope of the activation
 NULL = 1e-12  # variance relative to the largest one, below which a direction is rounding error
-_ITERATIONS, _MEMORY = 100, 10  # of L-BFGS in each round; 5 to 30 iterations are usually enough
+_ITERATIONS, _MEMORY = 100, 10  # iterations of L-BFGS in each round; 5 to 30 are usually sufficient
 _TOLERANCE = 1e-9  # relative decrease of the loss at which a fit ends
 
 
@@ -43,7 +44,7 @@ class Rasa:
     Args:
         rounds: number of rounds; each removes one direction per coordinate.
         order: how rounds are combined, see `RasaProjection`.
-        activation: of the regression: `sigmoid`, `tanh` or `none`.
+        activation: activation of the regression: `sigmoid`, `tanh` or `none`.
         standardize: subtract the mean and divide by the standard deviation of every channel before the fit and the
             projection, and undo both afterwards. Without it, a constant offset of the features takes part in the fit.
         alpha: ridge penalty; alpha |W|² / outputs is added to the loss of every round (ours). Without a penalty the fit
@@ -82,14 +83,14 @@ class Rasa:
         self.activation, self.standardize, self.alpha = activation, standardize, float(alpha)
 
     def fit(self, features: Features | Sequence[Features], coords: Features | None = None) -> Rasa:
-        """Fit the directions of every round; use other images than those that are scored.
+        """Fit the directions of every round; fit on images that are not scored.
 
         Args:
             features: maps (b, C, h, w) or (h, w, C), or a list of maps (h, w, C) of any sizes; or tokens (tokens, C),
                 which need `coords`. Without a penalty more tokens than channels are required; ten times as many are
                 advisable.
             coords: targets (tokens, outputs) of the tokens; of one map, in row-major order, where features are maps. By
-                default `grid_coords`, row and column from 0 to 1. Pass them for 3D grids.
+                default `grid_coords`, row and column from 0 to 1. They are required for 3D grids.
 
         Returns:
             The estimator itself.
@@ -198,7 +199,7 @@ def _fit_rounds(
 def _minimise(x: Tensor, t: Tensor, axes: Tensor, activation: Activation, alpha: float) -> Tensor:
     """Return the weights (outputs, C) of the smallest penalised loss, as combinations of axes (C, r)."""
     z = x @ axes
-    # one Newton step from zero, the solution without activation; defined however little position is left
+    # one Newton step from zero, the solution without activation, which exists for any remaining position
     value, slope = _AT_ZERO[activation]
     start = slope * (t - value).mT @ z / len(z)
     if activation == "none":
@@ -223,8 +224,8 @@ def _lbfgs(loss_and_gradient: Callable[[Tensor], tuple[float, Tensor]], x: Tenso
     `torch.optim.LBFGS` would import the compiler of torch, which takes seconds.
 
     Args:
-        loss_and_gradient: of the loss.
-        x: start.
+        loss_and_gradient: function that returns the loss and its gradient.
+        x: starting point.
         scale: inverse of the curvature at the start.
     """
     loss, gradient = loss_and_gradient(x)

@@ -81,7 +81,7 @@ class RasaProjection:
                 or (b, tokens, C). Computed in float64.
 
         Raises:
-            ShapeError: another number of channels.
+            ShapeError: the number of channels of `features` differs.
             InputError: integers.
         """
         x, axis = floating(features), _channel_axis(features)
@@ -101,7 +101,7 @@ class RasaProjection:
         """Return the map as one layer (C, C) for channels-last features, with a bias only if features are standardised.
 
         Args:
-            dtype: of the weights; the default dtype of torch by default.
+            dtype: dtype of the weights; the default is torch's default dtype.
         """
         c = len(self.matrix)
         layer = nn.utils.skip_init(nn.Linear, c, c, bias=self.mean is not None, dtype=dtype)

@@ -21,7 +21,7 @@ from vispe.errors import InputError, OptionError, ShapeError
 Activation = Literal["sigmoid", "tanh", "none"]
 Order = Literal["joint", "authors"]
 
-_PARALLEL = 1e-12  # remaining norm of a unit vector, below which it is a multiple of the earlier ones
+_PARALLEL = 1e-12  # smaller remaining norm of a unit vector: combination of earlier vectors
 
 
 def grid_coords(shape: Sequence[int], device: torch.device | str | None = None) -> Tensor:
@@ -70,7 +70,7 @@ def rasa_loss(x: Tensor, regressor: Tensor, coords: Tensor, activation: Activati
         x: features (..., tokens, C), after the removal of earlier rounds.
         regressor: W of the round that is fitted, (outputs, C).
         coords: targets (tokens, outputs), such as those of `grid_coords`.
-        activation: of the prediction.
+        activation: activation of the prediction.
 
     Raises:
         ShapeError: features and targets have different numbers of tokens, or outputs differ.
@@ -96,7 +96,8 @@ def round_directions(weights: Tensor) -> Tensor:
 
     Raises:
         ShapeError: wrong number of axes.
-        InputError: within a round, a weight vector is zero, not finite, or linearly dependent on the earlier ones.
+        InputError: within a round, a weight vector is zero, not finite, or linearly dependent on earlier
+            vectors.
     """
     _check_rounds("weights", weights)
     rounds = [gram_schmidt(rows, number) for number, rows in enumerate(weights, 1)]
@@ -108,7 +109,7 @@ def gram_schmidt(rows: Tensor, number: int) -> Tensor:
 
     Args:
         rows: weight vectors (outputs, C).
-        number: of the round, from 1, for the message.
+        number: number of the round, from 1, for the message.
 
     Raises:
         InputError: a weight vector is zero, not finite, or linearly dependent on the earlier ones.
@@ -148,7 +149,7 @@ def remove_rounds(x: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     _check_rounds("directions", directions, x.shape[-1])
     last = torch.zeros_like(x)
     for basis in directions:
-        # all components are taken before any is removed; within a round this equals one after the other
+        # all components are computed before any is removed; within a round, this equals removal one by one
         last = (x @ basis.mT) @ basis
         x = x - last
     return x, last

@@ -31,14 +31,15 @@ def plot_polar(
 ) -> Axes:
     """Plot a metric by angle, with the effect of resampling alone in grey and the remaining effect in orange.
 
-    0° is at the top, angles are counter-clockwise, and the centre is 0. If high is good (consistency), grey is the loss
-    from 1 by resampling. Accuracy is not 1 at 0° either, so there orange is the loss relative to 0°.
+    0° is at the top, angles are counter-clockwise, and the centre is 0. If high values are good
+    (consistency), grey is the loss from 1 due to resampling. Accuracy is below 1 even at 0°, so for accuracy
+    orange is the loss relative to 0°.
 
     Args:
         result: with rows of `angle_equivariance`, `angle_consistency` or `across_poses`.
         ax: polar axes; a new figure by default.
         metric: 'error', 'miou', 'ari' or 'accuracy'.
-        part: of the rows.
+        part: part of the plotted records, see `Measurement`.
 
     Raises:
         InputError: there are no such rows, or the axes are not polar.

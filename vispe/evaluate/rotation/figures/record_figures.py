@@ -75,7 +75,7 @@ def plot_d4(result: RotationResult, ax: Axes | None = None, *, metric: str = "er
 def plot_layers(result: RotationResult, ax: Axes | None = None) -> Axes:
     """Plot error over D4 and held-out R² of position after every block, with the limits of the verdict.
 
-    Both have the same limits and share an axis, which starts at 0; R² below 0 is drawn hollow at 0.
+    Error and R² have the same limits and share an axis, which starts at 0; R² below 0 is drawn hollow at 0.
 
     Args:
         result: with rows of `layer_curve`; those of permuted tokens are named 'layer 3, position code'.

@@ -1,6 +1,6 @@
 """Sections of the report on features, with explanations for microscopists.
 
-A section is a function of the page and the report; it adds nothing if its records are missing.
+A section is a function of the page and the report, which adds nothing if the records for it are missing.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def shifted(page: Page, report: RotationReport) -> None:
 
 
 def position(page: Page, report: RotationReport) -> None:
-    """Readable position and fingerprint."""
+    """Decodable position and fingerprint."""
     rows = rows_of(report.result, "r2", lambda r: r.key.layer is None)
     if not rows and report.fingerprint is None:
         return

@@ -54,17 +54,17 @@ def across_poses(
         truths: labels (H, W) of each image; None measures phase fractions only.
         angles: degrees.
         margin: pixels excluded at the border of the disc, and divisor of the window side: the patch size of the model.
-        side: of the window in pixels; the largest by default.
+        side: side of the window in pixels; the largest by default.
         how: 'crop': only pixels of the image; 'disc': pixels outside of the image are mirrored.
         border: pixels along class borders of the rotated truth that are ignored.
-        names: of the classes; 'class 1' ... by default.
-        part: of the records of accuracy.
+        names: names of the classes; 'class 1' ... by default.
+        part: part of the records of accuracy, see `Measurement`.
 
     Returns:
         'accuracy' at each angle with the floor 'truth turned' (truth rotated forth and back against truth); for 'all
         poses' its mean, worst, spread (best minus worst) and standard deviation; and for each class, by name,
-        'phase_spread': max minus min area fraction over angles, and 'phase_error': the fraction with the largest
-        deviation from the true one, both in percentage points.
+        'phase_spread': max minus min area fraction over angles, and 'phase_error': the largest signed deviation over
+        angles from the true fraction, both in percentage points.
 
     Raises:
         OptionError: the number of names differs from `n_classes`, or there are no angles.

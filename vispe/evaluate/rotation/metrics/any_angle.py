@@ -1,14 +1,16 @@
 """Equivariance of feature maps at any angle, with the error of interpolation alone reported for each value.
 
-Only multiples of 90 degrees are exact. Elsewhere image and features are resampled, and a square grid of patches
-samples the content differently even for an equivariant encoder. Three floors are measured for every image and angle:
+Only multiples of 90 degrees are exact. At all other angles, image and features are resampled, and a square
+grid of patches samples the content differently even for an equivariant encoder. Three floors are measured for
+every image and angle:
 
 - 'round trip': the image rotated and rotated back, through the model: resampling of the image;
 - 'features': the map rotated and rotated back: resampling of the features;
 - 'blur': the image low-passed to the spectrum of the rotated one, through the model: loss of detail alone.
 
-The floor is the largest of them: the first two hold two resamplings each where the measurement holds one, so they
-are bounds from above; the effect is the error minus the floor. The gap between 90 and 85 degrees shows the confound.
+The floor is the largest of the three. The first two contain two resamplings each, while the measurement
+contains one, so they are upper bounds. The effect is the error minus the floor. The difference between 90 and
+85 degrees shows the effect of resampling.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,22 +46,24 @@ def angle_equivariance(
     """Measure the centred equivariance error of f at any angles.
 
     The image is rotated about its exact centre (bicubic), a window is cropped afterwards, and the map of the window
-    is rotated back (bilinear). The same tokens count at every angle, 0 included: the inscribed disc less one token.
-    Each batch costs three runs of f for every angle that is not a multiple of 90, else one.
+    is rotated back (bilinear). The same tokens are compared at every angle, including 0: those in the
+    inscribed disc, without a margin of one token. Each batch needs three forward passes for every angle that
+    is not a multiple of 90, and one for multiples of 90.
 
     Args:
         f: images (b, c, side, side) -> maps (b, d, side/patch, side/patch).
-        images: (c, H, W) each, of any size that holds the window.
+        images: (c, H, W) each, of any size that contains the window.
         angles: degrees, counter-clockwise.
-        patch: side of a patch in pixels; default `f.patch`.
-        side: of the window in pixels; default the largest.
+        patch: patch size in pixels; `f.patch` by default.
+        side: side of the window in pixels; the largest by default.
         how: 'crop': only pixels of the image are shown, which must be √2 times larger than the window; 'disc': pixels
             outside the image are mirrored.
-        batch_size: images of equal size per run of f.
-        part: name of the rows.
+        batch_size: images of equal size per forward pass.
+        part: part of the records, see `Measurement`.
 
     Returns:
-        A row for each angle, named as '15°', with its floors; and 'all angles', their mean without multiples of 90.
+        A record for each angle, named as '15°', with its floors; and 'all angles', the mean without multiples
+        of 90.
 
     Raises:
         OptionError: `how` or the patch size is invalid, or `batch_size` is below 1.
@@ -94,7 +98,7 @@ def angle_equivariance(
     numbers = compared(images, pairs, {"error": error}, batch_size)
 
     def column(angle: float, name: str) -> np.ndarray:
-        # nothing is resampled at multiples of 90: their floors are 0
+        # multiples of 90 need no resampling, so their floors are 0
         return numbers.get(((angle, name), "error"), np.zeros_like(numbers[(angle, VALUE), "error"]))
 
     table = {a: np.stack([column(a, name) for name in (VALUE, *FLOORS)], 1) for a in turns}
@@ -106,7 +110,7 @@ def angle_equivariance(
 def _turned(
     f: FeatureFunction, batch: Tensor, canvas: Canvas, still: Tensor, first: Tensor, angle: float
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the maps of a rotated batch, rotated back, and those behind the floors."""
+    """Yield the maps of a rotated batch, rotated back, and the maps for the three floors."""
     posed = canvas.pose(batch, angle)
     yield VALUE, _turn(features_of(f, posed), -angle)
     if angle % 90:
@@ -120,7 +124,7 @@ def _turn(maps: Tensor, degrees: float) -> Tensor:
 
 
 def _inside(maps: Tensor, valid: Tensor) -> Tensor:
-    """Return the tokens (b, d, n, 1) that every angle shows."""
+    """Return the tokens (b, d, n, 1) that are visible at every angle."""
     return maps[..., valid.to(maps.device)][..., None]
 
 

@@ -1,8 +1,8 @@
 """Consistency of unsupervised segmentations: k-means on the tokens of an image, under rotations and reflections.
 
-The clusters are fitted once, on the untransformed image, and applied to every pose: what changes then is due to the
-features. Fitting again at every pose adds the noise of k-means itself and is reported too, clusters matched one to
-one by the Hungarian method.
+The clusters are fitted once, on the untransformed image, and applied to every pose, so that changes are due
+to the features. A second fit at every pose adds the noise of k-means itself; it is reported as well, with
+clusters matched one to one by the Hungarian method.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,16 +36,16 @@ def cluster_consistency(
     refit: bool = True,
     seed: int = 0,
 ) -> tuple[Measurement, ...]:
-    """Compare the clusters of tokens of transformed images, transformed back, with those of the image.
+    """Compare the clusters of tokens of transformed images, with the pose undone, with those of the original image.
 
     Args:
         f: images (b, c, H, W) -> maps (b, d, h, w).
         images: (c, H, W) each.
         clusters: number of clusters, at most the number of different tokens.
         elements: poses without the identity.
-        batch_size: images of equal size per run of f.
-        refit: measure refitting too.
-        seed: of k-means, the same at every fit.
+        batch_size: images of equal size per forward pass.
+        refit: whether to measure clusters that are fitted again at every pose.
+        seed: random seed of k-means, the same for every fit.
 
     Returns:
         mIoU and adjusted Rand index for each pose and on average, under both names of `PARTS`.
@@ -94,7 +94,7 @@ def cluster_consistency(
 
 
 def _tokens(one: Tensor) -> np.ndarray:
-    """A map (d, h, w) as tokens (n, d)."""
+    """Return a map (d, h, w) as tokens (n, d)."""
     return np.ascontiguousarray(one.flatten(1).T.cpu().numpy())
 
 
@@ -110,13 +110,13 @@ def _fit(tokens: np.ndarray, clusters: int, seed: int):
 
 
 def _matched(labels: np.ndarray, own: np.ndarray, clusters: int) -> np.ndarray:
-    """Give clusters the numbers that agree best with `own`."""
+    """Return clusters renumbered for the best agreement with `own`."""
     return apply_mapping(labels[None], match_clusters(labels[None], own[None], clusters))[0].astype(np.int64)
 
 
 @question("clusters")
 def clusters(measured: Measured, plan: Plan, step: Step) -> Found:
-    """Compare clusters of each image; one with too few different tokens is skipped."""
+    """Compare clusters of each image; images with too few distinct tokens are skipped."""
     f = features(measured)
     pieces: list[Piece] = []
     for image in step.fitted:

@@ -27,12 +27,12 @@ def control_rows(
     The controls 'identity' and 'shuffled' are part of `equivariance`.
 
     Args:
-        f: feature function; the control of random weights needs a `ModelFeatures`.
+        f: feature function; the control of random weights needs a `VisionModel`.
         images: (c, H, W) each, iterated once per control; iterables that are not sequences are read into memory.
         elements: poses; the identity is ignored.
-        measures: of `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
+        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
         batch_size: max number of images of equal size per batch.
-        seed: of the random weights.
+        seed: random seed of the random weights.
         twin: return value of `reinitialized_copy` for the model of f, if available.
 
     Returns:

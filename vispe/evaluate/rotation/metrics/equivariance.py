@@ -53,12 +53,12 @@ def equivariance(
             (`fit_to_patches`), so that the grids of all poses coincide.
         images: (c, H, W) each.
         elements: poses; the identity is excluded from records and means.
-        measures: of `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
+        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`, and 'invariant_share'.
         batch_size: max number of images of equal size per batch.
         controls: add the records 'identity' (f evaluated twice: must be 0) and 'shuffled' (shuffled tokens: chance).
         margin: tokens excluded at the border, for models with special border handling.
-        part: of the records.
-        seed: of the shuffled tokens.
+        part: part of the records, see `Measurement`.
+        seed: random seed of the shuffled tokens.
         first: index of the first image in a larger list; random numbers depend on the index of the image.
 
     Returns:
@@ -99,7 +99,7 @@ def position_equivariance(
     `equivariance`.
 
     Raises:
-        OptionError: f is not a `ModelFeatures`.
+        OptionError: f is not a `VisionModel`.
         UnsupportedHost: the patch embedding of the model is unknown.
         InputError: there are no images, or an image or a map has values that are not finite.
         ShapeError: an image is not (c, H, W).

@@ -135,7 +135,7 @@ def random_crops(
         images: (c, H, W) each, at least as large as the window.
         size: window (height, width) in pixels.
         per_image: number of windows per image.
-        seed: of the positions.
+        seed: random seed of the positions.
 
     Raises:
         OptionError: `per_image` is below 1.

@@ -44,7 +44,7 @@ def layer_curve(
         probe: whether to measure R².
         masks: number of random training masks per image.
         batch_size: max number of images of equal size per batch.
-        seed: of the masks.
+        seed: random seed of the masks.
         first: index of the first image in a larger list; masks depend on the index of the image.
 
     Returns:
@@ -100,7 +100,7 @@ def position_r2(
 ) -> tuple[Measurement, ...]:
     """Measure the held-out R² of a ridge probe of the row and column of tokens.
 
-    Use noise and homogeneous textures: in layered samples the position is content. See
+    Use images of noise and homogeneous textures: in layered samples, content depends on position. See
     `vispe.evaluate.probe.positional` for other targets and the settings of published tables.
 
     Args:
@@ -108,7 +108,7 @@ def position_r2(
         images: (c, H, W) each.
         masks: number of random training masks (a quarter of the tokens) per image.
         batch_size: max number of images of equal size per batch.
-        seed: of masks and shuffling.
+        seed: random seed of masks and shuffling.
         first: index of the first image in a larger list; random numbers depend on the index of the image.
 
     Returns:

@@ -8,7 +8,8 @@ the motion, so L f = J_f (v·∇x) - (v·∇f), with the Jacobian-vector product
 centre, so images need not be square.
 
 Source: The Lie derivative for measuring learned equivariance (Gruver et al., arXiv 2210.02984). Their implementation
-uses coordinates from -1 to 1, in which a rotation of a non-square image is sheared; this one does not.
+uses coordinates from -1 to 1, in which the rotation of a non-square image is sheared; this implementation
+uses pixels, without shear.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,7 +54,7 @@ def lie_derivatives(
         method: Jacobian-vector product by 'forward' or 'double backward' differentiation, or 'difference', a finite
             difference of ±STEP as a cross-check, which needs float64.
         batch_size: max number of images of equal size per batch.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Returns:
         The records 'Lie rotation', 'Lie down', 'Lie right' with sqrt(Σ|Lf|²/Σ|Z|²); Z is f minus its mean over
@@ -147,7 +148,7 @@ def along(values: Tensor, motion: Motion, stride: tuple[float, float] = (1.0, 1.
     if motion == "right":
         return -right
     v, u = _offsets(values, stride)
-    return -v * right + u * down  # looks at (u - t v, v + t u), as `warp.sampling_grid` does
+    return -v * right + u * down  # samples at (u - t v, v + t u), as `warp.sampling_grid` does
 
 
 def moved(values: Tensor, motion: Motion, t: float, stride: tuple[float, float] = (1.0, 1.0)) -> Tensor:

@@ -1,8 +1,8 @@
 """Quadrant gap: train on scribbles in one quadrant of an image, evaluate in all four.
 
-A classifier that is less accurate in the other quadrants may have learnt position instead of content. Each quadrant is
-used for training once, so that differences of content average out; the control is the same number of pixels from the
-full image.
+A classifier that is less accurate in the other quadrants may have learnt position instead of content. Each
+quadrant is used for training once, so that differences of content average out. The control is trained on the
+same number of pixels from the full image.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ def quadrant_gap(
         n_classes: K.
         budget: scribbled pixels per class, or all pixels of the quadrant.
         border: pixels along class borders that are neither annotated nor evaluated.
-        seed: of the scribbles; random numbers depend on the image and the quadrant.
+        seed: random seed of the scribbles; random numbers depend on the image and the quadrant.
         first: index of the first image in a larger list.
 
     Returns:

@@ -81,7 +81,7 @@ def score_changes(
         share: max shift, as a fraction of each side.
         degrees: max absolute angle.
         batch_size: max number of images of equal size per batch.
-        seed: of the random transforms.
+        seed: random seed of the random transforms.
 
     Returns:
         A record for each of `CHANGES`.

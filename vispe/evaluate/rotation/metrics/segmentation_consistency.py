@@ -48,7 +48,7 @@ def consistency(
         images: (c, H, W) each.
         n_classes: K.
         elements: poses; the identity, evaluated twice, is a control.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Returns:
         mIoU over the classes in either map and adjusted Rand index, for each pose and averaged ('D4').
@@ -112,9 +112,9 @@ def angle_consistency(
         n_classes: K.
         angles: degrees.
         margin: pixels excluded at the border of the disc, and divisor of the window side: the patch size of the model.
-        side: of the window in pixels; the largest by default.
+        side: side of the window in pixels; the largest by default.
         how: 'crop': only pixels of the image; 'disc': pixels outside of the image are mirrored.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Returns:
         mIoU and adjusted Rand index at each angle, with two floors: 'labels turned', the effect of resampling labels,
@@ -176,8 +176,8 @@ def phase_consistency(
         n_classes: K.
         patch: patch size in pixels; there are patch² phases.
         phases: number of random phases except (0, 0); None uses all of them.
-        seed: of the random phases.
-        part: of the records.
+        seed: random seed of the random phases.
+        part: part of the records, see `Measurement`.
 
     Returns:
         mIoU and adjusted Rand index averaged over phases, 'roll, random phases'.

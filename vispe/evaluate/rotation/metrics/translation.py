@@ -1,7 +1,8 @@
 """Equivariance of features to shifts by integer and fractional patches: cyclic rolls, and windows of a larger image.
 
-A roll by an integer number of patches is exact for a model without a position code. A roll by a fraction of a patch is
-not, because the content of every patch changes: it measures the phase of the patch grid. A roll adds a seam;
+A roll by an integer number of patches is exact for a model without a position code. A roll by a fraction of a
+patch is not exact, because the content of every patch changes; it measures the effect of the phase of the
+patch grid. A roll adds a seam;
 `crop_shift` compares two overlapping windows of a larger image, as in practice. Shifts are undone by the nearest
 integer number of tokens.
 """
@@ -62,9 +63,9 @@ def roll_equivariance(
         images: (c, H, W) each, both sides multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` of the first image by default.
         patch: patch size in pixels; `f.patch` by default.
-        measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
+        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
         batch_size: max number of images of equal size per batch.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Returns:
         A record 'roll (dy, dx) px' for each shift and measure, and the means 'roll, whole patches' and 'roll, parts of
@@ -116,10 +117,10 @@ def crop_shift(
         size: window (height, width) in pixels, multiples of the patch size.
         shifts: (dy, dx) in pixels; `default_shifts` without the half grid by default.
         patch: patch size in pixels; `f.patch` by default.
-        measures: of `vispe.evaluate.rotation.comparison.MEASURES`.
+        measures: names in `vispe.evaluate.rotation.comparison.MEASURES`.
         batch_size: max number of images of equal size per batch.
         margin: tokens excluded at the border of both windows.
-        part: of the records.
+        part: part of the records, see `Measurement`.
 
     Raises:
         ShapeError: the image is too small, or the windows do not overlap.

@@ -44,7 +44,7 @@ from vispe.hosts.transformers.language.position_ids import check_given, check_la
 from vispe.hosts.transformers.packed_samples import check_cache, check_call
 from vispe.multimodal import Coordinates, Stream
 
-# advice for packed samples
+# part of error messages: advice for packed samples
 PACKED = "pass position_ids (b, s) that restart at 0 in every sample, as those of vispe.train.vlm.packing.Packing do."
 PIXELS = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
 GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts", "video_second_per_grid", "tile_grids")
@@ -69,12 +69,12 @@ class Call:
         model: the converted model inside.
         input_ids: (b, s), or None.
         inputs_embeds: (b, s, width), or None.
-        types: token types (b, s), or None; used where there are no `input_ids`.
+        types: token types (b, s), or None; used if there are no `input_ids`.
         mask: padding mask (b, all tokens so far), or None.
         cache: KV cache, or None.
         kwargs: the other keyword arguments.
         token_attributes: attributes of parallel sets (k, b, s), set with the coordinates; None without sets.
-        masked: whether there is a mask of any kind, 4-D ones included.
+        masked: whether there is a mask of any kind, including 4-D masks.
     """
 
     model: Any
@@ -149,7 +149,7 @@ class Call:
 
 @traced_positions.runs
 def _untraced(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, Any]) -> Coordinates:
-    """Return the coordinates of a call, from the arguments of the custom operator in `traced`."""
+    """Return the coordinates of a call, from the arguments of the custom operator in `traced_positions`."""
     ids, embeds, types, token_index, valid, start = tensors
     if token_index is None or valid is None:
         raise InputError(
@@ -168,7 +168,7 @@ class CallPositions:
         ids: coordinates (axes, b, s).
         before: state of the cache before the call, or None.
         after: state of the cache after the call.
-        token_attributes: attributes of parallel sets (k, b, s); None where neither the call nor the cache has sets.
+        token_attributes: attributes of parallel sets (k, b, s); None if neither the call nor the cache has sets.
         packed: whether rows are packed samples that are isolated from each other.
     """
 
@@ -184,8 +184,8 @@ def positions_of_call(call: Call, position_ids: Tensor | None) -> CallPositions:
     """Return the positions of the tokens of a call.
 
     Raises:
-        InputError: tokens are missing, the cache was filled by another model, or coordinates are those of another
-            scheme.
+        InputError: tokens are missing, the cache was filled by another model, or coordinates belong to
+            another scheme.
         ShapeError: `position_ids` have another shape.
     """
     tokens = call.inputs_embeds if call.input_ids is None else call.input_ids
@@ -205,7 +205,7 @@ def positions_of_call(call: Call, position_ids: Tensor | None) -> CallPositions:
         late = language_model_of(call.model).vispe_late_rotation
         state = state_of_prefix(call.cache, tokens, axes, late=late, by_mask=images)
     token_index, ids = _split(call, tokens, position_ids)
-    # only ids of the caller can restart, that is, pack several samples into a row
+    # only ids of the caller can restart, which means that several samples are packed into a row
     restarts = token_index is not None
     token_index, counted = token_index_of(call, tokens, token_index, state, images)
     packed = restarts and check_call(
@@ -257,7 +257,7 @@ def positions_of_call(call: Call, position_ids: Tensor | None) -> CallPositions:
 
 
 def text_call_positions(call: Call, position_ids: Tensor | None) -> CallPositions:
-    """Return the positions of a call of the language model alone: all tokens are text, unless coordinates are passed.
+    """Return positions of a call of the language model alone; all tokens are text, unless coordinates are passed.
 
     Raises:
         InputError: the cache was filled by another model.
@@ -297,7 +297,7 @@ def _split(call: Call, tokens: Any, position_ids: Tensor | None) -> tuple[Tensor
 def _check_layout(
     call: Call, position_ids: Tensor, token_index: Tensor, state: SequenceState | None, alone: bool = False
 ) -> None:
-    """Raise `ShapeError` where coordinates certainly have the layout (b, axes, s), see `check_layout`."""
+    """Raise `ShapeError` if coordinates certainly have the layout (b, axes, s), see `check_layout`."""
     scheme = call.model.vispe_scheme
     valid = valid_tokens(token_index, call.mask)
 
@@ -321,7 +321,7 @@ def _check_layout(
 
 
 def _check_members(call: Call, parallel: str | None, tokens: Tensor) -> None:
-    """Raise `InputError` where `parallel_ids` have no effect or another shape than the tokens."""
+    """Raise `InputError` if `parallel_ids` have no effect or another shape than the tokens."""
     members = call.kwargs.get(IDS)
     if members is None:
         return
@@ -388,7 +388,7 @@ def _of_text(
             else token_index.new_zeros(len(token_index))
         )
         after = SequenceState(torch.zeros_like(padding, dtype=torch.float64), padding, by_mask=counted)
-    elif counted and token_index.shape[1] > 1:  # another turn of a dialogue
+    elif counted and token_index.shape[1] > 1:  # a further turn of a dialogue
         after = replace(after, padding=after.padding + (~valid_tokens(token_index, call.mask)).sum(1))
     return text_coordinates(call.model.vispe_scheme, token_index, after), after
 

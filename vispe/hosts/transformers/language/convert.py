@@ -77,15 +77,15 @@ def convert_vlm(
         spec: name of a position scheme, with options, or a `Scheme` instance.
         late_rotation: rotate queries and keys inside the attention, so that unrotated keys are cached; always enabled
             for schemes with an axis per head.
-        parallel: adjacent images, separated by markers only, have no order: with ``'graph_kv'`` they start at the same
-            position and attend to themselves only, with ``'pine'`` each query orders them by importance. A call may
-            define other sets by `parallel_ids`.
+        parallel: rule for adjacent images, that is, images separated by markers only, which then have no
+            order. With ``'graph_kv'``, images start at the same position and attend to themselves only; with
+            ``'pine'``, each query orders them by importance. A call may define other sets by `parallel_ids`.
         self_extend: group and window; tokens beyond the window are counted in groups (SelfExtend).
         **options: options of the scheme.
 
     Raises:
         UnsupportedHost: the model family, or its rotary embedding, is not supported.
-        UnsupportedCombination: options exclude each other.
+        UnsupportedCombination: two options are mutually exclusive.
         UnknownName, OptionError: the spec is not valid.
     """
     scheme = scheme_of(spec, **options)
@@ -98,7 +98,7 @@ def convert_vlm(
     text = language_model_of(inner)
     rotaries, heads = _check_text(text)
     scheme, of_layer = _sectioned(scheme, inner, rotaries), _of_layer(scheme, text)
-    with torch.device("cpu"):  # values are needed, also under the meta device
+    with torch.device("cpu"):  # values are needed, even if the meta device is the default
         allocated, text_unchanged = _allocations(scheme, rotaries, heads)
     kinds = [kind_key(kind, number) for kind, number in zip(kinds_of(text), of_layer, strict=True)]
     check_parallel(parallel)
@@ -159,7 +159,7 @@ def convert_vlm(
 def _check_by_channel(
     scheme: Scheme, allocated: dict[str, Tensor], rotaries: dict[str, Rotary], late_rotation: bool
 ) -> None:
-    """Raise where a scheme has an axis for each channel, and the model needs one for each pair."""
+    """Raise an error if a scheme has an axis for each channel, and the model needs one for each pair."""
     pairs = max(rotary.pairs for rotary in rotaries.values())
     if not any(axes.ndim == 1 and len(axes) > pairs for axes in allocated.values()):
         return
@@ -176,12 +176,12 @@ def _check_by_channel(
 
 
 def _log_cast(text: Any, rotaries: dict[str, Rotary]) -> None:
-    """Log a warning where the frequencies of a model were cast to half precision before the conversion."""
+    """Log a warning if the frequencies of a model were cast to half precision before the conversion."""
     for rotary in rotaries.values():
         rates = rotary.rates(text)
         if rates.dtype.itemsize < 4:
             error = 1e4 * torch.finfo(rates.dtype).eps / 2
-            # logged, not warned: the results are those of the stock model, which does not warn
+            # logged instead of warned, as results equal those of the stock model, which issues no warning
             _logger.warning(
                 "%s: frequencies of the rotary embedding were cast to %s before the conversion, so angles at position "
                 "10,000 are off by up to %.0f radians, as in the stock model. Load the model with "
@@ -206,7 +206,7 @@ def kind_key(kind: str, number: int | None) -> str:
 
 
 def _of_layer(scheme: Scheme, text: Any) -> Sequence[int | None]:
-    """Return the index of the scheme of each layer; None where one scheme is used in all layers."""
+    """Return the index of the scheme of each layer; None if one scheme is used in all layers."""
     if not isinstance(scheme, ConcatenatedScheme):
         return [None] * len(text.layers)
     if len(scheme.layers.of_layer) != len(text.layers):
@@ -296,7 +296,7 @@ def _check_halves(text: Any, rotary: Rotary, what: str) -> None:
 
 
 def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) -> Scheme:
-    """Return the scheme with the sections of the host, where they have the same meaning."""
+    """Return the scheme with the sections of the host, if these have the same meaning."""
     host = getattr(language_model_of(inner).rotary_emb, "mrope_section", None)
     pairs = next(iter(rotaries.values())).pairs
     if host is None or scheme.options().get("sections") is not None or sum(host) != pairs:
@@ -307,7 +307,7 @@ def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) 
     # configurations may omit sections of the last axes, which are then 0
     padded = (*host, *[0] * (3 - len(host)))
     sections = stock.options().get("sections") or padded
-    # interleaved axes may exceed the number of pairs, which the host clips
+    # interleaved axes may exceed the number of pairs; the host clips them
     over = any(axis + 3 * (sections[axis] - 1) >= pairs for axis in (1, 2))
     return create_scheme(
         scheme, sections=sections, **({"clip": True} if over and "clip" in stock.options() else {})
@@ -315,7 +315,7 @@ def with_host_sections(scheme: Scheme, inner: Any, rotaries: dict[str, Rotary]) 
 
 
 def _refuse_tables(scheme: Scheme, name: str) -> None:
-    """Raise `UnsupportedHost` where a scheme needs an additive table, which the model does not have."""
+    """Raise `UnsupportedHost` if a scheme needs an additive table, which the model does not have."""
     if scheme.added:
         raise UnsupportedHost(
             f"{scheme} encodes the axes {list(scheme.added)} by a table added to the tokens, which {name} does not "
@@ -324,9 +324,10 @@ def _refuse_tables(scheme: Scheme, name: str) -> None:
 
 
 def _refuse_hooked(model: Any) -> None:
-    """Raise `UnsupportedHost` when methods are patched on an instance, which would hide those of its new class.
+    """Raise `UnsupportedHost` if methods are patched on an instance, which would hide those of its new class.
 
-    Removed hooks of accelerate leave the method of the class on the instance; that attribute is deleted.
+    After removal, hooks of accelerate leave the class's method as an attribute of the instance, which is
+    deleted here.
     """
     inner = model_inside(model)
     text = language_model_of(inner)

@@ -128,11 +128,11 @@ class PositionedGeneration:
         new = token_index.expand(len(inputs_tensor), -1)[:, cached:]
         if state is None and (
             virtual := virtual_tokens(self)
-        ):  # prompt tuning: text without input_ids precedes
+        ):  # prompt tuning: text without input_ids precedes the prompt
             new = new + virtual
             state = text_state(len(new), new.device)
         call = self._call_of(inputs_tensor, model_kwargs, cached, new.shape[1])
-        # the grids may be those of images already in the cache
+        # the grids may belong to images that are already in the cache
         if cached and not passed(model_kwargs, *PIXELS, IDS) and not call.types_of(new).any():
             return
         valid = valid_tokens(new, mask)
@@ -198,7 +198,7 @@ class PositionedModel:
     vispe_order: ClassVar[tuple[str, ...]]  # names of its positional arguments
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state of a copy, which gets a number of its own for compiled programs."""
+        """Restore the state of a copy, and give the copy a separate number for compiled programs."""
         super().__setstate__(state)  # type: ignore[misc]
         numbered(self)
 
@@ -280,7 +280,7 @@ class PositionedText:
     vispe_extend: tuple[int, int] | None
     vispe_cache_class: ClassVar[
         type | None
-    ]  # the class of the caches that it creates; None for unsupported classes
+    ]  # class of the caches that the language model creates; None for unsupported classes
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Copy the signature from the stock class."""
@@ -316,7 +316,7 @@ class PositionedText:
 
     @property
     def vispe_scheme(self) -> Scheme:
-        """The scheme; not an instance attribute, as `saving.record` lists the modules with one."""
+        """The scheme; not an instance attribute, as `config_record` lists the modules with such an attribute."""
         return self.vispe_given_scheme
 
     def forward(self, *args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
@@ -324,8 +324,9 @@ class PositionedText:
 
         Args:
             *args: positional arguments of the stock language model.
-            position_ids: positions from the model around it. Called alone: ordinary ids (b, s) of text; coordinates
-                (axes, b, s); both (1 + axes, b, s); or None for text that starts at 0 or follows cached tokens.
+            position_ids: positions from the model around it. If the language model is called alone: ordinary
+                ids (b, s) of text; coordinates (axes, b, s); both (1 + axes, b, s); or None for text that
+                starts at 0 or follows cached tokens.
             **kwargs: keyword arguments of the stock language model.
 
         Raises:
@@ -387,7 +388,7 @@ class PositionedText:
             cos.device != embeds.device or (cos.dtype != embeds.dtype and not self.vispe_rotary[kind].full)
             for kind, (cos, _) in cached.rotation.items()
         ):
-            # the cache may be used outside inference mode later
+            # the cache may later be used outside inference mode
             with torch.inference_mode(False), torch.no_grad():
                 token_index = step.token_index + torch.arange(STEPS, device=step.token_index.device)
                 ids = step.scheme.continue_text(token_index, step.offset).to(embeds.device)
@@ -453,7 +454,7 @@ class PositionedText:
         frequencies: Tensor,
         axis_of_pair: Tensor,
     ) -> tuple[Tensor | None, PairwiseLogits | None]:
-        """Return the mask of parallel sets, and the arguments of pairwise logits; None where there are none."""
+        """Return the mask of parallel sets, and the arguments of pairwise logits; None if there are none."""
         of_keys = ids if state is None or state.ids is None else torch.cat([state.ids, ids], 2)
         common = ids.movedim(0, -1), of_keys.movedim(0, -1), rates_of(frequencies, axis_of_pair, len(ids))
         if self.vispe_extend is not None:
@@ -484,7 +485,8 @@ class PositionedLayer:
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer with the rotation of the language model.
 
-        Called directly, it needs the rotation in `position_embeddings`, as the stock layer.
+        If the layer is called directly, it needs the rotation in `position_embeddings`, as the stock layer
+        does.
 
         Raises:
             InputError: there is no rotation, or the cache contains unrotated keys.
@@ -509,7 +511,7 @@ class PositionedLayer:
         return super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
 
     def _check_alone(self, kwargs: dict[str, Any]) -> None:
-        """Raise `InputError` where a direct call of the layer has no rotation, or a cache of unrotated keys."""
+        """Raise `InputError` if a direct call of the layer has no rotation, or a cache of unrotated keys."""
         if kwargs.get("position_embeddings") is None:
             raise InputError(
                 f"{type(self).__qualname__}: position_embeddings are missing, got None. Pass the cosines and sines "

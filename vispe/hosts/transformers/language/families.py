@@ -1,7 +1,7 @@
 """Families of vision-language models: how image sizes are passed, and the scheme that the models were trained with.
 
-Properties of the language model itself are detected in `rotary`; this table contains what cannot be detected, one line
-per model type.
+Properties of the language model itself are detected in `rotary_detection`. This table contains properties
+that cannot be detected, with one line per model type.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def language_model_of(inner: Any) -> Any:
     """Return the language model inside a model without its head, or None."""
     if hasattr(inner, "language_model"):
         return inner.language_model
-    # text_model is also the text tower of other models, such as CLIP
+    # in other models, such as CLIP, text_model is a text tower
     known = getattr(getattr(inner, "config", None), "model_type", None) in FAMILIES
     return getattr(inner, "text_model", None) if known else None
 

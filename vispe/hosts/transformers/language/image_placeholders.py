@@ -32,7 +32,7 @@ NEEDED: dict[str, dict[str, str]] = {
 def token_types(
     config: Any, input_ids: Tensor | None, types: Tensor | None, shape: tuple[int, int]
 ) -> Tensor | None:
-    """Return the type of every token (b, s), 0 text, 1 image, 2 video; None where it is unknown."""
+    """Return the type of every token (b, s), 0 text, 1 image, 2 video; None if it is unknown."""
     if input_ids is None:  # Molmo's types include the markers around images
         return None if family_of(config).image_layout == "regions" else types
     if tuple(input_ids.shape) != shape:
@@ -101,7 +101,7 @@ def stream_of(
         merge = config.vision_config.spatial_merge_size
         return Stream.from_ids(*newline_images(types, grids, merge=merge, mask=mask), **common)
     if family.image_layout == "one_vision":
-        if arguments.get("pixel_values_videos") is None:  # as in the host, video tokens are then text
+        if arguments.get("pixel_values_videos") is None:  # video tokens are then text, as in the host
             types = types.masked_fill(types == VIDEO, 0)
         return Stream.from_ids(types, _any_resolution(model, arguments), _frames(config, arguments), **common)
     if family.image_layout == "tiles":
@@ -138,7 +138,7 @@ def stream_of(
 
 
 def _seconds(arguments: dict[str, Any]) -> Any:
-    """Return the seconds between frames of each video; None where they are not passed.
+    """Return the seconds between frames of each video; None if they are not passed.
 
     Raises:
         InputError: audio is interleaved with the videos, which streams do not support.
@@ -153,13 +153,13 @@ def _seconds(arguments: dict[str, Any]) -> Any:
 
 
 def _check_encoded(config: Any, arguments: dict[str, Any]) -> None:
-    """Raise `InputError` where images or videos are encoded before the call, and their sizes are not passed."""
+    """Raise `InputError` if images or videos are encoded before the call, and their sizes are not passed."""
     encoded = arguments.get("mm_encoder_outputs") or {}
     needed = NEEDED.get(family_of(config).image_layout, {})
     if hasattr(config, "scale_factor") or (
         family_of(config).image_layout == "sizes" and config.vision_config.model_type != "pixtral"
     ):
-        needed = {}  # squares of the configured size
+        needed = {}  # images are squares of the configured size
     for kind, name in needed.items():
         if encoded.get(kind) is None or arguments.get(name) is not None:
             continue
@@ -190,8 +190,8 @@ def _with_row_ends(
 
     Pixtral's processor writes [IMG_BREAK] after every row of placeholders and [IMG_END] after the last, Molmo's writes
     <im_col>; no configuration names these tokens, so they are detected as a text token after every row. Other
-    processors write no such tokens. All images of a view are treated equally; images of one row, which are ambiguous,
-    like those of several rows.
+    processors write no such tokens. All images of a view are treated equally. Images of one row are
+    ambiguous, and treated like images of several rows.
     """
     kinds, sample = types[mask], torch.arange(len(types), device=types.device)[:, None].expand_as(types)[mask]
     widths = torch.tensor([w for h, w in sizes for _ in range(h)], dtype=torch.long, device=types.device)
@@ -231,7 +231,7 @@ def _odd_run(indices: Tensor, origin: Tensor, sizes: list[tuple[int, int]]) -> s
     Args:
         indices: index of each placeholder among the tokens that are not padding (k), ascending.
         origin: sample and document of each of these tokens (2, n).
-        sizes: rows and columns of the images. Either a token follows every row, or none.
+        sizes: rows and columns of the images. Either every row is followed by such a token, or no row is.
     """
     new = torch.ones_like(indices, dtype=torch.bool)
     new[1:] = (indices.diff() != 1) | (origin[:, indices[1:]] != origin[:, indices[:-1]]).any(0)
@@ -268,7 +268,7 @@ def _odd_run(indices: Tensor, origin: Tensor, sizes: list[tuple[int, int]]) -> s
 def _regions(
     types: Tensor, mask: Tensor, documents: Tensor, arguments: dict[str, Any]
 ) -> tuple[Tensor, list[Image], list[Video]]:
-    """Return types, images and videos of Molmo 2, which has one token for both, and only one of them in a call.
+    """Return types, images and videos of Molmo 2, which has one token for both; a call has images or videos only.
 
     An image is a thumbnail followed by the image itself; a video is a sequence of frames, with text between them.
     """
@@ -366,7 +366,7 @@ def _any_resolution(model: Any, arguments: dict[str, Any]) -> list[Image]:
     counts = arguments.get("batch_num_images")
     side = config.vision_config.image_size // config.vision_config.patch_size
     tiled = [True] * len(sizes)
-    if counts is not None:  # only single images of a sample are tiled
+    if counts is not None:  # an image is only tiled if its sample has no other image
         tiled = [int(n) == 1 for n in counts for _ in range(int(n))]
     if len(tiled) != len(sizes):
         raise InputError(

@@ -1,7 +1,7 @@
-"""Decode state: token indices, coordinates and what must be stored with the KV cache.
+"""Decode state: token indices, coordinates, and the state stored with the KV cache.
 
-Token indices are ordinary position ids, 0 .. n - 1 in every sequence; masks, packing and caches of the host use only
-these.
+Token indices are ordinary position ids, 0 .. n - 1 in every sequence; masks, packing and caches of the host
+use only token indices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NextTokens:
     rotation: dict[str, tuple[Tensor, Tensor]]
 
     def select(self, rows: Tensor) -> NextTokens:
-        """Return the same for some rows of the batch."""
+        """Return the values for some rows of the batch."""
         rotation = {
             kind: (cos[rows.to(cos.device)], sin[rows.to(sin.device)])
             for kind, (cos, sin) in self.rotation.items()
@@ -52,14 +52,15 @@ class SequenceState:
 
     Attributes:
         offset: (b), float64, or (b, k) where layers have k counters.
-        padding: number of tokens of each row without an index of their own (b).
-        ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation; else None.
-        by_mask: whether indices exclude padding; prompts without images include it, as in the stock model.
+        padding: number of tokens of each row without a separate index, such as padding (b).
+        ids: coordinates of all tokens (axes, b, s), where keys are cached without rotation; otherwise None.
+        by_mask: whether indices exclude padding; those of prompts without images include padding, as in the
+            stock model.
         token_attributes: attributes of parallel sets for all tokens (k, b, s) as `Blocks.parallel`; None without sets.
         settled: number of cached tokens after which all tokens are text with this offset; None until it is known.
         packed: whether rows are packed samples, which cannot be continued.
         prefix: whether the cache contains only virtual tokens of prefix tuning.
-        upcoming: rotation of the next text tokens during decoding of single tokens; else None.
+        upcoming: rotation of the next text tokens during decoding of single tokens; otherwise None.
     """
 
     offset: Tensor
@@ -115,7 +116,7 @@ class PositionedCache:
         """Remove the last tokens, which must be text.
 
         Raises:
-            InputError: an image would be cropped too, and the offset of the text before it is not stored.
+            InputError: an image would be cropped too; the offset of the text before the image is not stored.
         """
         state = self.vispe_state
         if state is not None and state.settled is not None:
@@ -206,7 +207,7 @@ def text_coordinates(scheme: Scheme, token_index: Tensor, state: SequenceState) 
 
 
 def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coordinates (axes, b, s) of a prompt as a table by token index, for `look_up` of any part of it.
+    """Return the coordinates (axes, b, s) of a prompt as a table by token index, of which `look_up` reads any part.
 
     Returns:
         coordinates (b, axes, s) and, for each row, the first index and their number (b, 2); the batch is the first
@@ -222,7 +223,7 @@ def table_by_index(ids: Tensor, token_index: Tensor, valid: Tensor) -> tuple[Ten
 
 
 def look_up(token_index: Tensor, table: Tensor, span: Tensor, beyond: Tensor) -> Tensor:
-    """Return the entries (axes, b, s) of a table of the prompt for token indices, and `beyond` after the prompt."""
+    """Return the entries (axes, b, s) of a prompt's table for token indices; after the prompt, those of `beyond`."""
     slot = token_index - span[:, :1]
     inside = (slot >= 0) & (slot < span[:, 1:])
     prompt = table.gather(
@@ -232,7 +233,7 @@ def look_up(token_index: Tensor, table: Tensor, span: Tensor, beyond: Tensor) ->
 
 
 def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
-    """Raise `InputError` where a mask (b, s) has values other than 0 and 1.
+    """Raise `InputError` if a mask (b, s) has values other than 0 and 1.
 
     Args:
         mask: bool, integer or floating-point mask, or None.
@@ -250,7 +251,7 @@ def check_mask(mask: Tensor | None, owner: str, advice: str) -> None:
 
 
 def check_filled_here(cache: Any) -> None:
-    """Raise `InputError` where a cache contains tokens without a state."""
+    """Raise `InputError` if a cache contains tokens without a state."""
     if cache is not None and cache.get_seq_length() and not hasattr(cache, PREFIX):
         raise InputError(
             "The cache must be filled by a model with this position scheme, got one filled by another model. Fill a "
@@ -261,7 +262,7 @@ def check_filled_here(cache: Any) -> None:
 def state_of_prefix(
     cache: Any, tokens: Tensor, axes: int, *, late: bool, by_mask: bool
 ) -> SequenceState | None:
-    """Return the state of a cache with virtual tokens of prefix tuning, which are unrotated text; None for others.
+    """Return the state of a cache with virtual tokens of prefix tuning (unrotated text); None for other caches.
 
     Args:
         cache: KV cache of a call, or None.

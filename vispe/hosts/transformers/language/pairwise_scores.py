@@ -16,7 +16,7 @@ from vispe.multimodal.streams.parallel_segments import MEMBER, SET
 
 
 class PairwiseLogits(NamedTuple):
-    """Arguments of pairwise logits, in addition to queries and keys; a tuple, so that hooks move it between devices.
+    """Arguments of pairwise logits, except queries and keys; a tuple, so that hooks move it between devices.
 
     Attributes:
         kind: 'pine' or 'self_extend'.
@@ -60,7 +60,7 @@ def ordered(
 def extended(
     queries: Tensor, keys: Tensor, rates: Tensor, factor: float, group: int, window: int
 ) -> PairwiseLogits | None:
-    """Return the logits of SelfExtend; None where all tokens are within the window, so that no token is grouped."""
+    """Return the logits of SelfExtend; None if all tokens are within the window, so that no token is grouped."""
     if not bool((keys.amax(1) - keys.amin(1) >= window).any()):
         return None
     options = {"queries": queries, "keys": keys, "rates": rates, "factor": factor}
@@ -83,8 +83,9 @@ def attend_pairwise(
         pairwise: arguments of the logits.
         q: queries (b, h, n, d) without rotation.
         k: keys (b, h_kv, m or more, d); a static cache is longer than its m keys.
-        v: values, likewise.
-        mask: bool or additive (b, 1, n, m or more), or None: causal where there are queries for all tokens.
+        v: values of the shape of `k`.
+        mask: bool or additive (b, 1, n, m or more), or None, which means causal attention if there are
+            queries for all tokens.
         scale: factor of the logits.
     """
     m = pairwise.options["keys"].shape[1]

@@ -1,8 +1,8 @@
 """Parallel sets of images without an order: the members of a set, and the attributes stored with the KV cache.
 
-The `token_attributes` of a call are (k, b, s), float64: the four columns of `Blocks.parallel`, the extent of the
-member, the index of the packed sample, whether the token is not padding, and, for each axis, whether it moves with its
-member.
+The `token_attributes` of a call are (k, b, s), float64: the four columns of `Blocks.parallel`, the extent of
+the member, the index of the packed sample, whether the token is not padding, and, for each axis, whether the
+coordinate moves with the member.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vispe.multimodal.streams.segments import IMAGE
 
 Parallel = Literal["graph_kv", "pine"]
 EXTENT, DOCUMENT, VALID, MOVED = range(4, 8)
-IDS, ATTRIBUTES = "parallel_ids", "vispe_marks"  # keywords: of the user, and of the prompt during generation
+IDS, ATTRIBUTES = "parallel_ids", "vispe_marks"  # keywords: of the user, of the prompt in generation
 RULES: dict[str, tuple[See, Align]] = {"graph_kv": ("self", "start"), "pine": ("all", "end")}
 
 
@@ -36,7 +36,7 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
     Images separated by markers only are in one set.
     """
     b = stream.blocks
-    # images of LLaVA-OneVision are two blocks, the thumbnail and the tiles
+    # an image of LLaVA-OneVision consists of two blocks, the thumbnail and the tiles
     pieces = 2 if family_of(config).image_layout == "one_vision" else 1
     number = torch.where(b.kind == IMAGE, b.picture.div(pieces, rounding_mode="floor"), -1)
     member = stream.scatter(number[stream.block], -1)
@@ -54,7 +54,7 @@ def members_of(config: Any, input_ids: Tensor | None, stream: Stream) -> Tensor:
 
 
 def token_attributes_of(scheme: Scheme, stream: Stream, coordinates: Coordinates) -> Tensor | None:
-    """Return the attributes of every token; None where there is no set."""
+    """Return the attributes of every token; None if there is no set."""
     b = stream.blocks
     if b.parallel is None or coordinates.extent is None:
         return None
@@ -104,13 +104,13 @@ def parallel_mask(token_attributes: Tensor, queries: int) -> Tensor:
 
 
 def check_complete_sets(token_attributes: Tensor, table: Tensor) -> None:
-    """Raise `InputError` where a call has some members of a set only, which an order by importance needs whole.
+    """Raise `InputError` if a call has only some members of a set, as an order by importance needs all members.
 
     Args:
-        token_attributes: of the tokens of the call.
-        table: of the whole prompt (b, rows, s).
+        token_attributes: attributes of the tokens of the call.
+        table: attributes of the full prompt (b, rows, s).
     """
-    every = torch.where(table[:, VALID] > 0, table[:, SET], -1.0)  # of short rows the table has an empty end
+    every = torch.where(table[:, VALID] > 0, table[:, SET], -1.0)  # short rows of the table are padded
     here = token_attributes[SET]
     for number in here[here >= 0].unique():
         if int((here == number).sum()) != int((every == number).sum()):

@@ -70,7 +70,8 @@ class Step:
 
     Attributes:
         token_index: token indices (b, 1).
-        offset: offset of the text, (b) or (b, k): that of the state, or that of the prompt during generation.
+        offset: offset of the text, (b) or (b, k): the offset of the state, or of the prompt during
+            generation.
         length: number of cached tokens.
         state: state of the cache.
         scheme: scheme of the model.
@@ -83,7 +84,7 @@ class Step:
     scheme: Scheme
 
     def upcoming(self) -> NextTokens | None:
-        """Return the precomputed rotation of this token and the next ones, None where there is none."""
+        """Return the precomputed rotation of this token and the next ones, None if there is none."""
         cached = self.state.upcoming
         if cached is None or cached.scheme is not self.scheme:
             return None
@@ -118,7 +119,7 @@ def step_of(call: Call, position_ids: Tensor | None) -> Step | None:
         return None
     length = call.cache.get_seq_length()
     if isinstance(length, Tensor) and length.device.type != "cpu":
-        return None  # reading it would synchronise the device
+        return None  # reading the value would synchronise the device
     token_index, _ = token_index_of(call, call.input_ids, position_ids, state, False)
     offset = call.kwargs.get(OFFSET)
     step = Step(
@@ -147,14 +148,14 @@ def call_of(model: Any, named: dict[str, Any]) -> Call:
 
 
 def _types_of_text_only(types: Tensor | None, embeds: Tensor | None) -> bool:
-    """Return whether types are those of text without the virtual tokens that prompt tuning puts in front of it."""
+    """Return whether types cover the text only, without the virtual tokens that prompt tuning puts in front."""
     if types is None or embeds is None or torch.compiler.is_compiling():
         return False
     return types.ndim == 2 and types.shape[1] < embeds.shape[1] and not bool(types.any())
 
 
 def is_deferred(call: Call, position_ids: Tensor | None) -> bool:
-    """Return whether positions are computed by the language model: while compiling, where nothing else needs them."""
+    """Return whether the language model computes the positions: while compiling, if nothing else needs them."""
     if not torch.compiler.is_compiling() or exporting():
         return False
     model = call.model
@@ -178,7 +179,7 @@ def open_cache(text: Any, kwargs: dict[str, Any]) -> Any:
     cache, use_cache = cache_of(kwargs), kwargs.get("use_cache")
     if cache is not None or text.vispe_cache_class is None or not torch.compiler.is_compiling():
         return cache
-    # a compiled program cannot change the class of the host's cache afterwards
+    # a compiled program cannot change the class of the host's cache later
     if text.config.use_cache if use_cache is None else use_cache:
         name = next(name for name in CACHE_NAMES if name in kwargs)
         cache = kwargs[name] = text.vispe_cache_class(config=text.config)

@@ -21,9 +21,9 @@ FLOATS = (torch.float32, torch.float64)
 class TokenPositions:
     """Token indices and coordinates of a call, passed from the model to its language model.
 
-    A type of its own, so that it cannot be confused with a tensor of the caller. It is neither a tensor nor a container
-    that wrappers inspect: FSDP casts floating-point inputs to the dtype of its parameters, which would round
-    coordinates.
+    This is a separate type, so that the value cannot be confused with a tensor of the caller. It is neither a
+    tensor nor a container that wrappers inspect, because FSDP casts floating-point inputs to the dtype of its
+    parameters, which would round coordinates.
 
     Attributes:
         token_index: ordinary position ids (b, s), int64.
@@ -60,8 +60,8 @@ def split_ids(position_ids: Any, axes: int, tokens: tuple[int, int]) -> tuple[Te
         tokens: b and s of the tokens of the call.
 
     Raises:
-        ShapeError: the shape is none of these.
-        InputError: another dtype, values that are not finite, or fractions as ordinary ids.
+        ShapeError: the shape of `position_ids` is none of the shapes above.
+        InputError: the dtype is not supported, values are not finite, or ordinary ids are fractions.
     """
     _check_dtype(position_ids)
     rows, length = tokens
@@ -152,22 +152,22 @@ def check_layout(
     expected: Callable[[Tensor], Tensor | None],
     valid: Tensor,
 ) -> None:
-    """Raise `ShapeError` where the shape is ambiguous, (axes, b, s) or (b, axes, s), and the layout is the latter.
+    """Raise `ShapeError` if the shape allows both (axes, b, s) and (b, axes, s), and the layout is (b, axes, s).
 
-    The layout is (b, axes, s) where ids equal the scheme's coordinates only if transposed; or where the axes of text
-    tokens are equal only if transposed, and count the tokens where text tokens are unknown. Other ids are treated as
-    (axes, b, s).
+    The layout is (b, axes, s) if ids equal the scheme's coordinates only when transposed; or if the axes of
+    text tokens are equal only when transposed. If text tokens are unknown, the axes must also count the
+    tokens. Other ids are treated as (axes, b, s).
 
     Args:
         scheme: scheme of the model.
         position_ids: (axes, b, s) or (1 + axes, b, s), from the caller.
         token_index: token indices (b, s), for ids without indices.
-        text: function that returns the mask of text tokens (b, s); None where it is unknown.
-        expected: function from token indices (b, s) to the scheme's coordinates (axes, b, s); None where unknown.
+        text: function that returns the mask of text tokens (b, s); None if it is unknown.
+        expected: function from token indices (b, s) to the scheme's coordinates (axes, b, s); None if unknown.
         valid: mask of tokens (b, s) that are not padding.
 
     Raises:
-        ShapeError: the layout is (b, axes, s), or one sequence of ids is passed for several.
+        ShapeError: the layout is (b, axes, s), or ids of one sequence are passed for several sequences.
     """
     rows, length = token_index.shape
     shape = tuple(position_ids.shape)
@@ -221,7 +221,7 @@ def _as_text(scheme: Scheme, ids: Tensor, tokens: Tensor) -> bool:
 
 
 def stock_scheme(config: Any) -> Scheme | None:
-    """Return the scheme of a stock model with image grids; None for others."""
+    """Return the scheme of a stock model with image grids; None for other models."""
     family = family_of(config)
     return family.own(config) if family.image_layout in ("grids", "newline_grids") else None
 
@@ -229,10 +229,11 @@ def stock_scheme(config: Any) -> Scheme | None:
 def check_given(
     scheme: Scheme, stock: Scheme, rows: int, ids: Tensor, valid: Tensor, stream: Callable[[], Stream] | None
 ) -> None:
-    """Raise `InputError` where coordinates (axes, b, s) are certainly not those of the model's scheme.
+    """Raise `InputError` if coordinates (axes, b, s) are certainly not those of the model's scheme.
 
-    This is certain where they equal the coordinates of the stock model and differ from the scheme's; and where four
-    rows for four axes have ordinary ids in the first, as the stock model accepts them before its three axes.
+    This is certain in two cases: the coordinates equal those of the stock model and differ from the scheme's;
+    or there are four rows for four axes, and the first contains ordinary ids, which the stock model accepts
+    before its three axes.
 
     Args:
         scheme: scheme of the model.
@@ -240,12 +241,12 @@ def check_given(
         rows: number of rows passed.
         ids: coordinates among them.
         valid: mask of tokens (b, s) that are not padding.
-        stream: function that returns the stream of the call; None where it is unknown.
+        stream: function that returns the stream of the call; None if it is unknown.
     """
     four = rows == scheme.axes == stock.axes + 1 == 4 and not scheme.numbers_tokens
     if four and (not _counts(ids[0], valid) or _one_row(ids, valid)):
         return
-    # rows of a stock model whose first axis numbers the tokens look like ordinary ids before one axis less
+    # if the first axis of a stock model counts all tokens, its rows look like ordinary ids plus one axis less
     numbered = rows == stock.axes == scheme.axes + 1 and stock.numbers_tokens
     if not four and ((scheme.axes != stock.axes and not numbered) or stream is None):
         return

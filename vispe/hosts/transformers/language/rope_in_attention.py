@@ -1,6 +1,7 @@
 """Rotation of queries and keys inside the attention of a language model, with unrotated keys in the KV cache.
 
-It is needed for schemes with an axis per head, and for caches whose tokens get other positions later (`reposition`).
+It is needed for schemes with an axis per head, and for caches whose tokens get new positions later
+(`reposition`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from vispe.multimodal import Coordinates
 
 PREFIX = "vispe_"
 BASES = ("sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3")
-MASKED = ("sdpa", "eager")  # those that accept a dense mask
+MASKED = ("sdpa", "eager")  # attention implementations that accept a dense mask
 LATE = "vispe_late_rotation"  # keyword that passes the tables of queries and keys to the attention
 
 
@@ -97,7 +98,7 @@ def check_pairwise(text: Any, what: str) -> None:
 
 
 def ensure_late_rotation(text: Any) -> None:
-    """Enable late rotation again where the attention implementation was changed after the conversion.
+    """Enable late rotation again if the attention implementation was changed after the conversion.
 
     Raises:
         UnsupportedHost: the new implementation is not supported.
@@ -141,8 +142,8 @@ def disable_late_rotation(text: Any) -> None:
 def reposition(cache: Any, coordinates: Coordinates) -> None:
     """Change the positions of cached tokens, without computing their keys again.
 
-    Use it for dropped frames, another stride, or a sequence that becomes the start of a longer one. The cache must have
-    been filled by a model converted with ``late_rotation=True``.
+    Use it after dropping frames, for another stride, or if a sequence becomes the start of a longer sequence.
+    The cache must have been filled by a model converted with ``late_rotation=True``.
 
     Args:
         cache: KV cache of the model.

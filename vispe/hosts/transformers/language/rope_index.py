@@ -66,7 +66,7 @@ class PositionedIndex(PositionedModel):
             input_ids: tokens (b, s).
             mm_token_type_ids: (b, s); ignored, as `input_ids` contain the same information.
             image_grid_thw: grids (n, 3) of frames, rows, columns.
-            video_grid_thw: grids of videos, likewise.
+            video_grid_thw: grids of videos in the same form.
             attention_mask: (b, s), 0 for padding.
             second_per_grid_ts: seconds between frames of each video.
             second_per_grids: the same argument in Qwen-Omni.
@@ -74,8 +74,8 @@ class PositionedIndex(PositionedModel):
 
         Returns:
             ids (axes, b, s), 0 for padding, and the difference between position and token index of the text after the
-            prompt (b, 1). Both have the dtype of `input_ids` where all coordinates of the scheme are integers, else
-            float64: a cast to half precision would change positions, and is rejected by the model.
+            prompt (b, 1). Both have the dtype of `input_ids` if all coordinates of the scheme are integers,
+            otherwise float64: a cast to half precision would change positions, and is rejected by the model.
 
         Raises:
             InputError: placeholders and grids differ, or the mask numbers packed samples.

@@ -1,7 +1,7 @@
 """Detection of a language model's RoPE by inspecting its modules.
 
-Detected are the number of rows of position ids, the channels that form pairs, the order of their frequencies, and the
-layers with frequencies of their own.
+The detected properties are the number of rows of position ids, the channels that form pairs, the order of
+their frequencies, and the layers with separate frequencies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vispe.errors import UnsupportedHost
 RTOL = 1e-2
 # rope types whose frequencies do not depend on the sequence length
 STATIC_ROPE = ("default", "linear", "yarn", "llama3", "proportional", "ntk_alpha")
-# language models with several axes that reject ordinary ids in a row before them; they expand ids (b, s) themselves
+# language models with several axes that reject a first row of ordinary ids; they expand ids (b, s) themselves
 WITHOUT_ORDINARY_ROW = ("hunyuan_vl_text",)
 
 
@@ -32,11 +32,11 @@ class Rotary:
         pairs: number of channel pairs with a frequency; other channels of a head are not rotated.
         order: index into `inv_freq` of each pair.
         interleaved: whether adjacent channels form pairs, instead of the halves of a head.
-        rows: number of rows of position ids: 4 where the first contains ordinary ids, else 1.
+        rows: number of rows of position ids: 4 if the first contains ordinary ids, otherwise 1.
         still: indices of pairs with frequency 0.
         module: name of the module with the frequencies.
         prefix: prefix of their buffer names in the module.
-        full: whether cosines and sines are float32 where the model runs in half precision.
+        full: whether cosines and sines are float32 even if the model runs in half precision.
     """
 
     pairs: int
@@ -75,7 +75,7 @@ class Rotary:
     def expand(self, table: Tensor) -> Tensor:
         """Return cosines or sines (..., pairs) for all channels, (..., 2 pairs), in the layout of the layers.
 
-        Tables that are already those of all channels are returned as they are.
+        Tables that already have all channels are returned unchanged.
         """
         if table.shape[-1] == 2 * self.pairs:
             return table
@@ -83,7 +83,7 @@ class Rotary:
 
 
 def kinds_of(text: Any) -> list[str]:
-    """Return the kind of each layer of a language model; '' where all have the same frequencies."""
+    """Return the kind of each layer of a language model; '' if all have the same frequencies."""
     if hasattr(text, "rotary_emb_unscaled"):
         return list(text.rope_types)
     rotary = getattr(text, "rotary_emb", None)
@@ -95,7 +95,7 @@ def kinds_of(text: Any) -> list[str]:
 
 
 def _groups(rotary: Any, layers: int) -> list[str]:
-    """Return the group of each layer, where the rotary embedding lists them; else an empty list."""
+    """Return the group of each layer if the rotary embedding lists groups, otherwise an empty list."""
     groups = getattr(rotary, "layer_idx_to_group", None)
     if groups is None:
         return []
@@ -119,7 +119,7 @@ def rotaries_of(text: Any) -> dict[str, Rotary]:
     """Return the rotary embedding of each kind of layers of a language model.
 
     Raises:
-        UnsupportedHost: there is none, or it is not supported.
+        UnsupportedHost: the model has no rotary embedding, or it is not supported.
     """
     kinds = sorted(set(kinds_of(text)))
     if kinds == ["scaled", "unscaled"] or hasattr(text, "rotary_emb_unscaled"):
@@ -132,7 +132,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
     """Return the rotary embedding of a language model, for all layers or one kind of them.
 
     Raises:
-        UnsupportedHost: there is none for these layers, or it is not supported.
+        UnsupportedHost: these layers have no rotary embedding, or it is not supported.
     """
     prefix = f"{kind}_" if kind else ""
     rotary = getattr(text, module, None)
@@ -166,9 +166,7 @@ def rotary_of(text: Any, module: str = "rotary_emb", kind: str = "") -> Rotary:
             rotary = copy.deepcopy(rotary).cpu()
     rates, scaling = (getattr(rotary, prefix + name) for name in ("inv_freq", "attention_scaling"))
     position = torch.ones(1, 1, dtype=torch.long, device="cpu")
-    x = torch.zeros(
-        1, 1, 1, dtype=torch.float32, device="cpu"
-    )  # the default dtype may be another during loading
+    x = torch.zeros(1, 1, 1, dtype=torch.float32, device="cpu")  # the default dtype may differ during loading
     # sections of the last axes may be omitted
     ids = position.expand(max(3, len(sections)), 1, 1) if sections is not None else position
     args, named = _kind_argument(text, rotary, kind)

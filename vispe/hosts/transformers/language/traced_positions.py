@@ -1,7 +1,7 @@
 """Custom operator for the coordinates of prompts with images in compiled programs.
 
-The positions of images depend on the values of tokens and grids, at each of which a compiler would break its graph. A
-custom operator is opaque to the compiler, and runs as without one.
+The positions of images depend on the values of tokens and grids. A compiler would break its graph at each use
+of such a value. A custom operator is opaque to the compiler, and runs as in eager mode.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def coordinates(model: Any, tensors: Sequence[Tensor | None], kwargs: dict[str, 
     named = [name for name in TENSORS if kwargs.get(name) is not None]
     options = [f"{name}={kwargs[name]}" for name in OPTIONS if kwargs.get(name) is not None]
     scheme = model.vispe_scheme
-    # operators accept no optional tensors in a list, so a text of 0 and 1 names those that exist
+    # operators accept no optional tensors in a list, so a string of 0 and 1 marks the tensors that exist
     known = "".join("1" if t is not None else "0" for t in tensors)
     existing = [t for t in tensors if t is not None]
     ids, following = _coordinates(

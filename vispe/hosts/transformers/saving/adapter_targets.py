@@ -1,8 +1,8 @@
-"""Target modules of peft adapters: names of layers of the host do not select layers inside encodings.
+"""Target modules of peft adapters: names of host layers are prevented from selecting layers inside encodings.
 
-peft selects modules by the ends of their names. An encoding may have a map with the name of a layer of its host (the
-`out_proj` of `seqpe` in CLIP), which no adapter can wrap, as it is not a `torch.nn.Linear`. Names that only an encoding
-has are left to peft, which refuses them.
+peft selects modules by the ends of their names. An encoding may have a linear map with the name of a host
+layer (the `out_proj` of `seqpe` in CLIP). No adapter can wrap this map, as it is not a `torch.nn.Linear`.
+Names that occur only in an encoding are passed to peft, which rejects them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Record of a conversion in the configuration of a model of transformers.
 
-The configuration of each converted part has an entry ``config.vispe``: that of the model for the scheme, that of its
-vision tower, which is nested in it, for the encoding. It is plain JSON, so transformers saves, copies and nests it like
-any other entry. timm's towers in transformers additionally get ``model_args['pos_embed']``, from which timm builds
-them.
+The configuration of each converted part has an entry ``config.vispe``: the scheme is stored in the model's
+configuration, and the encoding in the nested configuration of the vision tower. It is plain JSON, so
+transformers saves, copies and nests it like any other entry. timm's towers in transformers additionally get
+``model_args['pos_embed']``, from which timm builds them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENTRIES = (
 
 
 def read(config: Any) -> dict[str, Any]:
-    """Return the entry of a configuration; empty where there is none.
+    """Return the entry of a configuration; empty if there is none.
 
     Raises:
         InputError: the entry was not written by this version of vispe.
@@ -79,10 +79,10 @@ def erase(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def exact(model: nn.Module) -> Iterator[list[Any]]:
-    """Let the configurations of a model name exactly what its parts have, until the block ends.
+    """Context in which the configurations of a model describe exactly the conversions of its parts.
 
-    Models built from one configuration share the object, so its entries may belong to another model. At the end of the
-    block, the configurations are restored.
+    Models built from one configuration share the configuration object, so its entries may belong to another
+    model. At the end of the block, the configurations are restored.
 
     Yields:
         The configurations of the converted parts.
@@ -190,5 +190,5 @@ def _converted(model: nn.Module) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _plain(entry: Any) -> Any:
-    """Return an entry after a round trip through JSON."""
+    """Return an entry as plain values, by a round trip through JSON."""
     return json.loads(json.dumps(entry))

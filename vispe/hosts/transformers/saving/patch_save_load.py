@@ -50,7 +50,7 @@ def _complete(model: nn.Module, requested: type) -> None:
 def _saving(original: Callable[..., None]) -> Callable[..., None]:
     def save_pretrained(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         with config_record.exact(self) as configs:
-            # towers of timm are not warned about: transformers builds them by `model_args`
+            # no warning for towers of timm, which transformers builds from `model_args`
             entries = [config_record.read(config) for config in configs if not hasattr(config, "model_args")]
             if entries:
                 warnings.warn(
@@ -71,7 +71,7 @@ def _loading(original: Any) -> Any:
             _warn_missing(loaded[0] if isinstance(loaded, tuple) else loaded)
             return loaded
         built = converted_subclass(stock_of(cls) or cls, Named) if converting.get() else cls
-        # towers that a constructor loads itself are loaded without conversion
+        # towers that a constructor loads by itself are loaded without conversion
         token = converting.set(False)
         try:
             return _strictly(functools.partial(original, built, *args), **kwargs)
@@ -109,7 +109,7 @@ def _check_keys(name: str, info: dict[str, Any]) -> None:
 
 
 def _warn_missing(model: nn.Module) -> None:
-    """Warn where a model was built without the conversion that its configuration names."""
+    """Warn if a model was built without the conversion that its configuration names."""
     lost = [config_record.shown(entry) for _, entry in config_record.missing(model)]
     if lost:
         warnings.warn(

@@ -1,4 +1,4 @@
-"""Adapters of peft, once vispe is imported: their files, their target modules, and the caches of prefix tuning."""
+"""Patches of peft for converted models: adapter files, target modules, and caches of prefix tuning."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Attention layers of transformers' vision towers, with a `Context` as an additional argument.
 
-Each class differs from its parent only in that attention is computed with the encodings of the context. Parameters keep
-their names. Without a context, the positions of `vispe.positions_for` are used, or an error is raised.
+The only difference of each class from its parent is that attention is computed with the encodings of the
+context. Parameters keep their names. Without a context, the positions of `vispe.positions_for` are used, or
+an error is raised.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class InternAttention(ConvertedAttention):
 
 
 class GridAttention(ConvertedAttention):
-    """Attention of ViT, DINOv2, DINOv3 and similar models: four projections, optionally a RoPE of their own."""
+    """Attention of ViT, DINOv2, DINOv3 and similar models: four projections, and optionally the model's own RoPE."""
 
     def forward(
         self,
@@ -131,7 +132,7 @@ class GridAttention(ConvertedAttention):
 
 
 class VideoMaeAttention(ConvertedAttention):
-    """Attention of VideoMAE, without output projection, which is another module."""
+    """Attention of VideoMAE, without output projection, which is a separate module."""
 
     def forward(
         self, hidden_states: Tensor, vispe_context: Context | None = None, **kwargs: Any

@@ -1,8 +1,9 @@
 """Conversion of the vision towers of Hugging Face models.
 
-Supported are the towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which pack images into one sequence; those of CLIP,
-SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such as ViT, DINOv2 and DINOv3; and
-towers built by timm, converted as any timm model. The steps are in `vispe.hosts.common.convert`.
+The supported towers are those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which pack images into one sequence;
+those of CLIP, SigLIP and InternVL, used in LLaVA, LLaVA-OneVision and InternVL; vision models such as ViT,
+DINOv2 and DINOv3; and towers built by timm, which are converted as any timm model. The steps are in
+`vispe.hosts.common.convert`.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class _Tower(convert.Family):
             attend(q, q, q, parts, pos, 0, x, backend="reference")
 
     def check_detached(self, model: Any, table: Any) -> None:
-        """Raise when the table has no values, as the weights were saved without it."""
+        """Raise an error if the table has no values, as the weights were saved without it."""
         if never_loaded(model, table):
             raise UnsupportedCombination(
                 f"This {stock_type(model).__name__} was saved without its absolute table, which cannot be restored. "
@@ -182,14 +183,15 @@ def convert_vision(
     Args:
         model: a vision-language model, or its tower.
         spec: an encoding, or a sum of encodings and of the keywords for the tower's own position information.
-        keep_abs: whether the tower's own absolute table stays in use. None keeps one if it exists, except in towers of
-            timm, where it means False.
-        keep_rope: the same for its own rotary embedding.
+        keep_abs: whether the tower's own absolute table stays in use. None means True if the tower has a
+            table, and False in towers of timm.
+        keep_rope: whether the tower's own rotary embedding stays in use, as `keep_abs`.
         **options: options of the encoding.
 
     Raises:
         UnsupportedHost: there is no supported tower.
-        UnsupportedCombination: the tower does not support the encoding, or there is nothing to keep.
+        UnsupportedCombination: the tower does not support the encoding, or has no table or RoPE that could
+            stay in use.
         UnknownEncoding, OptionError: the spec is not valid.
     """
     tower = vision_tower_of(model)
@@ -223,7 +225,7 @@ def restore_vision(model: nn.Module) -> None:
     """Restore the classes, absolute table and rotary embedding of the vision tower of a model, in place.
 
     Raises:
-        UnsupportedHost: there is no supported tower, or it is not converted.
+        UnsupportedHost: there is no supported tower, or the tower is not converted.
     """
     tower = vision_tower_of(model)
     if windowed := families.family_of(tower):

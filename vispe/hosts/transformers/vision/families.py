@@ -26,8 +26,8 @@ class Family:
         tables: paths of position tables, the absolute table first; `*` is any index.
         bare: whether the stock forward pass supports a table that is None.
         prefix: number of tokens without a position.
-        more_prefix: configuration entry with the number of further ones.
-        rope: whether it has a rotary embedding of its own.
+        more_prefix: configuration entry with the number of further prefix tokens.
+        rope: whether the tower has its own rotary embedding.
     """
 
     module: str
@@ -168,7 +168,7 @@ def reference_of(tower: Any) -> tuple[int, ...] | None:
 
 
 def rope_spec(tower: Any) -> str | None:
-    """Return the encoding that equals the tower's own rotary embedding; None if no equal one is recorded."""
+    """Return the encoding that equals the tower's own rotary embedding; None if no equal encoding is known."""
     family, config = family_of(tower), tower.config
     if family.kind != "jepa":
         return None
@@ -182,5 +182,5 @@ def rope_spec(tower: Any) -> str | None:
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Return height and width of a size, one integer where they are equal."""
+    """Return height and width of a size, which is an integer if both are equal."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])

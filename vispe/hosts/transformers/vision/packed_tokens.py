@@ -1,4 +1,4 @@
-"""Chunks of the packed sequence of a vision tower: the tokens that attend to each other, and their positions.
+"""Chunks of a vision tower's packed sequence: groups of tokens that attend to each other, and their positions.
 
 Towers of the Qwen family concatenate the patches of all images and frames of a call and split the sequence into chunks:
 a frame, or a window of it. Patches that are merged later are adjacent, so the order is not row-major. Chunks of equal
@@ -48,7 +48,7 @@ class Chunks:
 
     Args:
         groups: groups of chunks; every token is in one of them.
-        inverse: (tokens,) int64, index of each token in the concatenated groups; None where the order is the same.
+        inverse: (tokens,) int64, index of each token in the concatenated groups; None if the order is the same.
     """
 
     __slots__ = ("groups", "inverse")
@@ -85,7 +85,7 @@ class PackedContext:
 
     Args:
         frames: chunks of the layers with global attention in each frame.
-        windows: chunks of the layers with windowed attention; None when there are none.
+        windows: chunks of the layers with windowed attention; None if there are none.
         global_layers: the layers with global attention, if there are windows.
         rope: whether the tower's own rotary embedding is in use.
     """
@@ -164,7 +164,7 @@ def split_chunks(
 
 
 def _positions(cells: Tensor, grid: Grid, device: torch.device) -> Positions:
-    """Return the positions of chunks (b, n, 2) on one grid; with a batch axis of 1 where all chunks are equal."""
+    """Return the positions of chunks (b, n, 2) on one grid; with a batch axis of 1 if all chunks are equal."""
     integers = cells.long()
     size = torch.tensor(grid.shape)
     if bool(((integers != cells) | (integers < 0) | (integers >= size)).any()):

@@ -15,7 +15,7 @@ from vispe.hosts.common.checks import table_like
 from vispe.hosts.transformers.subclasses import converted_subclass
 from vispe.hosts.transformers.vision.families import family_of, stock_type
 
-Detached = dict[str, tuple[Any, tuple[str, ...]]]  # path: table, names of the members after it
+Detached = dict[str, tuple[Any, tuple[str, ...]]]  # path: table, names of the members after the table
 
 
 class DetachedTable(nn.Module):
@@ -78,7 +78,7 @@ def detach_tables(tower: nn.Module) -> Detached:
         elif isinstance(table, nn.Embedding):
             setattr(holder, name, DetachedTable(table))
         elif isinstance(table, nn.Module):
-            # not registered as None, below which torch accepts every entry of a checkpoint
+            # not registered as None, as torch accepts every checkpoint entry below a registered None
             del holder._modules[name]
             holder.__dict__[name] = None
         elif family_of(tower).bare:
@@ -117,7 +117,7 @@ def never_loaded(tower: nn.Module, detached: Detached | None) -> bool:
 
 
 def _table_at(tower: nn.Module, path: str) -> Any:
-    """Return the table at a path; None where none is in use."""
+    """Return the table at a path; None if none is in use."""
     holder, name = _holder(tower, path)
     plain = holder.__dict__.get(name)
     if isinstance(plain, Tensor):

@@ -56,7 +56,7 @@ class ConvertedTower(LoadsWeights):
         return table_names(self)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module; with the tower itself, which is last, its encodings and placeholders of tables."""
+        """Initialise a module; the tower, which comes last, also initialises its encodings and table placeholders."""
         super()._init_weights(module)  # type: ignore[misc]
         for part in self.modules() if module is self else ():
             if isinstance(part, DetachedTable):
@@ -90,7 +90,7 @@ class PackedTower(ConvertedTower):
             sizes = (self.spatial_merge_size, self.window_size, self.patch_size)
             order, window_ends = get_vision_window_index(grid_thw, *sizes, kwargs=kwargs)
             kwargs.update(window_index=order, cu_window_seqlens=window_ends)
-            # windows are permutations of merge units, of which each is spatial_merge_size squared tokens
+            # windows are permutations of merge units of spatial_merge_size squared tokens each
             unit, order = self.spatial_merge_size**2, order.to(ids.device)
             ids = ids.unflatten(0, (-1, unit)).index_select(0, order).flatten(0, 1)
             windows = split_chunks(ids, window_ends, grids, device, bound, state.reference)
@@ -136,7 +136,7 @@ class MaskedTower(GridTower):
         """Return the output of transformers for images (b, c, height, width); noise (b, n) selects patches."""
         patch = pair(self.config.patch_size)
         patches = (pixel_values.shape[-2] // patch[0]) * (pixel_values.shape[-1] // patch[1])
-        # the noise is drawn here, as the positions depend on the selected patches
+        # the noise is drawn here, because positions depend on the selected patches
         if noise is None:
             noise = torch.rand(pixel_values.shape[0], patches, device=pixel_values.device)
         keep = noise.argsort(1)[:, : int(patches * (1 - self.config.mask_ratio))]
@@ -221,7 +221,7 @@ class JepaTower(VideoTower):
     def forward(self, pixel_values_videos: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return the output of transformers for videos (b, t, c, height, width)."""
         frames, _, height, width = pixel_values_videos.shape[1:]
-        repeats = self.config.tubelet_size  # transformers repeats shorter videos that often
+        repeats = self.config.tubelet_size  # shorter videos are repeated this number of times
         frames = frames * repeats if frames < repeats else frames
         pos = self._vispe_video_positions(frames, height, width, pixel_values_videos)
         return super().forward(

@@ -36,7 +36,7 @@ def open_paint(
         image: image file.
         out: folder for saved files; None: one next to the image.
         names: class names.
-        page: of a stack, from 0; None for the middle one.
+        page: index of the page of a stack, from 0; None for the middle page.
         channel: as in `vispe segment`.
         axes: as in `vispe segment`.
         crop: as in `vispe segment`.
