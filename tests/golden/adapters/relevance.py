@@ -6,7 +6,7 @@ from vispe.evaluate.behaviour.saliency_rules import (
     through_product,
     through_rotation,
     through_softmax,
-    turned,
+    rotated,
 )
 
 
@@ -28,7 +28,7 @@ def rotary(case):
     of_q, of_cos, of_sin = through_rotation(q, cos, sin, case.input("relevance").double(), **options)
     found = {"q": of_q, "cos": of_cos.sum(0), "sin": of_sin.sum(0)}
     # a whole head, whose output is its own relevance
-    turned_q, turned_k = (x * cos + turned(x, options["layout"]) * sin for x in (q, k))
+    turned_q, turned_k = (x * cos + rotated(x, options["layout"]) * sin for x in (q, k))
     product = turned_q @ turned_k.mT
     logits = product * scale
     weights = logits.softmax(-1)

@@ -162,7 +162,7 @@ def test_descriptions_and_fingerprints():
     [
         ({"batch_size": 0}, "batch_size must be an integer of 1 or more, got 0"),
         ({"batch_size": 5, "world_size": 2}, "batch_size must be a multiple of world_size=2, got 5"),
-        ({"rank": 2, "world_size": 2}, "rank must be below world=2, got 2"),
+        ({"rank": 2, "world_size": 2}, "rank must be below world_size=2, got 2"),
         ({"seed": -1}, "seed must be an integer of 0 or more, got -1"),
         ({"num_workers": -1}, "num_workers must be .*, got -1"),
         ({"img_size": (12, 0)}, "img_size must be .*, got 0"),

@@ -63,7 +63,7 @@ def test_tiny_pictures_are_enlarged_left_out_or_refused():
     source = Pictures([(30, 30), (1, 1), (5, 40), (12, 12), (2, 3)])
     batches = Batches(source, 12, 5, **PLAIN)
     with pytest.warns(
-        UserWarning, match=r"too small for size=\(12, 12\) with resize=cover are enlarged, such as: "
+        UserWarning, match=r"too small for img_size=\(12, 12\) with resize=cover are enlarged, such as: "
     ) as caught:
         found = take(batches.from_step(0), 3)
     assert len(caught) == 1
@@ -78,10 +78,10 @@ def test_tiny_pictures_are_enlarged_left_out_or_refused():
         warnings.simplefilter("error")
         kept.load(3)
     with pytest.raises(
-        InputError, match=r"image [124] has \d+ x \d+ pixels, too few for size=\(12, 12\) .* Set `small`"
+        InputError, match=r"image [124] has \d+ x \d+ pixels, too few for img_size=\(12, 12\) .* Set `small`"
     ):
         Batches(source, 12, 5, small="error").load(0)
-    with pytest.raises(InputError, match=r"no image is large enough for size=\(64, 64\)"):
+    with pytest.raises(InputError, match=r"no image is large enough for img_size=\(64, 64\)"):
         Batches(source, 64, 5, small="skip")
     mixture = Mixture([source, Pictures([(3, 3)])], [1, 1])
     with pytest.raises(InputError, match="no image of source 1 of the mixture is large enough"):

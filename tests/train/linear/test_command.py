@@ -96,7 +96,7 @@ def test_a_stopped_run_goes_on_with_the_same_numbers(task, tmp_path, rate):
     with pytest.raises(Killed):
         linear_segmentation(again, kill)
     with pytest.raises(
-        InputError, match=r"interrupted linear segmentation with other settings: rate was 0\.01 and is 0\.003"
+        InputError, match=r"interrupted linear segmentation with other settings: lr was 0\.01 and is 0\.003"
     ):
         linear_segmentation(replace(again, lr=3e-3))
     seen = []
@@ -226,7 +226,7 @@ def test_images_are_held_out():
         ({"val_images": ["a"]}, "must be set together"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"dropout": 1.0}, "dropout from 0 to below 1"),
-        ({"size": 36}, "size must be a multiple of 8 for the model, got 36"),
+        ({"img_size": 36}, "img_size must be a multiple of 8 for the model, got 36"),
     ],
 )
 def test_what_does_not_fit_is_refused(task, change, words):

@@ -61,7 +61,7 @@ def test_recipes_are_found_by_name_and_files_here_come_first(tmp_path, monkeypat
     by_path = read(CONFIGS / "tiny_smoke.yaml")
     assert read("tiny_smoke.yaml") == by_path
     assert read("tiny_smoke.yaml", "--config={}") == by_path
-    assert read_task(["--config", "linear_segmentation.yaml"]).size == 518
+    assert read_task(["--config", "linear_segmentation.yaml"]).img_size == 518
     assert main(["retrofit", "--config", "tiny_smok.yaml"]) == 2
     assert "tiny_smok.yaml' does not exist" in capsys.readouterr().err
     Path("tiny_smoke.yaml").write_text((CONFIGS / "tiny_smoke.yaml").read_text() + "seed: 7\n")
@@ -81,10 +81,10 @@ def test_recipes_fit_their_models(path):
     patch = 8 if "tiny" in path.stem else 14 if "dinov2" in path.stem else 16
     assert all(stage.img_size % patch == 0 for stage in config.stages)
     if "dinov" in path.stem and "cpu" not in path.stem:  # the published settings
-        assert [s.rate for s in config.stages] == [1e-4, 1e-5]
-        assert [s.batch for s in config.stages] == [256, 32]
+        assert [s.lr for s in config.stages] == [1e-4, 1e-5]
+        assert [s.batch_size for s in config.stages] == [256, 32]
         assert [s.epochs for s in config.stages] == [8 if "dinov3" in path.stem else 15, 1]
-        assert [s.size for s in config.stages] == [224, 512 if "dinov3" in path.stem else 518]
+        assert [s.img_size for s in config.stages] == [224, 512 if "dinov3" in path.stem else 518]
 
 
 @pytest.mark.parametrize("path", retrofits(), ids=lambda p: p.stem)

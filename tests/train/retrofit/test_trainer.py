@@ -42,8 +42,8 @@ def by_hand(asked, source):
             loss = sum(getattr(asked.loss, name) * value.mean() for name, value in parts.items())
             optimizer.zero_grad()
             loss.backward()
-            if asked.clip:
-                torch.nn.utils.clip_grad_norm_(student.parameters(), asked.clip)
+            if asked.clip_grad:
+                torch.nn.utils.clip_grad_norm_(student.parameters(), asked.clip_grad)
             optimizer.step()
             found.append((float(loss.detach()), copy.deepcopy(student.state_dict())))
             step += 1

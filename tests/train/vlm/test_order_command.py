@@ -63,7 +63,7 @@ def test_the_recipe_runs_from_prompts_to_a_model(processor, tmp_path, capsys):
         ITEM,
         "--steps",
         "3",
-        "--batch",
+        "--batch_size",
         "2",
         "--orders",
         "3",

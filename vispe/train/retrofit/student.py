@@ -129,7 +129,7 @@ def check_size(size: int, backbone: VisionModel, name: str) -> None:
     """
     if size % backbone.patch or (backbone.exact and size != backbone.size):
         required = f"{backbone.size}" if backbone.exact else f"a multiple of {backbone.patch}"
-        raise OptionError(f"size must be {required} for {name}, got {size}.")
+        raise OptionError(f"img_size must be {required} for {name}, got {size}.")
 
 
 def n_ablated_channels(config: Retrofit, channels: int) -> int:
