@@ -1,12 +1,12 @@
 """Golden cases of the rules by which relevance is split between tokens and positions."""
 
 from vispe.evaluate.behaviour.saliency_rules import (
+    rotated,
     split_epsilon,
     split_ratio,
     through_product,
     through_rotation,
     through_softmax,
-    rotated,
 )
 
 

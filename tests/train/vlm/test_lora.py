@@ -231,7 +231,16 @@ def test_the_recipe_runs_from_prompts_to_an_adapter(tmp_path, capsys):
     make("llava").save_pretrained(tmp_path / "start")
     llava_processor().save_pretrained(tmp_path / "start")
     where = {"model": tmp_path / "start", "data": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
-    asked = ["--config", "vlm_lora_scheme.yaml", "--item", "w1 {image} w2", "--steps", "2", "--batch_size", "2"]
+    asked = [
+        "--config",
+        "vlm_lora_scheme.yaml",
+        "--item",
+        "w1 {image} w2",
+        "--steps",
+        "2",
+        "--batch_size",
+        "2",
+    ]
     asked += ["--length", "64", "--device", "cpu"]
     asked += [w for k, v in where.items() for w in (f"--{k}", str(v))]
     assert main(asked) == 0
