@@ -153,7 +153,7 @@ def fill_dense(out: Tensor, table: Tensor, shape: tuple[int, ...], prefix: int) 
     """Write the bias of all pairs into `out` (h, n, n), from a table (h, 2 n_1 - 1, ...); 0 for prefix tokens."""
     out[:, :prefix] = 0
     out[:, :, :prefix] = 0
-    out[:, prefix:, prefix:].unflatten(2, shape).unflatten(1, shape).copy_(_windows(table, shape, 1))
+    out[:, prefix:, prefix:].view(len(out), *shape, *shape).copy_(_windows(table, shape, 1))
 
 
 def pack(

@@ -173,13 +173,14 @@ def _bias(call: Call, layout: Layout) -> tuple[_Packed, Tensor | None, Tensor | 
             return *build(table, edge, layout), visible
 
     def pack_runs(runs: Tensor, prefix_runs: Tensor, visible: Tensor | None) -> _Packed:
-        if both:
-            return *pack_with_copy(
-                runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead
-            ), visible
-        # the table is shifted already
-        packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
-        return *packed, None, visible
+        # torch.cat of float16 copies fails under bfloat16 autocast
+        with no_autocast(call.q.device):
+            if both:
+                packed = pack_with_copy(runs, prefix_runs, layout, call.factor, call.dtype, lead=layout.lead)
+                return *packed, visible
+            # the table is shifted already
+            packed = pack(runs, prefix_runs, layout, call.factor, stored, shift=False, lead=layout.lead)
+            return *packed, None, visible
 
     if bias.key is not None:
         dtype = call.dtype if both else stored
