@@ -33,8 +33,8 @@ class Compose(Additive, Rotary, Biased, Mixing):
     Example:
         >>> from vispe import create_encoding
         >>> rope, alibi = create_encoding('rope_axial', dim=16, num_heads=2), create_encoding('alibi2d', num_heads=2)
-        >>> [part.name for part in Compose([rope, alibi]).parts()]
-        ['rope_axial', 'alibi2d']
+        >>> len(Compose([rope, alibi]).parts())
+        2
     """
 
     name = "compose"
