@@ -84,7 +84,9 @@ def test_output_and_gradients(monkeypatch, dtype, spread, prefix, rows):
 def test_every_kind_of_table_is_packed_in_both(monkeypatch, make):
     seen = []
     fused = pytest.importorskip("vispe.attention.backends.triton")
-    monkeypatch.setattr(fused, "pack_both", lambda *a, **k: seen.append(pack_with_copy(*a, **k)) or seen[-1])
+    monkeypatch.setattr(
+        fused, "pack_with_copy", lambda *a, **k: seen.append(pack_with_copy(*a, **k)) or seen[-1]
+    )
     grid = Grid((5, 6))
     bias = make(grid.positions())
     q, k, v = inputs(grid, torch.float16)
