@@ -184,7 +184,7 @@ def test_training_teaches(tmp_path):
     samples = [merged(draw("time", (2,), WORDS, generator)) for _ in range(16)]
     before = vispe.convert(make("qwen2_vl"), "mrope_i")
     layers = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    taught = recipe(scheme="mrope_i", steps=250, batch=16, rank=8, layers=layers, lr=3e-3)
+    taught = recipe(scheme="mrope_i", steps=250, batch_size=16, rank=8, layers=layers, lr=3e-3)
     tuned = finetune_scheme(make("qwen2_vl"), samples, taught, tmp_path, device="cpu")
     assert accuracy(before, samples) < 0.6
     assert accuracy(tuned, samples) > 0.9
