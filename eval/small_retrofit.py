@@ -240,10 +240,10 @@ def model_of(recipe: masked.Recipe, folder: Path) -> nn.Module:
 def recipe_of(folder: Path, student: Student, out: Path, source: Source, seed: int) -> Retrofit:
     """Return everything about a retrofit."""
     sizes = {"embed_dim": RECIPE.dim, "depth": RECIPE.depth, "num_heads": RECIPE.num_heads}
-    options = {**sizes, "patch_size": RECIPE.patch, "class_token": False, "global_pool": ""}
+    options = {**sizes, "patch_size": RECIPE.patch_size, "class_token": False, "global_pool": ""}
     return Retrofit(
         teacher=Teacher(
-            "vit_tiny_patch16_224", str(folder / "weights.safetensors"), RECIPE.side, options, [0.5] * 3, [0.25] * 3
+            "vit_tiny_patch16_224", str(folder / "weights.safetensors"), RECIPE.img_size, options, [0.5] * 3, [0.25] * 3
         ),
         student=student,
         target=Target("auto", count=BLANKED),
