@@ -163,8 +163,8 @@ def test_what_scikit_image_installs_is_found():
 
 @pytest.mark.slow
 def test_the_program_writes_weights_that_load(tmp_path):
-        "--img-size 24 --patch-size 4 --dim 24 --depth 1 --num-heads 2 --textures 1 --steps 2 "
-        "--batch-size 2 --symmetric"
+    options = "--img-size 24 --patch-size 4 --dim 24 --depth 1 --num-heads 2 --textures 1 --steps 2"
+    options += " --batch-size 2 --symmetric"
     done = subprocess.run(
         [sys.executable, str(ROOT / "models" / "masked.py"), "--pos-embed", "alibi2d", "--out", str(tmp_path),
          *options.split()], capture_output=True, text=True, timeout=300, check=False,
