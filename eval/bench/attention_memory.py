@@ -4,7 +4,7 @@
 
 Each row is a process of its own with one thread: the peak of its resident memory above that after creating the inputs
 (one image, 6 heads of 64 channels, float32), and the CPU time of one step. The step includes everything that a model
-computes once for a grid. 'none' is SDPA without a bias. Rows that are not named are kept in the file.
+computes once for a grid. 'none' is SDPA without a bias. Rows of other specs remain in the file.
 """
 
 from __future__ import annotations

@@ -352,8 +352,9 @@ def create_encoding(spec: Spec, **options: Any) -> Encoding:
         spec: see the module's docstring.
         **options: options of the encoding (for a single one), and the facts of the host that it needs:
             `dim` (width of the tokens), `num_heads`, `head_dim` (channels of a head, if it differs from
-            dim / num_heads), `depth` (blocks) and `grid` (shape of the token grid). Facts that an
-            encoding does not use are ignored; an unknown option is an error.
+            dim / num_heads), `depth` (blocks) and `grid` (shape of the token grid; encodings with an
+            option `axes` are built for its axes, unless `axes` is given). Facts that an encoding does not
+            use are ignored; an unknown option is an error.
 
     Returns:
         The encoding, or a `Compose` for a sum.
