@@ -78,7 +78,7 @@ def _blocks(matrices: Tensor | None, x: Tensor) -> Tensor:
     # (b, h, n, d) -> (b, h, n, blocks, s)
     covered = x[..., : blocks * s].reshape(*x.shape[:-1], blocks, s)
     # shared by all samples: treat samples as columns, so that the matrices are not copied for each
-    if matrices.shape[0] == 1 and len(x) > 1:
+    if matrices.shape[0] == 1:
         product = exact_product(matrices[0], covered.movedim(0, -1)).movedim(-1, 0).flatten(-2)
     else:
         product = exact_product(matrices, covered[..., None]).flatten(-3)
