@@ -8,7 +8,8 @@ from vispe import Grid, Positions, attention
 from vispe.attention import DistanceBias, ProfileBias, SumBias, TableBias
 from vispe.attention.backends.triton import tiles as sizes
 from vispe.attention.backends.triton.coords.op import coords_attention
-from vispe.attention.backends.triton.coords.operands import cell_numbers, coords_of, extended, segments
+from vispe.attention.backends.triton.coords.operands import segments
+from vispe.attention.bias.score_terms import cell_numbers, extended
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -302,7 +303,7 @@ def test_opcheck():
     grid = Grid((4, 5), 1)
     pos = grid.positions().gather(kept(grid, 12, 1))
     values = extended(torch.randn(HEADS, 7, 9), torch.randn(HEADS, 3)).requires_grad_()
-    places, period = coords_of(DistanceBias((0.1, 0.2), pos, wrap=True))
+    places, period = DistanceBias((0.1, 0.2), pos, wrap=True).coords(pos)
     more = values, cell_numbers(pos), slopes(), places, period, segments(torch.tensor([0, 5, 13]), 13), None
     torch.library.opcheck(
         coords_attention, (*inputs(13, batch=1), *more, 1, 0.25, True), rtol=1e-4, atol=1e-5

@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from vispe.attention.bias.score_terms import ScoreMod, ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.attention.bias.strip import fill_dense
 from vispe.attention.precision import at_least_float32, rounded
 from vispe.errors import ShapeError, UnsupportedCombination
@@ -183,6 +184,61 @@ class Bias:
             f"{type(self).__name__} has no offset table, since it depends on more than the offset between two "
             "tokens. Use dense()."
         )
+
+    def score_mod(self) -> ScoreMod:
+        """Return the bias as a `score_mod` of ``torch.nn.attention.flex_attention.flex_attention``.
+
+        It captures tensors that are linear in the number of tokens (for a `DenseBias`, its tensor). Gradients of the
+        parameters are those of FlexAttention. Apply the transforms of an encoding to queries and keys before.
+
+        Raises:
+            ShapeError: the bias is not bound to positions.
+            UnsupportedCombination: the bias depends on queries or keys, or its tokens are not at the positions of a
+                grid.
+
+        Example:
+            >>> import torch
+            >>> from torch.nn.attention.flex_attention import flex_attention
+            >>> from vispe import Grid
+            >>> from vispe.attention import DistanceBias, attention
+            >>> q = torch.randn(1, 2, 6, 16)
+            >>> bias = DistanceBias((1.0, 0.5), Grid((2, 3)).positions())
+            >>> out = flex_attention(q, q, q, score_mod=bias.score_mod())  # in practice, torch.compile(flex_attention)
+            >>> torch.allclose(out, attention(q, q, q, bias=bias), atol=1e-5)
+            True
+        """
+        terms, whole = self.score_terms(), self.whole
+
+        def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            total = torch.zeros_like(score) if whole else score
+            for term in terms:
+                total = total + term(b, h, i, j).to(score.dtype)
+            return total
+
+        return modified
+
+    def score_terms(self) -> list[ScoreTerm]:
+        """Return functions (b, h, i, j) whose sum is the bias."""
+        name = type(self).__name__
+        if not self.invariant:
+            raise UnsupportedCombination(
+                f"{name} has no score_mod, since it depends on more than the offset between two tokens. Use "
+                "vispe.attention, or DenseBias(bias.dense(...)).score_mod() if a tensor of all pairs fits into memory."
+            )
+        pos = self._bound("score_mod")
+        if pos.grid is None or not pos.in_place:
+            raise UnsupportedCombination(
+                f"{name} has no score_mod here, since its tokens are not at the positions of a grid. Use "
+                "vispe.attention, or DenseBias(bias.dense()).score_mod() if a tensor of all pairs fits into memory."
+            )
+        return [lookup_term(extended(at_least_float32(self.table(pos.grid)), None), cell_numbers(pos))]
+
+    def _bound(self, method: str) -> Positions:
+        if self.pos is None:
+            raise ShapeError(
+                f"{type(self).__name__}.{method} needs a bias with positions, got pos=None. Bind it to positions."
+            )
+        return self.pos
 
     def mask(self, dtype: torch.dtype, heads: slice | None = None) -> Tensor:
         """Return a fixed bias as a dense mask in `dtype`, cached with its positions.

@@ -7,9 +7,12 @@ from collections.abc import Hashable, Sequence
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.score_terms import ScoreTerm, entry_term, product_term
 from vispe.attention.precision import at_least_float32, check_floating, exact_product, no_infinity
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Grid, Positions
+
+MAX_RANK = 16  # of a low-rank bias as a score_mod, which writes out all channels
 
 
 class LowRankBias(Bias):
@@ -58,6 +61,11 @@ class LowRankBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.row, self.col)
 
+    def score_terms(self) -> list[ScoreTerm]:
+        if self.row.shape[-1] > MAX_RANK:
+            return super().score_terms()
+        return [product_term(at_least_float32(self.row), at_least_float32(self.col))]
+
     def _dense(self, request: DenseRequest) -> Tensor:
         return exact_product(request.pick(self.row, 1), request.pick(self.col, 1).transpose(-1, -2))
 
@@ -96,6 +104,9 @@ class DenseBias(Bias):
     def per_sample(self) -> bool:
         """Whether samples of a batch differ."""
         return self.values.shape[0] > 1
+
+    def score_terms(self) -> list[ScoreTerm]:
+        return [entry_term(self.values)]
 
     def _dense(self, request: DenseRequest) -> Tensor:
         return at_least_float32(request.pick(self.values, 1))
@@ -168,6 +179,9 @@ class SumBias(Bias):
     def is_sparse(self) -> bool:
         """Whether a term masks many pairs."""
         return any(t.is_sparse for t in self.terms)
+
+    def score_terms(self) -> list[ScoreTerm]:
+        return [function for term in self.terms for function in term.score_terms()]
 
     def _dense(self, request: DenseRequest) -> Tensor:
         # broadcasts over samples and heads

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
-from vispe.attention.bias.distance_metrics import Metric, Normalize, Reference, check_rule, distances, offsets
+from vispe.attention.bias.distance_metrics import (
+    Metric,
+    Normalize,
+    Reference,
+    check_rule,
+    distances,
+    largest,
+    offsets,
+)
+from vispe.attention.bias.score_terms import ScoreTerm, distance_term
 from vispe.attention.precision import check_floating, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
@@ -102,6 +111,33 @@ class DistanceBias(Bias):
             return self.slopes.to(torch.promote_types(self.slopes.dtype, like.dtype))
         # one number if all heads share it, so that the bias has one head
         return like.new_tensor(self.slopes if self.per_head else self.slopes[:1])
+
+    def coords(self, pos: Positions) -> tuple[Tensor, Tensor | None]:
+        """Return coordinates whose distance is that of the bias, for functions of one pair of tokens.
+
+        Returns:
+            Flags of tokens with a position (1.0, else 0.0) and their coordinates, (b or 1, 1 + axes, n) float32; and
+            periods (b or 1, axes) float32, None without `wrap`.
+        """
+        pos = self.in_spacing(pos)
+        coords, extent, no_position = pos.coords.double(), pos.extent.double(), ~pos.spatial[..., None]
+        if self.wrap:
+            coords = coords.remainder(extent[:, None])
+        else:  # a common offset would cost precision in float32
+            coords = coords - coords.masked_fill(no_position, float("inf")).amin(1, keepdim=True)
+        divisor = largest(pos.extent, pos.cell, pos.grid, *self.rule)
+        if divisor is not None:
+            # squared distances are divided by the unit twice
+            unit = divisor.double().sqrt() if self.metric == "squared" else divisor.double()
+            coords, extent = coords / unit[:, None, None], extent / unit[:, None]
+        coords = coords.masked_fill(no_position, 0.0)
+        has_position = pos.spatial[..., None].expand(coords.shape[0], -1, 1).to(coords.dtype)
+        flags_and_coords = torch.cat([has_position, coords], -1).transpose(1, 2).float().contiguous()
+        return flags_and_coords, extent.float().contiguous() if self.wrap else None
+
+    def score_terms(self) -> list[ScoreTerm]:
+        pos = self._bound("score_mod")
+        return [distance_term(self.slope(pos.coords), *self.coords(pos), self.metric)]
 
     def _dense(self, request: DenseRequest) -> Tensor:
         pos_q, pos_k = (self.in_spacing(p) for p in request.where(self.pos))

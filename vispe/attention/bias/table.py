@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.dense import SumBias
+from vispe.attention.bias.score_terms import ScoreTerm, cell_numbers, extended, lookup_term
 from vispe.attention.precision import at_least_float32, check_floating, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
@@ -73,6 +74,13 @@ class TableBias(Bias):
         """Whether it is known to contain no infinity."""
         return not self.is_sparse and no_infinity(self.values, self.prefix)
 
+    def score_terms(self) -> list[ScoreTerm]:
+        pos = self._bound("score_mod")
+        if pos.grid is None:
+            return super().score_terms()
+        _check_table(self.values, pos.grid)
+        return [lookup_term(extended(at_least_float32(self.values), self.prefix), cell_numbers(pos))]
+
     def _dense(self, request: DenseRequest) -> Tensor:
         pos_q, pos_k = request.where(self.pos)
         if pos_q.grid is None or pos_k.grid is None or pos_q.grid.shape != pos_k.grid.shape:
@@ -133,6 +141,11 @@ class ProfileBias(Bias):
     def finite(self) -> bool:
         """Whether it is known to contain no infinity."""
         return no_infinity(self.slopes, self.profile.values)
+
+    def score_terms(self) -> list[ScoreTerm]:
+        return TableBias(
+            self.profile.values * self.slopes.reshape(-1, *[1] * (self.profile.values.ndim - 1)), self.pos
+        ).score_terms()
 
     def _dense(self, request: DenseRequest) -> Tensor:
         shared = self.profile.dense(request.pos_q, request.pos_k)

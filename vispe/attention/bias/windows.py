@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
+from vispe.attention.bias.score_terms import ScoreTerm, lookup_term
 from vispe.attention.precision import at_least_float32, no_infinity
 from vispe.errors import ShapeError
 from vispe.grid import Positions
@@ -72,6 +73,9 @@ class WindowMask(Bias):
     def added(self) -> Tensor:
         """Return the mask of all samples (b, 1, n, n) in its own dtype."""
         return self._repeated(self.mask_of_windows)[:, None]
+
+    def score_terms(self) -> list[ScoreTerm]:
+        return [lookup_term(self.widened(None).flatten(1), self.cell_numbers())]
 
     def _dense(self, request: DenseRequest) -> Tensor:
         return at_least_float32(self.added())

@@ -14,8 +14,8 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
-from vispe.attention.bias.distance_metrics import largest
 from vispe.attention.bias.lower_to_table import lower_to_table, shifted
+from vispe.attention.bias.score_terms import cell_numbers, extended
 from vispe.attention.bias.table import ProfileBias, TableBias
 from vispe.attention.bias.windows import WindowMask
 from vispe.attention.call import Call
@@ -79,7 +79,7 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             pos, metric = _bound(term), METRICS[term.metric]
             # coordinates depend on positions only and are cached
             coords, period = pos.remember(
-                ("coords", term.spacing, *term.rule), lambda term=term: coords_of(term)
+                ("coords", term.spacing, *term.rule), lambda term=term: term.coords(_bound(term))
             )
             slopes = _slopes(term, pos).to(device)
     _check_heads(heads, table, slopes)
@@ -111,59 +111,6 @@ def attend_coords(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         call.factor,
         deterministic,
     )[0]
-
-
-def cell_numbers(pos: Positions) -> Tensor:
-    """Return two integers per token, (b or 1, 2, n) int32: a pair reads entry ``[0, i] - [1, j]`` of `extended`."""
-    cells, size = pos.cells(), 1
-    index = torch.zeros_like(cells[..., 0])
-    for axis, n in enumerate(pos.grid.shape if pos.grid else ()):
-        # the same linear index as in `table_index`
-        size = size * (2 * n - 1)
-        index = index * (2 * n - 1) + cells[..., axis]
-    # prefix tokens: differences beyond the table, in the constant runs of `extended`
-    middle = size // 2
-    from_ = torch.where(pos.spatial, index + middle, 4 * middle + 2)
-    to = torch.where(pos.spatial, index, -middle - 1)
-    return torch.stack([from_, to], 1).to(torch.int32)
-
-
-def extended(table: Tensor, edge: Tensor | None) -> Tensor:
-    """Return the flat table followed by constant runs for pairs with prefix tokens, (h or 1, length).
-
-    Args:
-        table: (h or 1, 2 n_1 - 1, ...).
-        edge: (h or 1, 3) biases from prefix to patch, patch to prefix, prefix to prefix; zeros if None.
-    """
-    flat = table.flatten(1)
-    # long enough for any difference of indices
-    run = flat.shape[1] // 2 + 1
-    prefix_values = flat.new_zeros(1, 3) if edge is None else edge.to(flat.dtype)
-    heads = max(flat.shape[0], prefix_values.shape[0])
-    to_patch, to_prefix, between = (value[:, None].expand(heads, run) for value in prefix_values.unbind(1))
-    return torch.cat([flat.expand(heads, -1), to_prefix, to_patch, between], 1)
-
-
-def coords_of(bias: DistanceBias) -> tuple[Tensor, Tensor | None]:
-    """Return 0/1 flags of tokens with a position and coordinates, (b or 1, 1 + axes, n), and periods (b or 1, axes).
-
-    Both are float32; the periods are None without `wrap`.
-    """
-    pos = bias.in_spacing(_bound(bias))
-    coords, extent, no_position = pos.coords.double(), pos.extent.double(), ~pos.spatial[..., None]
-    if bias.wrap:
-        coords = coords.remainder(extent[:, None])
-    else:  # a common offset would cost precision in float32
-        coords = coords - coords.masked_fill(no_position, float("inf")).amin(1, keepdim=True)
-    divisor = largest(pos.extent, pos.cell, pos.grid, *bias.rule)
-    if divisor is not None:
-        # squared distances are divided by the unit twice
-        unit = divisor.double().sqrt() if bias.metric == "squared" else divisor.double()
-        coords, extent = coords / unit[:, None, None], extent / unit[:, None]
-    coords = coords.masked_fill(no_position, 0.0)
-    has_position = pos.spatial[..., None].expand(coords.shape[0], -1, 1).to(coords.dtype)
-    flags_and_coords = torch.cat([has_position, coords], -1).transpose(1, 2).float().contiguous()
-    return flags_and_coords, extent.float().contiguous() if bias.wrap else None
 
 
 def segments(cu_seqlens: Tensor, tokens: int) -> Tensor:
