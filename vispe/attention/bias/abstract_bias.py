@@ -207,7 +207,7 @@ class Bias:
             >>> torch.allclose(out, attention(q, q, q, bias=bias), atol=1e-5)
             True
         """
-        terms, whole = self.score_terms(), self.whole
+        terms, whole = self._score_terms(), self.whole
 
         def modified(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             total = torch.zeros_like(score) if whole else score
@@ -217,7 +217,7 @@ class Bias:
 
         return modified
 
-    def score_terms(self) -> list[ScoreTerm]:
+    def _score_terms(self) -> list[ScoreTerm]:
         """Return functions (b, h, i, j) whose sum is the bias."""
         name = type(self).__name__
         if not self.invariant:

@@ -61,9 +61,9 @@ class LowRankBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.row, self.col)
 
-    def score_terms(self) -> list[ScoreTerm]:
+    def _score_terms(self) -> list[ScoreTerm]:
         if self.row.shape[-1] > MAX_RANK:
-            return super().score_terms()
+            return super()._score_terms()
         return [product_term(at_least_float32(self.row), at_least_float32(self.col))]
 
     def _dense(self, request: DenseRequest) -> Tensor:
@@ -105,7 +105,7 @@ class DenseBias(Bias):
         """Whether samples of a batch differ."""
         return self.values.shape[0] > 1
 
-    def score_terms(self) -> list[ScoreTerm]:
+    def _score_terms(self) -> list[ScoreTerm]:
         return [entry_term(self.values)]
 
     def _dense(self, request: DenseRequest) -> Tensor:
@@ -180,8 +180,8 @@ class SumBias(Bias):
         """Whether a term masks many pairs."""
         return any(t.is_sparse for t in self.terms)
 
-    def score_terms(self) -> list[ScoreTerm]:
-        return [function for term in self.terms for function in term.score_terms()]
+    def _score_terms(self) -> list[ScoreTerm]:
+        return [function for term in self.terms for function in term._score_terms()]
 
     def _dense(self, request: DenseRequest) -> Tensor:
         # broadcasts over samples and heads

@@ -135,7 +135,7 @@ class DistanceBias(Bias):
         flags_and_coords = torch.cat([has_position, coords], -1).transpose(1, 2).float().contiguous()
         return flags_and_coords, extent.float().contiguous() if self.wrap else None
 
-    def score_terms(self) -> list[ScoreTerm]:
+    def _score_terms(self) -> list[ScoreTerm]:
         pos = self._bound("score_mod")
         return [distance_term(self.slope(pos.coords), *self.coords(pos), self.metric)]
 

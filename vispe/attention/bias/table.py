@@ -74,10 +74,10 @@ class TableBias(Bias):
         """Whether it is known to contain no infinity."""
         return not self.is_sparse and no_infinity(self.values, self.prefix)
 
-    def score_terms(self) -> list[ScoreTerm]:
+    def _score_terms(self) -> list[ScoreTerm]:
         pos = self._bound("score_mod")
         if pos.grid is None:
-            return super().score_terms()
+            return super()._score_terms()
         _check_table(self.values, pos.grid)
         return [lookup_term(extended(at_least_float32(self.values), self.prefix), cell_numbers(pos))]
 
@@ -142,10 +142,12 @@ class ProfileBias(Bias):
         """Whether it is known to contain no infinity."""
         return no_infinity(self.slopes, self.profile.values)
 
-    def score_terms(self) -> list[ScoreTerm]:
-        return TableBias(
-            self.profile.values * self.slopes.reshape(-1, *[1] * (self.profile.values.ndim - 1)), self.pos
-        ).score_terms()
+    def _score_terms(self) -> list[ScoreTerm]:
+        pos = self._bound("score_mod")
+        if pos.grid is None:
+            return super()._score_terms()
+        table = at_least_float32(self.profile.values) * self.slopes.reshape(-1, *[1] * pos.grid.axes)
+        return [lookup_term(extended(table, None), cell_numbers(pos))]
 
     def _dense(self, request: DenseRequest) -> Tensor:
         shared = self.profile.dense(request.pos_q, request.pos_k)

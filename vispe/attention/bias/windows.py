@@ -74,7 +74,7 @@ class WindowMask(Bias):
         """Return the mask of all samples (b, 1, n, n) in its own dtype."""
         return self._repeated(self.mask_of_windows)[:, None]
 
-    def score_terms(self) -> list[ScoreTerm]:
+    def _score_terms(self) -> list[ScoreTerm]:
         return [lookup_term(self.widened(None).flatten(1), self.cell_numbers())]
 
     def _dense(self, request: DenseRequest) -> Tensor:
