@@ -36,12 +36,16 @@ EXCEPTIONS: dict[tuple[str, str], str] = {}
 OPTIONS = {"rfs": "rfs(reach=28)", "randomized": "randomized(reach=28)"}
 SAMPLERS = vispe.list_encodings(kind="positions")
 SINGLE = vispe.list_encodings(ndim=2, exclude=SAMPLERS)
-ONE_AXIS = ("carope.scan", "fire.causal", "fope.text", "selective_rope.scan", "alibi3d.dinosaw")
-PRESETS = vispe.list_encodings("*.*", exclude=ONE_AXIS)
+ONE_AXIS = ("carope.scan", "distance_bank.inkling", "fire.causal", "fope.text", "selective_rope.scan")
+PRESETS = vispe.list_encodings("*.*", exclude=(*ONE_AXIS, "alibi3d.dinosaw"))
 BIASES = vispe.list_encodings(kind="bias", ndim=2)
 # two kinds of logits in place of the product cannot be added
 SUMS = [f"{a}+{b}" for a, b in pairwise([*BIASES, BIASES[0]])]
-SUMS += [f"{OPTIONS.get(s, s)}+{'rope_axial' if i % 2 else 'alibi2d'}" for i, s in enumerate(SAMPLERS)]
+# a common shift changes absolute encodings only
+SUMS += [
+    f"{OPTIONS.get(s, s)}+{'sincos2d' if s == 'shift' else ('alibi2d', 'rope_axial')[i % 2]}"
+    for i, s in enumerate(SAMPLERS)
+]
 SUMS += ["learn+alibi2d", "learn+rpb", "rpb.beit+shaw.values", "rope_mixed+rpb", "sincos2d+rpb"]
 VARIANTS = [
     "rpb(resample=bicubic)",
@@ -63,7 +67,7 @@ SPECS = [*SINGLE, *PRESETS, *SUMS, *VARIANTS]
 # for causal sequences only, not exported here; ONNX has no triangular solve, which path needs
 CAUSAL = {"path", "xpos"}
 OTHER_AXES = {
-    1: ["alibi", "grape_path", *ONE_AXIS[:4]],
+    1: ["alibi", "grape_path", *ONE_AXIS],
     3: ["alibi3d", "alibi3d.dinosaw", "sincos3d", "sincos3d_points", "rpb", "shaw"],
 }
 
