@@ -1,6 +1,6 @@
 """Train a small ViT on one grid with each encoding, and evaluate it on other grids.
 
-    python eval/extrapolation.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--workers 2]
+    python eval/extrapolation.py [--encodings alibi2d rope_axial ...] [--seeds 3] [--num-workers 2]
 
 Writes eval/results/extrapolation.json after every model, and resumes after an interruption. The task is that of
 `vispe.evaluate.behaviour.extrapolation`. `python eval/figures.py` plots the result.
@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--encodings", nargs="+", default=[*MEMBERS, *PRESETS, *SAMPLED])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="models trained at once, one core each")
+    parser.add_argument("--num-workers", type=int, default=2, help="models trained at once, one core each")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     recipe = asdict(Recipe())
@@ -69,7 +69,7 @@ def main() -> None:
     done = {(r["encoding"], r["seed"]) for r in rows}
     jobs = [(e, s) for s in range(args.seeds) for e in args.encodings if (e, s) not in done]
     args.out.parent.mkdir(exist_ok=True)
-    with ProcessPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(args.num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for future in as_completed([pool.submit(run, *job) for job in jobs]):
             rows.append(future.result())
             rows.sort(key=lambda r: (r["encoding"], r["seed"]))

@@ -40,8 +40,8 @@ def scribbled(
         budget: scribbled pixels of each class.
     """
     filters = FilterFeatures(settings.mean, settings.std)
-    images = Windows([settings.normalized(f.image) for f in frames], settings.patch, size)
-    truths = Windows([f.truth for f in frames], settings.patch, size)
+    images = Windows([settings.normalized(f.image) for f in frames], settings.patch_size, size)
+    truths = Windows([f.truth for f in frames], settings.patch_size, size)
     n_classes = int(max(f.truth.max() for f in frames))
     own: dict[str, list[float]] = {name: [] for name in (*ALONE, *BESIDE)}
     corner: dict[str, list[float]] = {name: [] for name in ALONE}

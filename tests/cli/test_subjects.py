@@ -18,7 +18,7 @@ from vispe.grid import Grid
 def flat(images):
     return images[:, :, ::8, ::8]
 
-flat.patch = 8
+flat.patch_size = 8
 
 class Own(torch.nn.Module):
     def __init__(self):

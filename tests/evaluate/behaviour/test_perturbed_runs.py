@@ -33,5 +33,5 @@ def test_maps_and_descriptor_of_a_picture_are_one_pass():
     ],
 )
 def test_the_least_move_is_whole_in_patches_and_cells(cell, patch, wanted):
-    audited = AuditedModel(torch.nn.AvgPool2d(cell), "means", patch=patch)
+    audited = AuditedModel(torch.nn.AvgPool2d(cell), "means", patch_size=patch)
     assert PerturbedRuns(audited, torch.rand(3, 12, 24), 0).step() == wanted

@@ -30,7 +30,7 @@ def test_a_roll_by_nothing_is_the_image_as_it_is():
 
 
 def test_what_does_not_divide_is_refused_once_all_images_are_seen():
-    audited, acc = AuditedModel(torch.nn.AvgPool2d(4), "means", patch=4), Accumulator()
+    audited, acc = AuditedModel(torch.nn.AvgPool2d(4), "means", patch_size=4), Accumulator()
     acc.begin(0)
     assert step_or_refusal(acc, PerturbedRuns(audited, torch.rand(3, 16, 16), 0)) is not None
     raise_if_refused(acc)

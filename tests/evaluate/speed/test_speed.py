@@ -52,7 +52,9 @@ def program(*words, folder):
 def test_the_dry_run_enters_every_path(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "attention.json"
-    done = program("eval/bench/attention.py", "--dry", "--device", "cpu", "--out", str(out), folder=tmp_path)
+    done = program(
+        "eval/bench/attention.py", "--dry-run", "--device", "cpu", "--out", str(out), folder=tmp_path
+    )
     state = json.loads(out.read_text())
     assert [c["bias"] for c in state["checks"]] == [
         "none", "distance", "slopes", "table", "padding", "dropped", "decomposed", "gated", "rotary",
@@ -82,7 +84,17 @@ def test_the_dry_run_enters_every_path(tmp_path):
 def test_the_tuner_writes_what_it_tried(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     out = tmp_path / "tiles.json"
-    words = ["--dry", "--kernels", "forward", "--dtypes", "float32", "--tokens", "short", "--widths", "64"]
+    words = [
+        "--dry-run",
+        "--kernels",
+        "forward",
+        "--dtypes",
+        "float32",
+        "--tokens",
+        "short",
+        "--widths",
+        "64",
+    ]
     program("eval/bench/tune.py", *words, "--out", str(out), folder=tmp_path)
     before, after = json.loads(tiles.FILE.read_text()), json.loads(out.read_text())
     changed = [a for a, b in zip(after, before, strict=True) if a != b]
@@ -95,7 +107,7 @@ def test_the_tuner_writes_what_it_tried(tmp_path):
 @pytest.mark.slow
 def test_the_first_minutes_run_dry_and_go_on(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
-    words = ["eval/bench/first.py", "--dry", "--workers", "1", "--out", str(tmp_path)]
+    words = ["eval/bench/first.py", "--dry-run", "--num-workers", "1", "--out", str(tmp_path)]
     program(*words, folder=tmp_path)
     found = json.loads((tmp_path / "first.json").read_text())
     assert list(found) == [

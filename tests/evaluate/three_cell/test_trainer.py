@@ -14,7 +14,7 @@ from vispe.evaluate.three_cell.trainer import Recipe, ThreeCellViT, _training_ce
 
 pytestmark = pytest.mark.slow
 
-TINY = Recipe(grid=5, dim=32, depth=1, num_heads=2, hidden=16, steps=12, batch=8, test=60)
+TINY = Recipe(grid=5, dim=32, depth=1, num_heads=2, hidden=16, steps=12, batch_size=8, test=60)
 
 
 class Killed(Exception):
@@ -34,7 +34,7 @@ def weights(model):
 
 
 def test_a_good_encoding_learns_what_none_cannot():
-    recipe = Recipe(grid=5, dim=32, depth=1, num_heads=2, hidden=64, steps=200, test=400, rate=4e-3)
+    recipe = Recipe(grid=5, dim=32, depth=1, num_heads=2, hidden=64, steps=200, test=400, lr=4e-3)
     losses = []
     model, run = train("sincos2d", 1, recipe, on_step=lambda _, loss: losses.append(loss))
     assert sum(losses[-20:]) / 20 < 0.75 * sum(losses[:20]) / 20
@@ -64,7 +64,7 @@ SAMPLERS = vispe.list_encodings(kind="positions")
 def test_every_two_axis_encoding_fits_the_model(spec):
     model = ThreeCellViT(spec, Recipe(depth=2))
     cells = dataset.sample_cells(2, generator=torch.Generator().manual_seed(0))
-    out = model(dataset.images(cells, patch=1))
+    out = model(dataset.images(cells, patch_size=1))
     assert out.shape == (2, 6)
     out.square().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 
 
 def test_test_images_are_not_trained_on():
-    recipe = Recipe(grid=4, steps=40, batch=20)
+    recipe = Recipe(grid=4, steps=40, batch_size=20)
     test = dataset.sample_cells(300, 4, torch.Generator().manual_seed(1))
     cells = _training_cells(recipe, 0, test)
     assert cells.shape == (800, 3, 2)
@@ -157,7 +157,7 @@ def test_a_table_grows_run_by_run_and_is_not_made_twice(tmp_path):
 
 def test_a_stopped_run_of_a_table_goes_on(tmp_path):
     file = tmp_path / "table.json"
-    long = Recipe(**{**vars(TINY), "steps": 103, "batch": 2})
+    long = Recipe(**{**vars(TINY), "steps": 103, "batch_size": 2})
 
     def kill(_, __, step, ___):
         if step == 101:

@@ -20,9 +20,9 @@ PACKAGES = (
 def doctor(
     model: str = "",
     encoding: str = "",
-    image_size: list[int] | None = None,
+    img_size: list[int] | None = None,
     weights: str | None = None,
-    batch: int = 1,
+    batch_size: int = 1,
     dtype: Literal["float32", "float16", "bfloat16"] = "float32",
     device: Literal["auto", "cuda", "cpu"] = "auto",
     json: bool = False,
@@ -35,26 +35,26 @@ def doctor(
     Args:
         model: timm model name, or open_clip:NAME; built with random weights unless weights is set, and run once.
         encoding: spec of an encoding for the model; default its own position information.
-        image_size: side of the images in pixels, or height,width; default the input size of the model.
+        img_size: side of the images in pixels, or height,width; default the input size of the model.
         weights: checkpoint file, which must match the model; the values do not affect the selected backends.
-        batch: batch size.
+        batch_size: batch size.
         dtype: dtype of the model and the images.
         device: auto uses the GPU if available.
         json: print JSON.
 
     Examples:
         vispe doctor
-        vispe doctor vit_small_patch14_dinov2 --encoding alibi2d --image-size 518
-        vispe doctor vit_small_patch14_dinov2 --weights own.pth --image-size 224
+        vispe doctor vit_small_patch14_dinov2 --encoding alibi2d --img-size 518
+        vispe doctor vit_small_patch14_dinov2 --weights own.pth --img-size 224
         vispe doctor --json
     """
     from json import dumps
 
     from vispe.errors import OptionError
 
-    model_options = {"encoding": encoding, "image-size": image_size, "weights": weights}
+    model_options = {"encoding": encoding, "img-size": img_size, "weights": weights}
     if model:
-        report, layers = _model(model, encoding, image_size, weights, batch, dtype, device)
+        report, layers = _model(model, encoding, img_size, weights, batch_size, dtype, device)
         print(dumps(report, indent=2) if json else _paths(report, layers))
         return
     if unused := [f"--{name}" for name, value in model_options.items() if value]:
@@ -77,9 +77,9 @@ def _facts(title: str, entries: dict[str, Any]) -> str:
 def _model(
     name: str,
     encoding: str,
-    image_size: list[int] | None,
+    img_size: list[int] | None,
     weights: str | None,
-    batch: int,
+    batch_size: int,
     dtype: str,
     device: str,
 ) -> tuple[dict[str, Any], list[str]]:
@@ -93,11 +93,11 @@ def _model(
     from vispe.hosts.attention_paths import attention_paths
     from vispe.hosts.convert import convert
 
-    if image_size is not None and (len(image_size) > 2 or min(image_size, default=0) < 1):
-        raise OptionError(f"doctor: --image-size is one side or height,width in pixels, got {image_size}.")
-    if batch < 1:
-        raise OptionError(f"doctor: --batch must be 1 or more, got {batch}.")
-    size = [image_size[0], image_size[-1]] if image_size else None
+    if img_size is not None and (len(img_size) > 2 or min(img_size, default=0) < 1):
+        raise OptionError(f"doctor: --img-size is one side or height,width in pixels, got {img_size}.")
+    if batch_size < 1:
+        raise OptionError(f"doctor: --batch-size must be 1 or more, got {batch_size}.")
+    size = [img_size[0], img_size[-1]] if img_size else None
     device = choose_device(device)
     loaded = weights or (None if names_weights(name) else "random")
     # a checkpoint contains the parameters of the encoding, so the encoding is set before loading
@@ -107,7 +107,7 @@ def _model(
     if encoding and not weights:
         convert(net, encoding)
     height, width = size or default_size(net)
-    image = torch.zeros(batch, 3, height, width, device=device, dtype=getattr(torch, dtype))
+    image = torch.zeros(batch_size, 3, height, width, device=device, dtype=getattr(torch, dtype))
     groups: dict[Any, list[str]] = {}
     attention = attention_paths(net, image)
     for path in attention:
@@ -117,7 +117,7 @@ def _model(
         for (backend, reason, unsupported), layers in groups.items()
     ]
     report = {"model": name, "encoding": encoding, "weights": loaded or "pretrained", "device": device}
-    report |= {"dtype": dtype, "batch": batch, "image_size": [height, width], "paths": paths}
+    report |= {"dtype": dtype, "batch": batch_size, "image_size": [height, width], "paths": paths}
     return report, list(dict.fromkeys(path.layer for path in attention))
 
 

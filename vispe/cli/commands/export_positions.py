@@ -9,7 +9,7 @@ def export_positions(
     out: str,
     scheme: str | None = None,
     positions: int = 32768,
-    picture: str = "64x64x64",
+    grid_thw: str = "64x64x64",
     nearest: bool = False,
     force: bool = False,
     json: bool = False,
@@ -25,14 +25,14 @@ def export_positions(
         out: output folder.
         scheme: position scheme; default the one saved with the model, otherwise the model's own.
         positions: number of integer coordinates in the table, from 0; upper bound for prompt and answer.
-        picture: frames x rows x columns of the largest video, in tokens; determines the negative range of the table.
+        grid_thw: frames x rows x columns of the largest video, in tokens; determines the negative range of the table.
         nearest: round the coordinates of schemes without a common denominator to 1/64 of a step.
         force: overwrite the files.
         json: print JSON.
 
     Examples:
         vispe export-positions my-model -o my-model/positions
-        vispe export-positions my-model --scheme videorope --positions 131072 --picture 256x32x32 -o positions
+        vispe export-positions my-model --scheme videorope --positions 131072 --grid-thw 256x32x32 -o positions
     """
     from json import dumps
     from re import fullmatch
@@ -40,13 +40,13 @@ def export_positions(
     from vispe.errors import OptionError
     from vispe.hosts.transformers.serving import serve_positions
 
-    if not fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", picture):
+    if not fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", grid_thw):
         raise OptionError(
-            f"export-positions: --picture is frames x rows x columns, such as 64x64x64, got {picture!r}."
+            f"export-positions: --grid-thw is frames x rows x columns, such as 64x64x64, got {grid_thw!r}."
         )
-    frames, rows, columns = (int(side) for side in picture.split("x"))
+    frames, rows, columns = (int(side) for side in grid_thw.split("x"))
     table = serve_positions(
-        model, scheme, positions=positions, picture=(frames, rows, columns), nearest=nearest
+        model, scheme, positions=positions, grid_thw=(frames, rows, columns), nearest=nearest
     )
     files = table.save(out, force)
     facts = table.described() | {"files": [str(path) for path in files]}

@@ -15,7 +15,7 @@ def health(
     weights: str | None = None,
     img_size: int | None = None,
     noise: int = 0,
-    batch: int = 1,
+    batch_size: int = 1,
     device: str = "auto",
     seed: int = 0,
     force: bool = False,
@@ -38,7 +38,7 @@ def health(
         weights: checkpoint file, or random; default the pretrained weights.
         img_size: side of the images in pixels, for models with a fixed input size.
         noise: number of images of uniform noise, instead of images.
-        batch: batch size.
+        batch_size: batch size.
         device: device of the model: auto, cpu, cuda, cuda:1 ...; auto uses cuda if available.
         seed: seed of noise and random weights.
         force: overwrite files in the folder.
@@ -70,7 +70,9 @@ def health(
         raise UnsupportedHost(f"health: cannot read the attention of {name}: {host.why['attention']}.")
     inputs, _, remarks = load_images(subject, paths, noise=noise, seed=seed)
     with progress() as bar:
-        result = head_health(host.model, bar.track(inputs, description="measuring heads"), batch=batch)
+        result = head_health(
+            host.model, bar.track(inputs, description="measuring heads"), batch_size=batch_size
+        )
     for remark in remarks:
         warnings.warn(remark, stacklevel=1)
     title = f"{name}, {result.images} {'noise ' * (not paths)}image{'s' * (result.images > 1)}"

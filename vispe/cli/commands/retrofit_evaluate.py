@@ -13,7 +13,7 @@ def retrofit_evaluate(
     out: str | None = None,
     zero: Literal["class", "ignore"] = "class",
     classes: list[str] | None = None,
-    size: int | None = None,
+    img_size: int | None = None,
     noise: int = 32,
     textures: int = 9,
     step: int | None = None,
@@ -40,7 +40,7 @@ def retrofit_evaluate(
         out: folder for report.html and report.json; by default only the table is printed.
         zero: whether the value 0 in a mask is the first class, or is ignored.
         classes: names of the classes, separated by commas.
-        size: side of the windows in pixels; default the largest of the training.
+        img_size: side of the windows in pixels; default the largest of the training.
         noise: number of noise images.
         textures: number of synthetic textures.
         step: the probe is fitted on one patch in step²; default 6 if the grid is large enough.

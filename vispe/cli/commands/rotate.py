@@ -27,7 +27,7 @@ def rotate(
     d4: bool = False,
     layer: int | None = None,
     kind: Literal["features", "segmenter"] | None = None,
-    patch: int | None = None,
+    patch_size: int | None = None,
     crop: int | None = None,
     clusters: int = 3,
     budget: int = 100,
@@ -68,7 +68,7 @@ def rotate(
             the model exactly equivariant to rotations by 90 degrees at eight times the cost.
         layer: index of the block whose features are measured; negative indices count from the end; default the last.
         kind: output of a Python callable, features of a batch of images or labels of one image; default features.
-        patch: side of a patch in pixels, for Python callables that do not define it.
+        patch_size: side of a patch in pixels, for Python callables that do not define it.
         crop: side in pixels of the central window of each image that is measured; default the complete image.
         clusters: number of clusters of the features.
         budget: number of training pixels per class of a mask.
@@ -83,7 +83,7 @@ def rotate(
         vispe rotate vit_tiny_patch16_224 --textures 3 --weights random --quick
         vispe rotate vit_small_patch14_dinov2 images/ --masks masks/ --pos-embed alibi2d --symmetrize -o out
         vispe rotate seg/model.vispe images/ --masks masks/ -o out
-        vispe rotate my_model.py:features images/*.png --patch 14 -o out
+        vispe rotate my_model.py:features images/*.png --patch-size 14 -o out
         torchrun --nproc-per-node 4 -m vispe rotate vit_base_patch16_224 images/ -o out
     """
     from vispe.backbones.distributed import Processes
@@ -103,7 +103,7 @@ def rotate(
     output = Output(out, ["report.html", "report.json"], force, [*paths, *mask_paths])
     processes = Processes.started()
     build = {"pos_embed": pos_embed, "weights": weights, "img_size": img_size, "symmetric": symmetrize}
-    features = {"d4": d4, "layer": layer, "patch": patch, "kind": kind}
+    features = {"d4": d4, "layer": layer, "patch_size": patch_size, "kind": kind}
     subject = load_evaluated_model(model, **build, **features, seed=seed, device=processes.device(device))
     sources = load_sources(subject, paths, mask_paths, zero=zero, names=classes, textures=textures, seed=seed)
     settings = {"model": model, "pos_embed": pos_embed, "weights": weights, "img_size": img_size}
@@ -121,7 +121,7 @@ def rotate(
             metrics=metrics,
             quick=quick,
             angles=angles,
-            patch=subject.patch,
+            patch_size=subject.patch_size,
             size=subject.window(crop),
             exact=subject.exact,
             batch_size=batch_size,

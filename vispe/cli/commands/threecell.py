@@ -9,7 +9,7 @@ def threecell(
     out: str | None = None,
     seeds: int = 3,
     steps: int | None = None,
-    workers: int = 0,
+    num_workers: int = 0,
     json: bool = False,
 ) -> None:
     """Train small models on the three-cell benchmark and score which positional tasks they solve.
@@ -26,7 +26,7 @@ def threecell(
             interrupted one resumes.
         seeds: number of runs per encoding.
         steps: training steps; more give better scores and take longer.
-        workers: runs in parallel, one core each; 0 runs them sequentially with all cores.
+        num_workers: runs in parallel, one core each; 0 runs them sequentially with all cores.
         json: print all records as JSON.
 
     Examples:
@@ -45,7 +45,9 @@ def threecell(
     file = output.files[0] if output.files else None
     with progress_bar("training") as progress:
         extra = {"versions": versions()}
-        records = compare(encodings, seeds, recipe, file=file, workers=workers, also=extra, progress=progress)
+        records = compare(
+            encodings, seeds, recipe, file=file, num_workers=num_workers, also=extra, progress=progress
+        )
 
     def contents() -> dict[str, object]:
         all_records = read_rows(file, recipe)

@@ -74,9 +74,9 @@ class RopeAxial(RopeBase):
         rotated: fraction of the head channels that are rotated; the others carry content only.
         split: pairs of channels per axis, first axis first; equal parts by default; with three axes, remaining pairs
             are not rotated.
-        turning: fraction p of the pairs of each axis that are rotated, the fastest, rounded down (p-RoPE). Their
+        rotary_ratio: fraction p of the pairs of each axis that are rotated, the fastest, rounded down (p-RoPE). Their
             frequencies are unchanged, while `rotated` spreads all frequencies over fewer channels.
-        still: fraction of the pairs, the first ones, that belong to no axis and are not rotated.
+        unrotated: fraction of the pairs, the first ones, that belong to no axis and are not rotated.
         alternate: axes alternate from pair to pair, in the order of `indexing`, instead of one part of the pairs after
             the other; frequencies per axis are unchanged. It needs equal numbers of pairs per axis.
         tail: with ``layout='half'``, channels of the pairs that remain when all axes have theirs: 'halves', the end of
@@ -138,22 +138,22 @@ class RopeAxial(RopeBase):
         "schedule=yarn,reference=[2,2,2]",
         "shift_coords=0.5,jitter_coords=1.3,rescale_coords=2",
         "jitter_coords=1.3,per_block=true",
-        "still=0.25,split=[1,1,1]",
+        "unrotated=0.25,split=[1,1,1]",
         "logit_scale=ssmax",
         "basis=head",
         "schedule=align_corners,reference=[2,5,7]",
-        "duplicate=repeat,still=0.25",
+        "duplicate=repeat,unrotated=0.25",
         "duplicate=repeat,schedule=rescale,schedule_axes=space,reference=[2,5,7]",
         "alternate=true",
-        "alternate=true,indexing=ij,layout=half,still=0.25",
+        "alternate=true,indexing=ij,layout=half,unrotated=0.25",
         "layout=half,tail=end,split=[1,2,1]",
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "ropevit": {"temperature": 100.0, "indexing": "xy"},
         "eva": {"temperature": 10000.0, "indexing": "ij", "schedule": "rescale"},
         "pe": {"temperature": 10000.0, "indexing": "xy", "offset": 1.0, "schedule": "rescale"},
-        "p_rope": {"temperature": 10000.0, "layout": "half", "turning": 0.75},
-        "flux": {"temperature": 10000.0, "indexing": "ij", "still": 0.125},
+        "p_rope": {"temperature": 10000.0, "layout": "half", "rotary_ratio": 0.75},
+        "flux": {"temperature": 10000.0, "indexing": "ij", "unrotated": 0.125},
         "vjepa2": {
             "temperature": 10000.0,
             "indexing": "ij",
@@ -178,8 +178,8 @@ class RopeAxial(RopeBase):
     offset: FiniteFloat = 0.0
     rotated: Annotated[float, Interval(above=0, most=1)] = 1.0
     split: Shape | None = None
-    turning: UnitInterval = 1.0
-    still: Probability = 0.0
+    rotary_ratio: UnitInterval = 1.0
+    unrotated: Probability = 0.0
     alternate: bool = False
     tail: Literal["halves", "end"] = "halves"
     schedule_axes: ScheduleAxes = "all"
@@ -202,8 +202,8 @@ class RopeAxial(RopeBase):
                 f"{self.name}: alternate needs equal numbers of pairs per axis, got split={list(self.split)}. Omit "
                 "split."
             )
-        self._still = round(self.still * self.pairs)
-        check_split(self.name, self.split, self.pairs - self._still)
+        self._unrotated = round(self.unrotated * self.pairs)
+        check_split(self.name, self.split, self.pairs - self._unrotated)
 
     @property
     def _whole(self) -> int:
@@ -215,11 +215,13 @@ class RopeAxial(RopeBase):
 
     def frequencies(self, pos: Positions) -> list[Tensor]:
         """Return radians per unit of the coordinates, per axis (b or 1, pairs of the axis) float64."""
-        counts = pair_counts(self.name, self.split, self.pairs - self._still, pos.axes)
+        counts = pair_counts(self.name, self.split, self.pairs - self._unrotated, pos.axes)
         exact = exact_device(pos.coords)
         # float64, because schedules use powers and ratios of the frequencies
         plain = [inverse_frequencies(2 * n, self.temperature, torch.float64) for n in counts]
-        frequencies = [(f if self.turning == 1 else p_rope(f, self.turning))[None].to(exact) for f in plain]
+        frequencies = [
+            (f if self.rotary_ratio == 1 else p_rope(f, self.rotary_ratio))[None].to(exact) for f in plain
+        ]
         if self.schedule == "none":
             return frequencies
         now, trained = (t.to(exact, torch.float64) for t in self._sizes(pos))
@@ -271,17 +273,17 @@ class RopeAxial(RopeBase):
         freqs = self.frequencies(pos)
         pairs = self.pairs
         if self.tail == "end":
-            pairs = self._still + sum(f.shape[-1] for f in freqs)
-        return axial_angles(coords, freqs, order, pairs, self._still, self.alternate)
+            pairs = self._unrotated + sum(f.shape[-1] for f in freqs)
+        return axial_angles(coords, freqs, order, pairs, self._unrotated, self.alternate)
 
     def _tables(self, pos: Positions, layer: int) -> tuple[Tensor, Tensor]:
         if self.duplicate == "interleave":
             return super()._tables(pos, layer)
         angle = self.angles(pos, layer) * pos.spatial[:, None, :, None]
-        counts = pair_counts(self.name, self.split, self.pairs - self._still, pos.axes)
+        counts = pair_counts(self.name, self.split, self.pairs - self._unrotated, pos.axes)
         counts = counts if self.indexing == "ij" else counts[::-1]
-        rest = self.pairs - self._still - sum(counts)
-        parts = angle.split([self._still, *counts, rest], -1)
+        rest = self.pairs - self._unrotated - sum(counts)
+        parts = angle.split([self._unrotated, *counts, rest], -1)
         # per axis all angles, then all angles again: (..., 2 pairs)
         channels = torch.cat([torch.cat([part, part], -1) for part in parts], -1)
         return channels.cos(), channels.sin()

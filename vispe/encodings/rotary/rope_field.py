@@ -48,7 +48,7 @@ class RopeField(RopeBase):
         max_freq: radians of the fastest pair. Magnitudes are spaced geometrically: with 'golden' from slow to
             fast, both ends included; with 'spiral' in each group from fast to slow, without the lower end, as in
             `rope_axial`.
-        still: fraction of the pairs, the first ones (of each group), that are not rotated, rounded.
+        unrotated: fraction of the pairs, the first ones (of each group), that are not rotated, rounded.
         frequencies: omega of every pair as lists, radians per unit along each axis of the grid, first axis first;
             instead of the options above.
         normalize_coords: unit of the coordinates: half the distance from the first to the last patch, which are then at
@@ -103,7 +103,7 @@ class RopeField(RopeBase):
     invariant = ("translation",)
     formula = r"\theta_f = \omega_f \cdot p, \quad \omega_f = s_f \, (\cos \alpha_f, \sin \alpha_f)"
     tested_options = (
-        "directions=spiral,groups=3,still=0.5,normalize_coords=max",
+        "directions=spiral,groups=3,unrotated=0.5,normalize_coords=max",
         "frequencies=[[1,0],[0,1],[0.3,-0.4],[0,0]],normalize_coords=none,schedule=yarn,reference=[2,5]",
         "normalize_coords=min,schedule=pi,reference=[2,5,7],shift_coords=0.5",
         "layout=half,rotated=0.5,logit_scale=ssmax",
@@ -124,7 +124,7 @@ class RopeField(RopeBase):
     groups: PositiveInt | None = None
     min_freq: PositiveFloat = 0.2
     max_freq: PositiveFloat = 20.0
-    still: Probability = 0.0
+    unrotated: Probability = 0.0
     frequencies: Frequencies | None = None
     normalize_coords: NormalizeCoords = "separate"
     schedule: Schedule = "rescale"
@@ -155,7 +155,7 @@ class RopeField(RopeBase):
         frequencies = self.frequencies
         if frequencies is None:
             return
-        names = ("directions", "groups", "min_freq", "max_freq", "still")
+        names = ("directions", "groups", "min_freq", "max_freq", "unrotated")
         changed = [n for n in names if getattr(self, n) != getattr(type(self), n)]
         if changed:
             raise OptionError(f"{', '.join(changed)} has no effect with frequencies. Omit it.")
@@ -181,18 +181,18 @@ class RopeField(RopeBase):
             return torch.tensor(self.frequencies, dtype=torch.float64)
         low, high = self.min_freq, self.max_freq
         if self.directions == "golden":
-            still = round(self.still * self.pairs)
+            unrotated = round(self.unrotated * self.pairs)
             # log-spaced magnitudes; the pairs before them are not rotated
-            way = torch.linspace(0, 1, self.pairs - still, dtype=torch.float64)
-            sizes = F.pad(low * (high / low) ** way, (still, 0))
+            way = torch.linspace(0, 1, self.pairs - unrotated, dtype=torch.float64)
+            sizes = F.pad(low * (high / low) ** way, (unrotated, 0))
             return sizes[:, None] * _golden(self.pairs, axes)
         # each group has all magnitudes, as each axis of axial RoPE
         groups = self.groups or GROUPS
         parts: list[Tensor] = []
         for group in torch.arange(self.pairs).tensor_split(groups):
-            still = round(self.still * len(group))
-            way = torch.arange(len(group) - still, dtype=torch.float64) / max(len(group) - still, 1)
-            parts.append(F.pad(high * (low / high) ** way, (still, 0)))
+            unrotated = round(self.unrotated * len(group))
+            way = torch.arange(len(group) - unrotated, dtype=torch.float64) / max(len(group) - unrotated, 1)
+            parts.append(F.pad(high * (low / high) ** way, (unrotated, 0)))
         counts = torch.tensor([len(part) for part in parts])
         return torch.cat(parts)[:, None] * _spread(groups, axes).repeat_interleave(counts, 0)
 

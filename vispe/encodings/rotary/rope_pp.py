@@ -34,7 +34,7 @@ class RopePp(AxialRotary):
         head_dim: channels of a head, d_h; dim / num_heads by default.
         mode: which heads are imaginary: 'imagh' those after the first h / 2, 'imago' all, 'imag1' every second,
             'none' none: plain RoPE.
-        turned: pairs that an imaginary head rotates by 90 degrees: 'all', or those of one 'axis', with the axes
+        rotated_pairs: pairs that an imaginary head rotates by 90 degrees: 'all', or those of one 'axis', with the axes
             assigned to heads cyclically, the last (x) first: the others compare positions along the other axes.
         base: ratio of the first to the (C + 1)-th frequency of an axis; the first is 1 per unit of the
             spacing.
@@ -47,7 +47,7 @@ class RopePp(AxialRotary):
     Invariant to: translation in scores between patches (not of prefix tokens with patches); norms are preserved.
     Raises: ShapeError if a head has fewer pairs than `pos` has axes; OptionError for incompatible options.
     Differs from the reference: the reference has one axis and base 10000, and changes queries in place; axes and
-        `turned` are ours. Query heads with shared projections are up to the caller.
+        `rotated_pairs` are ours. Query heads with shared projections are up to the caller.
 
     Example:
         >>> from vispe import Grid, create_encoding
@@ -69,10 +69,14 @@ class RopePp(AxialRotary):
         r"a = \operatorname{Re} \sum_c z^q_c \overline{z^k_c} \quad \text{or} \quad a = \operatorname{Im} "
         r"\sum_c z^q_c \overline{z^k_c}"
     )
-    tested_options = ("mode=imago,layout=interleaved", "mode=imag1,turned=axis", "mode=none,spacing=[2,0.5]")
+    tested_options = (
+        "mode=imago,layout=interleaved",
+        "mode=imag1,rotated_pairs=axis",
+        "mode=none,spacing=[2,0.5]",
+    )
 
     mode: Mode = "imagh"
-    turned: Literal["all", "axis"] = "all"
+    rotated_pairs: Literal["all", "axis"] = "all"
 
     def imaginary(self) -> list[bool]:
         """Return which heads are imaginary."""
@@ -105,7 +109,7 @@ class RopePp(AxialRotary):
         counts = even_counts(self.pairs, axes)[::-1]
         axis = torch.tensor([a for a, n in enumerate(counts) for _ in range(n)], device=device)
         imaginary = torch.tensor(self.imaginary(), device=device)[:, None]
-        if self.turned == "all":
+        if self.rotated_pairs == "all":
             return imaginary.expand(-1, self.pairs)[None, :, None]
         # the first imaginary head has the first axis
         order = (imaginary.cumsum(0) - 1) % axes

@@ -130,8 +130,8 @@ class Recipe:
 
     shape: tuple[int, int] = (6, 6)
     steps: int = 600
-    batch: int = 48
-    rate: float = 3e-3
+    batch_size: int = 48
+    lr: float = 3e-3
 
 
 def train(
@@ -149,11 +149,11 @@ def train(
     torch.manual_seed(seed)
     model = SceneViT(spec, recipe.shape).train()
     generator = torch.Generator().manual_seed(1000 + seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.lr, total_steps=recipe.steps)
     for step in range(recipe.steps):
         set_progress(model, step / recipe.steps, seed=Processes().seed(seed, step, POSITIONS))
-        batch = scenes(recipe.batch, recipe.shape, generator)
+        batch = scenes(recipe.batch_size, recipe.shape, generator)
         loss = F.cross_entropy(model(batch.images), batch.answers, ignore_index=-1)
         optimizer.zero_grad()
         loss.backward()

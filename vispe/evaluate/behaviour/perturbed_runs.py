@@ -82,12 +82,12 @@ class PerturbedRuns:
         """
         (high, wide), (h, w) = self.image.shape[-2:], self.maps().shape[-2:]
         side = max(1, high // h)
-        pixels = math.lcm(side, self.audited.patch or 1)
+        pixels = math.lcm(side, self.audited.patch_size or 1)
         if (h * side, w * side) != (high, wide) or high % pixels or wide % pixels:
             raise UnsupportedHost(
                 "content can be shifted by whole patches only where patches and cells of the feature map divide the "
-                f"image, but one of {high} x {wide} px has {h} x {w} cells and patches of {self.audited.patch} px; "
-                "crop the image"
+                f"image, but one of {high} x {wide} px has {h} x {w} cells and patches of {self.audited.patch_size} "
+                "px; crop the image"
             )
         return Step(pixels, pixels // side, (high // pixels, wide // pixels))
 

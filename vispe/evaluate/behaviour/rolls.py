@@ -55,17 +55,21 @@ def rolled(image: Tensor, step: Step, offset: Offset) -> tuple[str, Tensor]:
     return f"roll {down},{right}" if down or right else ORIGINAL, image.roll((down, right), (-2, -1))
 
 
-def shuffled(image: Tensor, patch: int, generator: torch.Generator) -> Tensor:
+def shuffled(image: Tensor, patch_size: int, generator: torch.Generator) -> Tensor:
     """Return an image (c, H, W) with its patches in random order.
 
     >>> shuffled(torch.arange(4.0).reshape(1, 2, 2), 1, torch.Generator().manual_seed(0)).sum()
     tensor(6.)
     """
     c = image.shape[0]
-    patches = image.unfold(1, patch, patch).unfold(2, patch, patch)
+    patches = image.unfold(1, patch_size, patch_size).unfold(2, patch_size, patch_size)
     h, w = patches.shape[1:3]
     order = torch.randperm(h * w, generator=generator)
-    mixed = patches.reshape(c, h * w, patch, patch)[:, order].reshape(c, h, w, patch, patch)
+    mixed = patches.reshape(c, h * w, patch_size, patch_size)[:, order].reshape(
+        c, h, w, patch_size, patch_size
+    )
     result = image.clone()  # incomplete patches at the border are unchanged
-    result[:, : h * patch, : w * patch] = mixed.permute(0, 1, 3, 2, 4).reshape(c, h * patch, w * patch)
+    result[:, : h * patch_size, : w * patch_size] = mixed.permute(0, 1, 3, 2, 4).reshape(
+        c, h * patch_size, w * patch_size
+    )
     return result

@@ -84,7 +84,11 @@ class Shift(Measure):
             "with the seam": acc.column("everywhere").mean(),
             "without the mean feature": acc.column("centred").mean(),
         }
-        note = "" if audited.patch else "The patch size is unknown, so shifts may be by fractions of a patch."
+        note = (
+            ""
+            if audited.patch_size
+            else "The patch size is unknown, so shifts may be by fractions of a patch."
+        )
         return Outcome(
             float(worst.mean()), worst.tolist(), control={"no encoding": 0.0}, note=note, details=details
         )

@@ -130,7 +130,7 @@ def serve_positions(
     scheme: str | Scheme | None = None,
     *,
     positions: int = 32768,
-    picture: tuple[int, int, int] = (64, 64, 64),
+    grid_thw: tuple[int, int, int] = (64, 64, 64),
     nearest: bool = False,
 ) -> ServedPositions:
     """Return the positions and tables for serving a vision-language model with a position scheme.
@@ -140,7 +140,7 @@ def serve_positions(
             stock model is served with its own scheme.
         scheme: position scheme that replaces that of the model.
         positions: number of integer coordinates from 0 in the table, an upper bound of prompt plus answer.
-        picture: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional
+        grid_thw: frames, rows and columns of the largest video, in tokens, which determine the negative and fractional
             coordinates in the table.
         nearest: round coordinates of schemes without a common denominator.
 
@@ -195,7 +195,7 @@ def serve_positions(
     with torch.device("cpu"):
         holder = SimpleNamespace(rotary_emb=type(text.rotary_emb)(text.config))
         rates = rotary.rates(holder).float()
-        rows = Rows.reaching(chosen, positions, picture, nearest)
+        rows = Rows.reaching(chosen, positions, grid_thw, nearest)
         return ServedPositions(rows, table_of(rows, rates, rotary.scaling(holder)), config)
 
 

@@ -83,7 +83,7 @@ class Rows:
         cls,
         scheme: Scheme,
         positions: int,
-        picture: tuple[int, int, int] = (64, 64, 64),
+        grid_thw: tuple[int, int, int] = (64, 64, 64),
         nearest: bool = False,
     ) -> Rows:
         """Return the numbering for images up to a size: with the necessary negative rows and parts.
@@ -91,14 +91,14 @@ class Rows:
         Args:
             scheme: position scheme.
             positions: number of integer coordinates from 0 on.
-            picture: frames, rows and columns of the largest video or image, in tokens.
+            grid_thw: frames, rows and columns of the largest video or image, in tokens.
             nearest: round coordinates to 64 parts if no number of parts suffices.
 
         Raises:
             InputError: coordinates are not fractions of up to 64 parts, and `nearest` is false.
         """
         check_counted_on(scheme)
-        frames, height, width = picture
+        frames, height, width = grid_thw
         # odd and even sizes, and some with coprime numbers of tokens, to reveal all fractions
         sizes = {(max(1, height - h), max(1, width - w)) for h in (0, 1) for w in (0, 1)}
         sizes |= {(min(h, height), min(w, width)) for h, w in ((1, 1), (3, 5), (7, 11), (13, 17))}
@@ -159,8 +159,7 @@ class Rows:
         if distance > NEAR and not self.nearest:
             raise InputError(
                 f"{self.scheme} gives coordinates up to {distance:.3g} steps from the nearest of {self.parts} "
-                f"parts. Set "
-                "parts to a common denominator, or use nearest=True."
+                f"parts. Set parts to a common denominator, or use nearest=True."
             )
         place = (number / self.parts).floor()
         low, high = (int(place.min()), int(place.max())) if fine.numel() else (0, 0)
