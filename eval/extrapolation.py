@@ -21,7 +21,7 @@ import checkout  # noqa: F401  (finds vispe)
 import torch
 
 import vispe
-from vispe.evaluate.behaviour.extrapolation import Recipe, score, train
+from vispe.evaluate.behaviour.extrapolation import ExtrapolationRecipe, score, train
 
 sys.path.insert(0, str(Path(__file__).parent / "bench"))
 from timing import environment
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--num-workers", type=int, default=2, help="models trained at once, one core each")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    recipe = asdict(Recipe())
+    recipe = asdict(ExtrapolationRecipe())
     previous = json.loads(args.out.read_text()) if args.out.exists() else {"rows": [], "recipe": None}
     if previous["rows"] and previous["recipe"] != json.loads(json.dumps(recipe)):
         parser.error(

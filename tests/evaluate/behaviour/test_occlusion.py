@@ -14,7 +14,7 @@ from vispe.evaluate.audit.verdict import judge
 from vispe.evaluate.behaviour.occlusion import FILLINGS, Occlusion, excess, mirrored, occlude
 from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
 from vispe.evaluate.behaviour.rolls import K
-from vispe.evaluate.behaviour.translation import Shift
+from vispe.evaluate.behaviour.translation import TranslationChange
 
 
 def found(f, images, patch_size=1, **options):
@@ -144,7 +144,7 @@ def test_an_image_makes_ten_passes_beside_those_of_shift_and_a_short_record():
         acc.begin(1)
         audited = AuditedModel(lambda x: (calls.append(1), x)[1], "pixels", patch_size=2)  # noqa: B023
         runs = PerturbedRuns(audited, torch.rand(3, side, side), 1)
-        Shift().rerun(acc, runs)
+        TranslationChange().rerun(acc, runs)
         assert len(calls) == 4
         Occlusion().rerun(acc, runs)
         assert len(calls) == 14

@@ -10,7 +10,7 @@ from vispe.evaluate.audit.audited_model import AuditedModel
 from vispe.evaluate.audit.measure import Accumulator
 from vispe.evaluate.audit.runner import audit
 from vispe.evaluate.behaviour.perturbed_runs import PerturbedRuns
-from vispe.evaluate.behaviour.translation import Shift, inside_margin
+from vispe.evaluate.behaviour.translation import TranslationChange, inside_margin
 
 
 def vit(encoding=None, size=64):
@@ -32,7 +32,7 @@ class Counted:
 
 def found(f, images, **options):
     audited = AuditedModel(f, "model", **options)
-    return audit(audited, images, [Shift()], controls=())
+    return audit(audited, images, [TranslationChange()], controls=())
 
 
 def test_a_model_without_encoding_does_not_see_a_roll():
@@ -109,7 +109,9 @@ def test_what_is_kept_does_not_grow_with_the_image():
     def accumulated(size):
         acc = Accumulator()
         acc.begin(0)
-        Shift().rerun(acc, PerturbedRuns(AuditedModel(lambda x: x, "pixels"), torch.rand(3, size, size), 0))
+        TranslationChange().rerun(
+            acc, PerturbedRuns(AuditedModel(lambda x: x, "pixels"), torch.rand(3, size, size), 0)
+        )
         assert not acc.sums
         return len(str(acc.records[0].keys())), sum(
             len(v) for v in acc.records[0].values() if isinstance(v, list)

@@ -14,8 +14,8 @@ from vispe.attention.backends.triton import tiles
 from vispe.errors import InputError, OptionError
 from vispe.evaluate.speed import (
     Bench,
+    BenchmarkPlan,
     Case,
-    Plan,
     benchmark,
     judge,
     plan_for,
@@ -23,7 +23,7 @@ from vispe.evaluate.speed import (
     table,
     winners,
 )
-from vispe.evaluate.speed.case_inputs import Setup
+from vispe.evaluate.speed.case_inputs import CaseInputs
 from vispe.evaluate.speed.cases import STRUCTURED
 from vispe.evaluate.speed.contenders import Contender, contenders, ours
 from vispe.evaluate.speed.correctness import run_check
@@ -32,7 +32,7 @@ from vispe.evaluate.speed.timing import measure
 
 ROOT = Path(__file__).parents[3]
 TINY = Case((3, 4), 1, 2, 2, 16, "float32")
-PLAN = Plan(
+PLAN = BenchmarkPlan(
     (TINY,), ("forward", "table"), reps=2, slow=False, check_shapes=(((3, 4), 1, 16),),
     check_dtypes=("float32",), warmup=0.0,
 )  # fmt: skip
@@ -234,7 +234,7 @@ def test_a_wrong_result_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("mode", STRUCTURED)
 def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
-    setup = Setup(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
+    setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
     what, (q, k, v, _) = setup.structured(), (t.detach().double() for t in setup.sets[0])
     wanted = what.double().attend(q, k, v, "reference")
     rows = torch.arange(0, setup.case.tokens, 2)
@@ -244,7 +244,7 @@ def test_the_exact_rows_of_other_paths_are_those_of_the_reference(mode):
     assert setup.error(wanted, "structured")[0] < 1e-12
     assert len(setup.leaves) == (2 if mode in ("decomposed", "gated") else 0)
     with pytest.raises(OptionError, match=r"mode must be one of .*got 'table'"):
-        Setup(setup.case, "table", "cpu").structured()
+        CaseInputs(setup.case, "table", "cpu").structured()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,7 +262,7 @@ def test_a_wrong_result_of_another_path_is_seen(kind, monkeypatch):
 
 def test_the_exact_result_is_that_of_the_reference():
     for mode in ("slopes", "table"):
-        setup = Setup(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
+        setup = CaseInputs(Case((3, 4), 2, 2, 3, 16, "float32"), mode, "cpu")
         dense = setup.bias().dense()[0, 1]
         rows = torch.arange(setup.case.tokens)
         torch.testing.assert_close(setup.bias_rows(setup.kind, 1, rows).float(), dense.detach())
@@ -270,8 +270,8 @@ def test_the_exact_result_is_that_of_the_reference():
 
 @pytest.mark.gpu
 def test_memory_and_events_on_a_gpu():
-    setup = Setup(Case((32, 32), 1, 2, 2), "forward", "cuda", "triton")
-    row = measure(Contender("vispe", "mode", ours("mode")), setup, Plan((setup.case,), reps=50))
+    setup = CaseInputs(Case((32, 32), 1, 2, 2), "forward", "cuda", "triton")
+    row = measure(Contender("vispe", "mode", ours("mode")), setup, BenchmarkPlan((setup.case,), reps=50))
     assert row["error"] < 4e-3
     assert 0 < row["extra_mib"] < 1025**2 * 2 * 2 / 2**20
     assert row["reps"] == 50

@@ -11,7 +11,7 @@ from tests.hosts.transformers.tiny import QWEN, VIDEO, batch, make
 from vispe.errors import InputError, UnsupportedCombination, UnsupportedHost
 from vispe.hosts.transformers.serving import load_positions, serve_positions
 from vispe.multimodal import Image, Stream, Text, Video, create_scheme, list_schemes
-from vispe.multimodal.serving import Rows
+from vispe.multimodal.serving import TableRows
 
 SMALL = (8, 8, 8)
 REFUSED = {
@@ -113,7 +113,7 @@ def test_an_engine_says_what_the_model_says(family, name, chunk, tmp_path):
 
 
 def test_pages_of_words_are_the_same_with_pictures_behind_them():
-    rows = Rows.reaching(create_scheme("videorope"), 64, SMALL)
+    rows = TableRows.reaching(create_scheme("videorope"), 64, SMALL)
     with_picture, alone = rows.requests(
         Stream.of([[Text(4), Image(3, 5), Text(2)], [Text(9)]], padding="right")
     )
@@ -124,7 +124,7 @@ def test_pages_of_words_are_the_same_with_pictures_behind_them():
 
 @pytest.mark.parametrize("name", ["v2pe", "videorope", "circlerope"])
 def test_fractions_and_negative_coordinates_have_rows_of_their_own(name):
-    rows = Rows.reaching(create_scheme(name), 64, SMALL, nearest=True)
+    rows = TableRows.reaching(create_scheme(name), 64, SMALL, nearest=True)
     values = rows.values()
     assert len(values) == rows.size == len(values.unique())
     assert float(values.min()) == -rows.below

@@ -87,7 +87,7 @@ def _model(
     import torch
 
     from vispe.backbones.device import choose_device
-    from vispe.backbones.model_access import image_size as default_size
+    from vispe.backbones.model_access import image_size
     from vispe.backbones.open_clip import load_model, names_weights
     from vispe.errors import OptionError
     from vispe.hosts.attention_paths import attention_paths
@@ -106,7 +106,7 @@ def _model(
     net = net.to(device, getattr(torch, dtype))
     if encoding and not weights:
         convert(net, encoding)
-    height, width = size or default_size(net)
+    height, width = size or image_size(net)
     image = torch.zeros(batch_size, 3, height, width, device=device, dtype=getattr(torch, dtype))
     groups: dict[Any, list[str]] = {}
     attention = attention_paths(net, image)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from vispe.evaluate.rotation.report import RotationReport as Report
+    from vispe.evaluate.rotation.report import RotationReport
 
 POSITIONALS = ("model", "images")
 SHORT = {"out": "-o"}
@@ -145,7 +145,7 @@ def rotate(
         )
 
 
-def as_text(report: "Report") -> str:
+def as_text(report: "RotationReport") -> str:
     """Return the printed summary of a report."""
     result, pattern = report.result, report.fingerprint
     lines = [f"{report.subject}, {len(result.images)} image(s)", report.verdict]

@@ -36,11 +36,11 @@ def threecell(
     from vispe.cli.common import Output, progress_bar, versions
     from vispe.errors import OptionError
     from vispe.evaluate.three_cell.results import compare, plot_table, read_rows, report, to_markdown
-    from vispe.evaluate.three_cell.trainer import Recipe
+    from vispe.evaluate.three_cell.trainer import ThreeCellRecipe
 
     if seeds < 1:
         raise OptionError(f"threecell: --seeds must be 1 or more, got {seeds}.")
-    recipe = Recipe() if steps is None else Recipe(steps=steps)
+    recipe = ThreeCellRecipe() if steps is None else ThreeCellRecipe(steps=steps)
     output = Output(out, ["three_cell.json", "three_cell.png", "report.html"], force=True)
     file = output.files[0] if output.files else None
     with progress_bar("training") as progress:

@@ -17,7 +17,7 @@ from vispe.options import PositiveInt, Shape
 
 
 @register
-class Target(Additive):
+class TargetPosition(Additive):
     """Adds the table entry of the next position to every token, for models that generate in any order.
 
     table(k) = of(position of token k + 1); in addition to the table of its current position, as in

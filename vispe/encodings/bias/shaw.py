@@ -16,7 +16,7 @@ from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import same_grid
 from vispe.encodings.base import Biased
 from vispe.encodings.parts.coords import coordinate_count
-from vispe.encodings.parts.layers import Table
+from vispe.encodings.parts.layers import EmbeddingTable
 from vispe.encodings.parts.relative import FactorBias, grid_rows, offset_rows, with_none
 from vispe.encodings.parts.resample import trained_grid
 from vispe.encodings.parts.table_interpolation import Resample, resample_table, take
@@ -136,9 +136,9 @@ class Shaw(Biased):
         self.value_embedding = self._table_for(heads * width, False) if self.values else None
         self.reset_parameters()
 
-    def _table_for(self, channels: int, folded: bool) -> Table:
+    def _table_for(self, channels: int, folded: bool) -> EmbeddingTable:
         rows = math.prod(self._sides(self.grid or (), folded))
-        return Table(rows, channels)
+        return EmbeddingTable(rows, channels)
 
     def _sides(self, grid: Sequence[int], folded: bool) -> tuple[int, ...]:
         """Return the shape of the table for a grid."""
@@ -200,7 +200,7 @@ class Shaw(Biased):
         return ValueTerm(table, pairs if isinstance(pairs, Tensor) else pairs.pairs())
 
     def _read(
-        self, pos: Positions, embedding: Table, channels: int | None, folded: bool
+        self, pos: Positions, embedding: EmbeddingTable, channels: int | None, folded: bool
     ) -> tuple[Tensor | OffsetBuckets, Tensor, Hashable]:
         """Return the row of each pair (b or 1, n, n) or offset, the table (h or 1, rows, channels), and a cache key."""
         grid, weight = self._need_grid(pos), embedding.weight

@@ -14,7 +14,7 @@ from vispe.attention.transform.blocks import BlockTransform
 from vispe.encodings.parts.cameras import inverse
 
 
-class Group(NamedTuple):
+class ChannelGroup(NamedTuple):
     """Group of channels of a head.
 
     Attributes:
@@ -101,7 +101,7 @@ def angles_of(coordinates: Tensor, freqs: Tensor, top: Tensor) -> Tensor:
     return (2 * math.pi * (coordinates * top)[..., None, :] * freqs[:, None]).flatten(-2)
 
 
-def joined(groups: list[tuple[Group, Matrices | None]], values: bool) -> BlockTransform:
+def joined(groups: list[tuple[ChannelGroup, Matrices | None]], values: bool) -> BlockTransform:
     """Return one block transform of all groups in order, with the smallest blocks that align with the groups.
 
     Args:

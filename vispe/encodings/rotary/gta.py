@@ -13,7 +13,7 @@ from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.cameras import EXTRINSIC, per_token
 from vispe.encodings.parts.gta_representations import (
-    Group,
+    ChannelGroup,
     Matrices,
     angles_of,
     circle,
@@ -145,7 +145,7 @@ class GTA(Rotary):
             self.scale = nn.Parameter(torch.empty(1))
             self.reset_parameters()
 
-    def _groups(self) -> list[Group]:
+    def _groups(self) -> list[ChannelGroup]:
         """Return the non-empty groups, in order; raise `OptionError` if they do not fit."""
         pair_size = 2 * self.axes
         blocks = {"se3": 4, "so3": 3 if self.so3_degree == 1 else 8, "so2": pair_size, "t2": 3}
@@ -170,9 +170,9 @@ class GTA(Rotary):
             )
         # sizes are multiples of one pair per axis, but rotations act on blocks of 2
         blocks["so2"] = 2
-        groups = [Group(n, s, blocks[n]) for n, s in sizes.items() if s]
+        groups = [ChannelGroup(n, s, blocks[n]) for n, s in sizes.items() if s]
         triv = self.head - used
-        return [Group("triv", triv, 1), *groups] if triv else groups
+        return [ChannelGroup("triv", triv, 1), *groups] if triv else groups
 
     @property
     def per_layer(self) -> bool:
@@ -246,7 +246,7 @@ class GTA(Rotary):
         angles = torch.cat([angles.new_zeros(*angles.shape[:-1], skip), angles], -1)
         return angles.cos(), angles.sin()
 
-    def _matrices(self, group: Group, pos: Positions) -> Matrices | None:
+    def _matrices(self, group: ChannelGroup, pos: Positions) -> Matrices | None:
         if group.name == "triv":
             return None
         if group.name == "so2":

@@ -125,7 +125,7 @@ class SceneViT(nn.Module):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ExtrapolationRecipe:
     """Training configuration: grid, steps, batch size, peak learning rate."""
 
     shape: tuple[int, int] = (6, 6)
@@ -135,7 +135,10 @@ class Recipe:
 
 
 def train(
-    spec: Spec, seed: int, recipe: Recipe | None = None, on_step: Callable[[int, float], None] | None = None
+    spec: Spec,
+    seed: int,
+    recipe: ExtrapolationRecipe | None = None,
+    on_step: Callable[[int, float], None] | None = None,
 ) -> SceneViT:
     """Train a model from scratch on random scenes of one grid.
 
@@ -145,7 +148,7 @@ def train(
         recipe: training configuration; the default takes well under a minute on one core.
         on_step: called with the index of each step and its loss.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or ExtrapolationRecipe()
     torch.manual_seed(seed)
     model = SceneViT(spec, recipe.shape).train()
     generator = torch.Generator().manual_seed(1000 + seed)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vispe.errors import UnsupportedHost
 from vispe.evaluate.audit.measure import Accumulator
-from vispe.evaluate.behaviour.perturbed_runs import ORIGINAL, PerturbedRuns, Step
+from vispe.evaluate.behaviour.perturbed_runs import ORIGINAL, CommonStep, PerturbedRuns
 
 K = 4
 """Number of strips along each side of an image."""
@@ -15,7 +15,7 @@ K = 4
 Offset = tuple[int, int]
 
 
-def step_or_refusal(acc: Accumulator, runs: PerturbedRuns, least: int = 2) -> Step | None:
+def step_or_refusal(acc: Accumulator, runs: PerturbedRuns, least: int = 2) -> CommonStep | None:
     """Return `runs.step()`, or None after noting the reason for `raise_if_refused`; at least `least` steps per side."""
     try:
         step = runs.step()
@@ -43,13 +43,13 @@ def starts(n: int) -> tuple[int, ...]:
     return tuple(round(k * (n - n // K) / (K - 1)) for k in range(K))
 
 
-def rolls(number: int, step: Step) -> list[Offset]:
+def rolls(number: int, step: CommonStep) -> list[Offset]:
     """Return the offsets in steps that move strip number % K to the position of each of the K strips."""
     rows, cols = map(starts, step.grid)
     return [(r - rows[number % K], c - cols[number % K]) for r, c in zip(rows, cols, strict=True)]
 
 
-def rolled(image: Tensor, step: Step, offset: Offset) -> tuple[str, Tensor]:
+def rolled(image: Tensor, step: CommonStep, offset: Offset) -> tuple[str, Tensor]:
     """Return the name of a roll by an offset in steps, and the rolled image (c, H, W)."""
     down, right = (o * step.pixels for o in offset)
     return f"roll {down},{right}" if down or right else ORIGINAL, image.roll((down, right), (-2, -1))

@@ -32,7 +32,7 @@ def inside_margin(grid: Offset, offset: Offset, margin: int) -> Tensor:
     return rows[:, None] & cols[None, :]
 
 
-class Shift(Measure):
+class TranslationChange(Measure):
     """Largest change of features over three rolls: three forward passes in addition to the original image.
 
     Our image form of position-shift tests for language models: the same content at other positions. `papers` is empty

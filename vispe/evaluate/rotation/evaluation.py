@@ -21,9 +21,9 @@ from vispe.evaluate.rotation.plan import (
     OF_LABELS,
     QUICK,
     QUICK_ANGLES,
+    ImageBatch,
     Measured,
-    Plan,
-    Step,
+    RotationPlan,
     center_crop,
 )
 from vispe.evaluate.rotation.records import RotationResult, notes_on_scale
@@ -128,7 +128,7 @@ def measure(
     size = 14 * (patch_size or 16) if quick and size is None else size
     n_classes = _class_count(n_classes, names, segmenter, truths)
     names = [f"class {k + 1}" for k in range(n_classes or 0)] if names is None else list(names)
-    plan = Plan(
+    plan = RotationPlan(
         groups=groups,
         angles=_angles(angles, quick),
         patch_size=patch_size,
@@ -176,7 +176,7 @@ def measure(
 
 def _steps(
     measured: Measured,
-    plan: Plan,
+    plan: RotationPlan,
     images: Sequence[Tensor],
     truths: Sequence[Any] | None,
     processes: Processes,
@@ -190,7 +190,7 @@ def _steps(
     answers: dict[str, list[Piece]] = {}
     notes: list[str] = []
     for done, start in enumerate(starts[k] for k in own):
-        step = Step.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
+        step = ImageBatch.of(images, truths, range(start, min(start + plan.batch_size, len(images))), plan)
         for k, group in enumerate(groups):
             progress(GROUPS[group], (done + k / len(groups)) / len(own))
             for key, pieces in measure_step(measured, plan, step, group).items():
@@ -201,7 +201,7 @@ def _steps(
 
 
 def _fingerprint(
-    f: FeatureFunction, plan: Plan, images: Sequence[Tensor]
+    f: FeatureFunction, plan: RotationPlan, images: Sequence[Tensor]
 ) -> tuple[Fingerprint | None, list[str]]:
     """Return the fingerprint of random windows of the images, and notes."""
     patch_size = plan.patch_size or 1
@@ -229,10 +229,14 @@ def _fingerprint(
 
 
 def _examples(
-    measured: Measured, plan: Plan, images: Sequence[Tensor], truths: Sequence[Any] | None, show: Shown
+    measured: Measured,
+    plan: RotationPlan,
+    images: Sequence[Tensor],
+    truths: Sequence[Any] | None,
+    show: Shown,
 ) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the first image, its feature maps and its labels in all poses, for figures."""
-    step = Step.of(images, truths, range(1), plan)
+    step = ImageBatch.of(images, truths, range(1), plan)
     image = step.fitted[0]
     poses = {} if measured.f is None else example_maps(measured.f, image)
     labels = {} if set(plan.groups).isdisjoint(OF_LABELS) else example_labels(measured, plan, step)

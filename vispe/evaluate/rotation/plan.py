@@ -40,7 +40,7 @@ QUICK_ANGLES = (0.0, 45.0, 90.0, 180.0, 270.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RotationPlan:
     """Settings of a measurement; `asdict` gives JSON values.
 
     Attributes:
@@ -104,7 +104,7 @@ class Measured:
 
 
 @dataclass(eq=False)
-class Step:
+class ImageBatch:
     """A batch of consecutive images, on which all metrics are computed before the next ones are loaded.
 
     Attributes:
@@ -124,7 +124,9 @@ class Step:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, images: Sequence[Tensor], truths: Sequence[Any] | None, numbers: range, plan: Plan) -> "Step":
+    def of(
+        cls, images: Sequence[Tensor], truths: Sequence[Any] | None, numbers: range, plan: RotationPlan
+    ) -> "ImageBatch":
         """Load the images with these indices and their truths, and crop them."""
         step = cls(numbers.start, [images[n] for n in numbers])
         if truths is not None:
@@ -182,7 +184,7 @@ def center_crop(image: Tensor, patch_size: int | None, size: int | None) -> tupl
     return image, " ".join([*remarks, *([done[0].lower() + done[1:]] if done else [])])
 
 
-def canvas_for(shape: tuple[int, int], plan: Plan) -> Canvas | None:
+def canvas_for(shape: tuple[int, int], plan: RotationPlan) -> Canvas | None:
     """Return the window for all angles; None if the image is too small.
 
     Windows inside of the image for every angle are preferred to windows that need mirrored pixels.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vispe.errors import InputError, OptionError
-from vispe.evaluate.three_cell.trainer import Recipe, ThreeCellViT, train
+from vispe.evaluate.three_cell.trainer import ThreeCellRecipe, ThreeCellViT, train
 from vispe.files import atomic_path
 from vispe.report.figure_style import BLUE, GREY, INK, ORANGE, clean_axes, new_figure
 from vispe.report.html_page import Page
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 def compare(
     encodings: Sequence[str],
     seeds: int,
-    recipe: Recipe,
+    recipe: ThreeCellRecipe,
     *,
     file: Path | None = None,
     num_workers: int = 0,
@@ -78,7 +78,7 @@ def compare(
 def run_missing(
     encodings: Sequence[str],
     seeds: Sequence[int],
-    recipe: Recipe | None = None,
+    recipe: ThreeCellRecipe | None = None,
     *,
     file: str | Path | None = None,
     num_workers: int = 0,
@@ -92,7 +92,7 @@ def run_missing(
     Args:
         encodings: specs as text.
         seeds: random seeds of the weights and the training images.
-        recipe: training configuration; `Recipe()` by default.
+        recipe: training configuration; `ThreeCellRecipe()` by default.
         file: JSON file of all results; None stores nothing.
         num_workers: number of processes with one thread each; 0 trains in this process, with its threads.
         also: additional entries of the file, such as the environment.
@@ -102,7 +102,7 @@ def run_missing(
         InputError: the file was written with another recipe, or is not a results file.
         OptionError: duplicate encodings or seeds, or negative `num_workers`.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or ThreeCellRecipe()
     if len(set(encodings)) < len(encodings) or len(set(seeds)) < len(seeds) or num_workers < 0:
         raise OptionError(
             f"Give each encoding and seed once, and num_workers of 0 or more; got {', '.join(encodings)}, seeds "
@@ -123,7 +123,7 @@ def run_missing(
         yield row
 
 
-def read_rows(file: str | Path | None, recipe: Recipe | None = None) -> list[Row]:
+def read_rows(file: str | Path | None, recipe: ThreeCellRecipe | None = None) -> list[Row]:
     """Return the results in a file, [] if it does not exist.
 
     Raises:
@@ -271,7 +271,7 @@ def plot_table(rows: Sequence[Row], title: str = "Three cells: who knows where t
 
 def _results(
     jobs: Sequence[tuple[str, int]],
-    recipe: Recipe,
+    recipe: ThreeCellRecipe,
     file: Path | None,
     num_workers: int,
     on_step: Callable[[str, int, int, float], None] | None,
@@ -289,7 +289,7 @@ def _results(
 def _one(
     encoding: str,
     seed: int,
-    recipe: Recipe,
+    recipe: ThreeCellRecipe,
     file: Path | None,
     on_step: Callable[[str, int, int, float], None] | None = None,
 ) -> Row:

@@ -34,7 +34,7 @@ TEST_SEED = 2025  # all models are evaluated on the same images
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ThreeCellRecipe:
     """Model and training configuration.
 
     Attributes:
@@ -85,7 +85,7 @@ class ThreeCellRun:
     scores: ThreeCellScores
     majority: ThreeCellScores
     cpu_s: float
-    recipe: Recipe
+    recipe: ThreeCellRecipe
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, scores rounded to two decimals."""
@@ -103,9 +103,9 @@ class ThreeCellViT(nn.Module):
         recipe: configuration of the model.
     """
 
-    def __init__(self, spec: Spec, recipe: Recipe | None = None) -> None:
+    def __init__(self, spec: Spec, recipe: ThreeCellRecipe | None = None) -> None:
         super().__init__()
-        recipe = recipe or Recipe()
+        recipe = recipe or ThreeCellRecipe()
         self.body = VisionTransformer(
             img_size=recipe.grid,
             patch_size=1,
@@ -143,7 +143,7 @@ class ThreeCellViT(nn.Module):
 def train(
     spec: Spec,
     seed: int = 0,
-    recipe: Recipe | None = None,
+    recipe: ThreeCellRecipe | None = None,
     *,
     checkpoint: str | Path | None = None,
     every: int = 100,
@@ -156,7 +156,7 @@ def train(
     Args:
         spec: positional encoding.
         seed: random seed of the weights and the training images; the test images are always the same.
-        recipe: configuration; `Recipe()` by default.
+        recipe: configuration; `ThreeCellRecipe()` by default.
         checkpoint: checkpoint file, from which an interrupted training resumes; it is not deleted.
         every: steps between two checkpoints.
         on_step: called with the index of each step and its loss.
@@ -166,7 +166,7 @@ def train(
         InputError: the checkpoint belongs to another encoding, seed or recipe, or the file is not a
             checkpoint.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or ThreeCellRecipe()
     if min(recipe.steps, recipe.batch_size, recipe.test, every) < 1:
         raise OptionError(
             f"Training needs at least one step, image per step, test image and step between checkpoints, got "
@@ -234,7 +234,7 @@ def _share(step: int, steps: int) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * (step - warm) / max(1, steps - warm))
 
 
-def _training_cells(recipe: Recipe, seed: int, test: Tensor) -> Tensor:
+def _training_cells(recipe: ThreeCellRecipe, seed: int, test: Tensor) -> Tensor:
     """Return the cells of all steps (steps * batch, 3, 2), excluding test images."""
     count, generator = recipe.steps * recipe.batch_size, torch.Generator().manual_seed(seed)
     parts: list[Tensor] = []

@@ -2,7 +2,7 @@
 
 All checks run before the first change. Encodings shared by all blocks are registered as `pos_enc` of the model, those
 with parameters per layer as `pos_enc` of the attention layer; all other parameters keep their names. Differences
-between libraries are methods of a `Family`.
+between libraries are methods of a `HostFamily`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from vispe.hosts.common.sampler_checks import aliased_rotations, check_sampled, 
 Layers = Sequence[tuple[int, str, nn.Module]]  # block, path and module of every attention layer
 
 
-class Family:
+class HostFamily:
     """Access to the parts of a model that a conversion changes; each library derives its own families.
 
     Attributes:
@@ -192,7 +192,7 @@ def converted_models(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if state_of(module)]
 
 
-def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = False) -> None:
+def convert_model(model: Any, family: HostFamily, spec: HostSpec, built: bool = False) -> None:
     """Convert a model in place, or replace the encoding of a converted one.
 
     Args:
@@ -270,7 +270,7 @@ def convert_model(model: Any, family: Family, spec: HostSpec, built: bool = Fals
     family.after_convert(model, old)
 
 
-def restore_model(model: Any, family: Family | None) -> None:
+def restore_model(model: Any, family: HostFamily | None) -> None:
     """Restore the original classes, absolute table and rotary embedding of a converted model, in place.
 
     Raises:
@@ -297,7 +297,7 @@ def restore_model(model: Any, family: Family | None) -> None:
     family.after_restore(model, state)
 
 
-def describe_model(model: Any, family: Family) -> str:
+def describe_model(model: Any, family: HostFamily) -> str:
     """Return a summary of a converted model: spec, grid, own position information, encodings, backend."""
     state: HostState = model.vispe
     table = "in use" if state.keep_abs else "taken out" if state.table is not None else "none"
@@ -337,7 +337,7 @@ def _count(encodings: Sequence[Encoding]) -> int:
 
 
 def _planned(
-    model: Any, family: Family, spec: HostSpec, stock: type[Any], keep_abs: bool, keep_rope: bool
+    model: Any, family: HostFamily, spec: HostSpec, stock: type[Any], keep_abs: bool, keep_rope: bool
 ) -> _Plan:
     """Run all checks and build the encodings, without changing the model."""
     cls = family.converted_class(stock)
@@ -391,7 +391,7 @@ def _planned(
     return _Plan(cls, parts, shared, of_layers, inside, facts["grid"], reference)
 
 
-def _swappable(model: Any, family: Family) -> bool:
+def _swappable(model: Any, family: HostFamily) -> bool:
     """Return whether attention layers can be converted, for encodings that do not require their conversion."""
     try:
         family.check_inside(model)
@@ -401,7 +401,7 @@ def _swappable(model: Any, family: Family) -> bool:
     return True
 
 
-def _check_swaps(model: Any, family: Family) -> None:
+def _check_swaps(model: Any, family: HostFamily) -> None:
     """Raise `UnsupportedHost` if a module has no converted class, or has patched methods or parametrized weights."""
     for path, module, cls in family.swaps(model):
         if cls is None:
@@ -413,7 +413,7 @@ def _check_swaps(model: Any, family: Family) -> None:
         refuse_parametrized(path, module)
 
 
-def _strip(model: Any, family: Family) -> None:
+def _strip(model: Any, family: HostFamily) -> None:
     """Remove the encodings and restore the original classes; absolute table and rope are not changed."""
     state = model.vispe
     family.before_strip(model)
@@ -444,7 +444,9 @@ def _use_or_detach(
     return None
 
 
-def _raise_missing(family: Family, stock: type[Any], verb: str, name: str, lost: Sequence[str]) -> NoReturn:
+def _raise_missing(
+    family: HostFamily, stock: type[Any], verb: str, name: str, lost: Sequence[str]
+) -> NoReturn:
     """Raise an error: the stock model's own table or RoPE does not exist, so it cannot be preserved or restored."""
     reason = f"{family.title}{stock.__name__} has none. Do not request it."
     if lost:

@@ -30,7 +30,7 @@ from vispe.hosts.open_clip.tower import OVERRIDDEN, converted_class, resampled
 from vispe.hosts.timm.convert import convert_timm, restore_timm
 
 
-class _Tower(convert.Family):
+class _Tower(convert.HostFamily):
     """open_clip's own image tower."""
 
     title = "open_clip "

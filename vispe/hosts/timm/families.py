@@ -27,7 +27,7 @@ from vispe.hosts.timm.attention import SWAPS, attentions, stock_type
 
 
 @dataclass(frozen=True)
-class _Timm(convert.Family):
+class _Timm(convert.HostFamily):
     """A family of timm models; the defaults are those of plain ViTs.
 
     Attributes:

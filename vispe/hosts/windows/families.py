@@ -91,7 +91,7 @@ class AnySizePatches(nn.Module):
         return self.projection(pixel_values).permute(0, 2, 3, 1)
 
 
-class _Windows(convert.Family):
+class _Windows(convert.HostFamily):
     """The models of `MODELS`."""
 
     builder = "its own constructor"
@@ -244,7 +244,7 @@ class _Windows(convert.Family):
 WINDOWS = _Windows()
 
 
-def family_of(model: nn.Module) -> convert.Family | None:
+def family_of(model: nn.Module) -> convert.HostFamily | None:
     """Return `WINDOWS` for a supported model, None for others."""
     return WINDOWS if known(type(model)) else None
 

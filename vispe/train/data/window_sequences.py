@@ -31,7 +31,7 @@ from vispe.grid import Grid, Positions
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class WindowSequences:
     """Patches of windows, one sequence per image.
 
     Attributes:
@@ -52,7 +52,7 @@ def segments(
     generator: np.random.Generator,
     prefix: int = 0,
     reference: tuple[int, int] | None = None,
-) -> Segments:
+) -> WindowSequences:
     """Extract random non-overlapping windows, different ones from each image.
 
     Args:
@@ -82,7 +82,7 @@ def segments(
     positions = Grid((h, w), prefix=prefix, reference=reference).positions(images.device)
     # prefix tokens come first in the sequence, so patch indices are shifted by their number
     first = torch.arange(prefix, device=images.device).expand(len(images), -1)
-    return Segments(tiles[rows, keep], positions.gather(torch.cat([first, keep + prefix], 1)))
+    return WindowSequences(tiles[rows, keep], positions.gather(torch.cat([first, keep + prefix], 1)))
 
 
 def window_patches(

@@ -21,7 +21,7 @@ from vispe.evaluate.rotation.evaluation import measure
 from vispe.evaluate.rotation.metrics.fingerprint import fingerprint
 from vispe.train.evaluate.mask_scores import FilterFeatures, score_masks
 from vispe.train.evaluate.model_pair import SIDES, ModelPair, feature_similarity
-from vispe.train.evaluate.probe_images import Noise, Settings, Textures, Windows, probe_step
+from vispe.train.evaluate.probe_images import CentreWindows, Noise, Settings, Textures, probe_step
 from vispe.train.evaluate.result import ModelMeasurements, RetrofitReport
 
 MAX_PROBED = 8
@@ -123,7 +123,7 @@ def evaluate(
     patch_size = input_settings.patch_size
     side = (img_size or input_settings.size) // patch_size * patch_size
     _check(images, image_names, truths, n_classes)
-    windows = Windows(images, patch_size, side)
+    windows = CentreWindows(images, patch_size, side)
     noise = Noise(amount.noise, side, input_settings, amount.seed)
     textures = Textures(amount.textures, side, input_settings, amount.seed)
     pair = ModelPair(feature_function(before), feature_function(after), list(channels))
@@ -171,7 +171,7 @@ def evaluate(
                 "filters": FilterFeatures(input_settings.mean, input_settings.std),
             },
             windows,
-            Windows(truths, patch_size, side),
+            CentreWindows(truths, patch_size, side),
             int(n_classes or 0),
             budget=amount.budget,
             seed=amount.seed,

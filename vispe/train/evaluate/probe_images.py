@@ -133,7 +133,7 @@ class Textures(_Synthetic):
         return self._cache[number]
 
 
-class Windows(_Lazy):
+class CentreWindows(_Lazy):
     """Central window of images or label maps, cropped to complete patches without resizing.
 
     Args:

@@ -23,7 +23,7 @@ from vispe.backbones.batching import FeatureFunction, features_of, patch_of
 from vispe.errors import ShapeError
 from vispe.evaluate.rotation.comparison import Pair, compared, error
 from vispe.evaluate.rotation.helpers import Found, at_angles, canvas_of, features, question
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_ANGLES, ANGLE, FULL, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.symmetry.warp import Canvas, match_spectrum, rotate
@@ -133,7 +133,7 @@ def _row(key: Key, values: np.ndarray) -> Measurement:
 
 
 @question("angles")
-def angles(measured: Measured, plan: Plan, step: Step) -> Found:
+def angles(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare features at all angles of the plan, images of one size at a time."""
     f, pieces = features(measured), []
     for part in step.shapes():

@@ -24,7 +24,7 @@ from vispe.evaluate.rotation.helpers import (
     trainings,
     under,
 )
-from vispe.evaluate.rotation.plan import ANGLES, Measured, Plan, Step
+from vispe.evaluate.rotation.plan import ANGLES, ImageBatch, Measured, RotationPlan
 from vispe.evaluate.rotation.record_key import ALL_PHASES, ANGLE, FULL, IDENTICAL, RANDOM_PHASES, Key
 from vispe.evaluate.rotation.records import Measurement
 from vispe.segment.metrics import adjusted_rand_index, mean_iou
@@ -219,7 +219,7 @@ def phase_consistency(
 
 
 @question("segmentation")
-def segmentation(measured: Measured, plan: Plan, step: Step) -> Found:
+def segmentation(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare labels in the eight poses, and, for segmenters trained on the original pose, at angles and phases."""
     k = plan.n_classes or 1
     pieces: Found = {}

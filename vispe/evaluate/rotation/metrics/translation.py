@@ -18,7 +18,7 @@ from vispe.errors import OptionError, ShapeError
 from vispe.evaluate.rotation.comparison import Pair, compared, measures_named
 from vispe.evaluate.rotation.distributed import Piece
 from vispe.evaluate.rotation.helpers import Found, features, question, size_of
-from vispe.evaluate.rotation.plan import Measured, Plan, Shift, Step
+from vispe.evaluate.rotation.plan import ImageBatch, Measured, RotationPlan, Shift
 from vispe.evaluate.rotation.record_key import CROP_SHIFT, FULL, PARTS, ROLL, WHOLE, Key
 from vispe.evaluate.rotation.records import Measurement
 
@@ -211,7 +211,7 @@ def _rows(
 
 
 @question("shift")
-def shifts(measured: Measured, plan: Plan, step: Step) -> Found:
+def shifts(measured: Measured, plan: RotationPlan, step: ImageBatch) -> Found:
     """Compare features of rolled images, and of two windows of each image if it is large enough."""
     f, patch_size = features(measured), plan.step
     options = {"patch_size": patch_size, "batch_size": plan.batch_size}

@@ -62,7 +62,7 @@ _ATTRIBUTES = (
 )
 
 
-class _Tower(convert.Family):
+class _Tower(convert.HostFamily):
     """The towers of transformers; `family_of` returns the paths of their modules."""
 
     title = "transformers "
