@@ -29,8 +29,8 @@ from vispe.encodings.base import (
     Rotary,
 )
 from vispe.encodings.compose import Compose
+from vispe.encodings.parts.positions.sampler import Sampler
 from vispe.encodings.parts.preparation import check_samplers
-from vispe.encodings.parts.sampler import Sampler
 from vispe.encodings.spec import SCHEME_NAMES, parse_text
 from vispe.errors import OptionError, UnknownEncoding, VispeError, did_you_mean
 

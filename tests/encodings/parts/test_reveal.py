@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vispe import Grid, create_encoding
-from vispe.encodings.parts.fourier import ProgressiveBands, band_weights
+from vispe.encodings.parts.additive.fourier import ProgressiveBands, band_weights
 from vispe.encodings.positions import set_progress
 from vispe.encodings.registry import encoding_class, list_encodings
 from vispe.errors import OptionError

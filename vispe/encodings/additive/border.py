@@ -7,9 +7,9 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
+from vispe.encodings.parts.additive.fourier import ProgressiveBands
+from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.parts.coords import padded
-from vispe.encodings.parts.fourier import ProgressiveBands
-from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32, readable
 from vispe.encodings.base import Additive
+from vispe.encodings.parts.additive.fourier import ProgressiveBands
 from vispe.encodings.parts.coords import exact_device, padded
-from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions

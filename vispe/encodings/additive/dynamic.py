@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.encodings.base import Additive
+from vispe.encodings.parts.additive.token_order import bind_ranks, check_ranks, ranks_of
+from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.token_order import bind_ranks, check_ranks, ranks_of
-from vispe.encodings.parts.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import exact_product
+from vispe.encodings.parts.additive.fourier import FourierEncoding
 from vispe.encodings.parts.coords import padded
-from vispe.encodings.parts.fourier import FourierEncoding
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

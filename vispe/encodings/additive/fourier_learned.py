@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vispe.encodings.parts.fourier import FourierEncoding, Normalize, with_first
+from vispe.encodings.parts.additive.fourier import FourierEncoding, Normalize, with_first
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.additive.learned import Learned
-from vispe.encodings.parts.waves import rates, waves
+from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Grid

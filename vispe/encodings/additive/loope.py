@@ -12,9 +12,15 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, fixed_size, same_grid
 from vispe.encodings.base import Additive
+from vispe.encodings.parts.additive.curves import (
+    ImageShift,
+    ReleasedShift,
+    curve_indices,
+    curve_order,
+    traced_indices,
+)
+from vispe.encodings.parts.additive.fourier import ProgressiveBands, with_first
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.curves import ImageShift, ReleasedShift, curve_indices, curve_order, traced_indices
-from vispe.encodings.parts.fourier import ProgressiveBands, with_first
 from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import EncodingMismatch, OptionError, ShapeError

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.additive.fourier import ProgressiveBands, band_weights
 from vispe.encodings.parts.coords import FieldEncoder, padded
-from vispe.encodings.parts.fourier import ProgressiveBands, band_weights
 from vispe.encodings.parts.layers import PreciseLinear, small_init
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from vispe.encodings.base import Additive
-from vispe.encodings.parts.fourier import ProgressiveBands
-from vispe.encodings.parts.token_order import bind_ranks, ranks_of
-from vispe.encodings.parts.waves import rates, waves
+from vispe.encodings.parts.additive.fourier import ProgressiveBands
+from vispe.encodings.parts.additive.token_order import bind_ranks, ranks_of
+from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 from vispe.options import PositiveEvenInt, PositiveFloat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from vispe.encodings.parts.waves import SinCos
+from vispe.encodings.parts.additive.waves import SinCos
 from vispe.encodings.registry import register
 from vispe.options import Interval, PositiveFloat, check_per_axis
 

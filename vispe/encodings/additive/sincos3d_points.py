@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from vispe.encodings.parts.additive.fourier import ProgressiveBands
 from vispe.encodings.parts.coords import FieldEncoder, exact_device, padded
-from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.encodings.parts.layers import PreciseLinear
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

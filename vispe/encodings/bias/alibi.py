@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
-from vispe.encodings.parts.slopes import AlibiBase
+from vispe.encodings.parts.bias.slopes import AlibiBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vispe.encodings.parts.slopes import GridAlibi
+from vispe.encodings.parts.bias.slopes import GridAlibi
 from vispe.encodings.registry import register
 
 
@@ -17,7 +17,7 @@ class Alibi2D(GridAlibi):
     Bare ``alibi2d``, also called ``alibi2d.dinosaw``, has the settings of the released checkpoints: slope 1,
     euclidean, divided by the largest distance, on the torus. ``alibi2d.geometric`` has a different slope per
     head; ``alibi2d.local`` has neither divisor nor torus, so a patch step costs the same at every resolution.
-    Computed in `parts/slopes.py`.
+    Computed in `parts/bias/slopes.py`.
 
     Args:
         num_heads: heads, h.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from vispe.encodings.parts.slopes import GridAlibi
+from vispe.encodings.parts.bias.slopes import GridAlibi
 from vispe.encodings.registry import register
 
 
@@ -18,7 +18,7 @@ class Alibi3D(GridAlibi):
     ``alibi3d.dinosaw`` has the settings of the released 2D checkpoints: slope 1, divided by the
     largest distance, on the torus. For anisotropic voxels and tubelets, pass the distance between
     neighbours per axis as `spacing` or `Grid.spacing`, for example (5.0, 0.7, 0.7) mm for a CT.
-    Computed in `parts/slopes.py`.
+    Computed in `parts/bias/slopes.py`.
 
     Args:
         num_heads: heads, h.

@@ -11,7 +11,7 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.slopes import AlibiBase
+from vispe.encodings.parts.bias.slopes import AlibiBase
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import PerToken, Positions

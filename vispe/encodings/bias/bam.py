@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.encodings.parts.bam_prior import PriorEncoding
+from vispe.encodings.parts.bias.bam_prior import PriorEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 

@@ -13,7 +13,7 @@ from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.bam_prior import PriorEncoding
+from vispe.encodings.parts.bias.bam_prior import PriorEncoding
 from vispe.encodings.parts.ssmax import head_factor, log_keys
 from vispe.encodings.registry import register
 from vispe.errors import OptionError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import exact_product, no_infinity
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.nearer_key_count import count_nearer
+from vispe.encodings.parts.bias.nearer_key_count import count_nearer
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

@@ -14,10 +14,10 @@ from vispe.attention.precision import at_least_float32, exact_product, no_autoca
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.affine import Affine
 from vispe.encodings.base import Biased, Rotary
-from vispe.encodings.parts.buckets import deberta_bucket
+from vispe.encodings.parts.bias.buckets import deberta_bucket
+from vispe.encodings.parts.bias.relative import Dot, read_by_axis
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.relative import Dot, read_by_axis
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Positions

@@ -12,9 +12,9 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import SumBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.relative import offset_rows, read_by_axis
+from vispe.encodings.parts.bias.relative import offset_rows, read_by_axis
+from vispe.encodings.parts.bias.table_interpolation import take
 from vispe.encodings.parts.resample import trained_grid
-from vispe.encodings.parts.table_interpolation import take
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 from vispe.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis

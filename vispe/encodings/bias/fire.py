@@ -11,8 +11,8 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
 from vispe.attention.bias.distance_metrics import distances, largest
 from vispe.attention.precision import at_least_float32
+from vispe.encodings.parts.bias.radial import RadialEncoding
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from vispe.encodings.parts.cumulative_penalty import PathBias
+from vispe.encodings.parts.bias.cumulative_penalty import PathBias
 from vispe.encodings.registry import register
 from vispe.options import PositiveFloat
 

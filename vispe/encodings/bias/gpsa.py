@@ -14,8 +14,8 @@ from vispe.attention.bias.table import TableBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
 from vispe.encodings.multi_softmax import Branch
+from vispe.encodings.parts.bias.table_interpolation import take
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.table_interpolation import take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, UnsupportedCombination
 from vispe.grid import Grid, Positions

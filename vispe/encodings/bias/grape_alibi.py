@@ -14,8 +14,8 @@ from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.distance_metrics import Metric
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.grape_rank2 import ContentGateBias, OneSidedBias
-from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.parts.bias.slopes import fixed_slopes
+from vispe.encodings.parts.rotary.grape_rank2 import ContentGateBias, OneSidedBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

@@ -9,9 +9,9 @@ from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.dense import DenseBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.grape_rank2 import path_bias
+from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.parts.rotary.grape_rank2 import path_bias
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
 from vispe.grid import Positions

@@ -15,8 +15,8 @@ from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.table import TableBias
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.encodings.base import Biased
-from vispe.encodings.parts import buckets
-from vispe.encodings.parts.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index
+from vispe.encodings.parts.bias import buckets
+from vispe.encodings.parts.bias.buckets import RATIOS, CrossBias, CrossValue, Method, piecewise_index
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Grid, Positions

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.encodings.parts.radial import RadialEncoding, inverse_softplus, straight_through_clamp
+from vispe.encodings.parts.bias.radial import RadialEncoding, inverse_softplus, straight_through_clamp
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.parts.layers import PreciseConv, PreciseLinear
-from vispe.encodings.parts.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError, UnsupportedCombination
 from vispe.grid import Positions

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.bias.table_interpolation import Resample, drop_index, resample_table, take
 from vispe.encodings.parts.resample import trained_grid
-from vispe.encodings.parts.table_interpolation import Resample, drop_index, resample_table, take
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 from vispe.options import NonNegativeFloat, PositiveInt, Shape, check_per_axis

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vispe.attention.bias.abstract_bias import Bias
 from vispe.attention.bias.table import TableBias
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.bias.table_interpolation import drop_index, take
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.table_interpolation import drop_index, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions

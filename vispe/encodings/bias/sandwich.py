@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vispe.attention.bias.abstract_bias import Bias
-from vispe.encodings.parts.radial import RadialEncoding
+from vispe.encodings.parts.bias.radial import RadialEncoding
 from vispe.encodings.registry import register
 from vispe.grid import Positions
 from vispe.options import PositiveEvenInt, PositiveFloat, PositiveInt

@@ -10,8 +10,8 @@ from vispe.attention.pairwise_rope.self_extend import SelfExtendScores
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.rope import pair_counts
-from vispe.encodings.parts.scores import ScoreBias
+from vispe.encodings.parts.bias.scores import ScoreBias
+from vispe.encodings.parts.rotary.rope import pair_counts
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

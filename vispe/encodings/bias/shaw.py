@@ -15,11 +15,11 @@ from vispe.attention.bias.dense import SumBias
 from vispe.attention.bias.value_term import ValueTerm
 from vispe.attention.precision import same_grid
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.bias.relative import FactorBias, grid_rows, offset_rows, with_none
+from vispe.encodings.parts.bias.table_interpolation import Resample, resample_table, take
 from vispe.encodings.parts.coords import coordinate_count
 from vispe.encodings.parts.layers import EmbeddingTable
-from vispe.encodings.parts.relative import FactorBias, grid_rows, offset_rows, with_none
 from vispe.encodings.parts.resample import trained_grid
-from vispe.encodings.parts.table_interpolation import Resample, resample_table, take
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

@@ -11,7 +11,7 @@ from torch import Tensor
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.distance_metrics import distances
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.scores import ScoreBias
+from vispe.encodings.parts.bias.scores import ScoreBias
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

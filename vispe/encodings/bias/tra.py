@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.encodings.base import Biased
+from vispe.encodings.parts.bias.nearer_key_count import count_nearer
 from vispe.encodings.parts.layers import PreciseLinear
-from vispe.encodings.parts.nearer_key_count import count_nearer
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

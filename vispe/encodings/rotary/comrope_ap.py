@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.comrope import ComRoPE, Form
-from vispe.encodings.parts.skew_symmetric import Block, exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.parts.rotary.comrope import ComRoPE, Form
+from vispe.encodings.parts.rotary.skew_symmetric import Block, exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings.registry import register
 
 Partition = Literal["interleaved", "contiguous"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.encodings.parts.comrope import ComRoPE
-from vispe.encodings.parts.skew_symmetric import exponential, promoted, skew_matrix, skew_upper
+from vispe.encodings.parts.rotary.comrope import ComRoPE
+from vispe.encodings.parts.rotary.skew_symmetric import exponential, promoted, skew_matrix, skew_upper
 from vispe.encodings.registry import register
 
 

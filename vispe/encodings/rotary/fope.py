@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32, exact_product
 from vispe.attention.transform.pairs import PairRotation
-from vispe.encodings.parts.angles import AxialRotary
 from vispe.encodings.parts.coords import exact_device
+from vispe.encodings.parts.rotary.angles import AxialRotary
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

@@ -13,7 +13,7 @@ from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.grape_rank2 import rank2_rotation
+from vispe.encodings.parts.rotary.grape_rank2 import rank2_rotation
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

@@ -11,8 +11,9 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.cameras import EXTRINSIC, per_token
-from vispe.encodings.parts.gta_representations import (
+from vispe.encodings.parts.resample import training_grid
+from vispe.encodings.parts.rotary.cameras import EXTRINSIC, per_token
+from vispe.encodings.parts.rotary.gta_representations import (
     ChannelGroup,
     Matrices,
     angles_of,
@@ -22,7 +23,6 @@ from vispe.encodings.parts.gta_representations import (
     rotations,
     shifts,
 )
-from vispe.encodings.parts.resample import training_grid
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions

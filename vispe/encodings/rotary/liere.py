@@ -12,7 +12,7 @@ from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.abstract_transform import Transform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.parts.resample import training_grid
-from vispe.encodings.parts.skew_symmetric import (
+from vispe.encodings.parts.rotary.skew_symmetric import (
     Block,
     SkewRotary,
     skew_matrix,

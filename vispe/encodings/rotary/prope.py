@@ -15,7 +15,7 @@ from vispe.attention.transform.blocks import BlockTransform
 from vispe.attention.transform.pairs import PairRotation
 from vispe.attention.transform.sections import Sections
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.cameras import (
+from vispe.encodings.parts.rotary.cameras import (
     EXTRINSIC,
     IMAGE_SIZE,
     INTRINSIC,

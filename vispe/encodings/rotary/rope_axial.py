@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.attention.transform.abstract_transform import Layout, Transform
 from vispe.attention.transform.channel_tables import ChannelTables
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rope import (
+from vispe.encodings.parts.rotary.rope import (
     BaseTooSmall,
     RopeBase,
     axial_angles,

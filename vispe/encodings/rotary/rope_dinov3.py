@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rope import (
+from vispe.encodings.parts.rotary.rope import (
     RopeBase,
     axial_angles,
     check_split,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rope import RopeBase
+from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vispe.attention.precision import at_least_float32
-from vispe.encodings.parts.rope import RopeBase
+from vispe.encodings.parts.rotary.rope import RopeBase
 from vispe.encodings.registry import register
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions

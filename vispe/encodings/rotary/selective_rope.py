@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vispe.attention.precision import at_least_float32, exact_product
-from vispe.encodings.parts.context import ContextRotary, heads_of, unit_heads
 from vispe.encodings.parts.layers import PreciseLinear
+from vispe.encodings.parts.rotary.context import ContextRotary, heads_of, unit_heads
 from vispe.encodings.registry import register
 from vispe.errors import OptionError
 from vispe.grid import Positions

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.attention.transform.pairs import PairRotation
-from vispe.encodings.parts.angles import AxialRotary
+from vispe.encodings.parts.rotary.angles import AxialRotary
 from vispe.encodings.registry import register
 from vispe.errors import UnsupportedCombination
 from vispe.grid import Positions

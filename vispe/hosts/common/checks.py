@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vispe.encodings.base import Additive, Biased, Encoding, Mixing, Rotary
 from vispe.encodings.compose import Compose
-from vispe.encodings.parts.rope import BaseTooSmall, RopeBase
-from vispe.encodings.parts.sampler import Sampler
+from vispe.encodings.parts.positions.sampler import Sampler
+from vispe.encodings.parts.rotary.rope import BaseTooSmall, RopeBase
 from vispe.errors import OptionError, UnsupportedCombination, UnsupportedHost
 from vispe.grid import Grid
 

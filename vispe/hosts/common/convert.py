@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from vispe.encodings.base import Biased, Encoding, Mixing, Rotary
-from vispe.encodings.parts.head_basis import HeadBasis, describe_bases
+from vispe.encodings.parts.rotary.head_basis import HeadBasis, describe_bases
 from vispe.encodings.registry import create_encoding, encoding_class
 from vispe.errors import UnsupportedCombination, UnsupportedHost
 from vispe.hosts.common.checks import (

@@ -13,7 +13,7 @@ from vispe.attention.bias.dense import DenseBias, SumBias
 from vispe.attention.bias.distance_bias import DistanceBias
 from vispe.attention.bias.distance_metrics import Metric, Normalize
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.radial import inverse_softplus
+from vispe.encodings.parts.bias.radial import inverse_softplus
 from vispe.encodings.parts.resample import training_grid
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import PerToken, Positions

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vispe.attention.precision import exact_product
 from vispe.attention.transform.head_linear import HeadLinear
 from vispe.encodings.parts.eval_cache import Kept
-from vispe.encodings.parts.skew_symmetric import matrix_exponential, skew_matrix
+from vispe.encodings.parts.rotary.skew_symmetric import matrix_exponential, skew_matrix
 from vispe.grid import Positions
 
 BasisKey = Literal["inverse_transpose", "same"]

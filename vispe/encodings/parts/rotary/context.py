@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.attention.transform.pairs import PairRotation
-from vispe.encodings.parts.angles import AxialRotary
+from vispe.encodings.parts.rotary.angles import AxialRotary
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 

@@ -13,7 +13,7 @@ from vispe.attention.bias.abstract_bias import Bias, DenseRequest
 from vispe.attention.bias.content import ContextBias, OffsetBuckets, with_head_axis
 from vispe.attention.bias.table import table_index
 from vispe.attention.precision import exact_product, no_infinity
-from vispe.encodings.parts.buckets import CrossBias, shifted
+from vispe.encodings.parts.bias.buckets import CrossBias, shifted
 from vispe.errors import ShapeError
 from vispe.grid import Grid, Positions
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vispe.attention.precision import exact_product
 from vispe.attention.transform.blocks import BlockTransform
-from vispe.encodings.parts.cameras import inverse
+from vispe.encodings.parts.rotary.cameras import inverse
 
 
 class ChannelGroup(NamedTuple):

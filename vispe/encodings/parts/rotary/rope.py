@@ -16,7 +16,7 @@ from vispe.attention.transform.affine import Affine
 from vispe.attention.transform.chain import Chain
 from vispe.attention.transform.pairs import PairRotation
 from vispe.encodings.base import Rotary
-from vispe.encodings.parts.head_basis import BasisKey, HeadBasis
+from vispe.encodings.parts.rotary.head_basis import BasisKey, HeadBasis
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Grid, Positions
 from vispe.grid.frequencies import Schedule

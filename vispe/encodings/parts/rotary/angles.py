@@ -10,7 +10,7 @@ from torch import Tensor
 from vispe.attention.transform.abstract_transform import Layout
 from vispe.encodings.base import Rotary
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.rope import axial_angles
+from vispe.encodings.parts.rotary.rope import axial_angles
 from vispe.errors import OptionError, ShapeError
 from vispe.grid import Positions
 from vispe.grid.frequencies import inverse_frequencies

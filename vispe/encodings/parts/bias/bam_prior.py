@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vispe.attention.bias.offset import OffsetBias
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Biased
-from vispe.encodings.parts.radial import straight_through_clamp
-from vispe.encodings.parts.slopes import fixed_slopes
+from vispe.encodings.parts.bias.radial import straight_through_clamp
+from vispe.encodings.parts.bias.slopes import fixed_slopes
 from vispe.errors import OptionError
 from vispe.grid import Positions
 from vispe.options import Axes, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, check_per_axis

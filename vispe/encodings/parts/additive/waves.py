@@ -7,8 +7,8 @@ from torch import Tensor
 
 from vispe.attention.precision import at_least_float32
 from vispe.encodings.base import Additive
+from vispe.encodings.parts.additive.fourier import ProgressiveBands
 from vispe.encodings.parts.coords import exact_device
-from vispe.encodings.parts.fourier import ProgressiveBands
 from vispe.grid import Positions
 from vispe.options import PositiveFloat
 
