@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from vispe.cli.commands import audit, health, probe, rotate
+from vispe.cli.commands.evaluation import audit, health, probe, rotate
 from vispe.cli.main import main
 from vispe.evaluate import evaluated
 from vispe.evaluate.evaluated import EvaluatedModel

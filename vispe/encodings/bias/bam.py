@@ -21,7 +21,7 @@ class Bam(PriorEncoding):
     beta 1 is ALiBi, 2 a Gaussian, below 1 heavy-tailed, and 0 a head without position. Bare ``bam`` starts as ALiBi
     and ``bam.linear`` with tails from 0 to 1, as the authors' models. ``bam.gaussian`` fixes beta to 2: a learned
     Gaussian. ``bam.offset`` also learns the location mu of the peak of every head, for grids of 2 axes.
-    Computed in `parts/prior.py`.
+    Computed in `parts/bias/bam_prior.py`.
 
     Args:
         num_heads: heads, h.

@@ -71,7 +71,7 @@ class Cope(Biased):
     bias[h, i, j] = q_i . e[count_ij], count_ij = sum over m of sigmoid(q_i . k_m / sqrt(d_h))          arXiv 2405.18719
 
     The sum is over the patches at most as far from i as j: a patch counts by its relevance to the query. Between
-    integer counts, e is interpolated. Counts are computed in `parts/counts.py`.
+    integer counts, e is interpolated. Counts are computed in `parts/bias/nearer_key_count.py`.
 
     Args:
         dim: width of the tokens, d.

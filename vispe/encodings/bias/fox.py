@@ -18,7 +18,7 @@ class Fox(PathBias):
 
     On an image, the path is the mean of the two L-shaped ones, along the row first or down the column first; the gates
     of its two end points count by half. So every patch reads its own row and column, and no n x n tensor is
-    needed. Computed in `parts/paths.py`.
+    needed. Computed in `parts/bias/cumulative_penalty.py`.
 
     Args:
         dim: width of the tokens, d.

@@ -25,7 +25,7 @@ class GrapePath(Biased):
     bias[t, j] = sum over j < l <= t of slope_h logsigmoid(p_t . rot(p_l) / d_p), p = W_p x          arXiv 2512.07805
 
     For sequences under a causal mask; entries on and above the diagonal are 0. rot divides by the root mean square and
-    rotates by minus the position. Computed in `parts/rank2.py`.
+    rotates by minus the position. Computed in `parts/rotary/grape_rank2.py`.
 
     Args:
         dim: width of the tokens, d.
