@@ -15,7 +15,8 @@ class Cable(PathBias):
 
     bias[h, i, j] = -sum over patches m on the path of softplus(w_h . x_m + c_h)          arXiv 2503.08067
 
-    The paths are those of `fox`, of which this is the form with the signs of w and c reversed; see `parts/bias/cumulative_penalty.py`.
+    The paths are those of `fox`, of which this is the form with the signs of w and c reversed; see
+    `parts/bias/cumulative_penalty.py`.
 
     Args:
         dim: width of the tokens, d.
