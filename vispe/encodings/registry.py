@@ -47,9 +47,9 @@ _REGISTRY: dict[str, type[Encoding]] = {}
 _SIZES = ("dim", "num_heads", "head_dim", "depth")  # host facts that an encoding and its host must agree on
 # encoding name to module, from file names alone: importing vispe imports no encoding
 _FILES = {
-    file.stem: f"vispe.encodings.{kind}.{file.stem}"
+    file.stem: ".".join(("vispe.encodings", *file.relative_to(Path(__file__).parent).with_suffix("").parts))
     for kind in KINDS
-    for file in sorted(Path(__file__).with_name(kind).glob("[a-z]*.py"))
+    for file in sorted(Path(__file__).with_name(kind).rglob("[a-z]*.py"))
 }
 
 

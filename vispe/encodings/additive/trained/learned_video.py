@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from vispe.encodings.additive.learned import Learned
+from vispe.encodings.additive.trained.learned import Learned
 from vispe.encodings.parts.additive.waves import rates, waves
 from vispe.encodings.registry import register
 from vispe.errors import ShapeError
